@@ -1,0 +1,74 @@
+# `make` says what there is to make. A target makes what it needs first: the virtual environment
+# (.venv) and, as root on a Debian or Ubuntu without one, a Java.
+
+PYTHON ?= python3
+DEMO_ARGS ?=
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+
+VENV := $(CURDIR)/.venv
+INSTALLED := .venv/.installed
+
+# A Spark, or Python modules, that the calling shell points to would win over those of .venv.
+unexport SPARK_HOME SPARK_CONF_DIR PYTHONPATH PYTHONHOME VIRTUAL_ENV
+
+# Spark starts its Python workers by these names, and finds its own scripts through PATH.
+IN_VENV = PATH="$(VENV)/bin:$$PATH" PYSPARK_PYTHON="$(VENV)/bin/python" PYSPARK_DRIVER_PYTHON="$(VENV)/bin/python"
+WITH_SPARK = $(IN_VENV) JAVA_HOME="$$(scripts/ensure-java)"
+
+FAST := not spark and not chaos and not notebook and not slow and not etcd
+
+.DEFAULT_GOAL := help
+.PHONY: help venv java demo test test-fast lint format bench clean
+
+help:  ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@echo
+	@echo "  Settings: PYTHON (a Python 3.11 or newer; now $(PYTHON)), DEMO_ARGS, PYTEST_ARGS, BENCH_ARGS"
+
+venv: $(INSTALLED)  ## Create .venv with everything that the other targets need
+
+java:  ## Find a Java that Spark can run on; install one if there is none (root, apt-get)
+	@home=$$(scripts/ensure-java) && echo "Java: $$home"
+
+demo: venv java  ## Stream the flights of 2013 into a log and out again (DEMO_ARGS="--help" shows the options)
+	@$(WITH_SPARK) .venv/bin/spark-submit --properties-file conf/spark-defaults.conf examples/flights_demo.py $(DEMO_ARGS)
+
+test: venv java  ## Run all tests
+	@$(WITH_SPARK) .venv/bin/pytest tests $(PYTEST_ARGS)
+
+test-fast: venv  ## Run the tests that need no Spark and take under a minute
+	@$(IN_VENV) .venv/bin/pytest tests -m "$(FAST)" $(PYTEST_ARGS)
+
+lint: venv  ## Check style and types
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/mypy
+
+format: venv  ## Bring the code into shape
+	.venv/bin/ruff check --fix
+	.venv/bin/ruff format
+
+bench: venv java  ## Measure speed against the ceiling of this machine (BENCH_ARGS)
+	@PYTHONPATH="$(CURDIR)" $(WITH_SPARK) .venv/bin/python -m bench $(BENCH_ARGS)
+
+clean:  ## Remove what runs and builds leave behind; .venv stays
+	rm -rf build dist *.egg-info demo-output bench/results spark-warehouse metastore_db derby.log
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -path ./.venv -prune -o -type d \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
+
+# Debian and Ubuntu pack the venv module apart from Python: then `-m venv` fails and leaves half an environment.
+$(INSTALLED): setup.cfg pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "isolog needs Python 3.11 or newer, and $(PYTHON) is not. Name another: make PYTHON=/path/to/python3.12" >&2; exit 1; }
+	@.venv/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv >/dev/null 2>&1 || { \
+	    package=$$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])'); \
+	    if [ "$$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then \
+	        echo "$(PYTHON) -m venv fails. On Debian and Ubuntu: sudo apt-get install $$package; then run make again." >&2; exit 1; \
+	    fi; \
+	    echo "installing $$package"; \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends $$package >/dev/null && \
+	    $(PYTHON) -m venv --clear .venv; }
+	@echo "installing into .venv (PySpark alone is 400 MB: some minutes the first time)"
+	@.venv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev,demo,bench,notebook]'
+	@touch $@

@@ -1,0 +1,34 @@
+"""isolog: a replicated, Arrow-native log with a PySpark Structured Streaming source and sink.
+
+In Spark: ``spark.readStream.format("isolog")`` and ``df.writeStream.format("isolog")``; nothing is to
+be imported. In Python: ``import spark_stream as isolog`` and :func:`connect`.
+"""
+
+from __future__ import annotations
+
+from spark_stream import errors
+from spark_stream.client.consumer import Consumer
+from spark_stream.client.log import Log, connect
+from spark_stream.client.producer import Producer
+from spark_stream.client.values import (
+    BrokerStatus,
+    PartitionDescription,
+    Record,
+    TopicDescription,
+    Written,
+)
+from spark_stream.version import VERSION as __version__
+
+__all__ = [
+    "BrokerStatus",
+    "Consumer",
+    "Log",
+    "PartitionDescription",
+    "Producer",
+    "Record",
+    "TopicDescription",
+    "Written",
+    "__version__",
+    "connect",
+    "errors",
+]

@@ -1,0 +1,40 @@
+"""``python -m spark_stream.broker --dir DIR``: what starts brokers in the background runs.
+
+On failure the error goes to standard output as one JSON line, for the process that started it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from spark_stream.broker.config import BrokerConfig
+from spark_stream.broker.process import serve
+from spark_stream.errors import IsologError
+
+
+def main() -> int:
+    """Exit code 0 after a clean stop, 1 if the broker could not start."""
+    parser = argparse.ArgumentParser(prog="python -m spark_stream.broker")
+    parser.add_argument("--dir", type=Path, required=True)
+    parser.add_argument("--listen")
+    parser.add_argument("--conf", type=Path)
+    parser.add_argument("--idle-seconds", type=float)
+    given = parser.parse_args()
+    try:
+        serve(
+            BrokerConfig.load(
+                given.conf, dir=given.dir, listen=given.listen, idle_seconds=given.idle_seconds
+            )
+        )
+    except IsologError as error:
+        print(json.dumps({"error": error.to_wire()}), flush=True)
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,168 @@
+"""A DoAction: administration. Each action is a function from a message to a message."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import psutil
+
+from spark_stream.broker.host import Host, HostedTopic
+from spark_stream.broker.partition import Partition
+from spark_stream.consistency.isolation import Isolation, upper_bound
+from spark_stream.errors import InvalidRequest
+from spark_stream.storage.settings import shown_settings
+from spark_stream.version import VERSION
+from spark_stream.wire.messages import (
+    EARLIEST,
+    CreateTopic,
+    Empty,
+    ListOffsets,
+    Message,
+    NamedTopic,
+    Offsets,
+    PartitionFacts,
+    Status,
+    TopicFacts,
+    TopicNames,
+    schema_from_text,
+    schema_to_text,
+)
+from spark_stream.wire.schemas import DEFAULT_SCHEMA
+
+
+@dataclass(frozen=True)
+class BrokerFacts:
+    """What the broker says of itself."""
+
+    address: str
+    directory: str
+    cluster_id: str
+    started: float = field(default_factory=time.monotonic)
+
+
+class Actions:
+    """The actions of one broker."""
+
+    def __init__(self, host: Host, facts: BrokerFacts) -> None:
+        self._host = host
+        self._facts = facts
+        self._process = psutil.Process()
+
+    def run(self, name: str, body: bytes) -> Message:
+        """Runs the action of this name; InvalidRequest if there is none."""
+        if name not in _TABLE:
+            raise InvalidRequest(f"there is no action {name!r}; there are {', '.join(_TABLE)}")
+        kind, action = _TABLE[name]
+        return action(self, kind.from_bytes(body))
+
+    def _create(self, asked: CreateTopic) -> Message:
+        schema = DEFAULT_SCHEMA if asked.schema_ipc is None else schema_from_text(asked.schema_ipc)
+        hosted = self._host.create(
+            asked.topic, asked.partitions, asked.replication_factor, schema, asked.config
+        )
+        return self._described(hosted)
+
+    def _delete(self, asked: NamedTopic) -> Message:
+        self._host.delete(asked.topic)
+        return Empty()
+
+    def _describe(self, asked: NamedTopic) -> Message:
+        return self._described(self._host.topic(asked.topic))
+
+    def _list(self, asked: Empty) -> Message:
+        return TopicNames(topics=[hosted.topic.name for hosted in self._host.topics()])
+
+    def _offsets(self, asked: ListOffsets) -> Message:
+        hosted = self._host.topic(asked.topic)
+        numbers = asked.partitions
+        if numbers is None:
+            numbers = list(range(len(hosted.partitions)))
+        found = {number: hosted.partition(number) for number in numbers}
+        bounds = {number: partition.bounds() for number, partition in found.items()}
+        return Offsets(
+            topic_id=hosted.topic.id,
+            offsets={number: _place(partition, asked) for number, partition in found.items()},
+            epochs={number: int(each.leader_epoch) for number, each in found.items()},
+            log_start_offsets={n: int(each.log_start_offset) for n, each in bounds.items()},
+            log_end_offsets={n: int(each.log_end_offset) for n, each in bounds.items()},
+        )
+
+    def _status(self, asked: Empty) -> Message:
+        hosted = self._host.topics()
+        return Status(
+            version=VERSION,
+            pid=os.getpid(),
+            address=self._facts.address,
+            directory=self._facts.directory,
+            cluster_id=self._facts.cluster_id,
+            topics=len(hosted),
+            partitions=sum(len(each.partitions) for each in hosted),
+            uptime_s=time.monotonic() - self._facts.started,
+            memory=own_memory(self._process),
+        )
+
+    def _described(self, hosted: HostedTopic) -> TopicFacts:
+        topic = hosted.topic
+        return TopicFacts(
+            name=topic.name,
+            id=topic.id,
+            schema_ipc=schema_to_text(topic.schema),
+            config=shown_settings(hosted.settings),
+            partitions=[
+                self._partition(number, each) for number, each in enumerate(hosted.partitions)
+            ],
+        )
+
+    def _partition(self, number: int, found: Partition | Exception) -> PartitionFacts:
+        here = self._facts.address
+        common: dict[str, Any] = {
+            "partition": number,
+            "leader": here,
+            "leader_epoch": 0,
+            "replicas": [here],
+            "isr": [here],
+        }
+        if not isinstance(found, Partition):
+            error = getattr(found, "to_wire", dict)()
+            bounds = dict.fromkeys(
+                ("log_start_offset", "log_end_offset", "high_watermark", "last_stable_offset"), 0
+            )
+            return PartitionFacts(**common, **bounds, size=0, error=error)
+        seen = found.bounds()
+        return PartitionFacts(
+            **common | {"leader_epoch": int(found.leader_epoch)},
+            log_start_offset=seen.log_start_offset,
+            log_end_offset=seen.log_end_offset,
+            high_watermark=seen.high_watermark,
+            last_stable_offset=seen.last_stable_offset,
+            size=found.log.size,
+        )
+
+
+def _place(partition: Partition, asked: ListOffsets) -> int:
+    bounds = partition.bounds()
+    limit = upper_bound(bounds, Isolation(asked.isolation))
+    if asked.timestamp is not None:
+        found = partition.log.offset_at(asked.timestamp)
+        return int(limit if found is None else min(found, limit))
+    return int(bounds.log_start_offset if asked.at == EARLIEST else limit)
+
+
+def own_memory(process: psutil.Process) -> int:
+    """Resident bytes of a process that no file backs (RSS less mapped files)."""
+    seen = process.memory_info()
+    return int(seen.rss - seen.shared)
+
+
+_TABLE: Final[dict[str, tuple[type[Message], Callable[[Actions, Any], Message]]]] = {
+    "create-topic": (CreateTopic, Actions._create),
+    "delete-topic": (NamedTopic, Actions._delete),
+    "describe-topic": (NamedTopic, Actions._describe),
+    "list-topics": (Empty, Actions._list),
+    "list-offsets": (ListOffsets, Actions._offsets),
+    "status": (Empty, Actions._status),
+}

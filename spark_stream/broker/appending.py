@@ -1,0 +1,108 @@
+"""A DoPut: a stream of batches to one topic, each acknowledged by itself, in their order."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from spark_stream.broker.host import Host, HostedTopic
+from spark_stream.consistency.isolation import PRODUCER_LEVELS
+from spark_stream.errors import InternalError, InvalidRequest, IsologError
+from spark_stream.wire.messages import Ack, AppendTo, Envelope
+from spark_stream.wire.schemas import mismatch
+
+logger = logging.getLogger(__name__)
+
+
+class AckWriter(Protocol):
+    """Where acknowledgements go (Flight's metadata writer)."""
+
+    def write(self, message: pa.Buffer | bytes) -> None: ...
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a DoPut's descriptor names; a path may name the partition of all its batches as well."""
+
+    request: AppendTo
+    partition: int | None = None
+
+
+def target_of(descriptor: fl.FlightDescriptor) -> Target:
+    """From a descriptor: an AppendTo message as its command, or the path [topic(, partition)]."""
+    if descriptor.descriptor_type == fl.DescriptorType.PATH:
+        path = [part.decode("utf-8", "replace") for part in descriptor.path]
+        if not 1 <= len(path) <= 2 or not path[0]:
+            raise InvalidRequest(f"a path is [topic] or [topic, partition], not {path}")
+        if len(path) == 2 and not path[1].isdecimal():
+            raise InvalidRequest(f"{path[1]!r} is not the number of a partition")
+        return Target(AppendTo(topic=path[0][:255]), int(path[1]) if len(path) == 2 else None)
+    return Target(AppendTo.from_bytes(descriptor.command))
+
+
+def serve_appends(
+    host: Host, target: Target, reader: fl.MetadataRecordBatchReader, acks: AckWriter
+) -> None:
+    """Appends batch after batch. A refused batch is answered by its error and ends nothing.
+
+    Raises:
+        UnknownTopic, SchemaMismatch, InvalidRequest: for the stream as a whole, before any batch.
+    """
+    request = target.request
+    if request.isolation not in PRODUCER_LEVELS:
+        raise InvalidRequest(
+            f"a producer's isolation is {' | '.join(PRODUCER_LEVELS)}, not {request.isolation}"
+        )
+    hosted = host.topic(request.topic, request.topic_id)
+    wrong = mismatch(hosted.topic.schema, reader.schema)
+    if wrong is not None:
+        raise wrong
+    for batch, metadata in _batches(reader):
+        envelope = _envelope(target, metadata)
+        acks.write(_answered(hosted, envelope, batch).to_bytes())
+
+
+def _batches(
+    reader: fl.MetadataRecordBatchReader,
+) -> Iterator[tuple[pa.RecordBatch, pa.Buffer | None]]:
+    while True:
+        try:
+            chunk = reader.read_chunk()
+        except StopIteration:
+            return
+        except pa.ArrowInvalid as error:
+            raise InvalidRequest(f"the stream is not valid Arrow IPC: {error}") from None
+        if chunk.data is None:
+            raise InvalidRequest("a message without a batch")
+        yield chunk.data, chunk.app_metadata
+
+
+def _envelope(target: Target, metadata: pa.Buffer | None) -> Envelope:
+    if metadata is not None and metadata.size:
+        return Envelope.from_bytes(metadata.to_pybytes())
+    if target.partition is None:
+        raise InvalidRequest("which partition? Name it in the path, or in each batch's app_metadata")
+    return Envelope(partition=target.partition)
+
+
+def _answered(hosted: HostedTopic, envelope: Envelope, batch: pa.RecordBatch) -> Ack:
+    number, partition = envelope.number, envelope.partition
+    try:
+        # With no followers HW = LEO once the batch is in the log, so both isolation levels of a
+        # producer are answered here at once.
+        done = hosted.partition(partition).append(batch)
+    except IsologError as error:
+        return Ack(number=number, partition=partition, error=error.to_wire())
+    except Exception:
+        logger.exception("append to %s/%d", hosted.topic.name, partition)
+        failure = InternalError(f"the append to {hosted.topic.name}/{partition} failed")
+        return Ack(number=number, partition=partition, error=failure.to_wire())
+    refused = done.refused.to_wire() if done.refused else None
+    return Ack(
+        number=number, partition=partition, offset=done.offset, count=done.count, error=refused
+    )

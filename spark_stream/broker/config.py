@@ -1,0 +1,105 @@
+"""What an operator may set: defaults, then the configuration file, then ISOLOG_* variables, then flags.
+
+The file is TOML. Dotted names are written as they are (``segment.bytes = 1048576``): TOML reads them
+as nested tables, and they are put together again here.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from spark_stream.errors import InvalidConfig
+from spark_stream.storage.settings import LogSettings, parse_settings
+
+IDLE_SECONDS_EMBEDDED = 300.0
+
+
+class BrokerConfig(BaseSettings):
+    """A broker's configuration.
+
+    ``listen`` is ``host:port`` (port 0: any free one) or ``unix:PATH``. ``advertise`` is the address
+    that others are told, where it differs. ``idle_seconds``: the broker ends after so long without a
+    call; 0 means never. ``topic`` holds the defaults of topics (``segment.bytes`` …).
+    """
+
+    model_config = SettingsConfigDict(env_prefix="ISOLOG_", extra="forbid", frozen=True)
+
+    dir: Path
+    listen: str = "127.0.0.1:9092"
+    advertise: str | None = None
+    idle_seconds: float = Field(default=0.0, ge=0.0)
+    housekeeping_seconds: float = Field(default=1.0, gt=0.0, le=3600.0)
+    log_level: str = "INFO"
+    topic: dict[str, Any] = {}
+
+    @field_validator("topic")
+    @classmethod
+    def _flat(cls, value: dict[str, Any]) -> dict[str, Any]:
+        return flattened(value)
+
+    @field_validator("log_level")
+    @classmethod
+    def _level(cls, value: str) -> str:
+        levels = ("DEBUG", "INFO", "WARNING", "ERROR")
+        if value.upper() not in levels:
+            raise ValueError(f"takes {' | '.join(levels)}, not {value!r}")
+        return value.upper()
+
+    @property
+    def topic_defaults(self) -> LogSettings:
+        """The settings of a topic that sets nothing itself."""
+        return parse_settings(self.topic)
+
+    @classmethod
+    def load(cls, file: Path | None, **flags: Any) -> Self:
+        """The configuration; ``flags`` win over everything, those that are None count as not given.
+
+        Raises:
+            InvalidConfig: an unreadable file, an unknown name, a bad value; each named.
+        """
+        values = _read(file) if file is not None else {}
+        given = {name: value for name, value in flags.items() if value is not None}
+        try:
+            # pydantic-settings lets arguments win over variables: the file must lose to them.
+            config = cls(**(_without_environment(values) | given))
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            name = ".".join(str(part) for part in first["loc"])
+            message = "there is no such setting" if first["type"] == "extra_forbidden" else first["msg"]
+            raise InvalidConfig(f"{name}: {message}", setting=name) from None
+        _ = config.topic_defaults
+        return config
+
+
+def flattened(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """``{"segment": {"bytes": 1}}`` as ``{"segment.bytes": 1}``."""
+    flat: dict[str, Any] = {}
+    for name, value in nested.items():
+        if isinstance(value, Mapping):
+            flat.update(flattened(value, f"{prefix}{name}."))
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        with file.open("rb") as source:
+            return tomllib.load(source)
+    except OSError as error:
+        raise InvalidConfig(f"{file}: {error.strerror}", setting="conf") from error
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidConfig(f"{file}: not TOML: {error}", setting="conf") from error
+
+
+def _without_environment(values: Mapping[str, Any]) -> dict[str, Any]:
+    import os
+
+    present = {name.lower() for name in os.environ}
+    return {name: value for name, value in values.items() if f"isolog_{name}".lower() not in present}

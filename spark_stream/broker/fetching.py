@@ -1,0 +1,196 @@
+"""A DoGet: the visible records of a range, then the next offset to read from."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from spark_stream.broker.host import Host, HostedTopic
+from spark_stream.broker.partition import Partition
+from spark_stream.consistency.ids import Offset
+from spark_stream.consistency.isolation import (
+    Bounds,
+    Evicted,
+    OutOfRange,
+    VisibleRange,
+    upper_bound,
+    visible_range,
+)
+from spark_stream.errors import (
+    InvalidRequest,
+    OffsetEvicted,
+    OffsetOutOfRange,
+    SchemaMismatch,
+    StorageFailure,
+)
+from spark_stream.storage.log import UNLIMITED
+from spark_stream.storage.reading import Chunk
+from spark_stream.wire.messages import EARLIEST, BoundsFacts, ChunkFacts, EndFacts, Fetch
+from spark_stream.wire.schemas import LEADER_COLUMNS, OFFSET, TIMESTAMP
+
+Answer = tuple[pa.RecordBatch, bytes]
+
+
+@dataclass(frozen=True)
+class Projection:
+    """The columns of an answer: those stored, and those that the leader makes (``_offset`` …)."""
+
+    schema: pa.Schema
+    stored: tuple[str, ...] | None
+
+    def applied(self, chunk: Chunk) -> pa.RecordBatch:
+        """The chunk's rows with exactly these columns."""
+        if self.stored is None:
+            return chunk.batch
+        arrays = [
+            self._made(field.name, chunk)
+            if field.name in LEADER_COLUMNS and field.name not in chunk.batch.schema.names
+            else chunk.batch.column(field.name)
+            for field in self.schema
+        ]
+        if not arrays:
+            return chunk.batch
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _made(self, name: str, chunk: Chunk) -> pa.Array:
+        if name == OFFSET.name:
+            base, rows = chunk.base_offset, chunk.batch.num_rows
+            return pa.array(np.arange(base, base + rows, dtype=np.int64))
+        moments = np.repeat(chunk.timestamps, chunk.counts)
+        return pa.array(moments, pa.int64()).cast(TIMESTAMP.type)
+
+
+def projection_of(hosted: HostedTopic, columns: list[str] | None) -> Projection:
+    """The projection, or SchemaMismatch naming a column that the topic lacks."""
+    schema = hosted.topic.schema.remove_metadata()
+    if columns is None:
+        return Projection(schema, None)
+    fields = []
+    for name in columns:
+        if name in schema.names:
+            fields.append(schema.field(name))
+        elif name in LEADER_COLUMNS:
+            fields.append(LEADER_COLUMNS[name])
+        else:
+            raise SchemaMismatch(
+                f"topic {hosted.topic.name!r} has no column {name!r}; it has"
+                f" {', '.join(schema.names)}",
+                column=name,
+            )
+    if len({field.name for field in fields}) != len(fields):
+        raise InvalidRequest("a column is asked for twice")
+    stored = tuple(field.name for field in fields if field.name in schema.names)
+    return Projection(pa.schema(fields), stored)
+
+
+class FetchStream:
+    """One fetch: checked when it is made, then an iterator of answers."""
+
+    def __init__(self, host: Host, request: Fetch, cancelled: Callable[[], bool]) -> None:
+        hosted = host.topic(request.topic, request.topic_id)
+        self._partition: Partition = hosted.partition(request.partition)
+        self._request = request
+        self._cancelled = cancelled
+        self._projection = projection_of(hosted, request.columns)
+        self._position = self._start()
+        self._visible()
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of every batch that the stream gives."""
+        return self._projection.schema
+
+    def _start(self) -> Offset:
+        bounds, start = self._partition.bounds(), self._request.start
+        if start >= 0:
+            return Offset(start)
+        if start == EARLIEST:
+            return bounds.log_start_offset
+        return upper_bound(bounds, self._request.isolation)
+
+    def _visible(self) -> VisibleRange:
+        """What can be read now from the present position on.
+
+        Raises:
+            OffsetOutOfRange, OffsetEvicted: naming the offset asked for and the nearest there is.
+        """
+        request = self._request
+        end = None if request.end is None else Offset(request.end)
+        found = visible_range(self._partition.bounds(), request.isolation, self._position, end)
+        where = f"{request.topic}/{request.partition}"
+        if isinstance(found, OutOfRange):
+            raise OffsetOutOfRange(
+                f"{where}: offset {found.start} is above the log end offset {found.log_end_offset}",
+                topic=request.topic,
+                partition=request.partition,
+                asked=int(found.start),
+                log_end_offset=int(found.log_end_offset),
+            )
+        if isinstance(found, Evicted):
+            raise OffsetEvicted(
+                f"{where}: offset {found.start} is gone; the first left is {found.log_start_offset}",
+                topic=request.topic,
+                partition=request.partition,
+                asked=int(found.start),
+                log_start_offset=int(found.log_start_offset),
+            )
+        return found
+
+    def answers(self) -> Iterator[Answer]:
+        """Batches with their facts; the last one is empty and says where to read on."""
+        request = self._request
+        left = request.max_records or UNLIMITED
+        deadline = None if request.follow else time.monotonic() + request.wait_ms / 1000
+        while True:
+            found = self._visible()
+            at_end = request.end is not None and self._position >= request.end
+            if found.count == 0 and not at_end and (request.wait_ms or request.follow):
+                more = self._partition.wait_beyond(
+                    self._position, request.isolation, deadline, self._cancelled
+                )
+                found = self._visible() if more else found
+            for answer in self._records(found, left):
+                left -= answer[0].num_rows
+                yield answer
+            at_end = request.end is not None and self._position >= request.end
+            if not request.follow or at_end or left <= 0 or self._cancelled():
+                break
+        yield self._last()
+
+    def _records(self, found: VisibleRange, max_records: int) -> Iterator[Answer]:
+        if found.count == 0:
+            return
+        chunks = self._partition.log.read(
+            found.start,
+            found.end,
+            self._projection.stored,
+            max_records,
+            self._request.max_bytes or UNLIMITED,
+        )
+        try:
+            for chunk in chunks:
+                self._position = chunk.next_offset
+                facts = ChunkFacts(base=chunk.base_offset, next=chunk.next_offset)
+                yield self._projection.applied(chunk), facts.to_bytes()
+        except StorageFailure:
+            self._visible()  # the segment may have been evicted meanwhile: that is the better error
+            raise
+
+    def _last(self) -> Answer:
+        facts = EndFacts(next=self._position, bounds=bounds_facts(self._partition.bounds()))
+        empty = pa.RecordBatch.from_pylist([], schema=self.schema)
+        return empty, facts.to_bytes()
+
+
+def bounds_facts(bounds: Bounds) -> BoundsFacts:
+    """The bounds as they travel."""
+    return BoundsFacts(
+        log_start_offset=bounds.log_start_offset,
+        last_stable_offset=bounds.last_stable_offset,
+        high_watermark=bounds.high_watermark,
+        log_end_offset=bounds.log_end_offset,
+    )

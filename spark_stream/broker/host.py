@@ -1,0 +1,189 @@
+"""All topics and partitions of a broker. Partitions open at the start, so damage is known at once."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from spark_stream.broker.partition import Partition
+from spark_stream.cluster.store import MetadataStore
+from spark_stream.cluster.topics import Topic, Topics, check_name
+from spark_stream.errors import (
+    BrokerStopping,
+    InvalidConfig,
+    IsologError,
+    UnknownPartition,
+    UnknownTopic,
+)
+from spark_stream.storage.directory import LogDirectory
+from spark_stream.storage.log import LogFormat, PartitionLog
+from spark_stream.storage.settings import Flush, LogSettings, parse_settings
+from spark_stream.wire.schemas import TIMESTAMP_COLUMN, check_topic_schema, is_default
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class HostedTopic:
+    """A topic with its partitions; one that could not be opened is its error."""
+
+    topic: Topic
+    settings: LogSettings
+    partitions: list[Partition | IsologError] = field(default_factory=list)
+
+    def partition(self, number: int) -> Partition:
+        """The partition; UnknownPartition, or why it could not be opened."""
+        if not 0 <= number < len(self.partitions):
+            raise UnknownPartition(
+                f"topic {self.topic.name!r} has partitions 0 to {len(self.partitions) - 1},"
+                f" not {number}",
+                topic=self.topic.name,
+                partition=number,
+            )
+        found = self.partitions[number]
+        if isinstance(found, IsologError):
+            raise found
+        return found
+
+    def open_partitions(self) -> list[Partition]:
+        return [each for each in self.partitions if isinstance(each, Partition)]
+
+
+class Host:
+    """The topics of one directory."""
+
+    def __init__(
+        self, directory: LogDirectory, store: MetadataStore, defaults: LogSettings
+    ) -> None:
+        self._directory = directory
+        self._topics = Topics(store)
+        self._defaults = defaults
+        self._lock = threading.Lock()
+        self._stopping = False
+        self._hosted = {topic.name: self._opened(topic) for topic in self._topics.all()}
+
+    def topics(self) -> list[HostedTopic]:
+        """All topics, by name."""
+        with self._lock:
+            return [self._hosted[name] for name in sorted(self._hosted)]
+
+    def topic(self, name: str, topic_id: str | None = None) -> HostedTopic:
+        """The topic; UnknownTopic if there is none, or if ``topic_id`` is that of an earlier one."""
+        hosted = self._hosted.get(name)
+        if hosted is None:
+            raise UnknownTopic(f"there is no topic {name!r}", topic=name)
+        if topic_id is not None and topic_id != hosted.topic.id:
+            raise UnknownTopic(
+                f"topic {name!r} was deleted and made anew: its id is {hosted.topic.id},"
+                f" not {topic_id}",
+                topic=name,
+                topic_id=hosted.topic.id,
+            )
+        return hosted
+
+    def create(
+        self,
+        name: str,
+        partitions: int,
+        replication_factor: int,
+        schema: pa.Schema,
+        config: Mapping[str, Any],
+    ) -> HostedTopic:
+        """Makes a topic; on any error nothing is left of it."""
+        check_name(name)
+        if replication_factor != 1:
+            raise InvalidConfig(
+                f"replication_factor {replication_factor}: this is one broker",
+                setting="replication_factor",
+                hint="Give 1.",
+            )
+        topic = Topic(
+            name=name,
+            id=uuid.uuid4().hex,
+            schema=check_topic_schema(schema),
+            partitions=partitions,
+            config={key: str(value) for key, value in config.items()},
+        )
+        parse_settings(topic.config, self._defaults)
+        with self._lock:
+            if self._stopping:
+                raise BrokerStopping("the broker is shutting down")
+            self._topics.create(topic)
+            try:
+                self._hosted[name] = self._opened(topic, fresh=True)
+            except IsologError:
+                self._topics.delete(name)
+                shutil.rmtree(self._directory.topic(name, topic.id), ignore_errors=True)
+                raise
+            return self._hosted[name]
+
+    def delete(self, name: str) -> None:
+        """Deletes a topic and its records."""
+        with self._lock:
+            topic = self._topics.delete(name)
+            hosted = self._hosted.pop(name, None)
+        for partition in hosted.open_partitions() if hosted else []:
+            partition.close(deleted=True)
+        folder = self._directory.topic(name, topic.id)
+        shutil.rmtree(folder, ignore_errors=True)
+        if folder.parent.is_dir() and not any(folder.parent.iterdir()):
+            folder.parent.rmdir()
+
+    def housekeep(self) -> None:
+        """Retention, rolling by age, flushing by interval; one failing partition stops no other."""
+        for hosted in self.topics():
+            interval = None
+            if hosted.settings.flush is Flush.INTERVAL:
+                interval = hosted.settings.flush_ms / 1000
+            for partition in hosted.open_partitions():
+                try:
+                    partition.housekeep(interval)
+                except IsologError:
+                    logger.exception("%s/%d: housekeeping", partition.topic, partition.number)
+
+    def close(self) -> None:
+        """Ends all waits and appends, then flushes and closes every log."""
+        with self._lock:
+            self._stopping = True
+            hosted = list(self._hosted.values())
+        for topic in hosted:
+            for partition in topic.open_partitions():
+                try:
+                    partition.close()
+                except IsologError:
+                    logger.exception("%s/%d: closing", partition.topic, partition.number)
+
+    def _opened(self, topic: Topic, *, fresh: bool = False) -> HostedTopic:
+        settings = parse_settings(topic.config, self._defaults)
+        hosted = HostedTopic(topic, settings)
+        timestamps = TIMESTAMP_COLUMN if is_default(topic.schema) else None
+        for number in range(topic.partitions):
+            facts = (
+                ("isolog.format", "1"),
+                ("isolog.topic", topic.name),
+                ("isolog.topic_id", topic.id),
+                ("isolog.partition", str(number)),
+            )
+            log_format = LogFormat(topic.schema, settings, timestamps, facts)
+            path = self._directory.partition(topic.name, topic.id, number)
+            try:
+                log = PartitionLog.open(path, log_format)
+            except IsologError as error:
+                if fresh:
+                    raise
+                logger.error("%s/%d cannot be opened: %s", topic.name, number, error)
+                hosted.partitions.append(error)
+                continue
+            for cut in log.cuts:
+                logger.warning("recovered %s", cut)
+            hosted.partitions.append(Partition(topic.name, number, log))
+        return hosted
+
+

@@ -1,0 +1,145 @@
+"""Which records of a batch are bad: for whole batches at once, never row by row.
+
+A batch comes from the wire, so nothing in its buffers is believed before Arrow has validated it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from spark_stream.consistency.admission import (
+    Admission,
+    Flaw,
+    Reason,
+    admit,
+    first_marked,
+    first_too_large,
+)
+from spark_stream.errors import (
+    BatchTooLarge,
+    InvalidRecord,
+    IsologError,
+    RecordTooLarge,
+)
+from spark_stream.wire.limits import BATCH_BYTES_MAX
+
+Sizes = npt.NDArray[np.int64]
+
+
+def inspected(
+    batch: pa.RecordBatch, required: tuple[str, ...], record_bytes_max: int
+) -> Admission:
+    """The verdict on a batch that has the topic's columns; those in ``required`` take no nulls.
+
+    Raises:
+        InvalidRecord: the buffers are no such batch at all.
+        BatchTooLarge: the batch is above what a message may be; nothing of it is looked at.
+    """
+    try:
+        batch.validate()
+    except pa.ArrowInvalid as error:
+        raise InvalidRecord(f"the batch is not valid Arrow: {error}") from None
+    size = pa.ipc.get_record_batch_size(batch)
+    if size > BATCH_BYTES_MAX:
+        raise BatchTooLarge(f"a batch has at most {BATCH_BYTES_MAX} bytes, not {size}")
+    flaws: list[Flaw] = []
+    invalid = _first_invalid(batch)
+    if invalid is not None:
+        flaws.append(Flaw(invalid, Reason.INVALID_TEXT))
+        batch = batch.slice(0, invalid)
+    for name in required:
+        column = batch.column(name)
+        if column.null_count:
+            mask = pc.is_null(column).to_numpy(zero_copy_only=False)
+            found = first_marked(mask, Reason.NULL_VALUE, name)
+            flaws += [found] if found else []
+    if size > record_bytes_max:  # else no record can be
+        found = first_too_large(record_sizes(batch), record_bytes_max)
+        flaws += [found] if found else []
+    return admit(batch.num_rows + (invalid is not None), flaws)
+
+
+def refusal(flaw: Flaw, kept: int, offset: int | None, record_bytes_max: int) -> IsologError:
+    """The error that reports a flaw, with how many records before it stay, and where."""
+    where = f"record {flaw.row} of the message"
+    tail = f"; the {kept} before it are kept"
+    tail += f", at offsets {offset} to {offset + kept - 1}" if kept and offset is not None else ""
+    details = {"kept": kept, "offset": offset if kept else None, "record": flaw.row}
+    if flaw.reason is Reason.TOO_LARGE:
+        return RecordTooLarge(
+            f"{where} has {flaw.size} bytes, the topic's max.record.bytes is {record_bytes_max}{tail}",
+            **details,
+        )
+    if flaw.reason is Reason.NULL_VALUE:
+        return InvalidRecord(
+            f"{where} has no value in column {flaw.column!r}, which takes no nulls{tail}",
+            column=flaw.column,
+            **details,
+        )
+    return InvalidRecord(f"{where} has a value that is not valid in its column{tail}", **details)
+
+
+def _first_invalid(batch: pa.RecordBatch) -> int | None:
+    """The first row with a value its type does not allow (text that is not UTF-8); None: no row."""
+    if _valid(batch):
+        return None
+    low, high = 0, batch.num_rows - 1  # rows below low are valid, the slice to high + 1 is not
+    while low < high:
+        middle = (low + high) // 2
+        if _valid(batch.slice(low, middle - low + 1)):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _valid(batch: pa.RecordBatch) -> bool:
+    try:
+        batch.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def record_sizes(batch: pa.RecordBatch) -> Sizes:
+    """Bytes of each record's values, shape (rows,): what ``max.record.bytes`` limits."""
+    total = np.zeros(batch.num_rows, np.int64)
+    for column in batch.columns:
+        total += _sizes(column)
+    return total
+
+
+def _sizes(array: pa.Array) -> Sizes:
+    kind, rows = array.type, len(array)
+    if pt.is_null(kind):
+        return np.zeros(rows, np.int64)
+    if pt.is_struct(kind):
+        total = np.zeros(rows, np.int64)
+        for index in range(kind.num_fields):
+            total += _sizes(array.field(index))
+        return total
+    if pt.is_map(kind):
+        pairs = _sizes(array.keys) + _sizes(array.items)
+        return _summed(pairs, array)
+    if pt.is_list(kind) or pt.is_large_list(kind):
+        return _summed(_sizes(array.values), array)
+    if pt.is_fixed_size_list(kind):
+        start, width = array.offset * kind.list_size, kind.list_size
+        values = _sizes(array.values)[start : start + rows * width]
+        return values.reshape(rows, width).sum(axis=1) if width else np.zeros(rows, np.int64)
+    if pt.is_primitive(kind) or pt.is_fixed_size_binary(kind) or pt.is_decimal(kind):
+        return np.full(rows, max(1, kind.bit_width // 8), np.int64)
+    return np.asarray(
+        pc.fill_null(pc.binary_length(array).cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
+    )
+
+
+def _summed(values: Sizes, array: pa.Array) -> Sizes:
+    """For each list the sum of its values' sizes; ``values`` has one item per child value."""
+    edges = np.concatenate(([0], np.cumsum(values)))
+    offsets = array.offsets.to_numpy(zero_copy_only=False)
+    return np.asarray(edges[offsets[1:]] - edges[offsets[:-1]], np.int64)

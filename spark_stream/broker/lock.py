@@ -1,0 +1,51 @@
+"""One broker a directory, and how clients on the host find it.
+
+The lock is the kernel's (flock on ``broker.lock``): it cannot outlive its process, so ``kill -9``
+leaves nothing to clean up. ``broker.json`` says where the holder listens; it is a hint, and only
+worth something while the lock is held.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from spark_stream.errors import DirectoryInUse, StorageFailure
+
+
+class DirectoryLock:
+    """Held from construction to :meth:`release`.
+
+    Raises:
+        DirectoryInUse: another process holds it.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._facts = directory / "broker.json"
+        path = directory / "broker.lock"
+        try:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StorageFailure(f"{path}: {error.strerror}", path=str(path)) from error
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._descriptor)
+            raise DirectoryInUse(
+                f"another broker serves {directory}", path=str(directory)
+            ) from None
+
+    def publish(self, facts: dict[str, Any]) -> None:
+        """Writes ``broker.json`` in one step."""
+        fresh = self._facts.with_suffix(".json.new")
+        fresh.write_text(json.dumps(facts) + "\n")
+        fresh.chmod(0o600)
+        os.replace(fresh, self._facts)
+
+    def release(self) -> None:
+        """Takes the address away, then lets go of the lock."""
+        self._facts.unlink(missing_ok=True)
+        os.close(self._descriptor)

@@ -1,0 +1,193 @@
+"""A broker process from start to end.
+
+Order of a start: lock the directory, open it, open the logs, serve, publish the address, say that it
+is ready. Order of a stop: take no new records, end all waits, flush and close the logs, end the
+calls, take the address away, unlock. So nothing acknowledged is lost, and whoever finds the address
+finds a broker that answers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from spark_stream.broker.actions import Actions, BrokerFacts
+from spark_stream.broker.activity import Activity
+from spark_stream.broker.config import BrokerConfig
+from spark_stream.broker.host import Host
+from spark_stream.broker.lock import DirectoryLock
+from spark_stream.broker.service import FlightService, location_of
+from spark_stream.cluster.sqlite import SqliteStore
+from spark_stream.errors import InvalidConfig, PortInUse
+from spark_stream.storage.directory import open_directory
+
+logger = logging.getLogger(__name__)
+
+_LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
+_SHUTDOWN_SECONDS: Final = 10.0
+UNIX: Final = "unix:"
+
+
+class Broker:
+    """A broker that serves from construction until :meth:`stop`."""
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self._config = config
+        self.activity = Activity()
+        self._stop_asked = threading.Event()
+        _allow_many_files()
+        path = config.dir.absolute()
+        with contextlib.ExitStack() as undo:
+            directory = open_directory(path)
+            self._lock = DirectoryLock(path)
+            undo.callback(self._lock.release)
+            self._store = SqliteStore(directory.metadata)
+            undo.callback(self._store.close)
+            self._host = Host(directory, self._store, config.topic_defaults)
+            undo.callback(self._host.close)
+            bind, self._socket = _bind_place(config.listen)
+            with _private_files():
+                self._service = FlightService(
+                    bind,
+                    self._host,
+                    lambda port: Actions(
+                        self._host,
+                        BrokerFacts(self._named(port), str(path), directory.cluster_id),
+                    ),
+                    self._reachable,
+                    self.activity,
+                )
+            undo.callback(self._service.shutdown)
+            self.address = self._named(self._service.port)
+            self._lock.publish({"address": self.address, "pid": os.getpid()})
+            undo.pop_all()
+        self._housekeeper = threading.Thread(
+            target=self._housekeep, name="housekeeper", daemon=True
+        )
+        self._housekeeper.start()
+
+    def run(self) -> None:
+        """Serves until SIGTERM, SIGINT, or too long without a call; then stops cleanly."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._stop_asked.set())
+        while not self._stop_asked.wait(0.5):
+            limit = self._config.idle_seconds
+            if limit and self.activity.idle_seconds() > limit:
+                logger.info("no call for %g s: the broker ends", limit)
+                break
+        self.stop()
+
+    def stop(self) -> None:
+        """Stops; everything that was acknowledged is in the files."""
+        self._stop_asked.set()
+        self._host.close()
+        ended = threading.Thread(target=self._service.shutdown, name="shutdown", daemon=True)
+        ended.start()
+        ended.join(_SHUTDOWN_SECONDS)
+        self._housekeeper.join(_SHUTDOWN_SECONDS)
+        self._store.close()
+        if self._socket is not None:
+            self._socket.unlink(missing_ok=True)
+        self._lock.release()
+        logger.info("broker stopped")
+
+    def _housekeep(self) -> None:
+        while not self._stop_asked.wait(self._config.housekeeping_seconds):
+            try:
+                self._host.housekeep()
+            except Exception:
+                logger.exception("housekeeping")
+
+    def _named(self, port: int) -> str:
+        """The address as users write it: ``host:port`` or ``unix:PATH``."""
+        if self._config.listen.startswith(UNIX):
+            return self._config.listen
+        if self._config.advertise:
+            return self._config.advertise
+        host, _ = split_address(self._config.listen)
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def _reachable(self, port: int) -> str:
+        if self._config.listen.startswith(UNIX):
+            return f"grpc+unix://{self._config.listen.removeprefix(UNIX)}"
+        host, number = split_address(self._named(port))
+        return location_of("grpc", host, number)
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """``host:port`` (IPv6 hosts in brackets) as its parts, or InvalidConfig."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise InvalidConfig(f"{address!r} is not host:port or unix:PATH", setting="listen")
+    return host.strip("[]"), int(port)
+
+
+def _bind_place(listen: str) -> tuple[str, Path | None]:
+    """Where Flight is to bind; for a Unix socket also its path, with what a dead broker left removed."""
+    if listen.startswith(UNIX):
+        path = Path(listen.removeprefix(UNIX))
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)  # the directory's lock is ours: nobody serves this socket
+        return f"grpc+unix://{path}", path
+    host, port = split_address(listen)
+    if host not in _LOOPBACK:
+        logger.warning("listening on %s: everybody who reaches it can read and write the log", host)
+    if port:
+        _check_free(host, port)
+    return location_of("grpc", host, port), None
+
+
+def _check_free(host: str, port: int) -> None:
+    """PortInUse if the port is taken: gRPC's own error would not say so."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise InvalidConfig(f"{host!r}: {error.strerror}", setting="listen") from None
+    family, kind, protocol, _, place = found[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(place)
+        except OSError as error:
+            raise PortInUse(
+                f"cannot listen on {host}:{port}: {error.strerror}", address=f"{host}:{port}"
+            ) from None
+
+
+@contextlib.contextmanager
+def _private_files() -> Iterator[None]:
+    """Files (and sockets) made inside belong to their owner alone."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def _allow_many_files() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def serve(config: BrokerConfig) -> None:
+    """Runs a broker in this process; prints ``isolog broker ready ADDRESS`` once it serves."""
+    logging.basicConfig(
+        level=config.log_level,
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    logging.Formatter.converter = time.gmtime
+    broker = Broker(config)
+    print(f"isolog broker ready {broker.address}", flush=True)
+    broker.run()

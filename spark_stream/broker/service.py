@@ -1,0 +1,146 @@
+"""The Flight service: turns calls into appends, fetches and actions, and errors into Flight's.
+
+Any Flight client finds its way: ``ListFlights`` names the topics, ``GetFlightInfo`` of a path
+[topic] or [topic, partition] gives one endpoint a partition, and its ticket reads that partition.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pyarrow.flight as fl
+
+from spark_stream.broker.actions import Actions
+from spark_stream.broker.activity import Activity
+from spark_stream.broker.appending import serve_appends, target_of
+from spark_stream.broker.fetching import Answer, FetchStream, projection_of
+from spark_stream.broker.host import Host, HostedTopic
+from spark_stream.broker.partition import Partition
+from spark_stream.errors import InternalError, InvalidRequest, IsologError
+from spark_stream.wire.flight import to_flight
+from spark_stream.wire.messages import ACTIONS, Fetch
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def translated(what: str) -> Iterator[None]:
+    """Every error leaves the broker typed; one that nobody foresaw is logged with its trace."""
+    try:
+        yield
+    except IsologError as error:
+        raise to_flight(error) from None
+    except (fl.FlightError, GeneratorExit):
+        raise
+    except Exception as error:
+        logger.exception("%s", what)
+        raise to_flight(InternalError(f"{what}: {type(error).__name__}: {error}")) from None
+
+
+class FlightService(fl.FlightServerBase):
+    """One broker's service at one location. It serves from its construction on."""
+
+    def __init__(
+        self,
+        bind: str,
+        host: Host,
+        actions: Callable[[int], Actions],
+        location: Callable[[int], str],
+        activity: Activity,
+    ) -> None:
+        """``actions`` and ``location`` take the port that was bound (0: none, a Unix socket)."""
+        self._host = host
+        self._activity = activity
+        self._actions: Actions | None = None
+        super().__init__(bind)
+        self._location = location(self.port)
+        self._actions = actions(self.port)
+
+    def do_put(
+        self,
+        context: fl.ServerCallContext,
+        descriptor: fl.FlightDescriptor,
+        reader: fl.MetadataRecordBatchReader,
+        writer: fl.FlightMetadataWriter,
+    ) -> None:
+        with self._activity.call(), translated("append"):
+            serve_appends(self._host, target_of(descriptor), reader, writer)
+
+    def do_get(self, context: fl.ServerCallContext, ticket: fl.Ticket) -> fl.FlightDataStream:
+        with self._activity.call(), translated("fetch"):
+            request = Fetch.from_bytes(ticket.ticket)
+            stream = FetchStream(self._host, request, context.is_cancelled)
+            return fl.GeneratorStream(stream.schema, self._answers(stream))
+
+    def _answers(self, stream: FetchStream) -> Iterator[Answer]:
+        with self._activity.call(), translated("fetch"):
+            yield from stream.answers()
+
+    def do_action(self, context: fl.ServerCallContext, action: fl.Action) -> Iterator[fl.Result]:
+        with self._activity.call(), translated(f"action {action.type}"):
+            if self._actions is None:
+                raise InvalidRequest("the broker is still starting")
+            result = self._actions.run(action.type, action.body.to_pybytes())
+            return iter([fl.Result(result.to_bytes())])
+
+    def list_actions(self, context: fl.ServerCallContext) -> list[tuple[str, str]]:
+        return list(ACTIONS.items())
+
+    def list_flights(
+        self, context: fl.ServerCallContext, criteria: bytes
+    ) -> Iterator[fl.FlightInfo]:
+        with self._activity.call(), translated("list"):
+            return iter([self._info(hosted) for hosted in self._host.topics()])
+
+    def get_flight_info(
+        self, context: fl.ServerCallContext, descriptor: fl.FlightDescriptor
+    ) -> fl.FlightInfo:
+        with self._activity.call(), translated("info"):
+            if descriptor.descriptor_type == fl.DescriptorType.CMD:
+                asked = Fetch.from_bytes(descriptor.command)
+                return self._info(self._host.topic(asked.topic, asked.topic_id), asked)
+            request = target_of(descriptor)
+            hosted = self._host.topic(request.request.topic)
+            if request.partition is None:
+                return self._info(hosted)
+            return self._info(hosted, Fetch(topic=hosted.topic.name, partition=request.partition))
+
+    def get_schema(
+        self, context: fl.ServerCallContext, descriptor: fl.FlightDescriptor
+    ) -> fl.SchemaResult:
+        return fl.SchemaResult(self.get_flight_info(context, descriptor).schema)
+
+    def _info(self, hosted: HostedTopic, only: Fetch | None = None) -> fl.FlightInfo:
+        name = hosted.topic.name
+        if only is None:
+            path = [name]
+            fetches = [Fetch(topic=name, partition=p) for p in range(len(hosted.partitions))]
+        else:
+            hosted.partition(only.partition)
+            path, fetches = [name, str(only.partition)], [only]
+        columns = only.columns if only is not None else None
+        endpoints = [fl.FlightEndpoint(each.to_bytes(), [self._location]) for each in fetches]
+        return fl.FlightInfo(
+            projection_of(hosted, columns).schema,
+            fl.FlightDescriptor.for_path(*path),
+            endpoints,
+            sum(_records(hosted.partitions[each.partition]) for each in fetches),
+            -1,
+        )
+
+
+def _records(partition: Partition | IsologError) -> int:
+    if not isinstance(partition, Partition):
+        return 0
+    bounds = partition.bounds()
+    return int(bounds.log_end_offset - bounds.log_start_offset)
+
+
+def location_of(scheme: str, host: str, port: int) -> str:
+    """A Flight location; IPv6 addresses are put in brackets."""
+    shown = f"[{host}]" if ":" in host else host
+    return f"{scheme}://{shown}:{port}"
+
+

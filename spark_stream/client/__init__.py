@@ -1,0 +1,16 @@
+"""The Python client: producers, consumers, administration. Knows ``wire`` and nothing of a broker's inside.
+
+``log``          ``connect()`` and the handle it returns
+``connection``   calls to a broker, with retries and a deadline
+``embedded``     the broker of a directory: found, or started
+``topics``       what the client remembers of topics
+``positions``    "earliest", a timestamp, …: to an offset per partition
+``columns``      the columns a user sees, made from those the leader sends
+``partitioner``  which partition a key goes to, for whole batches
+``fetching``     bounded reads of one partition
+``appending``    one stream of appends, its acknowledgements, its futures
+``pending``      records given one by one, until they are a batch
+``producer``     ``Producer``: the above put together
+``consumer``     ``Consumer``: all partitions of topics, followed
+``values``       what calls return
+"""

@@ -1,0 +1,95 @@
+"""What callers hand to a producer, made into what can be sent; and futures put together."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_stream.client.pending import timestamp_us
+from spark_stream.client.values import TopicDescription, Written
+from spark_stream.errors import InvalidRequest, UnknownPartition
+from spark_stream.wire.schemas import DEFAULT_SCHEMA, TIMESTAMP_COLUMN, TIMESTAMP_TYPE
+
+
+def as_bytes(name: str, value: bytes | str | None) -> bytes | None:
+    if value is None or isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value)
+    raise TypeError(f"{name} is bytes, str or None, not {type(value).__name__}")
+
+
+def check_partition(known: TopicDescription, partition: int) -> None:
+    if not 0 <= partition < len(known.partitions):
+        raise UnknownPartition(
+            f"topic {known.name!r} has partitions 0 to {len(known.partitions) - 1}, not {partition}",
+            topic=known.name,
+            partition=partition,
+        )
+
+
+def one_batch(table: pa.Table) -> pa.RecordBatch:
+    batches = table.combine_chunks().to_batches()
+    if not batches:
+        return pa.RecordBatch.from_pylist([], schema=table.schema)
+    if len(batches) > 1:
+        raise InvalidRequest("the table is too large for one batch", hint="Append its batches.")
+    return batches[0]
+
+
+def completed(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A batch for a default-schema topic, with the columns that it left out."""
+    names = batch.schema.names
+    if not set(names) <= set(DEFAULT_SCHEMA.names):
+        return batch  # the fitting names the column that is too many
+    rows = batch.num_rows
+    columns = {}
+    for field in DEFAULT_SCHEMA:
+        if field.name in names:
+            columns[field.name] = batch.column(field.name)
+        elif field.name == TIMESTAMP_COLUMN:
+            columns[field.name] = _now(rows)
+        elif field.name != "value":
+            columns[field.name] = pa.nulls(rows, field.type)
+    moments = columns[TIMESTAMP_COLUMN]
+    if moments.null_count and moments.type.equals(TIMESTAMP_TYPE):
+        columns[TIMESTAMP_COLUMN] = pc.coalesce(moments, _now(rows))
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+def _now(rows: int) -> pa.Array:
+    moments = np.full(rows, timestamp_us(None), np.int64)
+    return pa.Array.from_buffers(TIMESTAMP_TYPE, rows, [None, pa.py_buffer(moments)])
+
+
+def gathered(topic: str, parts: list[tuple[Future[Written], int]]) -> Future[Written]:
+    """One future for the parts of a batch; it fails with the first part that does."""
+    whole: Future[Written] = Future()
+    lock = threading.Lock()
+    left = len(parts)
+
+    def one_done(_: Future[Written]) -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+            if left:
+                return
+        error = next((each.exception() for each, _ in parts if each.exception()), None)
+        if error is not None:
+            whole.set_exception(error)
+            return
+        results = [(each.result(), first) for each, first in parts]
+        lead = min(results, key=lambda result: result[1])[0]
+        written = tuple(each for each, _ in results)
+        count = sum(each.count for each in written)
+        whole.set_result(Written(topic, lead.partition, lead.offset, count, written))
+
+    for part, _ in parts:
+        part.add_done_callback(one_done)
+    return whole

@@ -1,0 +1,114 @@
+"""The columns that a user sees, made from those that the leader sends.
+
+A default-schema topic shows Kafka's columns; a typed topic its own, with ``_topic``, ``_partition``,
+``_offset`` and ``_timestamp`` on request. Only what is stored travels: topic, partition and offset
+are made here, for whole batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from spark_stream.errors import SchemaMismatch
+from spark_stream.wire.schemas import (
+    DEFAULT_SCHEMA,
+    HEADERS_TYPE,
+    METADATA,
+    OFFSET,
+    PARTITION,
+    TOPIC,
+    is_default,
+)
+
+_TIMESTAMP_TYPE_CREATE: Final = 0  # Kafka's CreateTime: the producer set it
+
+KAFKA_COLUMNS: Final = pa.schema(
+    [
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("topic", pa.string()),
+        pa.field("partition", pa.int32()),
+        pa.field("offset", pa.int64()),
+        pa.field("timestamp", DEFAULT_SCHEMA.field("timestamp").type),
+        pa.field("timestampType", pa.int32()),
+    ]
+)
+HEADERS: Final = pa.field("headers", HEADERS_TYPE)
+
+
+def shown_schema(topic: pa.Schema, *, metadata: bool = False, headers: bool = False) -> pa.Schema:
+    """The columns a topic of this schema shows."""
+    if is_default(topic):
+        return KAFKA_COLUMNS.append(HEADERS) if headers else KAFKA_COLUMNS
+    if metadata:
+        return pa.schema([*topic.remove_metadata(), *METADATA])
+    return topic.remove_metadata()
+
+
+@dataclass(frozen=True)
+class View:
+    """A choice of columns of one topic: which of them to ask for, and how to make the others."""
+
+    topic: str
+    schema: pa.Schema
+    default: bool
+
+    @classmethod
+    def of(
+        cls,
+        topic: str,
+        stored: pa.Schema,
+        columns: Sequence[str] | None = None,
+        *,
+        metadata: bool = False,
+        headers: bool = False,
+    ) -> View:
+        """The view of these columns (None: all that are shown), or SchemaMismatch naming one."""
+        everything = shown_schema(stored, metadata=True, headers=True)
+        if columns is None:
+            return cls(topic, shown_schema(stored, metadata=metadata, headers=headers), is_default(stored))
+        for name in columns:
+            if name not in everything.names:
+                raise SchemaMismatch(
+                    f"topic {topic!r} has no column {name!r}; it has {', '.join(everything.names)}",
+                    column=name,
+                )
+        schema = pa.schema([everything.field(name) for name in columns])
+        return cls(topic, schema, is_default(stored))
+
+    @property
+    def asked(self) -> list[str]:
+        """The columns that the leader must send."""
+        made = _MADE_DEFAULT if self.default else _MADE_TYPED
+        return [name for name in self.schema.names if name not in made]
+
+    def of_chunk(self, batch: pa.RecordBatch, partition: int, base: int) -> pa.RecordBatch:
+        """The rows of a chunk, whose first has offset ``base``, with exactly this view's columns."""
+        rows = batch.num_rows
+        sent = set(batch.schema.names)
+        arrays = [
+            batch.column(field.name)
+            if field.name in sent
+            else self._made(field, rows, partition, base)
+            for field in self.schema
+        ]
+        if not arrays:
+            return batch
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _made(self, field: pa.Field, rows: int, partition: int, base: int) -> pa.Array:
+        if field.name in ("offset", OFFSET.name):
+            return pa.array(np.arange(base, base + rows, dtype=np.int64))
+        if field.name in ("topic", TOPIC.name):
+            return pa.repeat(pa.scalar(self.topic, pa.string()), rows)
+        constant = partition if field.name in ("partition", PARTITION.name) else _TIMESTAMP_TYPE_CREATE
+        return pa.array(np.full(rows, constant, np.int32))
+
+
+_MADE_DEFAULT: Final = frozenset({"topic", "partition", "offset", "timestampType"})
+_MADE_TYPED: Final = frozenset({TOPIC.name, PARTITION.name, OFFSET.name})

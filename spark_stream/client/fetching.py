@@ -1,0 +1,128 @@
+"""Bounded reads of one partition: fetch after fetch, from the next offset that the last one named.
+
+Each fetch has a size limit and a deadline, so a stopped broker is noticed; a reader that is itself
+slow between two batches may outlive the deadline, and then simply asks again from where it was.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from spark_stream.client.connection import Connection
+from spark_stream.client.columns import View
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.errors import IsologError, RequestTimeout
+from spark_stream.wire.limits import FETCH_BYTES_DEFAULT
+from spark_stream.wire.messages import Fetch
+
+_RETRY_PAUSE_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Rows with the view's columns; the first has offset ``base``, and reading goes on at ``next``."""
+
+    partition: int
+    base: int
+    next: int
+    batch: pa.RecordBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What is read: one partition of a topic (of this id), under an isolation, through a view."""
+
+    connection: Connection
+    view: View
+    topic_id: str
+    partition: int
+    isolation: Isolation
+
+    def ticket(self, start: int, end: int | None, wait_ms: int, max_bytes: int) -> fl.Ticket:
+        return fl.Ticket(
+            Fetch(
+                topic=self.view.topic,
+                topic_id=self.topic_id,
+                partition=self.partition,
+                start=start,
+                end=end,
+                isolation=self.isolation,
+                columns=self.view.asked,
+                max_bytes=max_bytes,
+                wait_ms=wait_ms,
+            ).to_bytes()
+        )
+
+
+def fetch_once(
+    source: Source, start: int, end: int | None, wait_ms: int = 0, max_bytes: int = FETCH_BYTES_DEFAULT
+) -> Iterator[Fetched]:
+    """One fetch. The last item has no rows; its ``next`` is where to read on.
+
+    Raises:
+        OffsetOutOfRange, OffsetEvicted, DamagedSegment, UnknownTopic: as the leader says.
+        BrokerUnavailable, RequestTimeout: retriable, from the last ``next``.
+    """
+    connection = source.connection
+    client = connection.client()
+    timeout = connection.timeout_s + wait_ms / 1000
+    ticket = source.ticket(start, end, wait_ms, max_bytes)
+    try:
+        reader = client.do_get(ticket, fl.FlightCallOptions(timeout=timeout))
+        while True:
+            try:
+                chunk = reader.read_chunk()
+            except StopIteration:
+                return
+            facts = json.loads(chunk.app_metadata.to_pybytes())
+            base = facts.get("base", facts["next"])
+            if chunk.data is None or facts.get("end"):
+                yield Fetched(source.partition, base, facts["next"], _empty(source.view))
+                continue
+            batch = source.view.of_chunk(chunk.data, source.partition, base)
+            yield Fetched(source.partition, base, facts["next"], batch)
+    except (fl.FlightError, pa.ArrowException, OSError) as error:
+        raise connection.translated(error, client) from error
+
+
+def fetch_range(source: Source, start: int, end: int) -> Iterator[Fetched]:
+    """All that is visible of ``[start, end)``; returns when the range is done.
+
+    A bound below ``end`` (records that are not visible yet) ends it as well: the last ``next`` tells.
+    """
+    position = start
+    failing_since: float | None = None
+    while position < end:
+        before = position
+        try:
+            for fetched in fetch_once(source, position, end):
+                position = fetched.next
+                if fetched.batch.num_rows:
+                    yield fetched
+        except IsologError as error:
+            if not error.retriable:
+                raise
+            now = time.monotonic()
+            if position > before:
+                failing_since = None
+            elif failing_since is None:
+                failing_since = now
+            if isinstance(error, RequestTimeout) and position == before:
+                raise
+            if failing_since is not None and now - failing_since > source.connection.timeout_s:
+                raise
+            time.sleep(_RETRY_PAUSE_S)
+            continue
+        failing_since = None
+        if position == before:
+            return
+
+
+def _empty(view: View) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([], schema=view.schema)

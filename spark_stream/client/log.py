@@ -1,0 +1,217 @@
+"""``connect()`` and what it returns: a log, with its topics, producers, consumers and reads."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self, overload
+
+import pyarrow as pa
+
+from spark_stream.client.columns import View
+from spark_stream.client.connection import Connection
+from spark_stream.client.consumer import Consumer
+from spark_stream.client.fetching import Source, fetch_once, fetch_range
+from spark_stream.client.positions import Place, resolve
+from spark_stream.client.producer import Producer
+from spark_stream.client.topics import TopicsClient, level
+from spark_stream.client.values import BrokerStatus, TopicDescription
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.errors import Unsupported
+from spark_stream.wire.limits import REQUEST_TIMEOUT_S
+from spark_stream.wire.messages import Empty, Status
+
+_READERS_MAX: Final = 4
+
+
+def connect(
+    bootstrap: str | None = None,
+    *,
+    path: str | os.PathLike[str] | None = None,
+    timeout: float = REQUEST_TIMEOUT_S,
+    idle_seconds: float | None = None,
+) -> Log:
+    """Connects to a log: by any broker's ``host:port``, or by the ``path`` of a directory.
+
+    With ``path`` the directory's broker is started in the background when it is needed, and ends after
+    ``idle_seconds`` without use (default: the variable ISOLOG_IDLE_SECONDS, else 300).
+    ``timeout`` (seconds) bounds every call with its retries.
+
+    Raises:
+        InvalidOption: neither or both were given, or an address is none.
+        BrokerUnavailable: nobody answers. With ``path`` also what kept the broker from starting.
+    """
+    folder = None if path is None else Path(path).absolute()
+    log = Log(Connection(bootstrap, folder, timeout, idle_seconds))
+    try:
+        log.status()
+    except BaseException:
+        log.close()
+        raise
+    return log
+
+
+class Log:
+    """A connection to a log. Use it as a context manager, or call :meth:`close`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._topics = TopicsClient(connection)
+
+    # -- topics ---------------------------------------------------------------------------------
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        replication_factor: int = 1,
+        schema: pa.Schema | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> TopicDescription:
+        """Makes a topic; without ``schema`` it has Kafka's columns.
+
+        Raises:
+            TopicExists, InvalidTopic, InvalidConfig, SchemaMismatch, UnsupportedType: nothing is made.
+        """
+        return self._topics.create(
+            name, partitions, replication_factor, schema, dict(config or {})
+        )
+
+    def topics(self) -> list[str]:
+        """The names of all topics, sorted."""
+        return self._topics.names()
+
+    def describe(self, topic: str) -> TopicDescription:
+        """The topic as it is now, or UnknownTopic."""
+        return self._topics.describe(topic)
+
+    def delete_topic(self, topic: str) -> None:
+        """Deletes a topic with all its records, or UnknownTopic."""
+        self._topics.delete(topic)
+
+    def status(self) -> BrokerStatus:
+        """The broker's own account of itself."""
+        facts = self._connection.act("status", Empty(), Status)
+        return BrokerStatus(**facts.model_dump())
+
+    # -- records --------------------------------------------------------------------------------
+
+    def producer(
+        self,
+        *,
+        isolation: str = "read_uncommitted",
+        transactional_id: str | None = None,
+        **settings: Any,
+    ) -> Producer:
+        """A producer; ``settings`` are those of :class:`Producer`."""
+        if transactional_id is not None:
+            raise Unsupported("transactional_id: this release has no transactions yet")
+        return Producer(self._connection, self._topics, isolation=isolation, **settings)
+
+    def consumer(
+        self,
+        topics: str | list[str],
+        *,
+        isolation: str = "read_uncommitted",
+        start: Place = "earliest",
+        name: str | None = None,
+        columns: list[str] | None = None,
+        metadata: bool = False,
+        headers: bool = False,
+    ) -> Consumer:
+        """A consumer; ``columns``, ``metadata`` and ``headers`` are for its ``batches()``."""
+        if name is not None:
+            raise Unsupported("name: this release does not keep consumers' positions yet")
+        names = [topics] if isinstance(topics, str) else list(topics)
+        return Consumer(
+            self._connection,
+            self._topics,
+            names,
+            isolation=isolation,
+            start=start,
+            columns=columns,
+            metadata=metadata,
+            headers=headers,
+        )
+
+    @overload
+    def read(self, topics: str, **options: Any) -> pa.Table: ...
+    @overload
+    def read(self, topics: list[str], **options: Any) -> dict[str, pa.Table]: ...
+    def read(
+        self,
+        topics: str | list[str],
+        *,
+        start: Place = "earliest",
+        end: Place = "latest",
+        isolation: str = "read_uncommitted",
+        columns: list[str] | None = None,
+        filter: str | None = None,
+        metadata: bool = False,
+        headers: bool = False,
+    ) -> pa.Table | dict[str, pa.Table]:
+        """The visible records of a range as one table; of a list of topics, a dict of tables.
+
+        Rows of a partition are in the order of their offsets, partitions one after another. ``end`` is
+        exclusive; ``latest`` is the bound of the isolation level at the time of the call.
+        """
+        if filter is not None:
+            raise Unsupported("filter: this release does not filter at the leader yet")
+        chosen = level(isolation)
+        names = [topics] if isinstance(topics, str) else list(topics)
+        spans = {name: self._span(name, start, end, chosen) for name in names}
+        tables = {}
+        for name in names:
+            span = spans[name]
+            view = View.of(name, span.topic.schema, columns, metadata=metadata, headers=headers)
+            tables[name] = self._table(view, span, chosen)
+        return tables[topics] if isinstance(topics, str) else tables
+
+    def _span(self, name: str, start: Place, end: Place, isolation: Isolation) -> _Span:
+        topic = self._topics.describe(name)
+        return _Span(
+            topic,
+            resolve(self._topics, name, start, isolation, "earliest"),
+            resolve(self._topics, name, end, isolation, "latest"),
+        )
+
+    def _table(self, view: View, span: _Span, isolation: Isolation) -> pa.Table:
+        def of_partition(number: int) -> list[pa.RecordBatch]:
+            source = Source(self._connection, view, span.topic.id, number, isolation)
+            first, last = span.starts[number], span.ends[number]
+            if first > last:  # empty, unless there never was such an offset: the leader knows
+                deque(fetch_once(source, first, last), maxlen=0)
+            return [each.batch for each in fetch_range(source, first, last)]
+
+        with ThreadPoolExecutor(_READERS_MAX) as readers:
+            parts = list(readers.map(of_partition, sorted(span.starts)))
+        return pa.Table.from_batches([batch for part in parts for batch in part], view.schema)
+
+    # -- the connection -------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Lets go of the connection. The broker of a ``path`` goes on until it is idle."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    topic: TopicDescription
+    starts: Mapping[int, int]
+    ends: Mapping[int, int]

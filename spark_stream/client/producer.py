@@ -1,0 +1,458 @@
+"""Writes records: one by one (``send``, batched on the way) or as Arrow batches (``append``).
+
+Memory is bounded: what is not acknowledged counts against ``buffer_bytes``, and a caller that is
+faster than the broker waits. Records of one partition stay in the order of the calls.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future
+from datetime import datetime
+from types import TracebackType
+from typing import Final, Self
+
+import numpy as np
+import pyarrow as pa
+
+from spark_stream.client.appending import AppendStream, Settle
+from spark_stream.client.batches import (
+    as_bytes,
+    check_partition,
+    completed,
+    gathered,
+    one_batch,
+)
+from spark_stream.client.connection import Connection
+from spark_stream.client.partitioner import partitions_of
+from spark_stream.client.pending import Pending, split, timestamp_us
+from spark_stream.client.topics import TopicsClient, level
+from spark_stream.client.values import TopicDescription, Written
+from spark_stream.consistency.isolation import PRODUCER_LEVELS
+from spark_stream.errors import (
+    BufferFull,
+    InvalidRequest,
+    IsologError,
+    RecordNotAttempted,
+    RecordTooLarge,
+    SchemaMismatch,
+    UnknownTopic,
+)
+from spark_stream.wire.messages import AppendTo
+from spark_stream.wire.schemas import fitted, is_default
+
+LINGER_MS: Final = 0.0
+BATCH_BYTES: Final = 1 << 20
+BUFFER_BYTES: Final = 64 << 20
+TIMEOUT_MS: Final = 30_000
+_TICK_S: Final = 0.25
+_RECORD_FIXED_BYTES: Final = 8  # the timestamp
+
+
+class Producer:
+    """A producer; from any thread. Use it as a context manager, or call :meth:`close`.
+
+    ``isolation``: ``read_uncommitted`` is acknowledged when the leader has appended,
+    ``read_committed`` when the records are below the high watermark. ``linger_ms``: how long a record
+    waits for company (with 0, records that come while the sender is busy still go together).
+    ``batch_bytes``: a batch of this size goes at once. ``timeout_ms``: how long an acknowledgement may
+    take before the outcome counts as unknown.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        topics: TopicsClient,
+        *,
+        isolation: str = "read_uncommitted",
+        linger_ms: float = LINGER_MS,
+        batch_bytes: int = BATCH_BYTES,
+        buffer_bytes: int = BUFFER_BYTES,
+        timeout_ms: int = TIMEOUT_MS,
+    ) -> None:
+        self._connection = connection
+        self._topics = topics
+        self._isolation = level(isolation, PRODUCER_LEVELS)
+        self._linger_s = linger_ms / 1000
+        self._batch_bytes = batch_bytes
+        self._buffer_bytes = buffer_bytes
+        self._timeout_ms = timeout_ms
+        # One lock, two conditions: the sender is not woken by what only waiting callers care for.
+        self._lock = threading.RLock()
+        self._work = threading.Condition(self._lock)
+        self._room = threading.Condition(self._lock)
+        self._pending: dict[str, Pending] = {}
+        self._streams: dict[str, AppendStream] = {}
+        self._streams_lock = threading.Lock()
+        self._buffered = 0
+        self._outstanding = 0
+        self._flushing = 0
+        self._draining = False
+        self._failure: IsologError | None = None
+        self._closed = False
+        self._keyless = itertools.count()
+        self._sender = threading.Thread(target=self._send, name="isolog-sender", daemon=True)
+        self._sender.start()
+
+    # -- writing --------------------------------------------------------------------------------
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | str | None,
+        *,
+        key: bytes | str | None = None,
+        headers: Iterable[tuple[str, bytes | None]] | None = None,
+        partition: int | None = None,
+        timestamp: int | datetime | None = None,
+    ) -> Future[Written]:
+        """Sends one record to a default-schema topic.
+
+        ``timestamp``: milliseconds since the epoch, or a datetime; now if it is left out. A key
+        decides the partition unless ``partition`` does. Text is sent as UTF-8.
+
+        What is wrong with the record is told by the future.
+
+        Raises:
+            TypeError: value or key is neither bytes, str nor None.
+            BufferFull: no room in the buffer within the timeout.
+        """
+        key, value = as_bytes("key", key), as_bytes("value", value)
+        listed = None if headers is None else list(headers)
+        moment = timestamp_us(timestamp)
+        size = _RECORD_FIXED_BYTES + len(value or b"") + len(key or b"")
+        size += sum(len(name.encode()) + len(data or b"") for name, data in listed or ())
+        try:
+            self._check_record(topic, partition, size)
+        except IsologError as error:
+            return self._refused(error)
+        future: Future[Written] = Future()
+        with self._lock:
+            self._reserve(size)
+            pending = self._pending.get(topic)
+            if pending is None:
+                pending = self._pending[topic] = Pending()
+            first = not pending.futures
+            pending.add(key, value, listed, moment, partition, size, future)
+            # The sender wakes by itself after the linger; wake it only when that changes its plan.
+            if first or pending.bytes >= self._batch_bytes:
+                self._work.notify()
+        return future
+
+    def append(
+        self, topic: str, batch: pa.RecordBatch | pa.Table, partition: int | None = None
+    ) -> Future[Written]:
+        """Appends an Arrow batch (or a table, as one batch) with the topic's columns.
+
+        Without ``partition`` the records of a default-schema topic go where their keys say; batches
+        without keys, and those of typed topics, go to the partitions in turn, each as a whole.
+        In a default-schema topic ``key``, ``headers`` and ``timestamp`` may be left out.
+
+        What is wrong with the batch is told by the future.
+
+        Raises:
+            BufferFull: no room in the buffer within the timeout.
+        """
+        try:
+            known = self._topics.known(topic)
+            default = is_default(known.schema)
+            if isinstance(batch, pa.Table):
+                batch = one_batch(batch)
+            batch = fitted(completed(batch) if default else batch, known.schema)
+            if partition is not None:
+                check_partition(known, partition)
+        except IsologError as error:
+            return self._refused(error)
+        if batch.num_rows == 0:
+            done: Future[Written] = Future()
+            done.set_result(Written(topic, partition or 0, -1, 0))
+            return done
+        self._hand_over(topic)
+        count = len(known.partitions)
+        keyless = next(self._keyless) % count
+        if partition is not None or not default:
+            place = keyless if partition is None else partition
+            return self._append_part(known, batch, place)
+        places = partitions_of(batch.column("key"), count, keyless)
+        parts = [
+            (self._append_part(known, rows, place), int(numbers[0]))
+            for place, rows, numbers in split(batch, places)
+        ]
+        return parts[0][0] if len(parts) == 1 else gathered(topic, parts)
+
+    def _check_record(self, topic: str, partition: int | None, size: int) -> None:
+        known = self._topics.known(topic)
+        if not is_default(known.schema):
+            raise SchemaMismatch(
+                f"topic {topic!r} is typed: {', '.join(known.schema.names)}",
+                hint="Use append() with a batch of these columns.",
+                topic=topic,
+            )
+        if partition is not None:
+            check_partition(known, partition)
+        limit = int(known.config["max.record.bytes"])
+        if size > limit:
+            raise RecordTooLarge(
+                f"the record has {size} bytes, the topic's max.record.bytes is {limit}",
+                topic=topic,
+            )
+
+    def _refused(self, error: IsologError) -> Future[Written]:
+        """A future for what was never sent."""
+        self._note(error)
+        future: Future[Written] = Future()
+        future.set_exception(error)
+        return future
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Waits until everything sent before is settled; raises the first error among it.
+
+        Raises:
+            TimeoutError: not all was settled within ``timeout`` seconds.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._lock:
+            self._flushing += 1
+            self._work.notify()
+            try:
+                while self._outstanding:
+                    left = _TICK_S if deadline is None else deadline - time.monotonic()
+                    if left <= 0:
+                        raise TimeoutError(f"{self._outstanding} records are not acknowledged yet")
+                    self._room.wait(min(left, _TICK_S))
+                    self._expire_streams()
+            finally:
+                self._flushing -= 1
+            failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def close(self) -> None:
+        """Flushes, then lets go of the streams; raises what :meth:`flush` raises."""
+        if self._closed:
+            return
+        try:
+            self.flush()
+        finally:
+            with self._lock:
+                self._closed = True
+                self._work.notify()
+                self._room.notify_all()
+            self._sender.join()
+            with self._streams_lock:
+                streams = list(self._streams.values())
+                self._streams.clear()
+            for stream in streams:
+                stream.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except IsologError:
+            if error is None:  # else the first error is the one to see
+                raise
+
+    # -- the sender -----------------------------------------------------------------------------
+
+    def _send(self) -> None:
+        """Sends what is due, and looks for batches whose acknowledgement is overdue."""
+        while True:
+            with self._lock:
+                while not (due := self._due()):
+                    if self._closed:
+                        return
+                    self._work.wait(self._next_due())
+                    self._expire_streams()
+                taken = {topic: self._pending.pop(topic) for topic in due}
+                self._draining = True
+            try:
+                for topic, pending in taken.items():
+                    self._send_pending(topic, pending)
+            finally:
+                with self._lock:
+                    self._draining = False
+                    self._room.notify_all()
+
+    def _due(self) -> list[str]:
+        now = time.monotonic()
+        return [
+            topic
+            for topic, pending in self._pending.items()
+            if self._flushing
+            or self._closed
+            or pending.bytes >= self._batch_bytes
+            or now - pending.since >= self._linger_s
+        ]
+
+    def _next_due(self) -> float:
+        """Seconds until something is due, or until the deadlines are to be looked at."""
+        first = min((each.since for each in self._pending.values()), default=time.monotonic())
+        wait = first + self._linger_s - time.monotonic() if self._pending else _TICK_S
+        return min(_TICK_S, max(0.0, wait))
+
+    def _hand_over(self, topic: str) -> None:
+        """Before an ``append``: earlier ``send``s of the topic go first, so the order is kept."""
+        with self._lock:
+            pending = self._pending.pop(topic, None)
+            while self._draining:
+                self._room.wait(_TICK_S)
+        if pending is not None:
+            self._send_pending(topic, pending)
+
+    def _send_pending(self, topic: str, pending: Pending) -> None:
+        try:
+            known = self._topics.known(topic)
+            batch = pending.batch()
+            keyless = next(self._keyless) % len(known.partitions)
+            places = pending.places(batch, len(known.partitions), keyless)
+            parts = list(split(batch, places))
+        except Exception as error:
+            self._fail(pending.futures, sum(pending.sizes), error)
+            return
+        sizes = np.array(pending.sizes)
+        for place, part, rows in parts:
+            futures = [pending.futures[row] for row in rows]
+            self._write(known, part, place, futures, int(sizes[rows].sum()))
+
+    # -- streams --------------------------------------------------------------------------------
+
+    def _append_part(
+        self, known: TopicDescription, batch: pa.RecordBatch, partition: int
+    ) -> Future[Written]:
+        future: Future[Written] = Future()
+        size = batch.nbytes
+        with self._lock:
+            self._reserve(size)
+        rows = batch.num_rows
+
+        def settle(offset: int, error: IsologError | None) -> None:
+            if error is None:
+                self._settled(future, Written(known.name, partition, offset, rows), size)
+            else:
+                self._fail([future], size, self._noted(known, error))
+
+        self._sent(known, batch, partition, settle)
+        return future
+
+    def _write(
+        self,
+        known: TopicDescription,
+        batch: pa.RecordBatch,
+        partition: int,
+        futures: list[Future[Written]],
+        size: int,
+    ) -> None:
+        """Sends records that each have a future of their own."""
+
+        def settle(offset: int, error: IsologError | None) -> None:
+            if error is None:
+                self._release(size, len(futures))
+                for row, future in enumerate(futures):
+                    future.set_result(Written(known.name, partition, offset + row))
+                return
+            kept = error.kept
+            refused = self._noted(known, error)
+            self._release(size, len(futures))
+            for row, future in enumerate(futures[:kept]):
+                future.set_result(Written(known.name, partition, offset + row))
+            whole = error.details.get("record") is None
+            for row, future in enumerate(futures[kept:]):
+                skipped = row > 0 and not whole
+                future.set_exception(
+                    RecordNotAttempted(f"not tried, for an earlier one was refused: {error.message}")
+                    if skipped
+                    else refused
+                )
+
+        self._sent(known, batch, partition, settle)
+
+    def _sent(
+        self, known: TopicDescription, batch: pa.RecordBatch, partition: int, settle: Settle
+    ) -> None:
+        while True:
+            try:
+                stream = self._stream(known)
+            except IsologError as error:
+                settle(-1, error)
+                return
+            if stream.write(batch, partition, settle):
+                return
+
+    def _stream(self, known: TopicDescription) -> AppendStream:
+        with self._streams_lock:
+            stream = self._streams.get(known.name)
+            if stream is None or stream.broken:
+                request = AppendTo(
+                    topic=known.name,
+                    topic_id=known.id,
+                    isolation=self._isolation,
+                    timeout_ms=self._timeout_ms,
+                )
+                # Opening sends no record, so it may be tried again until the time is over.
+                self._connection.retried(lambda client, _: None)
+                stream = AppendStream(self._connection, known, request)
+                self._streams[known.name] = stream
+            return stream
+
+    def _expire_streams(self) -> None:
+        # Without the lock: it is held while a connection is sought, and deadlines must not wait.
+        for stream in list(self._streams.values()):
+            stream.expire()
+
+    # -- bookkeeping ----------------------------------------------------------------------------
+
+    def _reserve(self, size: int) -> None:
+        """Takes room in the buffer, waiting for it; the caller holds the condition."""
+        deadline = time.monotonic() + self._timeout_ms / 1000
+        while self._buffered and self._buffered + size > self._buffer_bytes:
+            if self._closed:
+                break
+            if time.monotonic() > deadline:
+                raise BufferFull(
+                    f"{self._buffered} bytes wait to be acknowledged; buffer_bytes is"
+                    f" {self._buffer_bytes}"
+                )
+            self._room.wait(_TICK_S)
+            self._expire_streams()
+        if self._closed:
+            raise InvalidRequest("the producer is closed", hint="Make a new one.")
+        self._buffered += size
+        self._outstanding += 1
+
+    def _settled(self, future: Future[Written], written: Written, size: int) -> None:
+        self._release(size, 1)
+        future.set_result(written)
+
+    def _fail(self, futures: list[Future[Written]], size: int, error: Exception) -> None:
+        self._note(error)
+        self._release(size, len(futures))
+        for future in futures:
+            future.set_exception(error)
+
+    def _noted(self, known: TopicDescription, error: IsologError) -> IsologError:
+        if isinstance(error, UnknownTopic):
+            self._topics.forget(known.name)
+        self._note(error)
+        return error
+
+    def _note(self, error: BaseException | None) -> None:
+        with self._lock:
+            if self._failure is None and isinstance(error, IsologError):
+                self._failure = error
+
+    def _release(self, size: int, records: int) -> None:
+        with self._lock:
+            self._buffered -= size
+            self._outstanding -= records
+            self._room.notify_all()

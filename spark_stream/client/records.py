@@ -1,0 +1,51 @@
+"""From Arrow batches of a default-schema topic to record objects.
+
+Columns become Python lists at once (in C), and one ``map`` makes the records; this is the path of
+those who want records one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from itertools import repeat
+from typing import Any
+
+import pyarrow as pa
+
+from spark_stream.client.fetching import Fetched
+from spark_stream.client.values import Record
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def records_of(key: tuple[str, int], fetched: Fetched) -> Iterator[Record]:
+    """The records of a batch with the columns key, value, timestamp and headers."""
+    topic, partition = key
+    batch = fetched.batch
+    rows = batch.num_rows
+    return map(
+        Record,
+        repeat(topic, rows),
+        repeat(partition, rows),
+        range(fetched.base, fetched.base + rows),
+        _moments(batch.column("timestamp")),
+        batch.column("key").to_pylist(),
+        batch.column("value").to_pylist(),
+        _headers(batch.column("headers")),
+    )
+
+
+def _moments(column: pa.Array) -> Iterator[datetime]:
+    # timedelta + datetime keeps the zone and costs a third of what Arrow's own conversion does.
+    values = column.cast(pa.int64()).to_numpy(zero_copy_only=False).astype("timedelta64[us]")
+    return map(_EPOCH.__add__, values.tolist())
+
+
+def _headers(column: pa.Array) -> Iterator[list[tuple[str, bytes | None]]]:
+    if column.null_count == len(column):
+        return ([] for _ in range(len(column)))
+    lists: list[list[dict[str, Any]] | None] = column.to_pylist()
+    return ([(each["key"], each["value"]) for each in headers or ()] for headers in lists)
+
+

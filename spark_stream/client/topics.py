@@ -1,0 +1,138 @@
+"""What the client remembers of topics, and what it asks about them."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pyarrow as pa
+
+from spark_stream.client.connection import Connection
+from spark_stream.client.values import PartitionDescription, PartitionOffsets, TopicDescription
+from spark_stream.consistency.isolation import CONSUMER_LEVELS, Isolation
+from spark_stream.errors import InvalidOption, from_wire
+from spark_stream.wire.messages import (
+    CreateTopic,
+    Empty,
+    ListOffsets,
+    NamedTopic,
+    Offsets,
+    PartitionFacts,
+    TopicFacts,
+    TopicNames,
+    schema_from_text,
+    schema_to_text,
+)
+
+
+class TopicsClient:
+    """The topics behind a connection. ``known`` answers from memory, everything else asks."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._known: dict[str, TopicDescription] = {}
+
+    def names(self) -> list[str]:
+        return self._connection.act("list-topics", Empty(), TopicNames).topics
+
+    def describe(self, topic: str) -> TopicDescription:
+        facts = self._connection.act("describe-topic", NamedTopic(topic=topic), TopicFacts)
+        return self._remembered(facts)
+
+    def known(self, topic: str) -> TopicDescription:
+        """The topic as it was when it was last looked at: schema, id and partitions stay the same."""
+        found = self._known.get(topic)
+        return found if found is not None else self.describe(topic)
+
+    def forget(self, topic: str) -> None:
+        """After an error that says the topic is another than was thought."""
+        with self._lock:
+            self._known.pop(topic, None)
+
+    def create(
+        self,
+        topic: str,
+        partitions: int,
+        replication_factor: int,
+        schema: pa.Schema | None,
+        config: dict[str, Any],
+    ) -> TopicDescription:
+        asked = CreateTopic(
+            topic=topic,
+            partitions=partitions,
+            replication_factor=replication_factor,
+            schema_ipc=None if schema is None else schema_to_text(schema),
+            config={name: str(value) for name, value in config.items()},
+        )
+        return self._remembered(self._connection.act("create-topic", asked, TopicFacts))
+
+    def delete(self, topic: str) -> None:
+        self.forget(topic)
+        self._connection.act("delete-topic", NamedTopic(topic=topic), Empty)
+
+    def offsets(
+        self,
+        topic: str,
+        *,
+        at: int = -1,
+        timestamp_us: int | None = None,
+        isolation: Isolation = Isolation.READ_UNCOMMITTED,
+        partitions: list[int] | None = None,
+    ) -> PartitionOffsets:
+        """For each partition the offset of a place; see ``wire.messages.ListOffsets``."""
+        found = self._connection.act(
+            "list-offsets",
+            ListOffsets(
+                topic=topic,
+                partitions=partitions,
+                at=at,
+                timestamp=timestamp_us,
+                isolation=isolation,
+            ),
+            Offsets,
+        )
+        return PartitionOffsets(
+            found.topic_id,
+            found.offsets,
+            found.epochs,
+            found.log_start_offsets,
+            found.log_end_offsets,
+        )
+
+    def _remembered(self, facts: TopicFacts) -> TopicDescription:
+        topic = TopicDescription(
+            name=facts.name,
+            id=facts.id,
+            schema=schema_from_text(facts.schema_ipc),
+            config=facts.config,
+            partitions=tuple(_partition(each) for each in facts.partitions),
+        )
+        with self._lock:
+            self._known[topic.name] = topic
+        return topic
+
+
+def _partition(facts: PartitionFacts) -> PartitionDescription:
+    values = facts.model_dump(exclude={"error", "replicas", "isr"})
+    return PartitionDescription(
+        **values,
+        replicas=tuple(facts.replicas),
+        isr=tuple(facts.isr),
+        error=None if facts.error is None else from_wire(facts.error),
+    )
+
+
+def level(
+    name: str, allowed: tuple[Isolation, ...] = CONSUMER_LEVELS, option: str = "isolation"
+) -> Isolation:
+    """An isolation level by name, or InvalidOption with those there are."""
+    try:
+        found = Isolation(str(name).lower())
+    except ValueError:
+        found = None
+    if found is None or found not in allowed:
+        raise InvalidOption(
+            f"{option} takes {' | '.join(allowed)}, not {name!r}", option=option, value=str(name)
+        )
+    return found

@@ -1,0 +1,95 @@
+"""What the client's calls return."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from spark_stream.errors import IsologError
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionDescription:
+    """A partition as its leader sees it. ``error`` is None unless the partition cannot be used."""
+
+    partition: int
+    leader: str
+    leader_epoch: int
+    replicas: tuple[str, ...]
+    isr: tuple[str, ...]
+    log_start_offset: int
+    log_end_offset: int
+    high_watermark: int
+    last_stable_offset: int
+    size: int = 0
+    error: IsologError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDescription:
+    """A topic with its partitions; ``config`` has every setting, defaults included."""
+
+    name: str
+    id: str
+    schema: pa.Schema
+    config: Mapping[str, str]
+    partitions: tuple[PartitionDescription, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Where records were written. ``offset`` is that of the first, ``count`` how many there are.
+
+    A batch that its keys spread over partitions has its ``parts``, one a partition; ``partition``
+    and ``offset`` are then those of its first record, and ``count`` is the sum.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    count: int = 1
+    parts: tuple[Written, ...] = ()
+
+
+class Record(NamedTuple):
+    """A record of a default-schema topic, as :meth:`Consumer.records` gives it."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: datetime
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionOffsets:
+    """What a look-up of offsets found in a topic, by partition."""
+
+    topic_id: str
+    offsets: Mapping[int, int]
+    epochs: Mapping[int, int]
+    log_start_offsets: Mapping[int, int]
+    log_end_offsets: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerStatus:
+    """A broker's own account of itself; ``memory`` in bytes, without mapped files."""
+
+    version: str
+    pid: int
+    address: str
+    directory: str
+    cluster_id: str
+    topics: int
+    partitions: int
+    uptime_s: float
+    memory: int
+
+

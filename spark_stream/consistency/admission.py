@@ -1,0 +1,69 @@
+"""Which records of a message are kept when one of them is bad.
+
+A message of several records is not atomic outside a transaction (the seeds: "Records are processed
+one by one. If an error occurs, the operation aborts, … but Fluvio does not roll back previous
+records from the batch"). So: records are taken in order, the first bad one stops the message, those
+before it are kept, those after it are not tried, and the next message is judged by itself.
+
+Everything here is computed for a whole batch at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+
+class Reason(StrEnum):
+    """Why a record is refused."""
+
+    TOO_LARGE = "too_large"
+    NULL_VALUE = "null_value"
+    INVALID_TEXT = "invalid_text"
+
+
+@dataclass(frozen=True, slots=True)
+class Flaw:
+    """The first record of a batch that one rule refuses; ``row`` counts from the batch's start."""
+
+    row: int
+    reason: Reason
+    column: str | None = None
+    size: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """The verdict on a message: the first ``kept`` of its records go into the log."""
+
+    kept: int
+    flaw: Flaw | None = None
+
+
+def first_too_large(sizes: npt.NDArray[np.int64], limit: int) -> Flaw | None:
+    """The first row whose size (bytes) is above the limit; ``sizes`` has shape (rows,)."""
+    over = sizes > limit
+    if not over.any():
+        return None
+    row = int(over.argmax())
+    return Flaw(row, Reason.TOO_LARGE, size=int(sizes[row]))
+
+
+def first_marked(mask: npt.NDArray[np.bool_], reason: Reason, column: str) -> Flaw | None:
+    """The first row that ``mask`` (shape (rows,)) marks as bad in this column."""
+    if not mask.any():
+        return None
+    return Flaw(int(mask.argmax()), reason, column=column)
+
+
+def admit(rows: int, flaws: list[Flaw]) -> Admission:
+    """The verdict from every rule's first flaw: the earliest decides, ties by the order given."""
+    if not flaws:
+        return Admission(kept=rows)
+    worst = min(flaws, key=lambda flaw: flaw.row)
+    if not 0 <= worst.row < rows:
+        raise ValueError(f"a flaw outside its batch of {rows} rows: {worst}")
+    return Admission(kept=worst.row, flaw=worst)

@@ -1,0 +1,156 @@
+"""What the entries table means: its layout, what a valid table is, and how to look things up in it.
+
+An entry describes a batch (records with offsets) or a marker (the end of a transaction, no records,
+no offset). The table is the truth of a segment; everything else is derived from it. Layout to the
+byte: ``docs/format.md``.
+
+Invariant of a table whose first entry has index ``i`` and offset ``o``: entry indexes are ``i, i+1,
+i+2, …``; each base offset is the previous one plus the previous count; markers have count 0, batches
+at least 1; leader epochs never fall; positions follow one another without gaps or overlap.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from spark_stream.consistency.ids import (
+    NO_PRODUCER,
+    NO_PRODUCER_EPOCH,
+    NO_SEQUENCE,
+    NO_TRANSACTION,
+    Offset,
+)
+
+
+class Kind(IntEnum):
+    """What an entry is."""
+
+    DATA = 0
+    COMMIT = 1
+    ABORT = 2
+
+
+ENTRY: Final = np.dtype(
+    [
+        ("entry_index", "<i8"),
+        ("base_offset", "<i8"),
+        ("producer_id", "<i8"),
+        ("transaction", "<i8"),
+        ("timestamp", "<i8"),  # greatest record timestamp, microseconds since the epoch, UTC
+        ("appended", "<i8"),  # the leader's clock when it appended, the same unit
+        ("position", "<i8"),  # where the batch's IPC message starts in the .arrow file, bytes
+        ("length", "<i8"),  # its length in bytes; 0 for a marker
+        ("count", "<u4"),  # records
+        ("leader_epoch", "<i4"),
+        ("base_sequence", "<i4"),
+        ("producer_epoch", "<i2"),
+        ("kind", "u1"),
+        ("reserved", "u1"),  # 0
+        ("data_crc", "<u4"),  # CRC-32C of the length bytes at position
+        ("entry_crc", "<u4"),  # CRC-32C of the bytes of this entry before this field
+    ]
+)
+ENTRY_SIZE: Final = ENTRY.itemsize
+CRC_SPAN: Final = ENTRY_SIZE - 4
+_PACKED: Final = struct.Struct("<8qIiihBBI")  # ENTRY without its last field
+
+Table = npt.NDArray[np.void]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry before it has a place in a file; the fields are those of ``ENTRY``."""
+
+    entry_index: int
+    base_offset: int
+    timestamp: int
+    appended: int
+    count: int
+    leader_epoch: int
+    data_crc: int
+    kind: Kind = Kind.DATA
+    producer_id: int = NO_PRODUCER
+    producer_epoch: int = NO_PRODUCER_EPOCH
+    base_sequence: int = NO_SEQUENCE
+    transaction: int = NO_TRANSACTION
+
+    def packed(self, position: int, length: int) -> bytes:
+        """The entry's bytes without its own checksum; the batch is at ``position`` in its file."""
+        return _PACKED.pack(
+            self.entry_index,
+            self.base_offset,
+            self.producer_id,
+            self.transaction,
+            self.timestamp,
+            self.appended,
+            position,
+            length,
+            self.count,
+            self.leader_epoch,
+            self.base_sequence,
+            self.producer_epoch,
+            self.kind,
+            0,
+            self.data_crc,
+        )
+
+
+def valid_prefix(table: Table, first_index: int | None, first_offset: int, position: int) -> int:
+    """How many leading entries obey the table's invariant.
+
+    ``first_index`` is what the first entry's index must be (None: any), ``first_offset`` its base
+    offset and ``position`` where the first batch must start in the ``.arrow`` file. CRCs are not
+    looked at here: they need the bytes.
+    """
+    rows = len(table)
+    if rows == 0:
+        return 0
+    index = table["entry_index"]
+    count = table["count"].astype(np.int64)
+    length = table["length"]
+    start = int(index[0]) if first_index is None else first_index
+    good = index == np.arange(start, start + rows, dtype=np.int64)
+    ends = first_offset + np.cumsum(count)
+    good &= table["base_offset"] == ends - count
+    places = position + np.cumsum(length)
+    good &= table["position"] == places - length
+    data = table["kind"] == Kind.DATA
+    good &= np.where(data, (count > 0) & (length > 0), (count == 0) & (length == 0))
+    good &= table["kind"] <= Kind.ABORT
+    epochs = table["leader_epoch"]
+    good &= epochs >= np.maximum.accumulate(epochs)
+    return rows if good.all() else int(good.argmin())
+
+
+def next_offset(table: Table, first_offset: int) -> Offset:
+    """The offset after the table's last record; ``first_offset`` where the table is empty."""
+    if len(table) == 0:
+        return Offset(first_offset)
+    last = table[-1]
+    return Offset(int(last["base_offset"]) + int(last["count"]))
+
+
+def at_offset(table: Table, offset: int) -> int:
+    """The row of the batch that holds ``offset`` (which must lie within the table's offsets).
+
+    Markers share the base offset of the batch after them, so of equal base offsets the last is meant.
+    """
+    return int(np.searchsorted(table["base_offset"], offset, side="right")) - 1
+
+
+def first_at_or_after(table: Table, timestamp: int) -> int | None:
+    """The first batch that may hold a record with a timestamp at or after this one; None: no batch.
+
+    Timestamps come from producers and need not rise, so the running maximum is searched.
+    """
+    if len(table) == 0:
+        return None
+    greatest = np.maximum.accumulate(table["timestamp"])
+    row = int(np.searchsorted(greatest, timestamp, side="left"))
+    return row if row < len(table) else None

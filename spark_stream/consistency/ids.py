@@ -1,0 +1,24 @@
+"""Distinct types for the numbers that must not be mixed up. All count from 0."""
+
+from __future__ import annotations
+
+from typing import Final, NewType
+
+Offset = NewType("Offset", int)
+"""The position of a record in its partition. Dense: it counts records and nothing else."""
+
+EntryIndex = NewType("EntryIndex", int)
+"""The position of an entry (a batch or a marker) in its partition; what replication counts in."""
+
+LeaderEpoch = NewType("LeaderEpoch", int)
+"""Rises by one with each new leader of a partition."""
+
+ProducerId = NewType("ProducerId", int)
+ProducerEpoch = NewType("ProducerEpoch", int)
+Sequence = NewType("Sequence", int)
+TransactionId = NewType("TransactionId", int)
+
+NO_PRODUCER: Final = ProducerId(-1)
+NO_PRODUCER_EPOCH: Final = ProducerEpoch(-1)
+NO_SEQUENCE: Final = Sequence(-1)
+NO_TRANSACTION: Final = TransactionId(-1)

@@ -1,0 +1,112 @@
+"""Isolation of a consumer: from the bounds of a partition to the offsets it may see.
+
+Source: the seeds' "Consumer Isolation" (Fluvio: COMMITTED is what all followers have) and Kafka's
+FetchIsolation (log end, high watermark, transaction committed). ``DESIGN.md`` section 2 decides
+where the two use one word for two things.
+
+Invariant: ``log_start_offset <= last_stable_offset <= high_watermark <= log_end_offset``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from spark_stream.consistency.ids import Offset
+
+
+class Isolation(StrEnum):
+    """What a consumer sees, or when a producer's write counts as done."""
+
+    READ_UNCOMMITTED = "read_uncommitted"
+    READ_REPLICATED = "read_replicated"
+    READ_COMMITTED = "read_committed"
+    READ_ATOMIC = "read_atomic"
+
+
+CONSUMER_LEVELS: Final = tuple(Isolation)
+PRODUCER_LEVELS: Final = (Isolation.READ_UNCOMMITTED, Isolation.READ_COMMITTED)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The offsets that bound a partition's reads, as one consistent observation."""
+
+    log_start_offset: Offset
+    last_stable_offset: Offset
+    high_watermark: Offset
+    log_end_offset: Offset
+
+    def __post_init__(self) -> None:
+        ordered = (
+            0
+            <= self.log_start_offset
+            <= self.last_stable_offset
+            <= self.high_watermark
+            <= self.log_end_offset
+        )
+        if not ordered:
+            raise ValueError(f"bounds out of order: {self}")
+
+
+# read_atomic reads to a cut at or below the LSO. Without transactions nothing can be seen in part,
+# so the LSO itself is such a cut.
+UPPER_BOUND: Final[Mapping[Isolation, Callable[[Bounds], Offset]]] = {
+    Isolation.READ_UNCOMMITTED: lambda bounds: bounds.log_end_offset,
+    Isolation.READ_REPLICATED: lambda bounds: bounds.high_watermark,
+    Isolation.READ_COMMITTED: lambda bounds: bounds.last_stable_offset,
+    Isolation.READ_ATOMIC: lambda bounds: bounds.last_stable_offset,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class VisibleRange:
+    """Offsets ``start`` to ``end`` (exclusive); empty when they are equal."""
+
+    start: Offset
+    end: Offset
+
+    @property
+    def count(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfRange:
+    """The start lies above the log end: there never was such a record here."""
+
+    start: Offset
+    log_end_offset: Offset
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """The start lies below the log start: retention removed those records."""
+
+    start: Offset
+    log_start_offset: Offset
+
+
+def upper_bound(bounds: Bounds, isolation: Isolation) -> Offset:
+    """The first offset that a consumer of this level may not read."""
+    return UPPER_BOUND[isolation](bounds)
+
+
+def visible_range(
+    bounds: Bounds, isolation: Isolation, start: Offset, end: Offset | None = None
+) -> VisibleRange | OutOfRange | Evicted:
+    """The part of ``[start, end)`` that the level shows; ``end=None`` means as far as it goes.
+
+    A start between the level's bound and the log end is an empty range (the reader waits), not an
+    error: its records are there, and may become visible.
+    """
+    if start > bounds.log_end_offset:
+        return OutOfRange(start, bounds.log_end_offset)
+    if start < bounds.log_start_offset:
+        return Evicted(start, bounds.log_start_offset)
+    limit = upper_bound(bounds, isolation)
+    if end is not None:
+        limit = min(limit, end)
+    return VisibleRange(start, max(start, limit))

@@ -1,0 +1,99 @@
+"""A partition's leader: what happens to LEO, HW and LSO. A state goes in, a new state comes out.
+
+Invariants, after every transition:
+
+* ``log_start <= LSO <= HW <= LEO``;
+* LEO, HW and the log start never move back (LEO does by truncation only, which is a follower's act);
+* with no followers HW = LEO;
+* LSO is the first undecided offset, or HW if there is none at or below it.
+
+Replication counts entries: the leader keeps the HW as an entry index, and the offset that belongs
+to it beside it, because a marker moves the first and not the second.
+
+Source: the seeds ("If there are no followers in the partition, the state is always COMMITTED once a
+record gets acknowledged"); Kafka's last stable offset.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from spark_stream.consistency.ids import EntryIndex, LeaderEpoch, Offset
+from spark_stream.consistency.isolation import Bounds
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A place between two entries: the index of the next entry and the offset of its first record."""
+
+    entry: EntryIndex
+    offset: Offset
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderState:
+    """What the leader of one partition knows of its log's bounds."""
+
+    leader_epoch: LeaderEpoch
+    log_start: Position
+    log_end: Position
+    replicated_to: Position
+    followers: int = 0
+    first_undecided: Offset | None = None
+
+    def bounds(self) -> Bounds:
+        """One consistent observation for readers."""
+        high_watermark = self.replicated_to.offset
+        stable = high_watermark
+        if self.first_undecided is not None:
+            stable = min(stable, self.first_undecided)
+        return Bounds(
+            log_start_offset=self.log_start.offset,
+            last_stable_offset=max(stable, self.log_start.offset),
+            high_watermark=high_watermark,
+            log_end_offset=self.log_end.offset,
+        )
+
+
+def opened(
+    leader_epoch: LeaderEpoch, log_start: Position, log_end: Position, followers: int = 0
+) -> LeaderState:
+    """The state of a log that was just opened. With no followers HW = LEO, after a crash too."""
+    known = log_end if followers == 0 else log_start
+    return LeaderState(leader_epoch, log_start, log_end, known, followers)
+
+
+def appended(state: LeaderState, records: int) -> LeaderState:
+    """One entry with ``records`` records (0: a marker) is at the end of the leader's log."""
+    if records < 0:
+        raise ValueError(f"an entry has no negative number of records: {records}")
+    end = Position(
+        EntryIndex(state.log_end.entry + 1), Offset(state.log_end.offset + records)
+    )
+    replicated = end if state.followers == 0 else state.replicated_to
+    return LeaderState(
+        state.leader_epoch, state.log_start, end, replicated, state.followers, state.first_undecided
+    )
+
+
+def replicated(state: LeaderState, upto: Position) -> LeaderState:
+    """Every in-sync replica has the entries below ``upto``. HW never moves back, nor past LEO."""
+    if upto.entry > state.log_end.entry:
+        raise ValueError(f"replicated past the log end: {upto} > {state.log_end}")
+    if upto.entry <= state.replicated_to.entry:
+        return state
+    return replace(state, replicated_to=upto)
+
+
+def undecided_from(state: LeaderState, offset: Offset | None) -> LeaderState:
+    """The earliest undecided transaction starts at ``offset`` (None: there is no such)."""
+    return replace(state, first_undecided=offset)
+
+
+def evicted(state: LeaderState, log_start: Position) -> LeaderState:
+    """Retention removed the entries below ``log_start``; never past the LSO, never backwards."""
+    if log_start.entry <= state.log_start.entry:
+        return state
+    if log_start.offset > state.bounds().last_stable_offset:
+        raise ValueError(f"retention past the last stable offset: {log_start}")
+    return replace(state, log_start=log_start)

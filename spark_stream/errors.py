@@ -1,0 +1,234 @@
+"""Every error that isolog raises for its users: one tree, with codes that cross the wire.
+
+A class has a stable ``code`` (what travels), ``retriable`` (whether the same call may succeed later)
+and ``hint`` (one sentence: what to do). Programmer's errors are ordinary Python exceptions; what is
+here are operating errors and bad input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+
+class IsologError(Exception):
+    """The root. ``details`` are JSON values that name what is wrong (topic, partition, column, …)."""
+
+    code: ClassVar[str] = "ISOLOG"
+    retriable: ClassVar[bool] = False
+    hint: str = "Look at the message; if it does not help, look into the broker's log file."
+
+    def __init__(self, message: str, *, hint: str | None = None, **details: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.details = details
+        if hint is not None:
+            self.hint = hint
+
+    @property
+    def kept(self) -> int:
+        """How many records of a refused message stay in the log (0 where nothing was kept)."""
+        return int(self.details.get("kept", 0))
+
+    @property
+    def offset(self) -> int | None:
+        """The offset of the first record the error speaks of; None where no record has one."""
+        value = self.details.get("offset")
+        return None if value is None else int(value)
+
+    def __str__(self) -> str:
+        return f"[{self.code}] {self.message} ({self.hint})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.code, self.message, self.hint, self.details)
+
+    def to_wire(self) -> dict[str, Any]:
+        """The JSON object that crosses the wire; :func:`from_wire` reads it."""
+        return {
+            "code": self.code,
+            "message": self.message,
+            "hint": self.hint,
+            "details": self.details,
+        }
+
+
+class InvalidRequest(IsologError):
+    code = "INVALID_REQUEST"
+    hint = "Correct the request; the message names the field."
+
+
+class InvalidOption(IsologError):
+    code = "INVALID_OPTION"
+    hint = "Correct the option; the message names it and what it takes."
+
+
+class InvalidConfig(IsologError):
+    code = "INVALID_CONFIG"
+    hint = "Correct the setting; the message names it and what it takes."
+
+
+class UnknownTopic(IsologError):
+    code = "UNKNOWN_TOPIC"
+    hint = "Create it with `isolog topic create`, or let the sink do so with createTopic=true."
+
+
+class UnknownPartition(IsologError):
+    code = "UNKNOWN_PARTITION"
+    hint = "Partitions are numbered from 0; `isolog topic describe` shows how many there are."
+
+
+class TopicExists(IsologError):
+    code = "TOPIC_EXISTS"
+    hint = "Choose another name, or delete the topic first."
+
+
+class InvalidTopic(IsologError):
+    code = "INVALID_TOPIC"
+    hint = "A name has 1 to 200 of the characters a-z A-Z 0-9 . _ - and does not start with a dot."
+
+
+class SchemaMismatch(IsologError):
+    code = "SCHEMA_MISMATCH"
+    hint = "Give the columns the topic's types; `isolog topic describe` shows them."
+
+
+class UnsupportedType(IsologError):
+    code = "UNSUPPORTED_TYPE"
+    hint = "Cast or drop the column."
+
+
+class RecordTooLarge(IsologError):
+    code = "RECORD_TOO_LARGE"
+    hint = "Split the value, or raise the topic's max.record.bytes."
+
+
+class BatchTooLarge(IsologError):
+    code = "BATCH_TOO_LARGE"
+    hint = "Append smaller batches; the message names the limit."
+
+
+class InvalidRecord(IsologError):
+    code = "INVALID_RECORD"
+    hint = "Mend or drop the record; those before it in its message are kept."
+
+
+class RecordNotAttempted(IsologError):
+    code = "RECORD_NOT_ATTEMPTED"
+    retriable = True
+    hint = "An earlier record of the same batch was refused, so this one was not tried: send it again."
+
+
+class OffsetOutOfRange(IsologError):
+    code = "OFFSET_OUT_OF_RANGE"
+    hint = "Start at or below the log end offset; the log may have been truncated or made anew."
+
+
+class OffsetEvicted(IsologError):
+    code = "OFFSET_EVICTED"
+    hint = "Retention removed these records; start at the first offset left, which the message names."
+
+
+class DataLoss(IsologError):
+    code = "DATA_LOSS"
+    hint = "Set failOnDataLoss to false to go on with what is left, or start a new checkpoint."
+
+
+class UnknownOutcome(IsologError):
+    code = "UNKNOWN_OUTCOME"
+    hint = "The records may be in the log or not; read it to see, or send again and accept duplicates."
+
+
+class BrokerUnavailable(IsologError):
+    code = "BROKER_UNAVAILABLE"
+    retriable = True
+    hint = "Check that the broker runs and that its address is right (`isolog broker status`)."
+
+
+class BrokerStopping(IsologError):
+    code = "BROKER_STOPPING"
+    retriable = True
+    hint = "The broker is shutting down; try again once it is back."
+
+
+class RequestTimeout(IsologError):
+    code = "REQUEST_TIMEOUT"
+    retriable = True
+    hint = "The broker is overloaded or stopped; try again, or allow more time."
+
+
+class BufferFull(IsologError):
+    code = "BUFFER_FULL"
+    retriable = True
+    hint = "The broker takes records more slowly than they come; wait, or allow more buffer_bytes."
+
+
+class DiskFull(IsologError):
+    code = "DISK_FULL"
+    retriable = True
+    hint = "Make room on the broker's disk; writes come back by themselves, reads go on meanwhile."
+
+
+class StorageFailure(IsologError):
+    code = "STORAGE_FAILURE"
+    retriable = True
+    hint = "The disk refused the operation; the broker's log file has the system's error."
+
+
+class DamagedSegment(IsologError):
+    code = "DAMAGED_SEGMENT"
+    hint = "The file fails its checksum: restore it from a replica or a backup, or read past it."
+
+
+class NotALogDirectory(IsologError):
+    code = "NOT_A_LOG_DIRECTORY"
+    hint = "Give an empty or a new directory, or one that isolog made."
+
+
+class NewerFormat(IsologError):
+    code = "NEWER_FORMAT"
+    hint = "Install the isolog release that wrote the directory, or a later one."
+
+
+class DirectoryInUse(IsologError):
+    code = "DIRECTORY_IN_USE"
+    hint = "One broker serves a directory: use the one that runs, or stop it with `isolog broker stop`."
+
+
+class PortInUse(IsologError):
+    code = "PORT_IN_USE"
+    hint = "Choose another port, or 0 for any free one."
+
+
+class Unsupported(IsologError):
+    code = "UNSUPPORTED"
+    hint = "This release of isolog does not have it."
+
+
+class InternalError(IsologError):
+    code = "INTERNAL"
+    hint = "This is a defect of isolog: please report it with the broker's log file."
+
+
+def _tree(root: type[IsologError]) -> dict[str, type[IsologError]]:
+    found = {root.code: root}
+    for child in root.__subclasses__():
+        found.update(_tree(child))
+    return found
+
+
+BY_CODE: Mapping[str, type[IsologError]] = _tree(IsologError)
+
+
+def _rebuild(code: str, message: str, hint: str, details: Mapping[str, Any]) -> IsologError:
+    """An error from its parts; an unknown code (of a newer broker) becomes the root class."""
+    return BY_CODE.get(code, IsologError)(message, hint=hint, **details)
+
+
+def from_wire(value: Mapping[str, Any]) -> IsologError:
+    """The error that :meth:`IsologError.to_wire` described."""
+    return _rebuild(
+        str(value.get("code", "ISOLOG")),
+        str(value.get("message", "")),
+        str(value.get("hint", IsologError.hint)),
+        dict(value.get("details", {})),
+    )

@@ -1,0 +1,93 @@
+"""The broker's directory: whose it is, of which format, and where its parts lie.
+
+::
+
+    isolog.json       what this directory is: format, version, cluster id
+    broker.lock       locked (flock) by the one broker that serves the directory
+    broker.json       where that broker listens, and its process id
+    broker.log        what a broker in the background says
+    metadata.sqlite   topics
+    topics/<name>/<topic id>/<partition>/<base offset>.arrow and .entries
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from spark_stream.errors import NewerFormat, NotALogDirectory, StorageFailure
+
+FORMAT_VERSION: Final = 1
+_OURS: Final = frozenset(
+    {"isolog.json", "isolog.json.new", "broker.lock", "broker.json", "broker.log", "start.lock"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LogDirectory:
+    """An opened directory of ours."""
+
+    path: Path
+    cluster_id: str
+
+    @property
+    def metadata(self) -> Path:
+        return self.path / "metadata.sqlite"
+
+    def topic(self, name: str, topic_id: str) -> Path:
+        return self.path / "topics" / name / topic_id
+
+    def partition(self, name: str, topic_id: str, partition: int) -> Path:
+        return self.topic(name, topic_id) / str(partition)
+
+
+def open_directory(path: Path) -> LogDirectory:
+    """Opens a directory, or makes a missing or empty one ours.
+
+    Raises:
+        NotALogDirectory: it holds other people's files, or is no directory.
+        NewerFormat: a later release wrote it.
+    """
+    if path.exists() and not path.is_dir():
+        raise NotALogDirectory(f"{path} is not a directory", path=str(path))
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return _described(path) if (path / "isolog.json").exists() else _made(path)
+    except OSError as error:
+        raise StorageFailure(f"{path}: {error.strerror or error}", path=str(path)) from error
+
+
+def _described(path: Path) -> LogDirectory:
+    try:
+        facts = json.loads((path / "isolog.json").read_text())
+        version, cluster_id = int(facts["version"]), str(facts["cluster_id"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise NotALogDirectory(
+            f"{path / 'isolog.json'} is not readable as isolog's description: {error}",
+            path=str(path),
+        ) from error
+    if version > FORMAT_VERSION:
+        raise NewerFormat(
+            f"{path} has format {version}; this release reads formats up to {FORMAT_VERSION}",
+            path=str(path),
+        )
+    return LogDirectory(path, cluster_id)
+
+
+def _made(path: Path) -> LogDirectory:
+    strange = sorted(set(os.listdir(path)) - _OURS)
+    if strange:
+        shown = ", ".join(strange[:3]) + (", …" if len(strange) > 3 else "")
+        raise NotALogDirectory(
+            f"{path} is not empty and was not made by isolog (it holds {shown})", path=str(path)
+        )
+    cluster_id = uuid.uuid4().hex
+    facts = {"format": "isolog", "version": FORMAT_VERSION, "cluster_id": cluster_id}
+    fresh = path / "isolog.json.new"
+    fresh.write_text(json.dumps(facts, indent=1) + "\n")
+    os.replace(fresh, path / "isolog.json")
+    return LogDirectory(path, cluster_id)

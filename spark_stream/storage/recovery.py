@@ -1,0 +1,185 @@
+"""What of a segment is valid, found when a log opens, and cutting off what is not.
+
+The log is the longest prefix whose checksums hold. The last segment is where a crash leaves torn
+bytes: its batches are all checked here, and what is behind the first bad one is cut (into a folder
+``cut`` beside it if intact entries were among it, so that nothing acknowledged is thrown away).
+Older segments are complete: their entries are checked here, their batches when they are first read,
+and damage in them is reported as a hole, never cut.
+
+Order of steps in a cut: the shorter entries file replaces the longer, then the ``.arrow`` file. A
+crash between them leaves bytes that no entry names: the next open cuts those.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE, Table, valid_prefix
+from spark_stream.consistency.ids import EntryIndex, Offset
+from spark_stream.consistency.leader import Position
+from spark_stream.errors import DamagedSegment
+from spark_stream.storage.codec import (
+    Codec,
+    facts_of,
+    first_broken_batch,
+    header_length,
+    intact_entries,
+)
+from spark_stream.storage.disk import Disk
+from spark_stream.storage.segment import ActiveSegment, Segment, SegmentName
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What recovery removed from the end of a log, or found damaged in the middle of it."""
+
+    segment: str
+    records_lost: int
+    entries_lost: int
+    bytes_lost: int
+    kept_aside: bool
+    reason: str
+
+    def __str__(self) -> str:
+        aside = ", kept aside in the folder `cut`" if self.kept_aside else ""
+        return (
+            f"{self.segment}: {self.reason}: {self.entries_lost} entries with"
+            f" {self.records_lost} records ({self.bytes_lost} bytes){aside}"
+        )
+
+
+def open_closed(
+    disk: Disk, name: SegmentName, codec: Codec, first_entry: int | None, next_base: int
+) -> tuple[Segment, Cut | None]:
+    """A segment that has a successor starting at offset ``next_base``."""
+    present = set(disk.names(name.directory))
+    complete = {name.arrow.name, name.entries.name} <= present
+    whole, table = _read_table(disk, name) if complete else (0, np.zeros(0, ENTRY))
+    good = _good_entries(table, first_entry, name.base_offset)
+    kept = table[:good]
+    entry = first_entry if first_entry is not None else _first_index(disk, name, kept)
+    segment = Segment(
+        disk, name, codec, Position(EntryIndex(entry), Offset(name.base_offset)), kept
+    )
+    if segment.sound_end == next_base:
+        return segment, None
+    while len(kept) and int(kept[-1]["base_offset"] + kept[-1]["count"]) > next_base:
+        kept = kept[:-1]
+    holed = Segment(disk, name, codec, segment.first, kept, hole_end=next_base)
+    lost = next_base - holed.sound_end
+    junk = whole - len(kept) * ENTRY_SIZE
+    reason = "damaged" if complete else "one of its two files is missing"
+    reason += ", and reads in it will fail"
+    return holed, Cut(str(name.entries), lost, max(0, len(table) - len(kept)), junk, False, reason)
+
+
+def open_active(
+    disk: Disk, name: SegmentName, codec: Codec, first_entry: int | None, facts: dict[str, str]
+) -> tuple[ActiveSegment, Cut | None]:
+    """The last segment, with everything behind its longest valid prefix cut off.
+
+    Raises:
+        DamagedSegment: its entries file is missing, or nothing tells which entry it starts with.
+    """
+    present = set(disk.names(name.directory))
+    if name.entries.name not in present:
+        raise _missing(name)
+    whole, table = _read_table(disk, name)
+    data = disk.map(name.arrow) if name.arrow.name in present else pa.py_buffer(b"")
+    header = header_length(data)
+    good = _good_entries(table, first_entry, name.base_offset)
+    if good:
+        ends = table["position"][:good] + table["length"][:good]
+        if not (ends <= data.size).all():
+            good = int((ends > data.size).argmax())
+        good = first_broken_batch(table[:good], data)
+    kept = table[:good]
+    if not good and header is None:
+        if len(table):
+            raise DamagedSegment(
+                f"{name.arrow}: not a segment of Arrow batches, but {name.entries} has"
+                f" {len(table)} entries",
+                path=str(name.arrow),
+            )
+        entry = _known_start(first_entry, name)
+        first = Position(EntryIndex(entry), Offset(name.base_offset))
+        return ActiveSegment.create(disk, name, codec, first, facts), None
+    entry = first_entry if first_entry is not None else _first_index(disk, name, kept)
+    data_end = int(kept[-1]["position"] + kept[-1]["length"]) if good else int(header or 0)
+    cut = None
+    if whole != good * ENTRY_SIZE or data.size != data_end:
+        cut = _cut(disk, name, whole, table, good, data, data_end)
+    first = Position(EntryIndex(entry), Offset(name.base_offset))
+    return ActiveSegment(disk, name, codec, first, kept), cut
+
+
+def _cut(
+    disk: Disk, name: SegmentName, whole: int, table: Table, good: int, data: pa.Buffer, end: int
+) -> Cut:
+    lost = table[good:]
+    intact = intact_entries(lost)
+    if intact:
+        for path in (name.entries, name.arrow):
+            disk.keep_aside(path, path.parent / "cut" / path.name)
+    if whole != good * ENTRY_SIZE:
+        disk.write_whole(name.entries, [table[:good].tobytes()])
+    if data.size != end:
+        disk.write_whole(name.arrow, [data.slice(0, end)])
+    return Cut(
+        segment=str(name.arrow),
+        records_lost=int(lost["count"][:intact].astype(np.int64).sum()),
+        entries_lost=intact,
+        bytes_lost=max(0, data.size - end) + whole - good * ENTRY_SIZE,
+        kept_aside=bool(intact),
+        reason="cut behind the valid prefix",
+    )
+
+
+def _read_table(disk: Disk, name: SegmentName) -> tuple[int, Table]:
+    raw = disk.map(name.entries)
+    rows = raw.size // ENTRY_SIZE
+    return raw.size, np.frombuffer(raw, ENTRY, count=rows)
+
+
+def _good_entries(table: Table, first_entry: int | None, base_offset: int) -> int:
+    intact = intact_entries(table)
+    if not intact:
+        return 0
+    position = int(table[0]["position"])
+    return valid_prefix(table[:intact], first_entry, base_offset, position)
+
+
+def _first_index(disk: Disk, name: SegmentName, table: Table) -> int:
+    """Which entry a log's first segment starts with: its first entry says so, or its header."""
+    if len(table):
+        return int(table[0]["entry_index"])
+    told = None
+    if name.arrow.name in disk.names(name.directory):
+        data = disk.map(name.arrow)
+        length = header_length(data)
+        facts = facts_of(data.slice(0, length)) if length else None
+        told = (facts or {}).get("isolog.base_entry")
+    return int(told) if told is not None else _known_start(None, name)
+
+
+def _known_start(first_entry: int | None, name: SegmentName) -> int:
+    if first_entry is not None:
+        return first_entry
+    if name.base_offset == 0:
+        return 0
+    raise DamagedSegment(
+        f"{name.arrow}: neither the file nor {name.entries} tells which entry it starts with",
+        path=str(name.arrow),
+    )
+
+
+def _missing(name: SegmentName) -> DamagedSegment:
+    return DamagedSegment(
+        f"{name.entries} is missing; without it the epochs and producers of {name.arrow.name}"
+        " are not known, and isolog does not guess them",
+        path=str(name.entries),
+        hint="Restore the file from a backup or a replica, or delete the partition's directory.",
+    )

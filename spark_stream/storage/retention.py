@@ -1,0 +1,39 @@
+"""Which closed segments retention removes: a decision, taken without touching a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spark_stream.storage.settings import LogSettings
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFacts:
+    """What retention needs to know of a closed segment. Times in microseconds since the epoch."""
+
+    size: int
+    last_appended: int | None
+    end_offset: int
+
+
+def removable(
+    closed: Sequence[SegmentFacts], active_size: int, settings: LogSettings, now: int, limit: int
+) -> int:
+    """How many of the oldest closed segments go, by age and by size.
+
+    A segment goes only as a whole, only if all older ones go, and never if it holds an offset at or
+    above ``limit`` (the last stable offset). By size, the log keeps at least ``retention.bytes``.
+    """
+    total = active_size + sum(segment.size for segment in closed)
+    oldest_kept = None if settings.retention_ms < 0 else now - settings.retention_ms * 1000
+    gone = 0
+    for segment in closed:
+        last = segment.last_appended
+        too_old = oldest_kept is not None and (last is None or last < oldest_kept)
+        too_much = 0 <= settings.retention_bytes <= total - segment.size
+        if segment.end_offset > limit or not (too_old or too_much):
+            break
+        total -= segment.size
+        gone += 1
+    return gone

@@ -1,0 +1,249 @@
+"""One segment: a file of batches and the table of its entries.
+
+Order of writes in an append: the batch's bytes, then its entry, then (in memory) the entry is
+published. A crash between any two leaves bytes that no entry names, which recovery cuts. A failed
+write is taken back at once, so the files end where the last published entry says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE, Entry, Table, next_offset
+from spark_stream.consistency.ids import EntryIndex, Offset
+from spark_stream.consistency.leader import Position
+from spark_stream.errors import DamagedSegment
+from spark_stream.storage.codec import END_OF_STREAM, Codec, first_broken_batch, sealed
+from spark_stream.storage.disk import Disk, DiskFile
+
+# Below this a read near the end of a growing file copies; above it the file is mapped again.
+_COPY_BYTES_MAX: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentName:
+    """Where a segment's two files are."""
+
+    directory: Path
+    base_offset: int
+
+    @property
+    def arrow(self) -> Path:
+        return self.directory / f"{self.base_offset:020d}.arrow"
+
+    @property
+    def entries(self) -> Path:
+        return self.directory / f"{self.base_offset:020d}.entries"
+
+
+class Segment:
+    """A closed segment; :class:`ActiveSegment` is the one that grows.
+
+    Readers need no lock: rows of ``table`` below its length never change, and a longer table is put
+    in the place of a shorter one.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        name: SegmentName,
+        codec: Codec,
+        first: Position,
+        table: Table,
+        *,
+        hole_end: int | None = None,
+        verified: bool = False,
+    ) -> None:
+        self.name = name
+        self.first = first
+        self._disk = disk
+        self._codec = codec
+        self._table = table
+        self._mapped = pa.py_buffer(b"")
+        self._hole_end = hole_end
+        self._verified: np.ndarray | None = None if verified else np.zeros(len(table), np.bool_)
+
+    @property
+    def table(self) -> Table:
+        """The published entries."""
+        return self._table
+
+    @property
+    def end(self) -> Position:
+        """The position after the last entry; damaged entries at the end of the segment count."""
+        if self._hole_end is not None:
+            return Position(EntryIndex(self.first.entry + len(self._table)), Offset(self._hole_end))
+        table = self._table
+        return Position(
+            EntryIndex(self.first.entry + len(table)), next_offset(table, self.first.offset)
+        )
+
+    @property
+    def sound_end(self) -> int:
+        """The offset after the last record that can be read; below ``end`` where damage follows."""
+        return next_offset(self._table, self.first.offset)
+
+    @property
+    def data_end(self) -> int:
+        """The position in the ``.arrow`` file after the last batch, bytes; 0 without entries."""
+        table = self._table
+        return int(table[-1]["position"] + table[-1]["length"]) if len(table) else 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of both files."""
+        return self.data_end + len(self._table) * ENTRY_SIZE
+
+    @property
+    def last_appended(self) -> int | None:
+        """The leader's clock at the last append, microseconds; None without entries."""
+        return int(self._table[-1]["appended"]) if len(self._table) else None
+
+    def damage(self) -> DamagedSegment:
+        """The error for a read that needs the part which is lost."""
+        return DamagedSegment(
+            f"{self.name.entries}: offsets {self.sound_end} to {self.end.offset - 1} fail their"
+            f" checksums; the first good offset after them is {self.end.offset}",
+            path=str(self.name.entries),
+            first=self.sound_end,
+            next=int(self.end.offset),
+        )
+
+    def load(self, first: int, last: int) -> pa.Buffer:
+        """The bytes of the batches in rows ``first`` to ``last`` (exclusive), checked.
+
+        Raises:
+            DamagedSegment: a batch fails its checksum; the error names the file and the offsets.
+        """
+        rows = self._table[first:last]
+        position = int(rows[0]["position"])
+        length = int(rows[-1]["position"] + rows[-1]["length"]) - position
+        data = self._bytes(position, length)
+        if self._verified is not None and not self._verified[first:last].all():
+            broken = first_broken_batch(rows, data, position) if data.size == length else 0
+            if broken < len(rows):
+                row = rows[broken]
+                start, count = int(row["base_offset"]), int(row["count"])
+                raise DamagedSegment(
+                    f"{self.name.arrow}: offsets {start} to {start + count - 1} fail their"
+                    f" checksum; the first offset after them is {start + count}",
+                    path=str(self.name.arrow),
+                    first=start,
+                    next=start + count,
+                )
+            self._verified[first:last] = True
+        return data
+
+    def decode(self, first: int, last: int, columns: list[str] | None) -> pa.RecordBatch:
+        """Rows ``first`` to ``last`` (exclusive) of the table as one Arrow batch."""
+        return self._codec.decode(self.load(first, last), last - first, columns)
+
+    def _bytes(self, position: int, length: int) -> pa.Buffer:
+        if position + length > self._mapped.size:
+            self._mapped = self._disk.map(self.name.arrow)
+        return self._mapped.slice(position, length)
+
+    def remove(self) -> None:
+        """Deletes both files; readers that mapped them keep what they mapped."""
+        self._disk.remove(self.name.entries)
+        self._disk.remove(self.name.arrow)
+
+
+class ActiveSegment(Segment):
+    """The last segment of a log: it takes appends. One writer at a time (the partition's lock)."""
+
+    def __init__(
+        self, disk: Disk, name: SegmentName, codec: Codec, first: Position, table: Table
+    ) -> None:
+        super().__init__(disk, name, codec, first, table, verified=True)
+        self._arrow: DiskFile = disk.open(name.arrow)
+        self._entries: DiskFile = disk.open(name.entries)
+        self._grown = np.zeros(max(64, 2 * len(table)), ENTRY)
+        self._grown[: len(table)] = table
+        self._table = self._grown[: len(table)]
+        self._data_end = self.data_end or self._arrow.size()
+        self._torn = False
+        self._unflushed = False
+
+    @classmethod
+    def create(
+        cls, disk: Disk, name: SegmentName, codec: Codec, first: Position, facts: dict[str, str]
+    ) -> ActiveSegment:
+        """A new, empty segment. The entries file comes first: an .arrow file never lacks it."""
+        disk.write_whole(name.entries, [])
+        facts = facts | {
+            "isolog.base_entry": str(first.entry),
+            "isolog.base_offset": str(first.offset),
+        }
+        disk.write_whole(name.arrow, [codec.header(facts)])
+        return cls(disk, name, codec, first, np.zeros(0, ENTRY))
+
+    @property
+    def data_bytes(self) -> int:
+        """Where the next batch goes in the ``.arrow`` file."""
+        return self._data_end
+
+    def append(self, entry: Entry, message: pa.Buffer | None) -> None:
+        """Writes one entry and its batch (None: a marker has none); on an error neither is there.
+
+        Raises:
+            DiskFull, StorageFailure: nothing was kept, and the next append starts where this did.
+        """
+        if self._torn:
+            self._take_back()
+        length = message.size if message is not None else 0
+        written = sealed(entry.packed(self._data_end, length))
+        try:
+            if message is not None:
+                self._arrow.write(self._data_end, message)
+            self._entries.write(len(self._table) * ENTRY_SIZE, written)
+        except Exception:
+            self._torn = True
+            self._take_back()
+            raise
+        self._publish(written)
+        self._data_end += length
+        self._unflushed = True
+
+    def flush(self) -> None:
+        """Forces what was appended to the disk: batches first, then the entries that name them."""
+        if self._unflushed:
+            self._unflushed = False
+            self._arrow.flush()
+            self._entries.flush()
+
+    def close(self, *, finished: bool = False) -> None:
+        """Closes the files; a finished segment gets Arrow's end-of-stream mark."""
+        if finished:
+            self._arrow.write(self._data_end, END_OF_STREAM)
+        self._arrow.close()
+        self._entries.close()
+
+    def closed(self) -> Segment:
+        """The same segment for readers only. What this process wrote needs no second check."""
+        table = np.frombuffer(self._disk.map(self.name.entries), ENTRY)[: len(self._table)]
+        return Segment(self._disk, self.name, self._codec, self.first, table, verified=True)
+
+    def _publish(self, entry: bytes) -> None:
+        rows = len(self._table)
+        if rows == len(self._grown):
+            grown = np.zeros(2 * rows, ENTRY)
+            grown[:rows] = self._grown
+            self._grown = grown
+        self._grown[rows] = np.frombuffer(entry, ENTRY)[0]
+        self._table = self._grown[: rows + 1]
+
+    def _take_back(self) -> None:
+        self._entries.cut(len(self._table) * ENTRY_SIZE)
+        self._arrow.cut(self._data_end)
+        self._torn = False
+
+    def _bytes(self, position: int, length: int) -> pa.Buffer:
+        if position + length > self._mapped.size and length <= _COPY_BYTES_MAX:
+            return self._arrow.read(position, length)
+        return super()._bytes(position, length)

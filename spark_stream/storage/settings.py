@@ -1,0 +1,111 @@
+"""What a topic may configure about its files, and how the values are written down.
+
+The names are those of Kafka's topic configuration where the meaning is the same. Values arrive as
+strings or numbers; every bad one is refused by name.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import Annotated, Any, Final, get_type_hints
+
+from spark_stream.errors import InvalidConfig
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+HOUR_MS: Final = 3_600_000
+
+
+class Flush(StrEnum):
+    """When appended bytes are forced to the disk."""
+
+    NONE = "none"
+    INTERVAL = "interval"
+    BATCH = "batch"
+
+
+class Compression(StrEnum):
+    """How batches are compressed in the segment files."""
+
+    NONE = "none"
+    LZ4 = "lz4"
+    ZSTD = "zstd"
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The values a number may take; -1 is also taken, as "no limit", where ``unlimited`` says so."""
+
+    low: int
+    high: int
+    unlimited: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """A topic's configuration. A field ``segment_bytes`` is the setting ``segment.bytes``."""
+
+    max_record_bytes: Annotated[int, Range(1, 512 * MIB)] = 16 * MIB
+    segment_bytes: Annotated[int, Range(64 * KIB, 1024 * MIB)] = 256 * MIB
+    segment_ms: Annotated[int, Range(100, 10**15)] = 7 * 24 * HOUR_MS
+    segment_entries: Annotated[int, Range(16, 1 << 22)] = 1 << 18
+    retention_ms: Annotated[int, Range(100, 10**15, unlimited=True)] = -1
+    retention_bytes: Annotated[int, Range(1, 10**18, unlimited=True)] = -1
+    flush: Flush = Flush.NONE
+    flush_ms: Annotated[int, Range(10, 10**9)] = 1_000
+    compression: Compression = Compression.NONE
+
+
+def _setting(field: str) -> str:
+    return field.replace("_", ".")
+
+
+SETTINGS: Final = {_setting(field.name): field.name for field in fields(LogSettings)}
+_HINTS: Final = get_type_hints(LogSettings, include_extras=True)
+
+
+def parse_settings(values: Mapping[str, Any], base: LogSettings | None = None) -> LogSettings:
+    """Settings from names and values as a user writes them; what is not named stays as in ``base``.
+
+    Raises:
+        InvalidConfig: an unknown name (with the nearest known one) or a value outside its range.
+    """
+    base = base or LogSettings()
+    changed = {field.name: getattr(base, field.name) for field in fields(LogSettings)}
+    for name, value in values.items():
+        if name not in SETTINGS:
+            near = difflib.get_close_matches(name, SETTINGS, n=1)
+            guess = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(SETTINGS)}"
+            raise InvalidConfig(f"unknown setting {name!r}{guess}", setting=name)
+        changed[SETTINGS[name]] = _parse(name, value)
+    return LogSettings(**changed)
+
+
+def shown_settings(settings: LogSettings) -> dict[str, str]:
+    """The settings as users write them: ``{"segment.bytes": "268435456", …}``."""
+    return {name: str(getattr(settings, field)) for name, field in SETTINGS.items()}
+
+
+def _parse(name: str, value: Any) -> Any:
+    kind = _HINTS[SETTINGS[name]]
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        try:
+            return kind(str(value).strip().lower())
+        except ValueError:
+            raise InvalidConfig(
+                f"{name} takes {' | '.join(kind)}, not {value!r}", setting=name
+            ) from None
+    allowed: Range = kind.__metadata__[0]
+    try:
+        number = int(str(value).strip())
+    except ValueError:
+        raise InvalidConfig(f"{name} takes a whole number, not {value!r}", setting=name) from None
+    if (allowed.unlimited and number == -1) or allowed.low <= number <= allowed.high:
+        return number
+    also = " (or -1: no limit)" if allowed.unlimited else ""
+    raise InvalidConfig(
+        f"{name} takes {allowed.low} to {allowed.high}{also}, not {number}", setting=name
+    )

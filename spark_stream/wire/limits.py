@@ -1,0 +1,23 @@
+"""Every limit that client and broker share, with its reason. Sizes in bytes, times in seconds."""
+
+from __future__ import annotations
+
+from typing import Final
+
+BATCH_BYTES_MAX: Final = 256 << 20
+"""One appended batch. gRPC carries messages below 2 GiB; a batch is held in memory a few times."""
+
+CONTROL_BYTES_MAX: Final = 1 << 20
+"""One ticket, action body or envelope. The largest in use is a topic's schema: a few KiB."""
+
+WAIT_MS_MAX: Final = 60_000
+"""A long poll. Longer ones would hide a dead peer; a client simply asks again."""
+
+FETCH_BYTES_DEFAULT: Final = 32 << 20
+"""What one fetch of our own client asks for: large enough to be free, small enough for a deadline."""
+
+REQUEST_TIMEOUT_S: Final = 30.0
+"""How long a client waits for an answer that should come at once."""
+
+CANCEL_POLL_S: Final = 0.25
+"""How often a waiting fetch looks whether its caller is gone or the broker stops."""

@@ -1,0 +1,256 @@
+"""The control messages, each a JSON object with a fixed set of fields. Nothing is ever unpickled.
+
+Where they travel:
+
+=================  ====================================================================
+``Fetch``          the ticket of a DoGet
+``ChunkFacts``     app_metadata of every batch that a DoGet answers with
+``EndFacts``       app_metadata of its last, empty batch
+``AppendTo``       the command descriptor of a DoPut
+``Envelope``       app_metadata of every batch that a DoPut carries
+``Ack``            the answer to every batch
+the rest           bodies and results of DoAction, by the action's name (``ACTIONS``)
+=================  ====================================================================
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Annotated, Any, Final, Self, TypeVar
+
+import pyarrow as pa
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.errors import InvalidRequest
+from spark_stream.wire.limits import CONTROL_BYTES_MAX, WAIT_MS_MAX
+
+INT64_MAX: Final = (1 << 63) - 1
+OffsetField = Annotated[int, Field(ge=0, le=INT64_MAX)]
+PartitionField = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
+Name = Annotated[str, Field(min_length=1, max_length=255)]
+
+EARLIEST: Final = -2
+LATEST: Final = -1
+
+
+class Message(BaseModel):
+    """A message: immutable, no field too many, no silent conversion."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    def to_bytes(self) -> bytes:
+        """The JSON text; fields that are None are left out."""
+        return self.model_dump_json(exclude_none=True).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """The message, or InvalidRequest naming the first field that is wrong."""
+        if len(data) > CONTROL_BYTES_MAX:
+            raise InvalidRequest(
+                f"a {cls.__name__} has at most {CONTROL_BYTES_MAX} bytes, not {len(data)}"
+            )
+        try:
+            return cls.model_validate_json(data or b"{}")
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(str(part) for part in first["loc"]) or "the message"
+            raise InvalidRequest(
+                f"{cls.__name__}: {where}: {first['msg']}", field=where
+            ) from None
+
+
+# -- reading --------------------------------------------------------------------------------------
+
+
+class Fetch(Message):
+    """Read a partition from ``start`` up to the isolation's bound, or ``end`` if that is lower."""
+
+    topic: Name
+    partition: PartitionField
+    start: Annotated[int, Field(ge=EARLIEST, le=INT64_MAX)] = EARLIEST
+    end: OffsetField | None = None
+    isolation: Isolation = Isolation.READ_UNCOMMITTED
+    columns: list[Name] | None = None
+    max_records: Annotated[int, Field(ge=1, le=INT64_MAX)] | None = None
+    max_bytes: Annotated[int, Field(ge=1, le=INT64_MAX)] | None = None
+    wait_ms: Annotated[int, Field(ge=0, le=WAIT_MS_MAX)] = 0
+    follow: bool = False
+    topic_id: str | None = None
+
+
+class BoundsFacts(Message):
+    """The bounds of a partition as the leader saw them."""
+
+    log_start_offset: OffsetField
+    last_stable_offset: OffsetField
+    high_watermark: OffsetField
+    log_end_offset: OffsetField
+
+
+class ChunkFacts(Message):
+    """Rows ``base``, ``base + 1``, … of the partition; the next batch starts at or after ``next``."""
+
+    base: OffsetField
+    next: OffsetField
+
+
+class EndFacts(Message):
+    """The last message of a fetch: read on from ``next``, even if nothing was visible."""
+
+    next: OffsetField
+    end: bool = True
+    bounds: BoundsFacts
+
+
+# -- writing --------------------------------------------------------------------------------------
+
+
+class AppendTo(Message):
+    """Opens a stream of appends to one topic."""
+
+    topic: Name
+    isolation: Isolation = Isolation.READ_UNCOMMITTED
+    timeout_ms: Annotated[int, Field(ge=1, le=3_600_000)] = 30_000
+    topic_id: str | None = None
+
+
+class Envelope(Message):
+    """Which partition a batch is for; ``number`` comes back with its acknowledgement."""
+
+    number: Annotated[int, Field(ge=0, le=INT64_MAX)] = 0
+    partition: PartitionField
+
+
+class Ack(Message):
+    """What became of a batch: its first offset and its count, or an error (its details have kept)."""
+
+    number: int
+    partition: int
+    offset: int | None = None
+    count: int = 0
+    error: dict[str, Any] | None = None
+
+
+# -- administration -------------------------------------------------------------------------------
+
+
+class Empty(Message):
+    """No arguments."""
+
+
+class CreateTopic(Message):
+    """``schema_ipc``: base64 of the Arrow IPC schema message; None means the default schema."""
+
+    topic: Name
+    partitions: int = 1
+    replication_factor: int = 1
+    schema_ipc: str | None = None
+    config: dict[str, str] = {}
+
+
+class NamedTopic(Message):
+    """The topic an action is about."""
+
+    topic: Name
+
+
+class PartitionFacts(Message):
+    """A partition as its leader sees it. ``error`` says why it cannot be used, if so."""
+
+    partition: int
+    leader: str
+    leader_epoch: int
+    replicas: list[str]
+    isr: list[str]
+    log_start_offset: int
+    log_end_offset: int
+    high_watermark: int
+    last_stable_offset: int
+    size: int
+    error: dict[str, Any] | None = None
+
+
+class TopicFacts(Message):
+    """A topic with its partitions."""
+
+    name: str
+    id: str
+    schema_ipc: str
+    config: dict[str, str]
+    partitions: list[PartitionFacts]
+
+
+class TopicNames(Message):
+    """The names of all topics."""
+
+    topics: list[str]
+
+
+class ListOffsets(Message):
+    """For each partition the offset that a place means, under an isolation level.
+
+    ``timestamp`` in microseconds since the epoch: the first offset at or after it, or the isolation's
+    bound where there is none. Without it ``at``: -2 earliest, -1 latest. ``partitions``: None is all.
+    """
+
+    topic: Name
+    partitions: list[PartitionField] | None = None
+    at: Annotated[int, Field(ge=EARLIEST, le=LATEST)] = LATEST
+    timestamp: int | None = None
+    isolation: Isolation = Isolation.READ_UNCOMMITTED
+
+
+class Offsets(Message):
+    """What ListOffsets found, with what a streaming offset is made of."""
+
+    topic_id: str
+    offsets: dict[int, int]
+    epochs: dict[int, int]
+    log_start_offsets: dict[int, int]
+    log_end_offsets: dict[int, int]
+
+
+class Status(Message):
+    """The broker itself. Memory in bytes: what the process holds that is not a mapped file."""
+
+    version: str
+    pid: int
+    address: str
+    directory: str
+    cluster_id: str
+    topics: int
+    partitions: int
+    uptime_s: float
+    memory: int
+
+
+ACTIONS: Final[dict[str, str]] = {
+    "create-topic": "CreateTopic → TopicFacts",
+    "delete-topic": "NamedTopic → Empty",
+    "describe-topic": "NamedTopic → TopicFacts",
+    "list-topics": "Empty → TopicNames",
+    "list-offsets": "ListOffsets → Offsets",
+    "status": "Empty → Status",
+}
+
+M = TypeVar("M", bound=Message)
+
+
+def schema_to_text(schema: pa.Schema) -> str:
+    """A schema as base64 of its Arrow IPC message."""
+    return base64.b64encode(schema.serialize()).decode()
+
+
+def schema_from_text(text: str) -> pa.Schema:
+    """The schema that :func:`schema_to_text` wrote, or InvalidRequest."""
+    try:
+        return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
+    except (ValueError, OSError, pa.ArrowException) as error:
+        raise InvalidRequest(f"schema_ipc is not an Arrow IPC schema: {error}") from None
+
+
+def json_bytes(value: object) -> bytes:
+    """Compact JSON."""
+    return json.dumps(value, separators=(",", ":")).encode()

@@ -1,0 +1,199 @@
+"""Schemas on the wire: the default one, which types a topic may have, how a batch is made to fit.
+
+A *default-schema topic* has Kafka's record: key, value, headers, timestamp. Any other schema is a
+*typed topic*: its columns are the user's.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+from spark_stream.errors import SchemaMismatch, UnsupportedType
+
+TIMESTAMP_TYPE: Final = pa.timestamp("us", "UTC")
+HEADERS_TYPE: Final = pa.list_(
+    pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
+)
+DEFAULT_SCHEMA: Final = pa.schema(
+    [
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("headers", HEADERS_TYPE),
+        pa.field("timestamp", TIMESTAMP_TYPE, nullable=False),
+    ]
+)
+TIMESTAMP_COLUMN: Final = "timestamp"
+
+OFFSET: Final = pa.field("_offset", pa.int64(), nullable=False)
+TIMESTAMP: Final = pa.field("_timestamp", TIMESTAMP_TYPE, nullable=False)
+TOPIC: Final = pa.field("_topic", pa.string(), nullable=False)
+PARTITION: Final = pa.field("_partition", pa.int32(), nullable=False)
+LEADER_COLUMNS: Final = {field.name: field for field in (OFFSET, TIMESTAMP)}
+"""Metadata columns that a fetch may ask the leader for, beside the topic's own."""
+
+METADATA: Final = (TOPIC, PARTITION, OFFSET, TIMESTAMP)
+"""What ``includeMetadata`` (Spark) and ``metadata=True`` (Python) add to a typed topic, in order."""
+
+
+def is_default(schema: pa.Schema) -> bool:
+    """Whether a topic of this schema is a default-schema topic."""
+    return bool(schema.equals(DEFAULT_SCHEMA, check_metadata=False))
+
+
+def check_topic_schema(schema: pa.Schema) -> pa.Schema:
+    """The schema, if a topic may have it.
+
+    Raises:
+        SchemaMismatch: no columns, or two of one name (in any case: Spark does not tell them apart).
+        UnsupportedType: a column (named) whose type the log does not carry.
+    """
+    if len(schema) == 0:
+        raise SchemaMismatch("a topic needs at least one column")
+    seen: dict[str, str] = {}
+    for field in schema:
+        folded = field.name.lower()
+        if not field.name or folded in seen:
+            clash = f"columns {seen[folded]!r} and {field.name!r}" if field.name else "a column"
+            raise SchemaMismatch(
+                f"{clash} cannot be told apart" if field.name else "a column has no name",
+                column=field.name,
+            )
+        seen[folded] = field.name
+        if folded in {each.name for each in METADATA} and not is_default(schema):
+            raise SchemaMismatch(
+                f"column {field.name!r}: the name is isolog's own, for a record's metadata",
+                column=field.name,
+                hint="Rename the column.",
+            )
+        _check_type(field.type, field.name)
+    return schema
+
+
+def _check_type(kind: pa.DataType, path: str) -> None:
+    if pt.is_nested(kind) and not pt.is_union(kind):
+        for index in range(kind.num_fields):
+            child = kind.field(index)
+            _check_type(child.type, f"{path}.{child.name}")
+        if isinstance(kind, pa.ListViewType | pa.LargeListViewType):
+            raise _unsupported(kind, path)
+        return
+    carried = (
+        pt.is_null(kind)
+        or pt.is_boolean(kind)
+        or pt.is_integer(kind)
+        or pt.is_floating(kind)
+        or pt.is_decimal(kind)
+        or pt.is_temporal(kind)
+        or pt.is_string(kind)
+        or pt.is_large_string(kind)
+        or pt.is_binary(kind)
+        or pt.is_large_binary(kind)
+        or pt.is_fixed_size_binary(kind)
+    )
+    if not carried or isinstance(kind, pa.BaseExtensionType):
+        raise _unsupported(kind, path)
+
+
+def _unsupported(kind: pa.DataType, path: str) -> UnsupportedType:
+    return UnsupportedType(
+        f"column {path!r}: the log does not carry Arrow's {kind}", column=path, got=str(kind)
+    )
+
+
+def mismatch(expected: pa.Schema, got: pa.Schema) -> SchemaMismatch | None:
+    """How ``got`` differs from ``expected`` in names, order or types; None where it does not."""
+    for name in expected.names:
+        if name not in got.names:
+            kind = expected.field(name).type
+            return SchemaMismatch(
+                f"column {name!r} ({kind}) is missing", column=name, expected=str(kind), got=None
+            )
+    for field in got:
+        if field.name not in expected.names:
+            return SchemaMismatch(
+                f"column {field.name!r} ({field.type}) is not one of the topic's columns"
+                f" ({', '.join(expected.names)})",
+                column=field.name,
+                expected=None,
+                got=str(field.type),
+            )
+    for name in expected.names:
+        want, have = expected.field(name).type, got.field(name).type
+        if not have.equals(want):
+            return SchemaMismatch(
+                f"column {name!r}: expected {want}, got {have}",
+                column=name,
+                expected=str(want),
+                got=str(have),
+            )
+    if got.names != expected.names:
+        return SchemaMismatch(
+            f"columns in the order {', '.join(got.names)}; expected {', '.join(expected.names)}"
+        )
+    return None
+
+
+def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch with its columns in the topic's order and types, where nothing is lost by that.
+
+    Dictionary columns are decoded, all-null columns take any type, time zones of timestamps are
+    renamed, narrow integers and floats widen, and strings and binaries change their offset width.
+
+    Raises:
+        SchemaMismatch: names the column, the type expected and the type got.
+    """
+    have = batch.schema
+    if have.equals(schema):
+        return batch
+    if have.names == schema.names and have.types == schema.types:
+        return pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+    if set(batch.schema.names) == set(schema.names) and len(batch.schema) == len(schema):
+        arrays = [_fitted(batch.column(field.name), field) for field in schema]
+        got = pa.schema(
+            [pa.field(f.name, a.type) for f, a in zip(schema, arrays, strict=True)]
+        )
+    else:
+        arrays, got = [], batch.schema
+    wrong = mismatch(schema, got)
+    if wrong is not None:
+        raise wrong
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _fitted(array: pa.Array, field: pa.Field) -> pa.Array:
+    want = field.type
+    if pt.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if array.type.equals(want) or not _widens(array.type, want):
+        return array
+    return array.cast(want)
+
+
+def _widens(have: pa.DataType, want: pa.DataType) -> bool:
+    """Whether every value of ``have`` is a value of ``want``."""
+    if pt.is_null(have):
+        return True
+    if pt.is_integer(have) and pt.is_integer(want):
+        if pt.is_signed_integer(have) == pt.is_signed_integer(want):
+            return bool(have.bit_width <= want.bit_width)
+        return bool(pt.is_signed_integer(want) and have.bit_width < want.bit_width)
+    if pt.is_floating(have) and pt.is_floating(want):
+        return bool(have.bit_width <= want.bit_width)
+    if pt.is_timestamp(have) and pt.is_timestamp(want):
+        return bool(have.unit == want.unit and (have.tz is None) == (want.tz is None))
+    text = (pt.is_string, pt.is_large_string)
+    raw = (pt.is_binary, pt.is_large_binary)
+    for family in (text, raw):
+        if any(is_of(have) for is_of in family) and any(is_of(want) for is_of in family):
+            return True
+    if pt.is_nested(have) and pt.is_nested(want) and have.num_fields == want.num_fields:
+        # The same shape with other names for list items, or other nullability within.
+        return have.id == want.id and all(
+            have.field(i).type.equals(want.field(i).type)
+            or _widens(have.field(i).type, want.field(i).type)
+            for i in range(have.num_fields)
+        )
+    return False
