@@ -1,0 +1,20 @@
+"""What Spark calls: ``format("isolog")``. Knows ``client`` and ``wire``, nothing below them.
+
+``source``       the data source: from options to readers and writers
+``options``      which options there are, and what they may be
+``session``      one connection a process, made after the fork
+``types``        Spark's types and Arrow's
+``offsets``      streaming offsets, ranges between them, what of a range is lost
+``pacing``       how much of a backlog a micro-batch takes
+``planning``     topics, schemas and offsets as a query needs them
+``reader``       the batch source, and how a range is read
+``stream_reader``  the streaming source
+``routing``      rows to topics and partitions
+``writer``       the batch and the streaming sink
+"""
+
+from __future__ import annotations
+
+from spark_stream.datasource.source import IsologDataSource
+
+__all__ = ["IsologDataSource"]

@@ -1,0 +1,88 @@
+"""Streaming offsets: what Spark logs in its checkpoint, and the ranges between two of them.
+
+As JSON: ``{"<topic>": {"id": "<topic id>", "partitions": {"0": {"offset": 42, "epoch": 3}}}}``. The id
+tells a topic that was deleted and made anew from the one that was read before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from spark_stream.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class TopicOffsets:
+    """The offsets of one topic: partition → offset, and the leader epoch they were seen under."""
+
+    id: str
+    offsets: Mapping[int, int]
+    epochs: Mapping[int, int]
+
+    def moved(self, offsets: Mapping[int, int]) -> TopicOffsets:
+        """The same topic at other offsets."""
+        return TopicOffsets(self.id, offsets, self.epochs)
+
+
+Offsets = Mapping[str, TopicOffsets]
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The records ``[start, end)`` of one partition."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    start: int
+    end: int
+
+
+def to_json(offsets: Offsets) -> dict[str, Any]:
+    """As Spark logs it."""
+    return {
+        name: {
+            "id": topic.id,
+            "partitions": {
+                str(number): {"offset": offset, "epoch": topic.epochs.get(number, 0)}
+                for number, offset in sorted(topic.offsets.items())
+            },
+        }
+        for name, topic in sorted(offsets.items())
+    }
+
+
+def from_json(value: Mapping[str, Any]) -> dict[str, TopicOffsets]:
+    """The offsets that Spark gives back, or InvalidRequest: a checkpoint of something else."""
+    try:
+        return {
+            str(name): TopicOffsets(
+                str(topic["id"]),
+                {int(number): int(at["offset"]) for number, at in topic["partitions"].items()},
+                {int(number): int(at["epoch"]) for number, at in topic["partitions"].items()},
+            )
+            for name, topic in value.items()
+        }
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InvalidRequest(
+            f"the checkpoint's offset is not isolog's: {value!r}",
+            hint="Use the checkpoint of this very query, or a new one.",
+        ) from error
+
+
+def ranges(start: Offsets, end: Offsets) -> Iterator[Range]:
+    """What lies between two offsets, partition by partition.
+
+    A partition that the start does not know begins at 0, and so does one of a topic that was made
+    anew. Where the end is below the start there is nothing: the records up to the end were given
+    before (Spark asks so when a query with a moving start begins again).
+    """
+    for name, topic in sorted(end.items()):
+        before = start.get(name)
+        known = before.offsets if before is not None and before.id == topic.id else {}
+        for number, last in sorted(topic.offsets.items()):
+            first = known.get(number, 0)
+            if first < last:
+                yield Range(name, topic.id, number, first, last)

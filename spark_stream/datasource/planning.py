@@ -1,0 +1,202 @@
+"""Topics, schemas and offsets as a query needs them, and what of its range is lost.
+
+Everything here runs on the driver, and asks the log through this process's session.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from spark_stream.client.columns import View, shown_schema
+from spark_stream.client.positions import named_resolved
+from spark_stream.client.values import PartitionOffsets, TopicDescription
+from spark_stream.datasource.offsets import Offsets, Range, TopicOffsets
+from spark_stream.datasource.options import Named, SourceOptions
+from spark_stream.datasource.session import Session, session
+from spark_stream.errors import DataLoss, InvalidOption, SchemaMismatch, UnknownTopic
+from spark_stream.wire.schemas import fitted, is_default
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The log as it is now: topic → its offsets under the isolation level, and its bounds."""
+
+    latest: Mapping[str, PartitionOffsets]
+    missing: frozenset[str]
+
+
+class Planner:
+    """The planning side of one reader. Holds no connection, so that it can be sent to a worker."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self.options = options
+
+    @property
+    def _session(self) -> Session:
+        return session(self.options.place)
+
+    def described(self) -> dict[str, TopicDescription]:
+        """The topics that were subscribed to, or UnknownTopic."""
+        return {name: self._session.topics.describe(name) for name in self.options.topics}
+
+    def shown(self) -> pa.Schema:
+        """The columns that the query shows where it does not choose them.
+
+        Raises:
+            SchemaMismatch: the topics differ; the message names a column.
+        """
+        schemas = {name: self._shown(each.schema) for name, each in self.described().items()}
+        (first, schema), *others = schemas.items()
+        for name, other in others:
+            if not other.equals(schema):
+                raise SchemaMismatch(
+                    f"topics {first!r} and {name!r} have different columns:"
+                    f" {_difference(schema, other)}",
+                    hint="Choose the columns they share with .schema(...), or use a query for each.",
+                )
+        return schema
+
+    def _shown(self, stored: pa.Schema) -> pa.Schema:
+        options = self.options
+        if is_default(stored) and options.include_metadata:
+            raise InvalidOption(
+                "includeMetadata is for typed topics; this one shows topic, partition, offset and"
+                " timestamp anyway",
+                option="includeMetadata",
+            )
+        if not is_default(stored) and options.include_headers:
+            raise InvalidOption(
+                "includeHeaders is for default-schema topics; a typed topic has no headers",
+                option="includeHeaders",
+            )
+        return shown_schema(
+            stored, metadata=options.include_metadata, headers=options.include_headers
+        )
+
+    def check_projection(self, wanted: pa.Schema) -> None:
+        """SchemaMismatch if a topic lacks a column of the query's schema, or has it in another type."""
+        for name, topic in self.described().items():
+            view = View.of(name, topic.schema, wanted.names)
+            fitted(pa.RecordBatch.from_pylist([], schema=view.schema), wanted)
+
+    def latest(self) -> Found:
+        """The present bounds of all topics; those that are gone are in ``missing``."""
+        latest, missing = {}, set()
+        for name in self.options.topics:
+            try:
+                latest[name] = self._session.topics.offsets(name, isolation=self.options.isolation)
+            except UnknownTopic:
+                missing.add(name)
+        return Found(latest, frozenset(missing))
+
+    def resolved(self, place: Named, unnamed: int) -> dict[str, TopicOffsets]:
+        """Starting or ending offsets, resolved now; ``unnamed`` is for partitions that are left out.
+
+        Raises:
+            UnknownTopic: there is no such topic.
+            InvalidOption: a partition that the topic does not have.
+        """
+        found = {}
+        for name in self.options.topics:
+            now = self._session.topics.offsets(name, isolation=self.options.isolation)
+            default = place if isinstance(place, int) else unnamed
+            asked = dict.fromkeys(now.offsets, default)
+            named = {} if isinstance(place, int) else place.get(name, {})
+            for number in named:
+                if number not in asked:
+                    raise InvalidOption(
+                        f"topic {name!r} has partitions 0 to {len(asked) - 1}, not {number}"
+                    )
+            offsets = named_resolved(
+                self._session.topics, name, asked | dict(named), self.options.isolation
+            )
+            found[name] = TopicOffsets(now.topic_id, offsets, now.epochs)
+        return found
+
+    def lost(self, message: str, **details: object) -> None:
+        """Records of the query's range are gone: fails or warns, as ``failOnDataLoss`` says."""
+        if self.options.fail_on_data_loss:
+            raise DataLoss(message, **details)
+        logger.warning("%s; going on with what is left (failOnDataLoss is false)", message)
+
+    def ends(self, start: Offsets, now: Found) -> dict[str, TopicOffsets]:
+        """How far the query can read now, given where it is; reports what is lost on the way."""
+        for name in sorted(now.missing):
+            self.lost(f"topic {name!r} was deleted", topic=name)
+        ends = {name: start[name] for name in now.missing if name in start}
+        for name, latest in now.latest.items():
+            before = start.get(name)
+            if before is not None and before.id != latest.topic_id:
+                self.lost(
+                    f"topic {name!r} was deleted and made anew: its id was {before.id}, now it is"
+                    f" {latest.topic_id}",
+                    topic=name,
+                )
+                before = None
+            offsets = {
+                number: self._end(name, number, latest, before) for number in latest.offsets
+            }
+            ends[name] = TopicOffsets(latest.topic_id, offsets, latest.epochs)
+        return ends
+
+    def _end(
+        self, name: str, number: int, latest: PartitionOffsets, before: TopicOffsets | None
+    ) -> int:
+        bound = latest.offsets[number]
+        at = None if before is None else before.offsets.get(number)
+        if at is None or at <= bound:
+            return bound
+        log_end = latest.log_end_offsets[number]
+        if at <= log_end:
+            return at  # the records are there, only not visible under this isolation level (yet)
+        self.lost(
+            f"{name}/{number}: the query has read up to offset {at}, but the log ends at {log_end}:"
+            f" offsets {log_end} to {at - 1} were cut off",
+            topic=name,
+            partition=number,
+        )
+        return bound
+
+    def readable(self, asked: Iterable[Range], now: Found) -> list[Range]:
+        """The ranges less what retention removed or what was deleted; reports that."""
+        kept = []
+        for each in asked:
+            latest = now.latest.get(each.topic)
+            where = f"{each.topic}/{each.partition}"
+            if latest is None or latest.topic_id != each.topic_id:
+                self.lost(
+                    f"{where}: offsets {each.start} to {each.end - 1} went with their topic, which"
+                    " was deleted",
+                    topic=each.topic,
+                    partition=each.partition,
+                )
+                continue
+            first = latest.log_start_offsets.get(each.partition, 0)
+            start = each.start
+            if start < first:
+                self.lost(
+                    f"{where}: offsets {start} to {min(first, each.end) - 1} were removed by"
+                    f" retention; the first left is {first}",
+                    topic=each.topic,
+                    partition=each.partition,
+                )
+                start = first
+            if start < each.end:
+                kept.append(Range(each.topic, each.topic_id, each.partition, start, each.end))
+        return kept
+
+
+def _difference(one: pa.Schema, other: pa.Schema) -> str:
+    for name in dict.fromkeys([*one.names, *other.names]):
+        a = str(one.field(name).type) if name in one.names else "missing"
+        b = str(other.field(name).type) if name in other.names else "missing"
+        if a != b:
+            return f"column {name!r} is {a} and {b}"
+    return "the order of their columns"
+

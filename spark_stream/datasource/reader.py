@@ -1,0 +1,117 @@
+"""The batch source, and how any source reads a range: in a worker, batch after Arrow batch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from spark_stream.client.columns import View
+from spark_stream.client.fetching import Source, fetch_range
+from spark_stream.datasource.offsets import Range, ranges
+from spark_stream.datasource.options import SourceOptions
+from spark_stream.datasource.planning import Planner
+from spark_stream.datasource.session import session
+from spark_stream.datasource.types import to_arrow
+from spark_stream.errors import DataLoss, OffsetEvicted
+from spark_stream.wire.messages import EARLIEST, LATEST
+from spark_stream.wire.schemas import fitted
+
+logger = logging.getLogger(__name__)
+
+
+class RangePartition(InputPartition):
+    """A Spark task: one range of one partition."""
+
+    def __init__(self, value: Range) -> None:
+        super().__init__(value)
+        self.value: Range = value
+
+
+@dataclass(frozen=True)
+class RangeReader:
+    """Reads ranges; it is what travels to the workers. ``schema`` is Spark's, and the projection."""
+
+    options: SourceOptions
+    schema: StructType
+
+    def read(self, asked: Range) -> Iterator[pa.RecordBatch]:
+        """The records of the range, in batches that have exactly Spark's schema.
+
+        Raises:
+            DataLoss: records of the range are gone, and ``failOnDataLoss`` is set.
+            SchemaMismatch: a column has another type than the query was planned with.
+        """
+        here = session(self.options.place)
+        schema = to_arrow(self.schema)
+        stored = here.topics.known(asked.topic).schema
+        view = View.of(asked.topic, stored, schema.names)
+        source = Source(
+            here.connection, view, asked.topic_id, asked.partition, self.options.isolation
+        )
+        position = asked.start
+        while position < asked.end:
+            try:
+                for fetched in fetch_range(source, position, asked.end):
+                    position = fetched.next
+                    if fetched.batch.num_rows:
+                        yield fitted(fetched.batch, schema)
+                if position < asked.end:
+                    raise self._gone(asked, position, asked.end)
+            except OffsetEvicted as error:
+                # Retention was faster than the query.
+                first = int(error.details["log_start_offset"])
+                self._lost(self._gone(asked, position, min(first, asked.end)), error)
+                position = first
+            except DataLoss as error:
+                self._lost(error, error)
+                return
+
+    def _gone(self, asked: Range, first: int, end: int) -> DataLoss:
+        return DataLoss(
+            f"{asked.topic}/{asked.partition}: offsets {first} to {end - 1} are gone",
+            topic=asked.topic,
+            partition=asked.partition,
+        )
+
+    def _lost(self, error: DataLoss, cause: Exception) -> None:
+        if self.options.fail_on_data_loss:
+            raise error from (None if cause is error else cause)
+        logger.warning("%s; going on with what is left (failOnDataLoss is false)", error.message)
+
+
+class IsologReader(DataSourceReader):
+    """The batch source: the range is fixed when the query is planned."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._planner = Planner(options)
+        self._ranges = RangeReader(options, schema)
+        self._planner.check_projection(to_arrow(schema))
+
+    def partitions(self) -> list[InputPartition]:
+        options = self._planner.options
+        start = self._planner.resolved(options.starting, unnamed=EARLIEST)
+        end = self._planner.resolved(options.ending, unnamed=LATEST)
+        now = self._planner.latest()
+        reachable = self._planner.ends(end, now)
+        asked = ranges(
+            start,
+            {
+                name: topic.moved(
+                    {
+                        number: min(offset, reachable[name].offsets[number])
+                        for number, offset in topic.offsets.items()
+                    }
+                )
+                for name, topic in end.items()
+            },
+        )
+        return [RangePartition(each) for each in self._planner.readable(asked, now)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        # Where there is nothing to read, Spark makes up one partition without a range.
+        return self._ranges.read(partition.value) if partition.value is not None else iter(())

@@ -1,0 +1,139 @@
+"""The streaming source. Its offsets are the log's; Spark's checkpoint keeps them.
+
+What Spark does, and what follows (facts in ``docs/spark.md``):
+
+* ``initialOffset`` is asked for again on a restart if batch 0 was not committed. A start that moves
+  ("latest") would then be another. So the first batch of a query with a moving start is empty, and ends
+  where it starts: Spark writes that into its checkpoint, and there the start is pinned before the
+  first record is read. A start above the logged end is then an empty range, with nothing lost.
+* limits count records, and are shared out by backlog; ``ReadAllAvailable`` means no limit.
+* with Trigger.AvailableNow the end is fixed once, at the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from spark_stream.datasource.offsets import Offsets, TopicOffsets, from_json, ranges, to_json
+from spark_stream.datasource.options import Named, SourceOptions
+from spark_stream.datasource.pacing import shared_out
+from spark_stream.datasource.planning import Planner
+from spark_stream.datasource.reader import RangePartition, RangeReader
+from spark_stream.datasource.types import to_arrow
+from spark_stream.errors import Unsupported
+from spark_stream.wire.messages import EARLIEST, LATEST
+
+
+class IsologStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One streaming query's source: lives on the driver; ``read`` runs on copies in workers."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._planner = Planner(options)
+        self._ranges = RangeReader(options, schema)
+        self._planner.check_projection(to_arrow(schema))
+        self._initial: dict[str, TopicOffsets] | None = None
+        self._pinned = not _moves(options.starting)
+        self._target: dict[str, TopicOffsets] | None = None
+
+    def initialOffset(self) -> dict[str, Any]:
+        if self._initial is None:  # Spark asks twice, and must get one answer
+            self._initial = self._planner.resolved(
+                self._planner.options.starting, unnamed=EARLIEST
+            )
+        return to_json(self._initial)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        limit = self._planner.options.max_offsets
+        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = self._planner.ends({}, self._planner.latest())
+
+    def reportLatestOffset(self) -> dict[str, Any]:
+        return to_json(self._planner.ends({}, self._planner.latest()))
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        begin = from_json(start)
+        if not self._pinned:
+            self._pinned = True
+            if begin == self._initial:
+                return start
+        ends = self._planner.ends(begin, self._planner.latest())
+        if self._target is not None:
+            ends = _capped(begin, ends, self._target)
+        if isinstance(limit, ReadMaxRows):
+            ends = _limited(begin, ends, limit.max_rows)
+        elif not isinstance(limit, ReadAllAvailable):
+            raise Unsupported(f"Spark asks for a read limit that isolog does not know: {limit}")
+        return to_json(ends)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        asked = list(ranges(from_json(start), from_json(end)))
+        if not asked:
+            return []
+        readable = self._planner.readable(asked, self._planner.latest())
+        return [RangePartition(each) for each in readable]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return self._ranges.read(partition.value)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing: retention does not wait for readers, and Spark's checkpoint has the offsets."""
+
+    def stop(self) -> None:
+        """Nothing: the process's connection is shared with its other queries."""
+
+
+def _moves(starting: Named) -> bool:
+    """Whether the start would be another one if it were asked for later."""
+    if isinstance(starting, int):
+        return starting == LATEST
+    return any(offset == LATEST for places in starting.values() for offset in places.values())
+
+
+def _capped(begin: Offsets, ends: Offsets, target: Offsets) -> dict[str, TopicOffsets]:
+    """The ends, but none above the target; what the target does not know stays where it is."""
+    capped = {}
+    for name, topic in ends.items():
+        goal = target.get(name)
+        before = begin.get(name)
+        if goal is None or goal.id != topic.id:
+            if before is not None:
+                capped[name] = before
+            continue
+        at: Mapping[int, int] = before.offsets if before and before.id == topic.id else {}
+        capped[name] = topic.moved(
+            {
+                number: max(at.get(number, 0), min(end, goal.offsets.get(number, 0)))
+                for number, end in topic.offsets.items()
+            }
+        )
+    return capped
+
+
+def _limited(begin: Offsets, ends: Offsets, limit: int) -> dict[str, TopicOffsets]:
+    """The ends, so that at most ``limit`` records lie before them."""
+    backlog = {
+        (each.topic, each.partition): each.end - each.start for each in ranges(begin, ends)
+    }
+    taken = shared_out(backlog, limit)
+    return {
+        name: topic.moved(
+            {
+                number: end - backlog.get((name, number), 0) + taken.get((name, number), 0)
+                for number, end in topic.offsets.items()
+            }
+        )
+        for name, topic in ends.items()
+    }
