@@ -30,6 +30,13 @@ class Found:
     latest: Mapping[str, PartitionOffsets]
     missing: frozenset[str]
 
+    def offsets(self) -> dict[str, TopicOffsets]:
+        """The bounds as streaming offsets, wherever a query is."""
+        return {
+            name: TopicOffsets(topic.topic_id, topic.offsets, topic.epochs)
+            for name, topic in self.latest.items()
+        }
+
 
 class Planner:
     """The planning side of one reader. Holds no connection, so that it can be sent to a worker."""

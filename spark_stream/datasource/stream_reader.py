@@ -58,10 +58,10 @@ class IsologStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = self._planner.ends({}, self._planner.latest())
+        self._target = self._planner.latest().offsets()
 
     def reportLatestOffset(self) -> dict[str, Any]:
-        return to_json(self._planner.ends({}, self._planner.latest()))
+        return to_json(self._planner.latest().offsets())
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         begin = from_json(start)

@@ -47,7 +47,12 @@ def to_arrow(schema: st.StructType) -> pa.Schema:
 
 
 def _arrow_field(field: st.StructField, path: str) -> pa.Field:
-    return pa.field(field.name, _arrow_type(field.dataType, path), nullable=field.nullable)
+    return _field(field.name, _arrow_type(field.dataType, path), field.nullable)
+
+
+def _field(name: str, kind: pa.DataType, nullable: bool) -> pa.Field:
+    # The items of Spark's array() are of type void and "not null"; Arrow calls that a contradiction.
+    return pa.field(name, kind, nullable=nullable or pt.is_null(kind))
 
 
 def _arrow_type(kind: st.DataType, path: str) -> pa.DataType:
@@ -58,13 +63,13 @@ def _arrow_type(kind: st.DataType, path: str) -> pa.DataType:
         return pa.decimal128(kind.precision, kind.scale)
     if isinstance(kind, st.ArrayType):
         item = _arrow_type(kind.elementType, f"{path}.element")
-        return pa.list_(pa.field("element", item, nullable=kind.containsNull))
+        return pa.list_(_field("element", item, kind.containsNull))
     if isinstance(kind, st.MapType):
         key = _arrow_type(kind.keyType, f"{path}.key")
         value = _arrow_type(kind.valueType, f"{path}.value")
         return pa.map_(
             pa.field("key", key, nullable=False),
-            pa.field("value", value, nullable=kind.valueContainsNull),
+            _field("value", value, kind.valueContainsNull),
         )
     if isinstance(kind, st.StructType):
         return pa.struct([_arrow_field(each, f"{path}.{each.name}") for each in kind.fields])

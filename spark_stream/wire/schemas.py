@@ -186,12 +186,18 @@ def _widens(have: pa.DataType, want: pa.DataType) -> bool:
         return bool(have.unit == want.unit and (have.tz is None) == (want.tz is None))
     text = (pt.is_string, pt.is_large_string)
     raw = (pt.is_binary, pt.is_large_binary)
+    if pt.is_fixed_size_binary(have):
+        return any(is_of(want) for is_of in raw)
     for family in (text, raw):
         if any(is_of(have) for is_of in family) and any(is_of(want) for is_of in family):
             return True
-    if pt.is_nested(have) and pt.is_nested(want) and have.num_fields == want.num_fields:
+    lists = (pt.is_list, pt.is_large_list, pt.is_fixed_size_list)
+    same_shape = have.id == want.id or (
+        any(is_of(have) for is_of in lists) and (pt.is_list(want) or pt.is_large_list(want))
+    )
+    if same_shape and pt.is_nested(have) and have.num_fields == want.num_fields:
         # The same shape with other names for list items, or other nullability within.
-        return have.id == want.id and all(
+        return all(
             have.field(i).type.equals(want.field(i).type)
             or _widens(have.field(i).type, want.field(i).type)
             for i in range(have.num_fields)

@@ -1,0 +1,249 @@
+"""Spark's DDL as Arrow schemas, and Arrow's types by Spark's names, without a Spark.
+
+::
+
+    columns := column ("," column)*
+    column  := name [":"] type ["NOT" "NULL"] ["COMMENT" 'text']
+    type    := simple | decimal[(p[,s])] | varchar(n) | char(n)
+             | array<type> | map<type,type> | struct<[columns]>
+
+The Arrow types are those in which Spark itself hands such columns over: items of lists are named
+``element``, timestamps are microseconds with the zone UTC or with none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+from spark_stream.errors import InvalidOption
+
+_SIMPLE: Final[Mapping[str, pa.DataType]] = {
+    "boolean": pa.bool_(),
+    "tinyint": pa.int8(),
+    "byte": pa.int8(),
+    "smallint": pa.int16(),
+    "short": pa.int16(),
+    "int": pa.int32(),
+    "integer": pa.int32(),
+    "bigint": pa.int64(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "real": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "timestamp_ltz": pa.timestamp("us", "UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
+    "time": pa.time64("ns"),
+    "void": pa.null(),
+}
+_DECIMALS: Final = ("decimal", "dec", "numeric")
+_TEXTS: Final = ("varchar", "char", "character")
+_KNOWN: Final = (*_SIMPLE, "decimal(p,s)", "varchar(n)", "array<…>", "map<…,…>", "struct<…>")
+_PRECISION_MAX: Final = 38
+_DEPTH_MAX: Final = 32  # deeper than any table, and far from Python's own limit
+
+_TOKEN: Final = re.compile(
+    r"""\s*(?: (?P<quoted>`(?:[^`]|``)+`) | (?P<word>\w+) | (?P<text>'[^']*'|"[^"]*") | (?P<mark>[^\s\w]) )""",
+    re.VERBOSE,
+)
+
+
+def parse_schema(text: str) -> pa.Schema:
+    """The schema that the DDL describes.
+
+    Raises:
+        InvalidOption: names the column and what is wrong with it.
+    """
+    parser = _Parser(_tokens(text))
+    fields = parser.columns(end="")
+    if not fields:
+        raise _bad("it names no column", "")
+    return pa.schema(fields)
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    kind: str
+    text: str
+
+    @property
+    def shown(self) -> str:
+        return repr(self.text) if self.text else "the end"
+
+
+def _tokens(text: str) -> list[_Token]:
+    found = [
+        _Token(match.lastgroup or "", match.group(match.lastgroup or 0))
+        for match in _TOKEN.finditer(text)
+    ]
+    return [*found, _Token("end", "")]
+
+
+def _bad(problem: str, path: str) -> InvalidOption:
+    where = f"column {path!r}: " if path else ""
+    return InvalidOption(
+        f"schema: {where}{problem}",
+        hint='Write it as Spark does: "id bigint, name string NOT NULL, tags array<string>".',
+        option="schema",
+        column=path or None,
+    )
+
+
+class _Parser:
+    """Reads tokens from left to right; ``path`` is the column (``a.b``) that errors name."""
+
+    def __init__(self, tokens: list[_Token]) -> None:
+        self._tokens = tokens
+        self._at = 0
+
+    @property
+    def _next(self) -> _Token:
+        return self._tokens[self._at]
+
+    def _take(self) -> _Token:
+        token = self._next
+        self._at += token.kind != "end"
+        return token
+
+    def _taken(self, *words: str) -> bool:
+        """Whether the next tokens are these (in any case); they are taken then."""
+        ahead = self._tokens[self._at : self._at + len(words)]
+        if [token.text.lower() for token in ahead if token.kind != "quoted"] != list(words):
+            return False
+        self._at += len(words)
+        return True
+
+    def _expect(self, mark: str, path: str, after: str) -> None:
+        token = self._take()
+        if token.text != mark:
+            raise _bad(f"expected {mark!r} after {after}, not {token.shown}", path)
+
+    def columns(self, end: str, path: str = "", depth: int = 0) -> list[pa.Field]:
+        """Columns up to and with the token ``end`` ("" is the end of the text)."""
+        fields: list[pa.Field] = []
+        if self._next.text == end:
+            self._take()
+            return fields
+        while True:
+            fields.append(self._column(path, depth))
+            token = self._take()
+            if token.text == end:
+                return fields
+            if token.text != ",":
+                last = f"{path}.{fields[-1].name}" if path else fields[-1].name
+                wanted = f"',' or {end!r}" if end else "','"
+                raise _bad(f"expected {wanted} after its type, not {token.shown}", last)
+
+    def _column(self, path: str, depth: int) -> pa.Field:
+        token = self._take()
+        if token.kind not in ("word", "quoted"):
+            raise _bad(f"expected the name of a column, not {token.shown}", path)
+        name = token.text
+        if token.kind == "quoted":
+            name = name[1:-1].replace("``", "`")
+        path = f"{path}.{name}" if path else name
+        self._taken(":")
+        kind = self._type(path, depth)
+        nullable = not self._taken("not", "null")
+        if self._taken("comment") and self._take().kind != "text":
+            raise _bad("COMMENT takes a text in quotes", path)
+        return pa.field(name, kind, nullable=nullable)
+
+    def _type(self, path: str, depth: int) -> pa.DataType:
+        if depth > _DEPTH_MAX:
+            raise _bad(f"types are nested more than {_DEPTH_MAX} deep", path)
+        token = self._take()
+        name = token.text.lower()
+        if token.kind != "word":
+            raise _bad(f"expected a type, not {token.shown}", path)
+        if name in _SIMPLE:
+            return self._simple(name, path)
+        if name in _DECIMALS:
+            return self._decimal(path)
+        if name in _TEXTS:
+            self._expect("(", path, name)
+            self._number(path, name)
+            self._expect(")", path, "the length")
+            return pa.string()
+        if name in ("array", "map", "struct"):
+            self._expect("<", path, name)
+            return self._nested(name, path, depth + 1)
+        raise _bad(f"there is no type {token.text!r}; known are {', '.join(_KNOWN)}", path)
+
+    def _simple(self, name: str, path: str) -> pa.DataType:
+        if name == "time" and self._taken("("):  # the precision of TIME only rounds what is shown
+            self._number(path, name)
+            self._expect(")", path, "the precision")
+        return _SIMPLE[name]
+
+    def _decimal(self, path: str) -> pa.DataType:
+        precision, scale = 10, 0
+        if self._taken("("):
+            precision = self._number(path, "decimal")
+            if self._taken(","):
+                scale = self._number(path, "decimal")
+            self._expect(")", path, "the precision and scale")
+        if not 1 <= precision <= _PRECISION_MAX or scale > precision:
+            raise _bad(
+                f"decimal({precision},{scale}): the precision is 1 to {_PRECISION_MAX},"
+                " the scale 0 to the precision",
+                path,
+            )
+        return pa.decimal128(precision, scale)
+
+    def _number(self, path: str, name: str) -> int:
+        token = self._take()
+        if not token.text.isdecimal():
+            raise _bad(f"{name} takes a whole number in brackets, not {token.shown}", path)
+        return int(token.text)
+
+    def _nested(self, name: str, path: str, depth: int) -> pa.DataType:
+        if name == "struct":
+            return pa.struct(self.columns(">", path, depth))
+        if name == "array":
+            item = self._type(f"{path}.element", depth)
+            self._expect(">", path, "the element's type")
+            return pa.list_(pa.field("element", item))
+        key = self._type(f"{path}.key", depth)
+        self._expect(",", path, "the key's type")
+        value = self._type(f"{path}.value", depth)
+        self._expect(">", path, "the value's type")
+        return pa.map_(pa.field("key", key, nullable=False), pa.field("value", value))
+
+
+# Of several names of a type the first in the table is the one to show.
+_NAMES: Final = {kind: name for name, kind in reversed(_SIMPLE.items())}
+
+
+def type_name(kind: pa.DataType) -> str:
+    """Spark's name of a type; Arrow's own where Spark has none."""
+    if pt.is_decimal128(kind):
+        return f"decimal({kind.precision},{kind.scale})"
+    if pt.is_map(kind):
+        return f"map<{type_name(kind.key_type)},{type_name(kind.item_type)}>"
+    if pt.is_list(kind) or pt.is_large_list(kind):
+        return f"array<{type_name(kind.value_type)}>"
+    if pt.is_struct(kind):
+        return f"struct<{','.join(_column_text(kind.field(i), ':') for i in range(kind.num_fields))}>"
+    return _NAMES.get(kind) or str(kind)
+
+
+def schema_text(schema: pa.Schema) -> str:
+    """The schema as DDL, as far as Spark has names for its types."""
+    return ", ".join(_column_text(field, " ") for field in schema)
+
+
+def _column_text(field: pa.Field, between: str) -> str:
+    name = field.name
+    if not re.fullmatch(r"\w+", name):
+        name = "`" + name.replace("`", "``") + "`"
+    return f"{name}{between}{type_name(field.type)}{'' if field.nullable else ' NOT NULL'}"

@@ -1,0 +1,51 @@
+"""What all tests share: where they run, and that no broker outlives its test."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# Spark's workers and the brokers that clients start are other processes: they need this Python, and
+# the checkout on their path even where it is not installed.
+os.environ["PYSPARK_PYTHON"] = sys.executable
+os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    dict.fromkeys([str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])
+)
+for name in ("ISOLOG_PATH", "ISOLOG_BOOTSTRAP", "ISOLOG_DIR", "ISOLOG_LISTEN"):
+    os.environ.pop(name, None)
+
+
+def stop_broker(directory: Path, *, number: int = signal.SIGTERM, timeout_s: float = 20.0) -> None:
+    """Ends the broker that serves the directory, if one does, and waits until it is gone."""
+    from spark_stream.client.embedded import known_address
+
+    if known_address(directory) is None:
+        return
+    for process in psutil.process_iter(["pid", "cmdline"]):
+        words = process.info["cmdline"] or []
+        if "spark_stream.broker" in words and str(directory) in words:
+            process.send_signal(signal.SIGCONT)
+            process.send_signal(number)
+            deadline = time.monotonic() + timeout_s
+            while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                if time.monotonic() > deadline:
+                    process.kill()
+                time.sleep(0.01)
+
+
+@pytest.fixture
+def log_dir(tmp_path: Path) -> Iterator[Path]:
+    """A directory for an embedded broker, which ends with the test."""
+    directory = tmp_path / "log"
+    yield directory
+    stop_broker(directory)

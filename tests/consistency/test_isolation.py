@@ -1,0 +1,127 @@
+"""Which offsets a consumer sees: every level against a model that asks offset by offset."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_stream.consistency.ids import Offset
+from spark_stream.consistency.isolation import (
+    CONSUMER_LEVELS,
+    PRODUCER_LEVELS,
+    Bounds,
+    Evicted,
+    Isolation,
+    OutOfRange,
+    VisibleRange,
+    upper_bound,
+    visible_range,
+)
+
+OFFSETS = st.integers(0, 40)
+
+
+def bounds_of(start: int, stable: int, replicated: int, end: int) -> Bounds:
+    return Bounds(Offset(start), Offset(stable), Offset(replicated), Offset(end))
+
+
+@st.composite
+def any_bounds(draw) -> Bounds:
+    return bounds_of(*sorted(draw(st.tuples(OFFSETS, OFFSETS, OFFSETS, OFFSETS))))
+
+
+def may_see(bounds: Bounds, isolation: Isolation, offset: int) -> bool:
+    """DESIGN.md, section 2, read aloud for one record that is in the log."""
+    match isolation:
+        case Isolation.READ_UNCOMMITTED:
+            return offset < bounds.log_end_offset
+        case Isolation.READ_REPLICATED:
+            return offset < bounds.high_watermark
+        case Isolation.READ_COMMITTED | Isolation.READ_ATOMIC:
+            return offset < bounds.last_stable_offset
+
+
+@settings(deadline=None, max_examples=400)
+@given(any_bounds(), st.sampled_from(CONSUMER_LEVELS), st.integers(0, 45), st.none() | OFFSETS)
+def test_a_range_shows_what_the_model_shows(bounds, isolation, start, end):
+    found = visible_range(bounds, isolation, Offset(start), None if end is None else Offset(end))
+    if start > bounds.log_end_offset:
+        assert found == OutOfRange(start, bounds.log_end_offset)
+    elif start < bounds.log_start_offset:
+        assert found == Evicted(start, bounds.log_start_offset)
+    else:
+        seen = set(range(found.start, found.end))
+        assert seen == {
+            offset
+            for offset in range(start, 45 if end is None else end)
+            if may_see(bounds, isolation, offset)
+        }
+        assert found.start == start
+        assert found.count == len(seen)
+
+
+@given(any_bounds())
+def test_each_level_sees_no_more_than_the_one_before(bounds):
+    ladder = [
+        upper_bound(bounds, isolation)
+        for isolation in (
+            Isolation.READ_UNCOMMITTED,
+            Isolation.READ_REPLICATED,
+            Isolation.READ_COMMITTED,
+            Isolation.READ_ATOMIC,
+        )
+    ]
+    assert ladder == sorted(ladder, reverse=True)
+
+
+def test_the_four_levels_of_one_log():
+    bounds = bounds_of(2, 5, 7, 9)
+    assert {level: upper_bound(bounds, level) for level in CONSUMER_LEVELS} == {
+        "read_uncommitted": 9,
+        "read_replicated": 7,
+        "read_committed": 5,
+        "read_atomic": 5,
+    }
+
+
+@pytest.mark.parametrize("isolation", CONSUMER_LEVELS)
+def test_start_above_the_bound_is_an_empty_read_that_waits_never_a_leak(isolation):
+    bounds = bounds_of(0, 3, 5, 9)
+    for start in range(upper_bound(bounds, isolation), 10):
+        assert visible_range(bounds, isolation, Offset(start)) == VisibleRange(start, start)
+
+
+@pytest.mark.parametrize("isolation", CONSUMER_LEVELS)
+def test_above_leo_is_out_of_range_naming_both_numbers(isolation):
+    assert visible_range(bounds_of(0, 3, 5, 9), isolation, Offset(10)) == OutOfRange(10, 9)
+
+
+def test_below_the_log_start_is_evicted_naming_the_first_left():
+    found = visible_range(bounds_of(4, 5, 5, 9), Isolation.READ_UNCOMMITTED, Offset(3))
+    assert found == Evicted(3, 4)
+
+
+def test_an_end_before_the_start_is_an_empty_range():
+    found = visible_range(bounds_of(0, 9, 9, 9), Isolation.READ_COMMITTED, Offset(6), Offset(2))
+    assert found == VisibleRange(6, 6)
+
+
+@pytest.mark.parametrize(
+    "disorder",
+    [(-1, 0, 0, 0), (3, 2, 4, 5), (1, 4, 3, 5), (1, 2, 6, 5)],
+    ids=["start below 0", "LSO below start", "HW below LSO", "LEO below HW"],
+)
+def test_bounds_out_of_order_are_a_programmers_error(disorder):
+    with pytest.raises(ValueError, match="out of order"):
+        bounds_of(*disorder)
+
+
+def test_names_are_those_that_users_write():
+    assert [str(each) for each in CONSUMER_LEVELS] == [
+        "read_uncommitted",
+        "read_replicated",
+        "read_committed",
+        "read_atomic",
+    ]
+    assert [str(each) for each in PRODUCER_LEVELS] == ["read_uncommitted", "read_committed"]

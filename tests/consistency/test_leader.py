@@ -1,0 +1,221 @@
+"""A leader's LEO, HW and LSO against a list of entries that is counted anew after every event."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from spark_stream.consistency import leader
+from spark_stream.consistency.ids import EntryIndex, LeaderEpoch, Offset
+from spark_stream.consistency.leader import LeaderState, Position
+from tests.consistency.invariants import ALL, Observed
+
+START = Position(EntryIndex(0), Offset(0))
+
+
+def at(entry: int, offset: int) -> Position:
+    return Position(EntryIndex(entry), Offset(offset))
+
+
+@dataclass
+class Transaction:
+    """A transaction in this partition: where its records start, and its marker's entry index."""
+
+    first_offset: int
+    marker: int | None = None
+
+
+class LeaderMachine(RuleBasedStateMachine):
+    """Appends, transactions, replication and retention in any order, with and without followers."""
+
+    producers = Bundle("producers")
+
+    @initialize(followers=st.sampled_from([0, 0, 1, 2]))
+    def open(self, followers):
+        self.counts: list[int] = []
+        self.transactions: list[Transaction] = []
+        self.open_by: dict[int, Transaction] = {}
+        self.state = leader.opened(LeaderEpoch(0), START, START, followers)
+        self.before = self.observed()
+
+    # -- what the test knows by counting ------------------------------------------------------------
+
+    def position(self, entry: int) -> Position:
+        return at(entry, sum(self.counts[:entry]))
+
+    def first_undecided(self) -> int | None:
+        """A transaction is decided for readers once its marker is below HW, not before."""
+        below = self.state.replicated_to.entry
+        pending = [
+            each.first_offset
+            for each in self.transactions
+            if each.marker is None or each.marker >= below
+        ]
+        return min(pending, default=None)
+
+    def observed(self) -> Observed:
+        return Observed(self.state, self.state.first_undecided)
+
+    def append(self, records: int) -> None:
+        self.state = leader.appended(self.state, records)
+        self.counts.append(records)
+
+    def settle(self) -> None:
+        self.state = leader.undecided_from(self.state, self.first_undecided())
+
+    # -- events -------------------------------------------------------------------------------------
+
+    @rule(target=producers, number=st.integers(0, 3))
+    def producer(self, number):
+        return number
+
+    @rule(records=st.integers(1, 50))
+    def append_outside_a_transaction(self, records):
+        self.append(records)
+
+    @rule(producer=producers, records=st.integers(1, 50))
+    def append_in_a_transaction(self, producer, records):
+        if producer not in self.open_by:
+            self.open_by[producer] = Transaction(self.state.log_end.offset)
+            self.transactions.append(self.open_by[producer])
+            self.settle()  # first, so that no reader sees the records as decided in between
+        self.append(records)
+
+    @precondition(lambda self: self.open_by)
+    @rule(data=st.data())
+    def end_a_transaction(self, data):
+        producer = data.draw(st.sampled_from(sorted(self.open_by)))
+        self.open_by.pop(producer).marker = self.state.log_end.entry
+        self.append(0)
+        self.settle()
+
+    @precondition(lambda self: self.state.followers)
+    @rule(data=st.data())
+    def replicate(self, data):
+        """Followers report any place that they may have: also an older one, out of order."""
+        upto = data.draw(st.integers(0, len(self.counts)))
+        self.state = leader.replicated(self.state, self.position(upto))
+        self.settle()
+
+    @rule(beyond=st.integers(1, 3))
+    def replicate_what_is_not_there(self, beyond):
+        end = self.state.log_end
+        with pytest.raises(ValueError, match="past the log end"):
+            leader.replicated(self.state, at(end.entry + beyond, end.offset + beyond))
+
+    @rule(data=st.data())
+    def evict(self, data):
+        """Retention up to any entry: taken where it ends at or below the LSO, refused above it."""
+        upto = self.position(data.draw(st.integers(0, len(self.counts))))
+        stable = self.state.bounds().last_stable_offset
+        if upto.offset > stable and upto.entry > self.state.log_start.entry:
+            with pytest.raises(ValueError, match="past the last stable offset"):
+                leader.evicted(self.state, upto)
+        else:
+            self.state = leader.evicted(self.state, upto)
+
+    @invariant()
+    def every_invariant_holds(self):
+        after = self.observed()
+        for each in ALL:
+            each.check(self.before, after)
+        self.before = after
+
+    @invariant()
+    def bounds_are_those_that_counting_gives(self):
+        bounds = self.state.bounds()
+        assert bounds.log_end_offset == sum(self.counts)
+        assert self.state.log_end.entry == len(self.counts)
+        assert bounds.high_watermark == sum(self.counts[: self.state.replicated_to.entry])
+        assert self.state.first_undecided == self.first_undecided()
+
+
+TestLeader = LeaderMachine.TestCase
+TestLeader.settings = settings(deadline=None, max_examples=60, stateful_step_count=30)
+
+
+# -- the stories behind the machine, one by one -------------------------------------------------------
+
+
+def leading(followers: int = 0, records: int = 10) -> LeaderState:
+    return leader.appended(leader.opened(LeaderEpoch(0), START, START, followers), records)
+
+
+def test_alone_hw_is_leo_after_an_append():
+    assert leading(followers=0).bounds().high_watermark == 10
+
+
+def test_alone_hw_is_leo_after_a_crash_and_restart_too():
+    reopened = leader.opened(LeaderEpoch(1), at(2, 20), at(7, 90), followers=0)
+    assert reopened.bounds().high_watermark == 90
+
+
+def test_with_followers_hw_is_not_known_after_a_restart_and_starts_at_the_log_start():
+    reopened = leader.opened(LeaderEpoch(1), at(2, 20), at(7, 90), followers=1)
+    assert reopened.bounds().high_watermark == 20
+
+
+def test_with_followers_an_append_moves_leo_and_leaves_hw():
+    bounds = leading(followers=1).bounds()
+    assert (bounds.high_watermark, bounds.log_end_offset) == (0, 10)
+
+
+def test_hw_never_moves_back_for_a_reader():
+    state = leader.replicated(leader.appended(leading(followers=1), 10), at(2, 20))
+    assert leader.replicated(state, at(1, 10)) == state
+
+
+def test_a_marker_takes_an_entry_and_no_offset():
+    state = leader.appended(leading(), 0)
+    assert state.log_end == at(2, 10)
+
+
+def test_a_racing_hw_never_leaks_undecided_records():
+    """HW passes the records of an open transaction: LSO stays at its first record."""
+    state = leader.undecided_from(leading(followers=1), Offset(10))
+    state = leader.replicated(leader.appended(state, 5), at(2, 15))
+    assert state.bounds().high_watermark == 15
+    assert state.bounds().last_stable_offset == 10
+
+
+def test_the_earliest_open_producer_decides_the_lso():
+    state = leader.undecided_from(leading(), Offset(3))
+    assert state.bounds().last_stable_offset == 3
+
+
+def test_lso_is_hw_where_the_first_undecided_record_is_not_replicated():
+    state = leader.undecided_from(leading(followers=1), Offset(4))
+    assert state.bounds().last_stable_offset == 0
+
+
+def test_lso_is_never_below_the_logs_start():
+    state = replace(leading(), log_start=at(1, 10), first_undecided=Offset(3))
+    assert state.bounds().last_stable_offset == 10
+
+
+def test_retention_never_passes_the_lso():
+    state = leader.undecided_from(leader.appended(leading(), 10), Offset(10))
+    assert leader.evicted(state, at(1, 10)).bounds().log_start_offset == 10
+    with pytest.raises(ValueError, match="past the last stable offset"):
+        leader.evicted(state, at(2, 20))
+
+
+def test_retention_never_moves_the_start_back():
+    state = leader.evicted(leading(), at(1, 10))
+    assert leader.evicted(state, START) == state
+
+
+def test_an_entry_has_no_negative_number_of_records():
+    with pytest.raises(ValueError, match="-1"):
+        leader.appended(leading(), -1)

@@ -1,0 +1,63 @@
+"""Streaming offsets: their JSON, and the ranges between two of them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_stream.datasource.offsets import Range, TopicOffsets, from_json, ranges, to_json
+from spark_stream.errors import InvalidRequest
+
+numbers = st.dictionaries(st.integers(0, 9), st.integers(0, 2**62), max_size=5)
+topics = st.builds(
+    lambda topic_id, offsets: TopicOffsets(topic_id, offsets, dict.fromkeys(offsets, 3)),
+    st.sampled_from(["id-a", "id-b"]),
+    numbers,
+)
+offsets = st.dictionaries(st.sampled_from(["t", "ü", "w.x-y_z"]), topics, max_size=3)
+
+
+@given(offsets)
+def test_offsets_survive_a_round_trip_through_json(value: dict[str, TopicOffsets]) -> None:
+    assert from_json(json.loads(json.dumps(to_json(value)))) == value
+
+
+def test_the_json_is_the_public_one() -> None:
+    value = {"flights": TopicOffsets("a1b2", {0: 42}, {0: 3})}
+    assert to_json(value) == {
+        "flights": {"id": "a1b2", "partitions": {"0": {"offset": 42, "epoch": 3}}}
+    }
+
+
+@pytest.mark.parametrize(
+    "value", [{"t": {"0": 1}}, {"t": 3}, {"t": {"id": "x", "partitions": {"a": {}}}}, {"t": None}]
+)
+def test_another_sources_offset_is_refused(value: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequest, match="not isolog's"):
+        from_json(value)
+
+
+@given(offsets, offsets)
+def test_ranges_are_not_empty_and_end_where_the_end_says(
+    start: dict[str, TopicOffsets], end: dict[str, TopicOffsets]
+) -> None:
+    found = list(ranges(start, end))
+    assert all(each.start < each.end == end[each.topic].offsets[each.partition] for each in found)
+    assert len({(each.topic, each.partition) for each in found}) == len(found)
+    for each in found:
+        known = start.get(each.topic)
+        if known is not None and known.id == each.topic_id:
+            assert each.start == known.offsets.get(each.partition, 0)
+        else:
+            assert each.start == 0
+
+
+def test_an_end_below_the_start_is_nothing() -> None:
+    def at(offset: int) -> dict[str, TopicOffsets]:
+        return {"t": TopicOffsets("i", {0: offset}, {0: 0})}
+
+    assert list(ranges(at(30), at(10))) == []
+    assert list(ranges(at(10), at(30))) == [Range("t", "i", 0, 10, 30)]

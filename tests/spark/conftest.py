@@ -1,0 +1,109 @@
+"""One Spark session and one embedded broker for all Spark tests; each test makes topics of its own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import spark_stream as isolog
+from tests.conftest import stop_broker
+
+_numbers = itertools.count()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker("spark")
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("isolog tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "America/New_York")
+        .config("spark.python.unix.domain.socket.enabled", "true")
+        .config("spark.sql.streaming.stopTimeout", "30s")
+        .config(
+            "spark.sql.streaming.checkpointFileManagerClass",
+            "org.apache.spark.sql.execution.streaming.checkpointing"
+            ".FileSystemBasedCheckpointFileManager",
+        )
+        .config("spark.driver.extraJavaOptions", "-Duser.timezone=UTC")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def shared_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    directory = tmp_path_factory.mktemp("shared") / "log"
+    yield directory
+    stop_broker(directory)
+
+
+@pytest.fixture(scope="session")
+def log(shared_path: Path) -> Iterator[isolog.Log]:
+    with isolog.connect(path=shared_path) as found:
+        yield found
+
+
+@pytest.fixture
+def topic() -> str:
+    """A name that no other test uses."""
+    return f"topic-{next(_numbers)}"
+
+
+class Queries:
+    """Short forms of what the tests do again and again, against one directory."""
+
+    def __init__(self, spark: SparkSession, path: Path) -> None:
+        self.spark = spark
+        self.path = str(path)
+
+    def read(self, topic: str, schema: str | None = None, **options: object) -> DataFrame:
+        reader = self.spark.read.format("isolog").option("path", self.path)
+        reader = reader.option("subscribe", topic).options(**options)
+        return (reader.schema(schema) if schema else reader).load()
+
+    def stream(self, topic: str, schema: str | None = None, **options: object) -> DataFrame:
+        reader = self.spark.readStream.format("isolog").option("path", self.path)
+        reader = reader.option("subscribe", topic).options(**options)
+        return (reader.schema(schema) if schema else reader).load()
+
+    def write(self, frame: DataFrame, topic: str | None, **options: object) -> None:
+        writer = frame.write.format("isolog").mode("append").option("path", self.path)
+        if topic is not None:
+            writer = writer.option("topic", topic)
+        writer.options(**options).save()
+
+    def copy(self, frame: DataFrame, to: Path, checkpoint: Path) -> list[int]:
+        """Runs a stream to its end into Parquet files; the input rows of its micro-batches."""
+        query = (
+            frame.writeStream.format("parquet")
+            .option("path", str(to))
+            .option("checkpointLocation", str(checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination(90)
+        failure = query.exception()
+        query.stop()
+        if failure is not None:
+            raise failure
+        return [progress["numInputRows"] for progress in query.recentProgress]
+
+
+@pytest.fixture
+def queries(spark: SparkSession, shared_path: Path) -> Queries:
+    return Queries(spark, shared_path)

@@ -1,0 +1,240 @@
+"""The batch and the streaming sink: where rows go, what does not fit, and that none is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import AnalysisException, PythonException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+import spark_stream as isolog
+from spark_stream.client.partitioner import partitions_of
+from tests.spark.conftest import Queries
+from tests.spark.test_stream_source import NUMBERS, add, wait_until
+
+TEN = "select id as n from range(10)"
+
+
+def test_a_missing_topic_is_an_error_unless_it_is_to_be_made(
+    spark: SparkSession, queries: Queries, log: isolog.Log, topic: str
+) -> None:
+    with pytest.raises(AnalysisException, match=f"there is no topic '{topic}'"):
+        queries.write(spark.sql(TEN), topic)
+    queries.write(spark.sql(TEN), topic, createTopic=True, partitions=3)
+    made = log.describe(topic)
+    assert len(made.partitions) == 3
+    assert made.schema.field("n").type == pa.int64()
+
+
+def test_a_frame_of_keys_and_values_makes_a_default_schema_topic(
+    spark: SparkSession, queries: Queries, log: isolog.Log, topic: str
+) -> None:
+    frame = spark.sql("select cast(id as string) as key, concat('v', id) as value from range(100)")
+    queries.write(frame, topic, createTopic=True, partitions=4)
+    table = log.read(topic)
+    assert sorted(table["value"].to_pylist()) == sorted(b"v%d" % n for n in range(100))
+    keys = table["key"].combine_chunks()
+    assert table["partition"].to_pylist() == partitions_of(keys, 4, 0).tolist()
+
+
+def test_headers_timestamps_and_partitions_of_rows(
+    spark: SparkSession, queries: Queries, log: isolog.Log, topic: str
+) -> None:
+    log.create_topic(topic, partitions=3)
+    frame = spark.sql(
+        "select cast('v' as binary) as value, cast(id % 3 as int) as partition,"
+        " timestamp_millis(id) as timestamp,"
+        " array(named_struct('key', 'h', 'value', cast(cast(id as string) as binary))) as headers from range(9)"
+    )
+    queries.write(frame, topic)
+    with log.consumer(topic) as consumer:
+        records = list(consumer.records(until="latest"))
+    assert sorted(record.partition for record in records) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert sorted(int(record.timestamp.timestamp() * 1000) for record in records) == list(range(9))
+    assert {record.headers[0][0] for record in records} == {"h"}
+
+
+def test_a_topic_column_routes_rows_and_the_option_wins_over_it(
+    spark: SparkSession, queries: Queries, log: isolog.Log, topic: str
+) -> None:
+    names = [f"{topic}-0", f"{topic}-1"]
+    frame = spark.sql(
+        f"select concat('{topic}-', id % 2) as topic, cast(id as string) as value from range(10)"
+    )
+    queries.write(frame, None, createTopic=True)
+    for name in names:
+        log.describe(name)
+    assert sorted(log.read(names[1])["value"].to_pylist()) == [b"1", b"3", b"5", b"7", b"9"]
+    queries.write(frame, names[0])
+    assert log.read(names[0]).num_rows == 15
+
+
+def test_a_topic_column_routes_rows_of_typed_topics(
+    spark: SparkSession, queries: Queries, log: isolog.Log, topic: str
+) -> None:
+    frame = spark.sql(f"select concat('{topic}-', id % 2) as topic, id as n from range(10)")
+    queries.write(frame, None, createTopic=True)
+    assert sorted(log.read(f"{topic}-0")["n"].to_pylist()) == [0, 2, 4, 6, 8]
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("select cast(id as string) as n from range(3)", "column 'n': expected int64, got string"),
+        ("select id as m from range(3)", "column 'n' (int64) is missing"),
+        ("select id as n, 1 as extra from range(3)", "column 'extra' (int32) is not one of"),
+    ],
+)
+def test_a_frame_that_does_not_fit_is_refused_by_column_before_a_row_is_written(
+    spark: SparkSession, queries: Queries, log: isolog.Log, topic: str, query: str, message: str
+) -> None:
+    log.create_topic(topic, schema=NUMBERS)
+    with pytest.raises(AnalysisException, match="SCHEMA_MISMATCH") as caught:
+        queries.write(spark.sql(query), topic)
+    assert message in str(caught.value)
+    assert log.read(topic).num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("select 1 as value", "column 'value': expected binary or string, got int32"),
+        ("select 'k' as key", "column 'value' (binary or string) is missing"),
+        ("select 'v' as value, 'x' as other", "column 'other' is not one that"),
+        ("select 'v' as value, 'x' as partition", "column 'partition': expected int"),
+        ("select 'v' as value, array('x') as headers", "column 'headers': expected array<struct"),
+    ],
+)
+def test_a_frame_that_is_not_kafkas_is_refused_by_column(
+    spark: SparkSession, queries: Queries, log: isolog.Log, topic: str, query: str, message: str
+) -> None:
+    log.create_topic(topic)
+    with pytest.raises(AnalysisException, match="SCHEMA_MISMATCH") as caught:
+        queries.write(spark.sql(query), topic)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("select 'v' as value, 7 as partition", "has partitions 0 to 0, not 7"),
+        ("select 'v' as value, cast(null as string) as topic", "its column 'topic' is null"),
+    ],
+)
+def test_rows_that_can_have_no_place_fail_the_write(
+    spark: SparkSession, queries: Queries, log: isolog.Log, topic: str, query: str, message: str
+) -> None:
+    log.create_topic(topic)
+    with pytest.raises(PythonException) as caught:
+        queries.write(spark.sql(query), None if "topic" in query else topic)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"transactional": "true"}, "this release writes at least once"),
+        ({"transactional": "maybe"}, "transactional takes true | false"),
+        ({"isolation": "read_atomic"}, "isolation takes read_uncommitted | read_committed"),
+        ({"partitions": "3"}, "partitions is for createTopic=true"),
+        ({"createTopic": "true", "partitions": "0"}, "partitions takes a whole number from 1"),
+        ({"createTopics": "true"}, "did you mean 'createTopic'"),
+        ({"subscribe": "x"}, "'subscribe' is not for a sink"),
+        ({"sinkId": "x"}, "does not have it yet"),
+    ],
+)
+def test_a_bad_option_has_a_message_of_its_own(
+    spark: SparkSession, queries: Queries, topic: str, options: dict[str, str], message: str
+) -> None:
+    with pytest.raises(AnalysisException) as caught:
+        queries.write(spark.sql(TEN), topic, **options)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("mode", "message"),
+    [
+        ("overwrite", "a log is only ever appended to"),
+        ("ignore", "cannot be written in the \"Ignore\" mode"),
+        ("errorifexists", "cannot be written in the \"ErrorIfExists\" mode"),
+    ],
+)
+def test_other_modes_than_append_get_a_clear_answer(
+    spark: SparkSession, shared_path: Path, topic: str, mode: str, message: str
+) -> None:
+    writer = spark.sql(TEN).write.format("isolog").mode(mode)
+    with pytest.raises(AnalysisException) as caught:
+        writer.option("path", str(shared_path)).option("topic", topic).save()
+    assert message in str(caught.value)
+
+
+def test_neither_topic_nor_topic_column(spark: SparkSession, queries: Queries) -> None:
+    with pytest.raises(AnalysisException, match="which topic"):
+        queries.write(spark.sql(TEN), None)
+
+
+@pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
+def test_a_stream_from_topic_to_topic(
+    queries: Queries, log: isolog.Log, topic: str, tmp_path: Path, isolation: str
+) -> None:
+    log.create_topic(topic, partitions=2, schema=NUMBERS)
+    to = f"{topic}-copy"
+    for partition in (0, 1):
+        add(log, topic, range(partition * 500, partition * 500 + 500), partition)
+    query = (
+        queries.stream(topic, maxOffsetsPerTrigger=300)
+        .withColumn("twice", F.col("n") * 2)
+        .writeStream.format("isolog")
+        .option("path", queries.path)
+        .option("topic", to)
+        .option("createTopic", "true")
+        .option("isolation", isolation)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination(90)
+    assert query.exception() is None
+    copied = log.read(to)
+    assert sorted(copied["n"].to_pylist()) == list(range(1000))
+    assert copied["twice"].to_pylist() == [2 * n for n in copied["n"].to_pylist()]
+
+
+@pytest.mark.chaos
+def test_a_broker_killed_in_mid_query_costs_no_row(
+    spark: SparkSession, log_dir: Path, tmp_path: Path
+) -> None:
+    """The sink is at least once: after restarts from the checkpoint every row is there."""
+    with isolog.connect(path=log_dir) as log:
+        log.create_topic("in", schema=NUMBERS)
+        log.create_topic("out", schema=NUMBERS, partitions=2)
+        for start in range(0, 5_000, 1_000):
+            add(log, "in", range(start, start + 1_000))
+        source = Queries(spark, log_dir)
+
+        def started() -> object:
+            return (
+                source.stream("in", maxOffsetsPerTrigger=500)
+                .writeStream.format("isolog")
+                .option("path", str(log_dir))
+                .option("topic", "out")
+                .option("checkpointLocation", str(tmp_path / "checkpoint"))
+                .trigger(availableNow=True)
+                .start()
+            )
+
+        query = started()
+        wait_until(lambda: log.read("out").num_rows > 0, "the first rows are written")
+        os.kill(log.status().pid, signal.SIGKILL)
+        for _ in range(5):
+            query.awaitTermination(60)
+            if query.exception() is None:
+                break
+            query = started()
+        assert query.exception() is None
+        assert set(log.read("out")["n"].to_pylist()) == set(range(5_000))

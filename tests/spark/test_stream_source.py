@@ -1,0 +1,335 @@
+"""The streaming source: restarts, limits, moving starts, and what happens when records are gone."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StreamingQuery
+
+import spark_stream as isolog
+from tests.spark.conftest import Queries
+
+NUMBERS = pa.schema([("n", pa.int64())])
+
+
+def add(log: isolog.Log, topic: str, numbers: range, partition: int = 0) -> None:
+    with log.producer() as producer:
+        batch = pa.record_batch({"n": pa.array(numbers, pa.int64())})
+        producer.append(topic, batch, partition=partition)
+
+
+def read_back(spark: SparkSession, out: Path) -> list[int]:
+    frame = spark.read.schema("n bigint").parquet(str(out))  # of the batches that are committed
+    return sorted(row.n for row in frame.collect())
+
+
+def wait_until(holds: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, f"waited {seconds} s until {what}"
+        time.sleep(0.02)
+
+
+class Collected:
+    """A query that runs on, and what it has written so far."""
+
+    def __init__(self, frame: DataFrame, tmp_path: Path, name: str = "running") -> None:
+        self._out = tmp_path / name
+        self._spark = frame.sparkSession
+        self.query: StreamingQuery = (
+            frame.writeStream.format("parquet")
+            .option("path", str(self._out))
+            .option("checkpointLocation", str(tmp_path / f"{name}-checkpoint"))
+            .start()
+        )
+
+    def numbers(self) -> list[int]:
+        return read_back(self._spark, self._out) if (self._out / "_spark_metadata").exists() else []
+
+    def stop(self) -> None:
+        self.query.stop()
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> tuple[Path, Path]:
+    """Where a copy goes, and where its checkpoint is."""
+    return tmp_path / "out", tmp_path / "checkpoint"
+
+
+def test_restart_from_the_checkpoint_takes_up_what_came_meanwhile(
+    spark: SparkSession, queries: Queries, log: isolog.Log, topic: str, out: tuple[Path, Path]
+) -> None:
+    log.create_topic(topic, partitions=2, schema=NUMBERS)
+    add(log, topic, range(100))
+    add(log, topic, range(100, 150), partition=1)
+    assert queries.copy(queries.stream(topic), *out) == [150]
+    add(log, topic, range(150, 160), partition=1)
+    assert sum(queries.copy(queries.stream(topic), *out)) == 10
+    assert sum(queries.copy(queries.stream(topic), *out)) == 0
+    assert read_back(spark, out[0]) == list(range(160))
+
+
+def test_available_now_with_a_limit_reaches_its_target_and_stops(
+    spark: SparkSession, queries: Queries, log: isolog.Log, topic: str, out: tuple[Path, Path]
+) -> None:
+    log.create_topic(topic, partitions=3, schema=NUMBERS)
+    add(log, topic, range(700), partition=0)
+    add(log, topic, range(700, 1000), partition=2)
+    rows = queries.copy(queries.stream(topic, maxOffsetsPerTrigger=300), *out)
+    assert rows == [300, 300, 300, 100]
+    assert read_back(spark, out[0]) == list(range(1000))
+
+
+def test_a_limit_is_shared_out_by_backlog(
+    queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
+) -> None:
+    log.create_topic(topic, partitions=2, schema=NUMBERS)
+    add(log, topic, range(900), partition=0)
+    add(log, topic, range(900, 1000), partition=1)
+    query = (
+        queries.stream(topic, maxOffsetsPerTrigger=100)
+        .writeStream.format("noop")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination(60)
+    ends = [
+        json.loads(progress["sources"][0]["endOffset"])[topic]["partitions"]
+        if isinstance(progress["sources"][0]["endOffset"], str)
+        else progress["sources"][0]["endOffset"][topic]["partitions"]
+        for progress in query.recentProgress
+    ]
+    assert [end["0"]["offset"] for end in ends[:3]] == [90, 180, 270]
+    assert [end["1"]["offset"] for end in ends[:3]] == [10, 20, 30]
+
+
+def test_offsets_are_the_logs_and_name_the_topics_id(
+    queries: Queries, log: isolog.Log, topic: str, out: tuple[Path, Path]
+) -> None:
+    log.create_topic(topic, schema=NUMBERS)
+    add(log, topic, range(42))
+    queries.copy(queries.stream(topic), *out)
+    logged = (out[1] / "offsets" / "0").read_text().splitlines()[-1]
+    assert json.loads(logged) == {
+        topic: {"id": log.describe(topic).id, "partitions": {"0": {"offset": 42, "epoch": 0}}}
+    }
+
+
+def test_explicit_starting_offsets(
+    spark: SparkSession, queries: Queries, log: isolog.Log, topic: str, out: tuple[Path, Path]
+) -> None:
+    log.create_topic(topic, partitions=2, schema=NUMBERS)
+    add(log, topic, range(10))
+    add(log, topic, range(10, 20), partition=1)
+    starting = json.dumps({topic: {"0": 7, "1": -2}})
+    queries.copy(queries.stream(topic, startingOffsets=starting), *out)
+    assert read_back(spark, out[0]) == [7, 8, 9, *range(10, 20)]
+
+
+def test_latest_starts_at_what_comes_after_the_start(
+    queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
+) -> None:
+    log.create_topic(topic, schema=NUMBERS)
+    add(log, topic, range(10))
+    running = Collected(queries.stream(topic, startingOffsets="latest"), tmp_path)
+    try:
+        checkpoint = tmp_path / "running-checkpoint" / "commits" / "0"
+        wait_until(checkpoint.exists, "batch 0 is done")
+        add(log, topic, range(10, 20))
+        wait_until(lambda: running.numbers() == list(range(10, 20)), "the new records are there")
+    finally:
+        running.stop()
+
+
+def test_a_start_at_latest_is_pinned_before_the_first_record_is_read(
+    spark: SparkSession, queries: Queries, log: isolog.Log, topic: str, out: tuple[Path, Path]
+) -> None:
+    """Batch 0 was planned and not committed; until the restart records came. None may be lost.
+
+    On the restart Spark asks for the initial offset again, and it is a later one: the range of batch
+    0 then ends below its start.
+    """
+    log.create_topic(topic, schema=NUMBERS)
+    add(log, topic, range(10))
+    stream = queries.stream(topic, startingOffsets="latest")
+    assert sum(queries.copy(stream, *out)) == 0
+    (out[1] / "commits" / "0").unlink()  # as if the driver had died before it committed batch 0
+    (out[1] / "commits" / ".0.crc").unlink(missing_ok=True)
+    add(log, topic, range(10, 30))
+    queries.copy(queries.stream(topic, startingOffsets="latest"), *out)
+    assert read_back(spark, out[0]) == list(range(10, 30))
+
+
+def test_a_continuous_query_follows_and_stops_promptly(
+    queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
+) -> None:
+    log.create_topic(topic, schema=NUMBERS)
+    running = Collected(queries.stream(topic), tmp_path)
+    try:
+        for start in range(0, 30, 10):
+            add(log, topic, range(start, start + 10))
+            wait_until(lambda end=start + 10: running.numbers() == list(range(end)), "followed")
+        assert running.query.lastProgress is not None
+    finally:
+        running.stop()
+    assert running.query.exception() is None
+
+
+def test_progress_shows_the_latest_offset_of_the_log(
+    queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
+) -> None:
+    log.create_topic(topic, schema=NUMBERS)
+    add(log, topic, range(100))
+    query = (
+        queries.stream(topic, maxOffsetsPerTrigger=60)
+        .writeStream.format("noop")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination(60)
+    latest = query.recentProgress[0]["sources"][0]["latestOffset"]
+    latest = json.loads(latest) if isinstance(latest, str) else latest
+    assert latest[topic]["partitions"]["0"]["offset"] == 100
+
+
+def evict(log: isolog.Log, topic: str) -> int:
+    """Waits until retention has removed the first segment; the first offset left."""
+
+    def start() -> int:
+        return log.describe(topic).partitions[0].log_start_offset
+
+    wait_until(lambda: start() > 0, "retention removed a segment")
+    return start()
+
+
+RETAINED = {"segment.bytes": 65536, "retention.bytes": 65536}
+
+
+@pytest.mark.parametrize("fail", [True, False])
+def test_records_that_retention_removed(
+    spark: SparkSession,
+    queries: Queries,
+    log: isolog.Log,
+    topic: str,
+    out: tuple[Path, Path],
+    fail: bool,
+) -> None:
+    log.create_topic(topic, schema=NUMBERS, config=RETAINED)
+    add(log, topic, range(10))
+    stream = queries.stream(topic, failOnDataLoss=str(fail).lower())
+    queries.copy(stream, *out)
+    for start in range(10, 60_010, 6_000):
+        add(log, topic, range(start, start + 6_000))
+    first = evict(log, topic)
+    if fail:
+        with pytest.raises(StreamingQueryException, match="DATA_LOSS") as caught:
+            queries.copy(stream, *out)
+        assert f"offsets 10 to {first - 1}" in str(caught.value) or "removed by" in str(caught.value)
+    else:
+        queries.copy(stream, *out)
+        seen = read_back(spark, out[0])
+        assert seen[:10] == list(range(10))
+        assert seen[-1] == 60_009
+        assert seen[10:] == list(range(seen[10], 60_010))
+
+
+@pytest.mark.parametrize("fail", [True, False])
+def test_a_topic_that_was_deleted_and_made_anew_is_known_by_its_id(
+    spark: SparkSession,
+    queries: Queries,
+    log: isolog.Log,
+    topic: str,
+    out: tuple[Path, Path],
+    fail: bool,
+) -> None:
+    log.create_topic(topic, schema=NUMBERS)
+    add(log, topic, range(10))
+    stream = queries.stream(topic, failOnDataLoss=str(fail).lower())
+    queries.copy(stream, *out)
+    log.delete_topic(topic)
+    log.create_topic(topic, schema=NUMBERS)
+    add(log, topic, range(100, 120))
+    if fail:
+        with pytest.raises(StreamingQueryException, match="deleted and made anew"):
+            queries.copy(stream, *out)
+    else:
+        queries.copy(stream, *out)
+        assert read_back(spark, out[0]) == [*range(10), *range(100, 120)]
+
+
+@pytest.mark.parametrize("fail", [True, False])
+def test_a_topic_that_is_deleted_while_the_query_runs(
+    queries: Queries, log: isolog.Log, topic: str, tmp_path: Path, fail: bool
+) -> None:
+    other = f"{topic}-other"
+    log.create_topic(topic, schema=NUMBERS)
+    log.create_topic(other, schema=NUMBERS)
+    add(log, topic, range(10))
+    stream = queries.stream(f"{topic},{other}", failOnDataLoss=str(fail).lower())
+    running = Collected(stream, tmp_path)
+    try:
+        wait_until(lambda: running.numbers() == list(range(10)), "the first records are read")
+        log.delete_topic(topic)
+        if fail:
+            wait_until(lambda: running.query.exception() is not None, "the query failed")
+            assert f"topic '{topic}' was deleted" in str(running.query.exception())
+        else:
+            add(log, other, range(10, 15))
+            wait_until(lambda: running.numbers() == list(range(15)), "the other topic goes on")
+    finally:
+        running.stop()
+
+
+def test_two_topics_joined_as_streams(
+    queries: Queries, log: isolog.Log, topic: str, tmp_path: Path, spark: SparkSession
+) -> None:
+    log.create_topic(topic, schema=NUMBERS)
+    add(log, topic, range(10))
+    stream = queries.stream(topic)
+    joined = stream.alias("a").join(stream.alias("b"), F.expr("a.n = b.n + 1")).select("a.n")
+    queries.copy(joined, tmp_path / "out", tmp_path / "checkpoint")
+    assert read_back(spark, tmp_path / "out") == list(range(1, 10))
+
+
+def test_a_watermark_on_the_records_timestamp(
+    queries: Queries, log: isolog.Log, topic: str, tmp_path: Path, spark: SparkSession
+) -> None:
+    log.create_topic(topic)
+    with log.producer() as producer:
+        for minute in (0, 1, 2, 20):
+            producer.send(topic, b"x", timestamp=1_700_000_000_000 + minute * 60_000)
+    counted = (
+        queries.stream(topic)
+        .withWatermark("timestamp", "1 minute")
+        .groupBy(F.window("timestamp", "5 minutes"))
+        .count()
+        .select(F.col("count").alias("n"))
+    )
+    queries.copy(counted, tmp_path / "out", tmp_path / "checkpoint")
+    assert sum(read_back(spark, tmp_path / "out")) == 3
+
+
+def test_a_checkpoint_of_another_source_is_refused_by_name(
+    queries: Queries, log: isolog.Log, topic: str, out: tuple[Path, Path]
+) -> None:
+    log.create_topic(topic, schema=NUMBERS)
+    add(log, topic, range(3))
+    queries.copy(queries.stream(topic), *out)
+    logged = out[1] / "offsets" / "0"
+    lines = logged.read_text().splitlines()
+    lines[-1] = json.dumps({topic: {"0": 1}})  # as Kafka's source writes it
+    logged.write_text("\n".join(lines))
+    (out[1] / "offsets" / ".0.crc").unlink(missing_ok=True)
+    add(log, topic, range(3, 6))
+    with pytest.raises(StreamingQueryException, match="the checkpoint's offset is not isolog's"):
+        queries.copy(queries.stream(topic), *out)
