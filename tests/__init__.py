@@ -1,0 +1,11 @@
+"""The tests mirror the folders of the package; what they share is in ``conftest.py``."""
+
+from hypothesis import HealthCheck, settings
+
+# Examples write real files on machines that are busy with other work: how long one takes says nothing.
+settings.register_profile(
+    "isolog",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+settings.load_profile("isolog")

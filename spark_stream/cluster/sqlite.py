@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -26,7 +26,7 @@ _BUSY_SECONDS: Final = 10.0
 
 
 class SqliteStore:
-    """Versions come from one counter, so a record that was deleted and made anew never repeats one."""
+    """Versions come from one counter: a record that is deleted and made anew repeats none."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -43,7 +43,7 @@ class SqliteStore:
         rows = self._read("select key, value, version from record where key = ?", key)
         return rows[0] if rows else None
 
-    def list(self, prefix: str) -> list[Record]:
+    def list(self, prefix: str) -> Sequence[Record]:
         return self._read(
             "select key, value, version from record"
             " where substr(key, 1, length(?1)) = ?1 order by key",
@@ -56,7 +56,9 @@ class SqliteStore:
             if self._version(key) != expected:
                 return None
             version = self._next_version()
-            connection.execute("insert or replace into record values (?, ?, ?)", (key, text, version))
+            connection.execute(
+                "insert or replace into record values (?, ?, ?)", (key, text, version)
+            )
             return version
 
     def delete(self, key: str, expected: int) -> bool:
@@ -81,10 +83,12 @@ class SqliteStore:
         )
         return int(raised.fetchone()[0])
 
-    def _read(self, statement: str, argument: str) -> list[Record]:
+    def _read(self, statement: str, argument: str) -> Sequence[Record]:
         with self._lock, self._named():
             rows = self._connection.execute(statement, (argument,)).fetchall()
-            return [Record(str(key), json.loads(value), int(version)) for key, value, version in rows]
+            return [
+                Record(str(key), json.loads(value), int(version)) for key, value, version in rows
+            ]
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:

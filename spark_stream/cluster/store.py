@@ -6,7 +6,7 @@ change of the key's record; version 0 means "there is no such record".
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -26,7 +26,7 @@ class MetadataStore(Protocol):
     def get(self, key: str) -> Record | None:
         """The record, or None."""
 
-    def list(self, prefix: str) -> list[Record]:
+    def list(self, prefix: str) -> Sequence[Record]:
         """All records whose keys start with ``prefix``, in the order of their keys."""
 
     def put(self, key: str, value: Mapping[str, Any], expected: int) -> int | None:

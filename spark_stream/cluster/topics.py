@@ -1,4 +1,4 @@
-"""Topics as records of the metadata store: ``topics/<name>`` → schema, configuration, partitions."""
+"""Topics as records of the metadata store: schema, configuration, number of partitions."""
 
 from __future__ import annotations
 

@@ -145,12 +145,10 @@ def at_offset(table: Table, offset: int) -> int:
 
 
 def first_at_or_after(table: Table, timestamp: int) -> int | None:
-    """The first batch that may hold a record with a timestamp at or after this one; None: no batch.
+    """The first batch that holds a record with a timestamp at or after this one; None: no batch.
 
-    Timestamps come from producers and need not rise, so the running maximum is searched.
+    Timestamps come from producers and need not rise with offsets, so there is nothing to bisect.
+    Markers have a timestamp and no record: they are never the answer.
     """
-    if len(table) == 0:
-        return None
-    greatest = np.maximum.accumulate(table["timestamp"])
-    row = int(np.searchsorted(greatest, timestamp, side="left"))
-    return row if row < len(table) else None
+    late = (table["timestamp"] >= timestamp) & (table["kind"] == Kind.DATA)
+    return int(late.argmax()) if late.any() else None

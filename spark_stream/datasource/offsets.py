@@ -1,7 +1,7 @@
 """Streaming offsets: what Spark logs in its checkpoint, and the ranges between two of them.
 
-As JSON: ``{"<topic>": {"id": "<topic id>", "partitions": {"0": {"offset": 42, "epoch": 3}}}}``. The id
-tells a topic that was deleted and made anew from the one that was read before.
+As JSON: ``{"<topic>": {"id": "<topic id>", "partitions": {"0": {"offset": 42, "epoch": 3}}}}``. The
+id tells a topic that was deleted and made anew from the one that was read before.
 """
 
 from __future__ import annotations

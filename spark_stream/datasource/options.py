@@ -1,7 +1,7 @@
 """The options of ``format("isolog")``: which there are, what they may be, what is wrong with one.
 
-Names are not case-sensitive. Every bad value has a message of its own, and an unknown name is refused
-with the nearest known one: an option that is silently ignored costs its user a day.
+Names are not case-sensitive. Every bad value has a message of its own, and an unknown name is
+refused with the nearest known one: an option that is silently ignored costs its user a day.
 """
 
 from __future__ import annotations
@@ -152,7 +152,8 @@ def sink_options(given: Mapping[str, str]) -> SinkOptions:
         raise Unsupported(
             "transactional=true: this release writes at least once",
             option="transactional",
-            hint="Leave the option out, or set it to false; transactions come with a later release.",
+            hint="Leave the option out, or set it to false; transactions come with a later
+            release.",
         )
     create = _value(options, "createTopic", _boolean, False)
     for option in ("partitions", "replicationFactor"):
@@ -193,11 +194,11 @@ def _checked(given: Mapping[str, str], known: tuple[str, ...], what: str) -> dic
 
 
 def _place(options: Mapping[str, str], *, names_topic: bool) -> tuple[Place, str | None]:
-    """Where the log is, and the topic if ``load(topic)``, ``save(topic)`` or ``start(topic)`` gave it.
+    """Where the log is, and the topic if ``load``, ``save`` or ``start`` was given one.
 
     Spark hands the argument of ``load`` on as the option ``path``, and lets nobody give both. So a
-    ``path`` beside ``bootstrap``, or where the environment says where the log is, is a topic; else it
-    is a directory.
+    ``path`` beside ``bootstrap``, or where the environment says where the log is, is a topic; else
+    it is a directory.
     """
     bootstrap, path = options.get("bootstrap"), options.get("path")
     if bootstrap is not None:
@@ -235,7 +236,9 @@ def _local(path: str) -> Path:
     return Path(path).expanduser()
 
 
-def _value(options: Mapping[str, str], name: str, parse: Callable[[str, str], T], default: Any) -> Any:
+def _value(
+    options: Mapping[str, str], name: str, parse: Callable[[str, str], T], default: Any
+) -> Any:
     return default if name not in options else parse(name, options[name])
 
 
@@ -255,9 +258,7 @@ def _positive(name: str, text: str) -> int:
     return number
 
 
-def _offsets(
-    options: Mapping[str, str], name: str, default: int, topics: tuple[str, ...]
-) -> Named:
+def _offsets(options: Mapping[str, str], name: str, default: int, topics: tuple[str, ...]) -> Named:
     text = options.get(name)
     if text is None:
         return default

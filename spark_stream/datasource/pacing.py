@@ -9,7 +9,7 @@ K = TypeVar("K")
 
 
 def shared_out(backlog: Mapping[K, int], limit: int) -> dict[K, int]:
-    """How many records each partition gives; together ``limit``, or the whole backlog if that is less.
+    """How many records each partition gives; together ``limit``, or the whole backlog if less.
 
     In proportion to the backlogs, remainders to the largest fractions, so the sum is exact. A
     partition that gets none has less than its share of one record; it grows until it does.

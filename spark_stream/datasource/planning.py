@@ -65,7 +65,7 @@ class Planner:
                 raise SchemaMismatch(
                     f"topics {first!r} and {name!r} have different columns:"
                     f" {_difference(schema, other)}",
-                    hint="Choose the columns they share with .schema(...), or use a query for each.",
+                    hint="Choose the columns they share with .schema(...), or read each by itself.",
                 )
         return schema
 
@@ -87,7 +87,7 @@ class Planner:
         )
 
     def check_projection(self, wanted: pa.Schema) -> None:
-        """SchemaMismatch if a topic lacks a column of the query's schema, or has it in another type."""
+        """SchemaMismatch if a topic lacks a column of the query, or has it in another type."""
         for name, topic in self.described().items():
             view = View.of(name, topic.schema, wanted.names)
             fitted(pa.RecordBatch.from_pylist([], schema=view.schema), wanted)
@@ -103,7 +103,7 @@ class Planner:
         return Found(latest, frozenset(missing))
 
     def resolved(self, place: Named, unnamed: int) -> dict[str, TopicOffsets]:
-        """Starting or ending offsets, resolved now; ``unnamed`` is for partitions that are left out.
+        """Starting or ending offsets, resolved now; partitions left out take ``unnamed``.
 
         Raises:
             UnknownTopic: there is no such topic.
@@ -126,10 +126,10 @@ class Planner:
             found[name] = TopicOffsets(now.topic_id, offsets, now.epochs)
         return found
 
-    def lost(self, message: str, **details: object) -> None:
+    def lost(self, message: str, **details: str | int) -> None:
         """Records of the query's range are gone: fails or warns, as ``failOnDataLoss`` says."""
         if self.options.fail_on_data_loss:
-            raise DataLoss(message, **details)
+            raise DataLoss(message, hint=None, **details)
         logger.warning("%s; going on with what is left (failOnDataLoss is false)", message)
 
     def ends(self, start: Offsets, now: Found) -> dict[str, TopicOffsets]:
@@ -146,9 +146,7 @@ class Planner:
                     topic=name,
                 )
                 before = None
-            offsets = {
-                number: self._end(name, number, latest, before) for number in latest.offsets
-            }
+            offsets = {number: self._end(name, number, latest, before) for number in latest.offsets}
             ends[name] = TopicOffsets(latest.topic_id, offsets, latest.epochs)
         return ends
 
@@ -206,4 +204,3 @@ def _difference(one: pa.Schema, other: pa.Schema) -> str:
         if a != b:
             return f"column {name!r} is {a} and {b}"
     return "the order of their columns"
-

@@ -34,7 +34,7 @@ class RangePartition(InputPartition):
 
 @dataclass(frozen=True)
 class RangeReader:
-    """Reads ranges; it is what travels to the workers. ``schema`` is Spark's, and the projection."""
+    """Reads ranges; this travels to the workers. ``schema`` is Spark's, and the projection."""
 
     options: SourceOptions
     schema: StructType

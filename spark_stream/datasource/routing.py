@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -14,13 +15,13 @@ from spark_stream.client.pending import split
 from spark_stream.errors import InvalidRecord, SchemaMismatch, UnknownPartition
 from spark_stream.wire.schemas import DEFAULT_SCHEMA, HEADERS_TYPE, fitted, is_default
 
-TOPIC_COLUMN = "topic"
-PARTITION_COLUMN = "partition"
-_ROUTING = (TOPIC_COLUMN, PARTITION_COLUMN)
+TOPIC_COLUMN: Final = "topic"
+PARTITION_COLUMN: Final = "partition"
+_ROUTING: Final = (TOPIC_COLUMN, PARTITION_COLUMN)
 
 
 def looks_default(schema: pa.Schema) -> bool:
-    """Whether a DataFrame is Kafka's: a value of text or bytes, and nothing that Kafka does not know."""
+    """Whether a DataFrame is Kafka's: a value of text or bytes, and no column unknown to Kafka."""
     names = {*DEFAULT_SCHEMA.names, *_ROUTING}
     if "value" not in schema.names or not set(schema.names) <= names:
         return False
@@ -28,12 +29,10 @@ def looks_default(schema: pa.Schema) -> bool:
 
 
 def topic_schema(schema: pa.Schema, *, by_column: bool) -> pa.Schema:
-    """The schema of a topic that is made for this DataFrame; ``by_column``: its topic column routes."""
+    """The schema of a topic made for this DataFrame; ``by_column``: its topic column routes."""
     if looks_default(schema):
         return DEFAULT_SCHEMA
-    return pa.schema(
-        [field for field in schema if not (by_column and field.name == TOPIC_COLUMN)]
-    )
+    return pa.schema([field for field in schema if not (by_column and field.name == TOPIC_COLUMN)])
 
 
 def check_routing(schema: pa.Schema, topic: str | None) -> None:
@@ -72,7 +71,7 @@ def topic_schema_of(schema: pa.Schema, stored: pa.Schema, *, by_column: bool) ->
     return schema
 
 
-_DEFAULT_TAKES = {
+_DEFAULT_TAKES: Final = {
     "key": "binary or string",
     "value": "binary or string",
     "headers": "array<struct<key:string,value:binary>>",
@@ -93,14 +92,7 @@ def _check_default(schema: pa.Schema) -> None:
                 column=field.name,
                 hint="Make one value of your columns (to_json, to_avro), or use a typed topic.",
             )
-        fits = {
-            "key": _is_bytes,
-            "value": _is_bytes,
-            "headers": _is_headers,
-            "timestamp": lambda kind: pt.is_timestamp(kind) and kind.tz is not None,
-            "partition": lambda kind: pt.is_int32(kind) or pt.is_int16(kind) or pt.is_int8(kind),
-        }[field.name]
-        if not fits(field.type):
+        if not _DEFAULT_FITS[field.name](field.type):
             raise SchemaMismatch(
                 f"column {field.name!r}: expected {expected}, got {field.type}",
                 column=field.name,
@@ -123,6 +115,15 @@ def _is_headers(kind: pa.DataType) -> bool:
         and pt.is_string(item.field(0).type)
         and _is_bytes(item.field(1).type)
     )
+
+
+_DEFAULT_FITS: Final[Mapping[str, Callable[[pa.DataType], bool]]] = {
+    "key": _is_bytes,
+    "value": _is_bytes,
+    "headers": _is_headers,
+    "timestamp": lambda kind: pt.is_timestamp(kind) and kind.tz is not None,
+    "partition": lambda kind: pt.is_int32(kind) or pt.is_int16(kind) or pt.is_int8(kind),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,4 +195,3 @@ def _stored(batch: pa.RecordBatch) -> pa.RecordBatch:
             column = column.cast(HEADERS_TYPE)
         arrays.append(column)
     return pa.RecordBatch.from_arrays(arrays, names=names)
-

@@ -3,9 +3,9 @@
 What Spark does, and what follows (facts in ``docs/spark.md``):
 
 * ``initialOffset`` is asked for again on a restart if batch 0 was not committed. A start that moves
-  ("latest") would then be another. So the first batch of a query with a moving start is empty, and ends
-  where it starts: Spark writes that into its checkpoint, and there the start is pinned before the
-  first record is read. A start above the logged end is then an empty range, with nothing lost.
+  ("latest") would then be another. So the first batch of a query with a moving start is empty, and
+  ends where it starts: Spark writes that into its checkpoint, and there the start is pinned before
+  the first record is read. A start above the logged end is then an empty range, with nothing lost.
 * limits count records, and are shared out by backlog; ``ReadAllAvailable`` means no limit.
 * with Trigger.AvailableNow the end is fixed once, at the start.
 """
@@ -48,9 +48,7 @@ class IsologStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         if self._initial is None:  # Spark asks twice, and must get one answer
-            self._initial = self._planner.resolved(
-                self._planner.options.starting, unnamed=EARLIEST
-            )
+            self._initial = self._planner.resolved(self._planner.options.starting, unnamed=EARLIEST)
         return to_json(self._initial)
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -124,9 +122,7 @@ def _capped(begin: Offsets, ends: Offsets, target: Offsets) -> dict[str, TopicOf
 
 def _limited(begin: Offsets, ends: Offsets, limit: int) -> dict[str, TopicOffsets]:
     """The ends, so that at most ``limit`` records lie before them."""
-    backlog = {
-        (each.topic, each.partition): each.end - each.start for each in ranges(begin, ends)
-    }
+    backlog = {(each.topic, each.partition): each.end - each.start for each in ranges(begin, ends)}
     taken = shared_out(backlog, limit)
     return {
         name: topic.moved(

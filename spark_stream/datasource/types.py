@@ -1,8 +1,8 @@
 """Spark's types as Arrow's, and back. What cannot be carried is refused by the column's name.
 
 Spark compares the schema of what a reader yields with its own, to the letter: list items are called
-``element``, timestamps are ``us`` with the zone ``UTC`` or none. So the mapping is written down here,
-and does not depend on the (internal) one of the Spark release at hand.
+``element``, timestamps are ``us`` with the zone ``UTC`` or none. So the mapping is written down
+here, and does not depend on the (internal) one of the Spark release at hand.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def _arrow_field(field: st.StructField, path: str) -> pa.Field:
 
 
 def _field(name: str, kind: pa.DataType, nullable: bool) -> pa.Field:
-    # The items of Spark's array() are of type void and "not null"; Arrow calls that a contradiction.
+    # The items of Spark's array() are of type void and "not null"; Arrow calls that a
+    # contradiction.
     return pa.field(name, kind, nullable=nullable or pt.is_null(kind))
 
 

@@ -1,8 +1,8 @@
-"""The batch and the streaming sink. They write at least once: a task that is tried again writes again.
+"""The batch and the streaming sink. At least once: a task that is tried again writes again.
 
-A task coalesces Spark's batches, so the log gets few large ones, and sends them while the next come.
-Rows with keys go where their keys say; others go to the partitions in turn, batch by batch, beginning
-with another one in every task and micro-batch.
+A task coalesces Spark's batches, so the log gets few large ones, and sends them while the next
+come. Rows with keys go where their keys say; others go to the partitions in turn, batch by batch,
+beginning with another one in every task and micro-batch.
 """
 
 from __future__ import annotations
@@ -69,9 +69,7 @@ class TaskWriter:
         arrow = to_arrow(self.schema)
         wrote = Wrote()
         turn = _first_turn()
-        with Producer(
-            here.connection, here.topics, isolation=self.options.isolation
-        ) as producer:
+        with Producer(here.connection, here.topics, isolation=self.options.isolation) as producer:
             for batch in coalesced(batches):
                 for topic, rows in by_topic(batch, self.options.topic):
                     known = self._topic(topic, arrow)

@@ -54,7 +54,7 @@ rare = st.integers(0, 9).map(lambda number: number == 0)
 messages = st.lists(st.builds(Row, size=st.integers(0, LIMIT + 8), null=rare, broken_text=rare))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(messages)
 def test_a_message_with_a_bad_record_in_the_middle_keeps_the_prefix(rows):
     kept, reason = walked(rows)

@@ -66,9 +66,7 @@ sketches = st.builds(
 )
 
 
-def walked_prefix(
-    table: Table, first_index: int | None, first_offset: int, position: int
-) -> int:
+def walked_prefix(table: Table, first_index: int | None, first_offset: int, position: int) -> int:
     """The invariant of the module's docstring, entry by entry."""
     index = int(table[0]["entry_index"]) if first_index is None and len(table) else first_index
     offset, epoch = first_offset, None
@@ -108,7 +106,7 @@ CHECKED = {
 }
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(sketches.filter(lambda sketch: sketch.rows), st.data())
 def test_one_wrong_field_ends_the_valid_prefix_where_a_walk_ends_it(sketch, data):
     name = data.draw(st.sampled_from(sorted(CHECKED)))
@@ -144,11 +142,9 @@ def test_every_offset_is_found_in_its_batch_and_never_in_a_marker(sketch):
             assert at_offset(sketch.table, offset) == number
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(sketches, st.integers(-51, 51) | st.just(-(2**63)))
-def test_a_moment_is_found_in_the_first_batch_that_reaches_it_and_never_in_a_marker(
-    sketch, moment
-):
+def test_a_moment_is_found_in_the_first_batch_that_reaches_it_and_never_in_a_marker(sketch, moment):
     expected = None
     for number, (records, timestamp, _) in enumerate(sketch.rows):
         if records and timestamp >= moment:

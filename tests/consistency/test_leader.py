@@ -49,7 +49,7 @@ class LeaderMachine(RuleBasedStateMachine):
         self.state = leader.opened(LeaderEpoch(0), START, START, followers)
         self.before = self.observed()
 
-    # -- what the test knows by counting ------------------------------------------------------------
+    # -- what the test knows by counting ----------------------------------------------------------
 
     def position(self, entry: int) -> Position:
         return at(entry, sum(self.counts[:entry]))
@@ -74,7 +74,7 @@ class LeaderMachine(RuleBasedStateMachine):
     def settle(self) -> None:
         self.state = leader.undecided_from(self.state, self.first_undecided())
 
-    # -- events -------------------------------------------------------------------------------------
+    # -- events -----------------------------------------------------------------------------------
 
     @rule(target=producers, number=st.integers(0, 3))
     def producer(self, number):
@@ -142,10 +142,10 @@ class LeaderMachine(RuleBasedStateMachine):
 
 
 TestLeader = LeaderMachine.TestCase
-TestLeader.settings = settings(deadline=None, max_examples=60, stateful_step_count=30)
+TestLeader.settings = settings(max_examples=60, stateful_step_count=30)
 
 
-# -- the stories behind the machine, one by one -------------------------------------------------------
+# -- the stories behind the machine, one by one ---------------------------------------------------
 
 
 def leading(followers: int = 0, records: int = 10) -> LeaderState:

@@ -1,4 +1,4 @@
-"""One Spark session and one embedded broker for all Spark tests; each test makes topics of its own."""
+"""One Spark session and one embedded broker for all; each test makes topics of its own."""
 
 from __future__ import annotations
 

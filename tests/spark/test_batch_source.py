@@ -1,4 +1,4 @@
-"""The batch source against a real broker: where it starts and ends, what it shows, what it refuses."""
+"""The batch source: where it starts and ends, what it shows, what it refuses."""
 
 from __future__ import annotations
 
@@ -156,7 +156,9 @@ def test_an_empty_topic_is_an_empty_frame(queries: Queries, log: isolog.Log, top
     assert queries.read(topic).count() == 0
 
 
-@pytest.mark.parametrize("isolation", ["read_uncommitted", "read_replicated", "read_committed", "read_atomic"])
+@pytest.mark.parametrize(
+    "isolation", ["read_uncommitted", "read_replicated", "read_committed", "read_atomic"]
+)
 def test_without_followers_every_isolation_sees_every_record(
     queries: Queries, hundred: str, isolation: str
 ) -> None:

@@ -49,7 +49,8 @@ def test_headers_timestamps_and_partitions_of_rows(
     frame = spark.sql(
         "select cast('v' as binary) as value, cast(id % 3 as int) as partition,"
         " timestamp_millis(id) as timestamp,"
-        " array(named_struct('key', 'h', 'value', cast(cast(id as string) as binary))) as headers from range(9)"
+        " array(named_struct('key', 'h', 'value', cast(cast(id as string) as binary))) as headers
+        from range(9)"
     )
     queries.write(frame, topic)
     with log.consumer(topic) as consumer:
@@ -160,8 +161,8 @@ def test_a_bad_option_has_a_message_of_its_own(
     ("mode", "message"),
     [
         ("overwrite", "a log is only ever appended to"),
-        ("ignore", "cannot be written in the \"Ignore\" mode"),
-        ("errorifexists", "cannot be written in the \"ErrorIfExists\" mode"),
+        ("ignore", 'cannot be written in the "Ignore" mode'),
+        ("errorifexists", 'cannot be written in the "ErrorIfExists" mode'),
     ],
 )
 def test_other_modes_than_append_get_a_clear_answer(

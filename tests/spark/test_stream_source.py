@@ -155,8 +155,8 @@ def test_a_start_at_latest_is_pinned_before_the_first_record_is_read(
 ) -> None:
     """Batch 0 was planned and not committed; until the restart records came. None may be lost.
 
-    On the restart Spark asks for the initial offset again, and it is a later one: the range of batch
-    0 then ends below its start.
+    On the restart Spark asks for the initial offset again, and it is a later one: the range of
+    batch 0 then ends below its start.
     """
     log.create_topic(topic, schema=NUMBERS)
     add(log, topic, range(10))
@@ -234,7 +234,9 @@ def test_records_that_retention_removed(
     if fail:
         with pytest.raises(StreamingQueryException, match="DATA_LOSS") as caught:
             queries.copy(stream, *out)
-        assert f"offsets 10 to {first - 1}" in str(caught.value) or "removed by" in str(caught.value)
+        assert f"offsets 10 to {first - 1}" in str(caught.value) or "removed by" in str(
+            caught.value
+        )
     else:
         queries.copy(stream, *out)
         seen = read_back(spark, out[0])

@@ -1,4 +1,4 @@
-"""Every Spark type that Arrow carries goes in and comes out as it was; the others are refused by name."""
+"""Every Spark type that Arrow carries comes out as it went in; others are refused by name."""
 
 from __future__ import annotations
 

@@ -1,0 +1,172 @@
+"""Spark: streaming read, streaming write and small micro-batches, each next to its ceiling."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+import spark_stream as isolog
+from bench.results import Results
+from bench.sources import CeilingSource, batch_of
+
+ROWS = 4_000_000
+SMALL = 20
+
+
+def session() -> SparkSession:
+    """Two cores, with the settings of conf/spark-defaults.conf that matter here."""
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .appName("isolog bench")
+        .config("spark.ui.enabled", "false")
+        .config("spark.python.unix.domain.socket.enabled", "true")
+        .config("spark.driver.memory", "4g")
+        .config("spark.sql.streaming.numRecentProgressUpdates", "1000")
+        .config(
+            "spark.sql.streaming.checkpointFileManagerClass",
+            "org.apache.spark.sql.execution.streaming.checkpointing"
+            ".FileSystemBasedCheckpointFileManager",
+        )
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    spark.dataSource.register(CeilingSource)
+    return spark
+
+
+class Bench:
+    """One Spark session and one embedded broker for all Spark measurements."""
+
+    def __init__(self, spark: SparkSession, place: Path, results: Results) -> None:
+        self._spark = spark
+        self._place = place
+        self._results = results
+        self._path = str(place / "log")
+
+    def run(self, log: isolog.Log, rounds: int) -> None:
+        for columns in ("value", "kafka"):
+            self._fill(log, columns)
+            self._paired(
+                f"streaming read, {columns} columns",
+                "rows/s",
+                lambda columns=columns: self._rate(self._ceiling(columns)),
+                lambda columns=columns: self._rate(self._topic(columns)),
+                rounds,
+            )
+        log.create_topic("written", partitions=2, schema=batch_of("value", 1).schema)
+        self._paired(
+            "streaming write",
+            "rows/s",
+            lambda: self._rate(self._ceiling("value"), sink="ceiling"),
+            lambda: self._rate(self._ceiling("value"), sink="isolog"),
+            rounds,
+        )
+        self._small(log)
+
+    def _fill(self, log: isolog.Log, columns: str) -> None:
+        typed = columns == "value"
+        schema = batch_of("value", 1).schema if typed else None
+        log.create_topic(f"read-{columns}", partitions=2, schema=schema)
+        batch = batch_of("value", 20_000)
+        with log.producer() as producer:
+            for number in range(ROWS // batch.num_rows):
+                producer.append(f"read-{columns}", batch, partition=number % 2)
+
+    def _ceiling(self, columns: str) -> DataFrame:
+        reader = self._spark.readStream.format("ceiling")
+        return reader.options(rows=ROWS, columns=columns, batches=1).load()
+
+    def _topic(self, columns: str) -> DataFrame:
+        reader = self._spark.readStream.format("isolog").option("path", self._path)
+        return reader.option("subscribe", f"read-{columns}").load()
+
+    def _rate(self, frame: DataFrame, sink: str = "noop") -> float:
+        """Rows a second of the first micro-batch with rows, planning and commit left out."""
+        writer = frame.writeStream.format(sink)
+        if sink == "isolog":
+            writer = writer.option("path", self._path).option("topic", "written")
+        with tempfile.TemporaryDirectory(dir=self._place) as checkpoint:
+            query = writer.option("checkpointLocation", checkpoint).start()
+            try:
+                progress = _first_with_rows(query)
+            finally:
+                query.stop()
+        return progress["numInputRows"] / (progress["durationMs"]["addBatch"] / 1000)
+
+    def _paired(
+        self,
+        name: str,
+        unit: str,
+        ceiling: Callable[[], float],
+        measured: Callable[[], float],
+        rounds: int,
+    ) -> None:
+        ceiling(), measured()  # warm: workers, caches, code generation
+        pairs = [(ceiling(), measured()) for _ in range(rounds)]
+        self._results.add(
+            name,
+            unit,
+            measured=statistics.median(pair[1] for pair in pairs),
+            ceiling=statistics.median(pair[0] for pair in pairs),
+        )
+
+    def _small(self, log: isolog.Log) -> None:
+        """A micro-batch of 20 rows: the whole trigger, to ``noop``."""
+        log.create_topic("small", partitions=1, schema=batch_of("value", 1).schema)
+        few = batch_of("value", SMALL)
+        rounds = 60
+        with log.producer() as producer:
+            for _ in range(rounds):
+                producer.append("small", few, partition=0)
+        reader = self._spark.readStream.format("isolog").option("path", self._path)
+        ours = reader.option("subscribe", "small").option("maxOffsetsPerTrigger", SMALL).load()
+        bound = self._spark.readStream.format("ceiling")
+        theirs = bound.options(rows=SMALL, tasks=1, batches=rounds, batchrows=SMALL).load()
+        medians = {}
+        for name, frame in (
+            ("ceiling", theirs),
+            ("isolog", ours),
+            ("ceiling", theirs),
+            ("isolog", ours),
+        ):
+            with tempfile.TemporaryDirectory(dir=self._place) as checkpoint:
+                writer = frame.writeStream.format("noop").option("checkpointLocation", checkpoint)
+                query = writer.trigger(availableNow=True) if name == "isolog" else writer
+                query = query.start()
+                if name == "isolog":
+                    query.awaitTermination(120)
+                else:
+                    _until(lambda query=query: len(_with_rows(query)) >= rounds, 120)
+                took = [each["durationMs"]["triggerExecution"] for each in _with_rows(query)[10:]]
+                query.stop()
+            medians[name] = statistics.median(took)
+        self._results.add(
+            "micro-batch of 20 rows",
+            "ms",
+            measured=medians["isolog"],
+            ceiling=medians["ceiling"],
+            note=f"{medians['isolog'] - medians['ceiling']:+.0f} ms over the ceiling",
+        )
+
+
+def _with_rows(query: StreamingQuery) -> list[dict]:
+    return [each for each in query.recentProgress if each["numInputRows"]]
+
+
+def _first_with_rows(query: StreamingQuery) -> dict:
+    _until(lambda: bool(_with_rows(query)), 120)
+    return _with_rows(query)[0]
+
+
+def _until(holds: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline:
+            raise TimeoutError("the query made no progress")
+        time.sleep(0.05)

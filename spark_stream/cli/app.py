@@ -1,0 +1,86 @@
+"""``isolog`` put together: its commands, and what becomes of an error.
+
+An error of ours is one line on standard error, never a traceback. A closed pipe (``| head``) is no
+error: who reads has seen enough.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, NoReturn
+
+import typer
+
+from spark_stream.cli import broker, consume, produce, topic
+from spark_stream.errors import InvalidOption, IsologError
+from spark_stream.version import VERSION
+
+app = typer.Typer(
+    name="isolog",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(broker.app, name="broker")
+app.add_typer(topic.app, name="topic")
+app.command("produce")(produce.produce)
+app.command("consume")(consume.consume)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"isolog {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def _isolog(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the release.")
+    ] = False,
+) -> None:
+    """A replicated, Arrow-native log: its brokers, its topics, its records.
+
+    \b
+    isolog topic create greetings --path data/
+    echo hello | isolog produce greetings --path data/
+    isolog consume greetings --path data/
+    """
+
+
+def run() -> NoReturn:
+    """Runs the command that the arguments name, and ends the process."""
+    try:
+        app(prog_name="isolog")
+    except IsologError as error:
+        _report(error)
+        _end(2 if isinstance(error, InvalidOption) else 1)
+    except BrokenPipeError:
+        _end(0)
+    except SystemExit as exit_:
+        _end(exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None))
+    _end(0)
+
+
+def _report(error: IsologError) -> None:
+    message = " ".join(f"{error.message} ({error.hint})".split())
+    print(f"error: {message}", file=sys.stderr)
+
+
+def _end(code: int) -> NoReturn:
+    """Ends the process at once, with what was printed written out.
+
+    Threads that wait in gRPC may still be there; an interpreter that is taken apart under them can
+    crash, so it is not taken apart.
+    """
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        pass
+    except OSError as error:
+        print(f"error: standard output: {error.strerror}", file=sys.stderr)
+        code = code or 1
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,124 @@
+"""What several commands share: the options that say where the log is, and the connection they mean."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from spark_stream.client.connection import Connection
+from spark_stream.client.embedded import answers
+from spark_stream.client.log import Log
+from spark_stream.consistency.isolation import CONSUMER_LEVELS
+from spark_stream.errors import BrokerUnavailable, InvalidOption, NotALogDirectory
+
+BOOTSTRAP_VARIABLE: Final = "ISOLOG_BOOTSTRAP"
+PATH_VARIABLE: Final = "ISOLOG_PATH"
+_PANEL: Final = "Where the log is (one of them)"
+
+Bootstrap = Annotated[
+    str | None,
+    typer.Option(
+        "--bootstrap",
+        metavar="HOST:PORT",
+        help=f"Any of its brokers. Variable: {BOOTSTRAP_VARIABLE}.",
+        rich_help_panel=_PANEL,
+        show_default=False,
+    ),
+]
+LogPath = Annotated[
+    Path | None,
+    typer.Option(
+        "--path",
+        metavar="DIR",
+        help=f"Its directory; a broker is started when none runs. Variable: {PATH_VARIABLE}.",
+        rich_help_panel=_PANEL,
+        show_default=False,
+    ),
+]
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The name of a topic.", show_default=False)]
+Isolation = Annotated[
+    str,
+    typer.Option(
+        "--isolation", metavar="LEVEL", help=f"What is visible: {' | '.join(CONSUMER_LEVELS)}."
+    ),
+]
+
+
+class Shape(StrEnum):
+    """How facts are printed."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+Output = Annotated[Shape, typer.Option("--output", "-o", help="How to print it.")]
+
+
+def note(message: str) -> None:
+    """Says something that is not data."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def where(bootstrap: str | None, path: Path | None) -> tuple[str | None, Path | None]:
+    """The one place that the options name, or else the variables.
+
+    Raises:
+        InvalidOption: none is named, or two are.
+    """
+    if bootstrap is None and path is None:
+        bootstrap = os.environ.get(BOOTSTRAP_VARIABLE) or None
+        directory = os.environ.get(PATH_VARIABLE) or None
+        path = None if directory is None else Path(directory)
+        if bootstrap is not None and path is not None:
+            raise InvalidOption(
+                f"{BOOTSTRAP_VARIABLE} and {PATH_VARIABLE} are both set",
+                hint="Unset one of them, or give --bootstrap or --path.",
+            )
+    if bootstrap is not None and path is not None:
+        raise InvalidOption("--bootstrap and --path exclude each other", hint="Give one of them.")
+    if bootstrap is None and path is None:
+        raise InvalidOption(
+            "where is the log?",
+            hint=f"Give --bootstrap HOST:PORT or --path DIR, or set {BOOTSTRAP_VARIABLE} or"
+            f" {PATH_VARIABLE}.",
+        )
+    return bootstrap, path
+
+
+@contextmanager
+def connection(
+    bootstrap: str | None, path: Path | None, *, makes: bool = False
+) -> Iterator[Connection]:
+    """The connection that the options mean. ``makes``: a missing directory becomes a log.
+
+    Raises:
+        InvalidOption: as :func:`where`, or an address that is none.
+        BrokerUnavailable: nobody listens there. Told at once: the client alone would go on trying.
+    """
+    bootstrap, path = where(bootstrap, path)
+    if path is not None and not makes and not path.exists():
+        raise NotALogDirectory(
+            f"there is no directory {path}",
+            hint="Check --path; `isolog topic create` and `isolog produce` make a new log.",
+        )
+    opened = Connection(bootstrap, None if path is None else path.absolute())
+    try:
+        if bootstrap is not None and not any(answers(each.strip()) for each in bootstrap.split(",")):
+            raise BrokerUnavailable(f"no broker answers at {bootstrap}", address=bootstrap)
+        yield opened
+    finally:
+        opened.close()
+
+
+@contextmanager
+def log(bootstrap: str | None, path: Path | None, *, makes: bool = False) -> Iterator[Log]:
+    """As :func:`connection`, with the public handle of the client around it."""
+    with connection(bootstrap, path, makes=makes) as opened:
+        yield Log(opened)

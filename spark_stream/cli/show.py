@@ -1,0 +1,128 @@
+"""Topics and brokers, for people as tables and for programs as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from spark_stream.cli.ddl import schema_text, type_name
+from spark_stream.cli.options import Shape
+from spark_stream.client.values import BrokerStatus, PartitionDescription, TopicDescription
+
+_MIB = 1 << 20
+
+
+def show_names(names: list[str], shape: Shape) -> None:
+    """Names of topics: one a line, or a JSON array."""
+    if shape is Shape.JSON:
+        print(json.dumps(names))
+        return
+    for name in names:
+        print(name)
+
+
+def show_topic(topic: TopicDescription, shape: Shape) -> None:
+    """A topic with its columns, its settings and its partitions."""
+    if shape is Shape.JSON:
+        print(json.dumps(_topic_facts(topic), indent=2))
+        return
+    console = Console(highlight=False)
+    records = sum(each.log_end_offset - each.log_start_offset for each in topic.partitions)
+    size = sum(each.size for each in topic.partitions)
+    console.print(
+        f"[bold]{escape(topic.name)}[/bold]  id {topic.id}  records {records}"
+        f"  size {size / _MIB:.1f} MiB"
+    )
+    _print(console, _columns_table(topic))
+    _print(console, _partitions_table(topic))
+    _print(console, _config_table(topic))
+
+
+def show_status(status: BrokerStatus, shape: Shape) -> None:
+    """A broker's own account of itself."""
+    facts = dataclasses.asdict(status)
+    if shape is Shape.JSON:
+        print(json.dumps(facts, indent=2))
+        return
+    facts["memory"] = f"{status.memory / _MIB:.1f} MiB"
+    facts["uptime"] = f"{facts.pop('uptime_s'):.0f} s"
+    table = Table(show_header=False)
+    for name, value in facts.items():
+        table.add_row(name, escape(str(value)))
+    _print(Console(highlight=False), table)
+
+
+def _print(console: Console, table: Table) -> None:
+    # Into a pipe or a file a table takes the width that it needs: only a screen has an edge.
+    width = None if console.is_terminal else console.measure(table).maximum
+    console.print(table, width=width)
+
+
+def _columns_table(topic: TopicDescription) -> Table:
+    table = Table("column", "type", "nullable")
+    for field in topic.schema:
+        table.add_row(escape(field.name), escape(type_name(field.type)), _yes(field.nullable))
+    return table
+
+
+def _partitions_table(topic: TopicDescription) -> Table:
+    table = Table("partition", "leader", "epoch", "isr", "log start")
+    for bound in ("log end (LEO)", "high watermark (HW)", "last stable (LSO)", "size"):
+        table.add_column(bound, justify="right")
+    for each in topic.partitions:
+        table.add_row(
+            str(each.partition),
+            escape(each.leader),
+            str(each.leader_epoch),
+            escape(", ".join(each.isr)),
+            str(each.log_start_offset),
+            str(each.log_end_offset),
+            str(each.high_watermark),
+            str(each.last_stable_offset),
+            f"{each.size / _MIB:.1f} MiB",
+        )
+    broken = [each for each in topic.partitions if each.error is not None]
+    if broken:
+        table.caption = "\n".join(f"partition {each.partition}: {each.error}" for each in broken)
+    return table
+
+
+def _config_table(topic: TopicDescription) -> Table:
+    table = Table("setting", "value")
+    for name, value in topic.config.items():
+        table.add_row(escape(name), escape(value))
+    return table
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _topic_facts(topic: TopicDescription) -> dict[str, Any]:
+    return {
+        "name": topic.name,
+        "id": topic.id,
+        "schema": schema_text(topic.schema),
+        "columns": [
+            {
+                "name": field.name,
+                "type": type_name(field.type),
+                "arrow": str(field.type),
+                "nullable": field.nullable,
+            }
+            for field in topic.schema
+        ],
+        "config": dict(topic.config),
+        "partitions": [_partition_facts(each) for each in topic.partitions],
+    }
+
+
+def _partition_facts(partition: PartitionDescription) -> dict[str, Any]:
+    facts = dataclasses.asdict(dataclasses.replace(partition, error=None))
+    facts["error"] = None if partition.error is None else partition.error.to_wire()
+    return facts
