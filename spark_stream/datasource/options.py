@@ -152,8 +152,7 @@ def sink_options(given: Mapping[str, str]) -> SinkOptions:
         raise Unsupported(
             "transactional=true: this release writes at least once",
             option="transactional",
-            hint="Leave the option out, or set it to false; transactions come with a later
-            release.",
+            hint="Leave the option out, or set it to false: there are no transactions yet.",
         )
     create = _value(options, "createTopic", _boolean, False)
     for option in ("partitions", "replicationFactor"):

@@ -49,8 +49,8 @@ def test_headers_timestamps_and_partitions_of_rows(
     frame = spark.sql(
         "select cast('v' as binary) as value, cast(id % 3 as int) as partition,"
         " timestamp_millis(id) as timestamp,"
-        " array(named_struct('key', 'h', 'value', cast(cast(id as string) as binary))) as headers
-        from range(9)"
+        " array(named_struct('key', 'h', 'value', cast(string(id) as binary))) as headers"
+        " from range(9)"
     )
     queries.write(frame, topic)
     with log.consumer(topic) as consumer:
