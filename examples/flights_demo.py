@@ -180,11 +180,12 @@ def run(spark: SparkSession, log: isolog.Log, asked: argparse.Namespace, output:
         while True:
             done = not writing.query.isActive
             for news in writing.news():
-                shown.wrote(*news, total=writing.total)
+                shown.wrote(*news, writing.total)
             ends = log_ends(log)
+            added = sum(ends.values()) - sum(before.values())
             for news in reading.news():
-                shown.read(*news, total=reading.total)
-            backlog = sum(ends.values()) - sum(before.values()) - reading.total
+                shown.read(*news, reading.total, added - reading.total)
+            backlog = added - reading.total
             shown.behind(backlog)
             if done and backlog <= 0:
                 break
@@ -260,8 +261,8 @@ def place_of(asked: argparse.Namespace, output: Output) -> dict[str, str]:
 
 @contextmanager
 def spark_session() -> Iterator[SparkSession]:
-    # What spark-submit was told, conf/spark-defaults.conf say, wins over what is set here.
     spark = SparkSession.builder.appName("isolog: flights of 2013").getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")  # its warnings would come between the lines of progress
     try:
         yield spark
     finally:

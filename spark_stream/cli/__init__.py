@@ -9,14 +9,16 @@
 ``ddl``         Spark's DDL ("id bigint, …") to an Arrow schema and back
 ``produce``     records in
 ``blocks``      bytes of a pipe or file, cut between two records
-``inputs``      CSV, JSON lines, Parquet and Arrow as batches; plain lines too
+``inputs``      what is read: which format, which schema, its records as batches
+``text_inputs`` blocks of lines, CSV and JSON lines as batches
 ``fitting``     batches of a file made into those of a topic, or an error that names the column
 ``consume``     records out
 ``ranges``      which offsets to read, and reading them: to an end, or on and on
 ``texts``       columns as text, whole columns at once
 ``outputs``     batches as lines, JSON, CSV, a table, an Arrow stream
 
-Data goes to standard output, everything else to standard error. Exit code 0, 1 (failed), 2 (bad usage).
+Data goes to standard output, everything else to standard error. Exit code 0, 1 (failed), 2 (bad
+usage).
 """
 
 from __future__ import annotations

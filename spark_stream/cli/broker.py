@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import typer
 
 from spark_stream.cli import background
-from spark_stream.cli.options import PATH_VARIABLE, Bootstrap, Output, Shape, note, where
+from spark_stream.cli.options import PATH_VARIABLE, Bootstrap, Listing, Output, note, where
 from spark_stream.cli.show import show_status
 from spark_stream.client.connection import Connection
 from spark_stream.client.embedded import answers
@@ -115,7 +115,7 @@ def status(
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.1, help="How long to wait for its answer.")
     ] = 5.0,
-    output: Output = Shape.TABLE,
+    output: Output = Listing.TABLE,
 ) -> None:
     """Shows a broker's own account of itself. Exit code 1 if none runs; it never starts one.
 
@@ -153,7 +153,7 @@ def _address(directory: Path | None) -> str:
 
 
 def _directory(directory: Path | None) -> Path:
-    """--dir, or else the directory that a variable names: the broker's, or that of client commands."""
+    """--dir, or else what a variable names: the broker's, or that of client commands."""
     if directory is None:
         named = os.environ.get(DIRECTORY_VARIABLE) or os.environ.get(PATH_VARIABLE)
         directory = None if not named else Path(named)

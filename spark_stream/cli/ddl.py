@@ -233,7 +233,9 @@ def type_name(kind: pa.DataType) -> str:
     if pt.is_list(kind) or pt.is_large_list(kind):
         return f"array<{type_name(kind.value_type)}>"
     if pt.is_struct(kind):
-        return f"struct<{','.join(_column_text(kind.field(i), ':') for i in range(kind.num_fields))}>"
+        return (
+            f"struct<{','.join(_column_text(kind.field(i), ':') for i in range(kind.num_fields))}>"
+        )
     return _NAMES.get(kind) or str(kind)
 
 

@@ -1,4 +1,4 @@
-"""What several commands share: the options that say where the log is, and the connection they mean."""
+"""What several commands share: the options that say where the log is, and the connection."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ LogPath = Annotated[
         show_default=False,
     ),
 ]
-Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The name of a topic.", show_default=False)]
+Topic = Annotated[
+    str, typer.Argument(metavar="TOPIC", help="The name of a topic.", show_default=False)
+]
 Isolation = Annotated[
     str,
     typer.Option(
@@ -51,14 +53,14 @@ Isolation = Annotated[
 ]
 
 
-class Shape(StrEnum):
+class Listing(StrEnum):
     """How facts are printed."""
 
     TABLE = "table"
     JSON = "json"
 
 
-Output = Annotated[Shape, typer.Option("--output", "-o", help="How to print it.")]
+Output = Annotated[Listing, typer.Option("--output", "-o", help="How to print it.")]
 
 
 def note(message: str) -> None:
@@ -106,11 +108,13 @@ def connection(
     if path is not None and not makes and not path.exists():
         raise NotALogDirectory(
             f"there is no directory {path}",
-            hint="Check --path; `isolog topic create` and `isolog produce` make a new log.",
+            hint="Check --path; `isolog topic create` makes a new log.",
         )
     opened = Connection(bootstrap, None if path is None else path.absolute())
     try:
-        if bootstrap is not None and not any(answers(each.strip()) for each in bootstrap.split(",")):
+        if bootstrap is not None and not any(
+            answers(each.strip()) for each in bootstrap.split(",")
+        ):
             raise BrokerUnavailable(f"no broker answers at {bootstrap}", address=bootstrap)
         yield opened
     finally:

@@ -11,24 +11,24 @@ from rich.markup import escape
 from rich.table import Table
 
 from spark_stream.cli.ddl import schema_text, type_name
-from spark_stream.cli.options import Shape
+from spark_stream.cli.options import Listing
 from spark_stream.client.values import BrokerStatus, PartitionDescription, TopicDescription
 
 _MIB = 1 << 20
 
 
-def show_names(names: list[str], shape: Shape) -> None:
+def show_names(names: list[str], shape: Listing) -> None:
     """Names of topics: one a line, or a JSON array."""
-    if shape is Shape.JSON:
+    if shape is Listing.JSON:
         print(json.dumps(names))
         return
     for name in names:
         print(name)
 
 
-def show_topic(topic: TopicDescription, shape: Shape) -> None:
+def show_topic(topic: TopicDescription, shape: Listing) -> None:
     """A topic with its columns, its settings and its partitions."""
-    if shape is Shape.JSON:
+    if shape is Listing.JSON:
         print(json.dumps(_topic_facts(topic), indent=2))
         return
     console = Console(highlight=False)
@@ -43,10 +43,10 @@ def show_topic(topic: TopicDescription, shape: Shape) -> None:
     _print(console, _config_table(topic))
 
 
-def show_status(status: BrokerStatus, shape: Shape) -> None:
+def show_status(status: BrokerStatus, shape: Listing) -> None:
     """A broker's own account of itself."""
     facts = dataclasses.asdict(status)
-    if shape is Shape.JSON:
+    if shape is Listing.JSON:
         print(json.dumps(facts, indent=2))
         return
     facts["memory"] = f"{status.memory / _MIB:.1f} MiB"

@@ -11,7 +11,7 @@ import typer
 
 from spark_stream.cli.ddl import parse_schema
 from spark_stream.cli.inputs import schema_of_file
-from spark_stream.cli.options import Bootstrap, LogPath, Output, Shape, Topic, log, note
+from spark_stream.cli.options import Bootstrap, Listing, LogPath, Output, Topic, log, note
 from spark_stream.cli.show import show_names, show_topic
 from spark_stream.errors import InvalidOption
 
@@ -71,7 +71,7 @@ def create(
 
 @app.command("list")
 def list_topics(
-    bootstrap: Bootstrap = None, path: LogPath = None, output: Output = Shape.TABLE
+    bootstrap: Bootstrap = None, path: LogPath = None, output: Output = Listing.TABLE
 ) -> None:
     """Lists the names of all topics, one a line.
 
@@ -84,7 +84,7 @@ def list_topics(
 
 @app.command()
 def describe(
-    topic: Topic, bootstrap: Bootstrap = None, path: LogPath = None, output: Output = Shape.TABLE
+    topic: Topic, bootstrap: Bootstrap = None, path: LogPath = None, output: Output = Listing.TABLE
 ) -> None:
     """Shows a topic: its columns, its settings, and the offsets of its partitions.
 
@@ -131,7 +131,8 @@ def _settings(pairs: list[str]) -> dict[str, str]:
         name, equals, value = pair.partition("=")
         if not equals or not name.strip():
             raise InvalidOption(
-                f"--config takes NAME=VALUE, not {pair!r}", hint="Such as --config compression=zstd."
+                f"--config takes NAME=VALUE, not {pair!r}",
+                hint="Such as compression=zstd.",
             )
         settings[name.strip()] = value.strip()
     return settings

@@ -131,15 +131,18 @@ class Producer:
             return self._refused(error)
         future: Future[Written] = Future()
         with self._lock:
+            # Nagle's rule: with nothing under way a record goes at once, from this very thread; while
+            # something is, records gather. So a lone record is quick, and a flood makes batches.
+            alone = not self._outstanding and not self._linger_s
             self._reserve(size)
-            pending = self._pending.get(topic)
-            if pending is None:
-                pending = self._pending[topic] = Pending()
+            pending = Pending() if alone else self._pending.setdefault(topic, Pending())
             first = not pending.futures
             pending.add(key, value, listed, moment, partition, size, future)
             # The sender wakes by itself after the linger; wake it only when that changes its plan.
-            if first or pending.bytes >= self._batch_bytes:
+            if not alone and (first or pending.bytes >= self._batch_bytes):
                 self._work.notify()
+        if alone:
+            self._send_pending(topic, pending)
         return future
 
     def append(

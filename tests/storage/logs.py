@@ -46,7 +46,9 @@ def append(log: PartitionLog, batch: pa.RecordBatch, now: int = NOW) -> Offset:
     return log.append(log.format.prepare(batch, now), EPOCH, now)
 
 
-def append_next(log: PartitionLog, rows: int = 10, size: int = 20, now: int = NOW) -> pa.RecordBatch:
+def append_next(
+    log: PartitionLog, rows: int = 10, size: int = 20, now: int = NOW
+) -> pa.RecordBatch:
     """Appends records that fit the log's end, and says which."""
     batch = records(int(log.end.offset), rows, size)
     assert append(log, batch, now) == log.end.offset - rows

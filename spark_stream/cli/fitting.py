@@ -1,0 +1,237 @@
+"""Batches of a file made into batches of a topic, or an error that names the column and the record.
+
+Nothing is lost on the way: numbers that do not fit, text that is no number, a zone that would be
+dropped are refused. In text (CSV, JSON) values are read by the topic's types; moments without a zone
+are UTC, binary is base64.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from spark_stream.cli.ddl import type_name
+from spark_stream.errors import InvalidRecord, IsologError, SchemaMismatch
+from spark_stream.wire.schemas import is_default
+
+_SHOWN_MAX: Final = 60
+_ZONE: Final = r"(?:[zZ]|[+-][0-9]{2}(?::?[0-9]{2})?)$"
+_TIME: Final = ":"  # a date alone has none, and ends like a zone (…-01)
+
+
+class _WrongTypeError(Exception):
+    """No value of the one type is one of the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fitting:
+    """To the columns of ``schema``, of which those in ``optional`` may be missing.
+
+    ``text``: strings stand for values of any type, as in CSV. ``utf8``: strings are the bytes of
+    binary columns, not their base64.
+    """
+
+    schema: pa.Schema
+    text: bool
+    utf8: bool = False
+    optional: frozenset[str] = frozenset()
+
+    @classmethod
+    def of_topic(cls, schema: pa.Schema, text: bool) -> Fitting:
+        """To a topic of this schema; in a default-schema topic the client completes a value."""
+        if not is_default(schema):
+            return cls(schema, text)
+        fields = [field.with_nullable(True) for field in schema]
+        optional = frozenset(schema.names) - {"value"}
+        return cls(pa.schema(fields), text, utf8=True, optional=optional)
+
+    def fit(self, batch: pa.RecordBatch, first: int) -> pa.RecordBatch:
+        """The batch with exactly the topic's columns; its first row is record number ``first``.
+
+        Raises:
+            SchemaMismatch: a column is missing, is one too many, or has a type that does not fit.
+            InvalidRecord: a value does not fit.
+        """
+        names = batch.schema.names
+        schema = pa.schema(
+            [each for each in self.schema if each.name in names or each.name not in self.optional]
+        )
+        check_names(names, schema)
+        arrays = []
+        for field in schema:
+            array = self._column(batch.column(field.name), field, first)
+            if array.null_count and not field.nullable:
+                row = int(pc.index(pc.is_null(array), True).as_py())
+                raise _bad_value(field.name, first + row, "null, but the column is NOT NULL")
+            arrays.append(array)
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def _column(self, array: pa.Array, field: pa.Field, first: int) -> pa.Array:
+        def converted(part: pa.Array) -> pa.Array:
+            return self._converted(part, field.type)
+
+        try:
+            return converted(array)
+        except (_WrongTypeError, pa.ArrowNotImplementedError):
+            raise SchemaMismatch(
+                f"column {field.name!r}: expected {type_name(field.type)},"
+                f" got {type_name(array.type)}",
+                column=field.name,
+                expected=str(field.type),
+                got=str(array.type),
+            ) from None
+        except (pa.ArrowInvalid, binascii.Error, ValueError):
+            row = first_bad(len(array), lambda count: converted(array.slice(0, count)))
+            shown = repr(array[row].as_py())
+            if len(shown) > _SHOWN_MAX:
+                shown = shown[:_SHOWN_MAX] + "…"
+            problem = f"{shown} is not a {type_name(field.type)}"
+            raise _bad_value(field.name, first + row, problem) from None
+
+    def _converted(self, array: pa.Array, want: pa.DataType) -> pa.Array:
+        have = array.type
+        if pt.is_dictionary(have):
+            array = array.dictionary_decode()
+            have = array.type
+        if have.equals(want):
+            return array
+        if pt.is_null(have):
+            return pa.nulls(len(array), want)
+        if pt.is_nested(have) or pt.is_nested(want):
+            return self._nested(array, want)
+        if _is_text(have) and self.text:
+            return self._from_text(array.cast(pa.string()), want)
+        if not any(is_from(have) and is_to(want) for is_from, is_to in _LOSSLESS):
+            raise _WrongTypeError
+        if pt.is_timestamp(have) and pt.is_timestamp(want) and have.tz and not want.tz:
+            raise _WrongTypeError
+        if pt.is_floating(have) and pt.is_floating(want) and have.bit_width > want.bit_width:
+            raise _WrongTypeError
+        return array.cast(want)
+
+    def _from_text(self, texts: pa.StringArray, want: pa.DataType) -> pa.Array:
+        if pt.is_timestamp(want):
+            return moments(texts, want)
+        if _is_bytes(want) and not self.utf8:
+            values = [
+                None if each is None else base64.b64decode(each, validate=True)
+                for each in texts.to_pylist()
+            ]
+            return pa.array(values, want)
+        return texts.cast(want)
+
+    def _nested(self, array: pa.Array, want: pa.DataType) -> pa.Array:
+        have = array.type
+        if pt.is_map(want):
+            items = pa.struct([want.key_field, want.item_field])
+            if pt.is_map(have):
+                plain = array.cast(pa.list_(pa.struct([have.key_field, have.item_field])))
+                return self._nested(plain, pa.list_(items)).cast(want)
+            raise _WrongTypeError
+        if _is_list(have) and _is_list(want):
+            lengths = pc.fill_null(pc.list_value_length(array), 0)
+            ends = pc.cumulative_sum(lengths.cast(pa.int64()))
+            offsets = pa.concat_arrays([pa.array([0], pa.int64()), ends])
+            values = self._converted(array.flatten(), want.value_type)
+            kind = pa.LargeListArray if pt.is_large_list(want) else pa.ListArray
+            width = pa.int64() if pt.is_large_list(want) else pa.int32()
+            return kind.from_arrays(offsets.cast(width), values, type=want, mask=array.is_null())
+        if pt.is_struct(have) and pt.is_struct(want):
+            names = [have.field(i).name for i in range(have.num_fields)]
+            fields = [want.field(i) for i in range(want.num_fields)]
+            if set(names) != {field.name for field in fields} or not fields:
+                raise _WrongTypeError
+            parts = dict(zip(names, array.flatten(), strict=True))
+            children = [self._converted(parts[field.name], field.type) for field in fields]
+            return pa.StructArray.from_arrays(children, fields=fields, mask=array.is_null())
+        raise _WrongTypeError
+
+
+def moments(texts: pa.StringArray, want: pa.DataType) -> pa.Array:
+    """Text as timestamps; for a type with a zone, text without one is UTC."""
+    if want.tz is None:
+        return texts.cast(want)
+    zoned = pc.and_(pc.match_substring(texts, _TIME), pc.match_substring_regex(texts, _ZONE))
+    without = pc.if_else(zoned, pa.scalar(None, pa.string()), texts)
+    plain = without.cast(pa.timestamp(want.unit)).cast(want)
+    return pc.coalesce(pc.if_else(zoned, texts, pa.scalar(None, pa.string())).cast(want), plain)
+
+
+def check_names(names: list[str], schema: pa.Schema) -> None:
+    """Whether these are the columns of the schema, in any order.
+
+    Raises:
+        SchemaMismatch: names the column.
+    """
+    for name in names:
+        if name not in schema.names:
+            raise SchemaMismatch(
+                f"column {name!r} is not one of the topic's columns ({', '.join(schema.names)})",
+                column=name,
+            )
+        if names.count(name) > 1:
+            raise SchemaMismatch(f"column {name!r} is there twice", column=name)
+    for field in schema:
+        if field.name not in names:
+            raise SchemaMismatch(
+                f"column {field.name!r} ({type_name(field.type)}) is missing", column=field.name
+            )
+
+
+def first_bad(count: int, attempt: Callable[[int], object]) -> int:
+    """The first row that fails, of ``count``: ``attempt(n)`` raises if it is among the first n."""
+    good, bad = 0, count
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        try:
+            attempt(middle)
+        except (pa.ArrowException, ValueError, IsologError):
+            bad = middle
+        else:
+            good = middle
+    return bad - 1
+
+
+def _bad_value(column: str, record: int, problem: str) -> InvalidRecord:
+    return InvalidRecord(
+        f"record {record}: column {column!r}: {problem}",
+        hint="Mend or drop the record; those of the blocks before it were sent.",
+        column=column,
+    )
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pt.is_string(kind) or pt.is_large_string(kind))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pt.is_binary(kind) or pt.is_large_binary(kind) or pt.is_fixed_size_binary(kind))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind))
+
+
+_Is = Callable[[pa.DataType], bool]
+# Which kinds may become which; Arrow's safe cast then looks at every value.
+_LOSSLESS: Final[tuple[tuple[_Is, _Is], ...]] = (
+    (
+        pt.is_integer,
+        lambda kind: pt.is_integer(kind) or pt.is_floating(kind) or pt.is_decimal(kind),
+    ),
+    (pt.is_floating, lambda kind: pt.is_floating(kind) or pt.is_integer(kind)),
+    (pt.is_decimal, lambda kind: pt.is_decimal(kind) or pt.is_integer(kind)),
+    (_is_text, lambda kind: _is_text(kind) or _is_bytes(kind)),
+    (_is_bytes, lambda kind: _is_text(kind) or _is_bytes(kind)),
+    (pt.is_date, pt.is_date),
+    (pt.is_timestamp, pt.is_timestamp),
+    (pt.is_time, pt.is_time),
+    (pt.is_duration, pt.is_duration),
+)

@@ -1,0 +1,201 @@
+"""Which offsets ``consume`` reads, and reading them: up to an end, or on and on."""
+
+from __future__ import annotations
+
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from types import FrameType
+from typing import Final
+
+import pyarrow as pa
+
+from spark_stream.client.columns import View
+from spark_stream.client.connection import Connection
+from spark_stream.client.fetching import Source, fetch_once, fetch_range
+from spark_stream.client.positions import Place, resolve
+from spark_stream.client.topics import TopicsClient
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.errors import InvalidOption, IsologError, UnknownPartition
+
+_POLL_MS: Final = 2_000
+_FETCH_BYTES: Final = 4 << 20
+_AHEAD_BATCHES: Final = 4  # per partition; with _FETCH_BYTES this bounds the memory
+_RETRY_PAUSE_S: Final = 0.1
+_TICK_S: Final = 0.25
+
+
+def place_of(option: str, text: str) -> Place:
+    """A place as a user writes it: a name, an offset (-N: N before the end), an ISO 8601 moment.
+
+    A moment without a zone is local time.
+    """
+    if text in ("earliest", "latest"):
+        return text
+    if text.removeprefix("-").isdecimal():
+        return int(text)
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidOption(
+            f"{option} takes earliest, latest, an offset or a moment, not {text!r}",
+            hint="A moment is written 2024-05-01 or 2024-05-01T12:30:00Z.",
+            option=option,
+        ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Offsets of one partition; ``end`` is exclusive, None means on and on."""
+
+    source: Source
+    start: int
+    end: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is to be read of a topic. Without an ``end`` it is the isolation's bound, or none."""
+
+    topic: str
+    isolation: Isolation
+    partitions: tuple[int, ...]
+    start: Place
+    end: Place | None
+    follow: bool
+
+    def spans(self, connection: Connection, topics: TopicsClient, view: View) -> list[Span]:
+        """The offsets of each partition, as they are now.
+
+        Raises:
+            UnknownPartition: one that was asked for is not there.
+        """
+        known = topics.known(self.topic)
+        count = len(known.partitions)
+        for number in self.partitions:
+            if number >= count:
+                raise UnknownPartition(
+                    f"topic {self.topic!r} has partitions 0 to {count - 1}, not {number}",
+                    topic=self.topic,
+                    partition=number,
+                )
+        starts = self._resolved(topics, self.start)
+        end = "latest" if self.end is None and not self.follow else self.end
+        ends = {} if end is None else self._resolved(topics, end)
+        return [
+            Span(
+                Source(connection, view, known.id, number, self.isolation),
+                starts[number],
+                ends.get(number),
+            )
+            for number in sorted(set(self.partitions) or range(count))
+        ]
+
+    def _resolved(self, topics: TopicsClient, place: Place) -> Mapping[int, int]:
+        if not isinstance(place, int) or place >= 0:
+            return resolve(topics, self.topic, place, self.isolation, "earliest")
+        last = topics.offsets(self.topic, isolation=self.isolation)
+        first = last.log_start_offsets
+        return {number: max(first[number], at + place) for number, at in last.offsets.items()}
+
+
+def bounded(spans: list[Span]) -> Iterator[pa.RecordBatch]:
+    """All that is visible, partition after partition. Ends at the isolation's bound at the latest."""
+    for span in spans:
+        assert span.end is not None
+        if (
+            span.start > span.end
+        ):  # nothing, unless there never was such an offset: the leader knows
+            for _ in fetch_once(span.source, span.start, span.end):
+                pass
+        for fetched in fetch_range(span.source, span.start, span.end):
+            yield fetched.batch
+
+
+def followed(spans: list[Span], idle: Callable[[], None]) -> Iterator[pa.RecordBatch]:
+    """Batches as they come, of all partitions; Ctrl-C or SIGTERM ends it, between two batches.
+
+    ``idle`` is called now and then while nothing comes.
+    """
+    arriving: queue.Queue[pa.RecordBatch | IsologError | None] = queue.Queue(
+        _AHEAD_BATCHES * len(spans)
+    )
+    running = len(spans)
+    for span in spans:
+        threading.Thread(target=_follow, args=(span, arriving.put), daemon=True).start()
+    with _interruptible() as interrupt:
+        while running and not interrupt.asked:
+            try:
+                with interrupt.at_once():
+                    item = arriving.get(timeout=_TICK_S)
+            except queue.Empty:
+                idle()
+                continue
+            except KeyboardInterrupt:
+                return
+            if isinstance(item, IsologError):
+                raise item
+            if item is None:
+                running -= 1
+            else:
+                yield item
+
+
+def _follow(span: Span, put: Callable[[pa.RecordBatch | IsologError | None], None]) -> None:
+    """One partition's thread. A lost broker is looked for until the connection's time is over."""
+    position = span.start
+    failing_since: float | None = None
+    while span.end is None or position < span.end:
+        try:
+            for fetched in fetch_once(span.source, position, span.end, _POLL_MS, _FETCH_BYTES):
+                failing_since = None
+                position = fetched.next
+                if fetched.batch.num_rows:
+                    put(fetched.batch)
+        except IsologError as error:
+            now = time.monotonic()
+            failing_since = failing_since or now
+            if not error.retriable or now - failing_since > span.source.connection.timeout_s:
+                put(error)
+                return
+            time.sleep(_RETRY_PAUSE_S)
+    put(None)
+
+
+class _Interrupt:
+    """The first signal lets the batch at hand be written; the second does not wait for that."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._at_once = False
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        if self._at_once or self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Inside, a signal interrupts."""
+        self._at_once = True
+        try:
+            yield
+        finally:
+            self._at_once = False
+
+
+@contextmanager
+def _interruptible() -> Iterator[_Interrupt]:
+    interrupt = _Interrupt()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, interrupt.handle) for number in numbers]
+    try:
+        yield interrupt
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

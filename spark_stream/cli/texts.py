@@ -1,0 +1,148 @@
+"""Columns as text: whole columns at once, in Arrow's own code.
+
+``shown`` is for people and CSV, ``json_texts`` for JSON. Nested values are JSON in both. Binary is
+base64, as in Spark; that of default-schema topics (``utf8``) is text, in which a byte that is no
+UTF-8 stands as ``\\xff``.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+_JSON_SHORT: Final = {"\n": "n", "\r": "r", "\t": "t"}
+_CONTROL: Final = r"[\x00-\x1f]"
+
+
+def shown(array: pa.Array, *, utf8: bool) -> pa.StringArray:
+    """The text of each value; null stays null."""
+    kind = array.type
+    if pt.is_dictionary(kind):
+        return shown(array.dictionary_decode(), utf8=utf8)
+    if pt.is_null(kind):
+        return pa.nulls(len(array), pa.string())
+    if pt.is_nested(kind):
+        texts = json_texts(array, utf8=utf8)
+        return pc.if_else(array.is_null(), pa.scalar(None, pa.string()), texts)
+    if _is_bytes(kind):
+        return _bytes_shown(array, utf8)
+    if pt.is_timestamp(kind):
+        return _moments_shown(array)
+    try:
+        return array.cast(pa.string())
+    except pa.ArrowNotImplementedError:  # intervals, and what else Arrow cannot write down itself
+        return pa.array(
+            [None if each is None else str(each) for each in array.to_pylist()], pa.string()
+        )
+
+
+def _bytes_shown(array: pa.Array, utf8: bool) -> pa.StringArray:
+    if utf8:
+        try:
+            return array.cast(pa.string())
+        except pa.ArrowInvalid:
+            pass  # some value is no text: look at each
+    return pa.array([_text_of(each, utf8) for each in array.to_pylist()], pa.string())
+
+
+def _text_of(value: bytes | None, utf8: bool) -> str | None:
+    if value is None:
+        return None
+    return value.decode("utf-8", "backslashreplace") if utf8 else base64.b64encode(value).decode()
+
+
+def _moments_shown(array: pa.Array) -> pa.StringArray:
+    # Through a type without a zone: Arrow then needs no time zone database.
+    texts = array.cast(pa.timestamp(array.type.unit)).cast(pa.string())
+    texts = pc.replace_substring(texts, " ", "T", max_replacements=1)
+    texts = pc.replace_substring_regex(texts, r"\.0+$", "")
+    return _joined(texts, "Z") if array.type.tz else texts
+
+
+def json_texts(array: pa.Array, *, utf8: bool) -> pa.StringArray:
+    """Each value as JSON; a null is ``null``, and so is a number that JSON does not know (NaN)."""
+    kind = array.type
+    if pt.is_dictionary(kind):
+        return json_texts(array.dictionary_decode(), utf8=utf8)
+    if pt.is_map(kind):
+        texts = _json_maps(array, utf8)
+    elif pt.is_nested(kind):
+        texts = _json_structs(array, utf8) if pt.is_struct(kind) else _json_lists(array, utf8)
+    elif pt.is_floating(kind):
+        finite = pc.if_else(pc.is_finite(array), array, pa.scalar(None, kind))
+        texts = finite.cast(pa.string())
+    elif pt.is_integer(kind) or pt.is_decimal(kind) or pt.is_boolean(kind):
+        texts = array.cast(pa.string())
+    elif pt.is_null(kind):
+        texts = pa.nulls(len(array), pa.string())
+    else:
+        texts = _quoted(shown(array, utf8=utf8))
+    return pc.fill_null(texts, "null")
+
+
+def json_lines(batch: pa.RecordBatch, *, utf8: bool) -> pa.StringArray:
+    """Each row as a JSON object."""
+    columns = [json_texts(column, utf8=utf8) for column in batch.columns]
+    return _json_objects(batch.schema.names, columns)
+
+
+def _quoted(texts: pa.StringArray) -> pa.StringArray:
+    texts = pc.replace_substring(texts, "\\", "\\\\")
+    texts = pc.replace_substring(texts, '"', '\\"')
+    if pc.any(pc.match_substring_regex(texts, _CONTROL)).as_py():
+        for code in range(0x20):
+            escaped = _JSON_SHORT.get(chr(code), f"u{code:04x}")
+            texts = pc.replace_substring(texts, chr(code), f"\\{escaped}")
+    return _joined('"', texts, '"')
+
+
+def _json_objects(names: list[str], columns: list[pa.StringArray]) -> pa.StringArray:
+    parts: list[Any] = []
+    for name, column in zip(names, columns, strict=True):
+        label = _quoted(pa.array([name]))[0].as_py()
+        parts += [f"{',' if parts else '{'}{label}:", column]
+    return _joined(*parts, "}")
+
+
+def _json_structs(array: pa.StructArray, utf8: bool) -> pa.StringArray:
+    names = [array.type.field(i).name for i in range(array.type.num_fields)]
+    if not names:
+        return pc.if_else(array.is_null(), pa.scalar(None, pa.string()), "{}")
+    objects = _json_objects(names, [json_texts(each, utf8=utf8) for each in array.flatten()])
+    return pc.if_else(array.is_null(), pa.scalar(None, pa.string()), objects)
+
+
+def _json_lists(array: pa.Array, utf8: bool) -> pa.StringArray:
+    return _joined("[", _list_joined(array, json_texts(array.flatten(), utf8=utf8)), "]")
+
+
+def _json_maps(array: pa.MapArray, utf8: bool) -> pa.StringArray:
+    """As Spark writes them: objects, whose keys are strings whatever their type."""
+    kind = array.type
+    lists = array.cast(pa.list_(pa.struct([kind.key_field, kind.item_field])))
+    keys, values = lists.flatten().flatten()
+    labels = _quoted(shown(keys, utf8=utf8))
+    return _joined(
+        "{", _list_joined(lists, _joined(labels, ":", json_texts(values, utf8=utf8))), "}"
+    )
+
+
+def _list_joined(array: pa.Array, items: pa.StringArray) -> pa.StringArray:
+    """For each list its items (all lists' items, one after another) with commas between."""
+    lengths = pc.fill_null(pc.list_value_length(array), 0).cast(pa.int64())
+    ends = pc.cumulative_sum(lengths).cast(pa.int32())
+    offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends])
+    lists = pa.ListArray.from_arrays(offsets, items, mask=array.is_null())
+    return pc.binary_join(lists, ",")
+
+
+def _joined(*parts: Any) -> pa.StringArray:
+    return pc.binary_join_element_wise(*parts, "")
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pt.is_binary(kind) or pt.is_large_binary(kind) or pt.is_fixed_size_binary(kind))

@@ -1,0 +1,175 @@
+"""Topics through the client: made, described, listed, deleted; and every bad request refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pyarrow as pa
+import pytest
+
+import spark_stream as isolog
+from spark_stream.errors import (
+    InvalidConfig,
+    InvalidTopic,
+    IsologError,
+    SchemaMismatch,
+    TopicExists,
+    Unsupported,
+    UnknownTopic,
+    UnsupportedType,
+)
+from spark_stream.wire.schemas import DEFAULT_SCHEMA
+from tests.support import NUMBERS, numbers
+
+
+def test_a_topic_is_described_as_it_was_made(log, topic):
+    made = log.create_topic(topic, partitions=3, schema=NUMBERS, config={"segment.bytes": 1 << 20})
+    found = log.describe(topic)
+    assert found == made
+    assert (found.name, found.schema) == (topic, NUMBERS)
+    assert found.config["segment.bytes"] == "1048576"
+    assert found.config["compression"] == "none"
+    assert [each.partition for each in found.partitions] == [0, 1, 2]
+    for each in found.partitions:
+        assert each.error is None
+        assert each.leader_epoch == 0
+        assert each.replicas == each.isr == (each.leader,)
+        assert each.log_start_offset == each.log_end_offset == 0
+        assert each.high_watermark == each.last_stable_offset == 0
+
+
+def test_bounds_follow_the_records(log, topic):
+    log.create_topic(topic, partitions=2, schema=NUMBERS)
+    with log.producer() as producer:
+        producer.append(topic, numbers(0, 7), partition=1)
+    zero, one = log.describe(topic).partitions
+    assert zero.log_end_offset == 0
+    assert one.log_end_offset == one.high_watermark == one.last_stable_offset == 7
+    assert one.size > zero.size
+
+
+def test_without_a_schema_a_topic_has_kafkas_columns(log, topic):
+    assert log.create_topic(topic).schema.equals(DEFAULT_SCHEMA)
+
+
+def test_descriptions_cannot_be_changed(log, topic):
+    found = log.create_topic(topic)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        found.name = "other"
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        found.partitions[0].leader = "other"
+
+
+def test_topics_are_listed_by_name_and_deleted_ones_are_not(log, topic):
+    names = [f"{topic}-{letter}" for letter in "cab"]
+    for name in names:
+        log.create_topic(name)
+    assert [name for name in log.topics() if name.startswith(f"{topic}-")] == sorted(names)
+    log.delete_topic(f"{topic}-b")
+    assert f"{topic}-b" not in log.topics()
+    with pytest.raises(UnknownTopic, match=f"{topic}-b"):
+        log.describe(f"{topic}-b")
+    with pytest.raises(UnknownTopic, match=f"{topic}-b"):
+        log.delete_topic(f"{topic}-b")
+
+
+def test_a_topic_made_anew_has_another_id_and_no_records(log, topic):
+    first = log.create_topic(topic, schema=NUMBERS)
+    with log.producer() as producer:
+        producer.append(topic, numbers(0, 3))
+    log.delete_topic(topic)
+    second = log.create_topic(topic, schema=NUMBERS)
+    assert second.id != first.id
+    assert second.partitions[0].log_end_offset == 0
+    assert log.read(topic).num_rows == 0
+
+
+def test_a_second_topic_of_a_name_is_refused_and_the_first_is_untouched(log, topic):
+    first = log.create_topic(topic, schema=NUMBERS)
+    with pytest.raises(TopicExists, match=topic):
+        log.create_topic(topic, partitions=5)
+    assert log.describe(topic) == first
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", ".", "..", ".hidden", "a/b", "../x", "a b", "ü", "x" * 201, "x" * 300, "a\nb", "a\0b", "\ud800"],
+)
+def test_a_name_that_could_not_be_a_folder_is_refused(log, name):
+    before = log.topics()
+    with pytest.raises(InvalidTopic):
+        log.create_topic(name)
+    for call in (log.describe, log.delete_topic, log.read):
+        with pytest.raises(UnknownTopic):
+            call(name)
+    assert log.topics() == before
+
+
+@pytest.mark.parametrize(
+    ("schema", "error", "named"),
+    [
+        (pa.schema([]), SchemaMismatch, "column"),
+        (pa.schema([("a", pa.int64()), ("A", pa.int64())]), SchemaMismatch, "'a' and 'A'"),
+        (pa.schema([("", pa.int64())]), SchemaMismatch, "no name"),
+        (pa.schema([("_offset", pa.int64())]), SchemaMismatch, "_offset"),
+        (pa.schema([("u", pa.sparse_union([pa.field("a", pa.int8())]))]), UnsupportedType, "'u'"),
+        (pa.schema([("d", pa.dictionary(pa.int8(), pa.string()))]), UnsupportedType, "'d'"),
+        (pa.schema([("s", pa.struct([("v", pa.string_view())]))]), UnsupportedType, "'s.v'"),
+    ],
+)
+def test_a_schema_that_no_topic_can_have_is_refused_by_column(log, topic, schema, error, named):
+    with pytest.raises(error, match=named):
+        log.create_topic(topic, schema=schema)
+    assert topic not in log.topics()
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"segment.byte": 1}, "did you mean 'segment.bytes'"),
+        ({"segment.bytes": 1}, "segment.bytes takes"),
+        ({"segment.bytes": "many"}, "whole number"),
+        ({"flush": "always"}, r"none \| interval \| batch"),
+        ({"compression": "gzip"}, r"none \| lz4 \| zstd"),
+    ],
+)
+def test_a_bad_setting_is_refused_by_name(log, topic, config, named):
+    with pytest.raises(InvalidConfig, match=named):
+        log.create_topic(topic, config=config)
+    assert topic not in log.topics()
+
+
+@pytest.mark.parametrize("count", [0, -1, 10_001, 1 << 70])
+def test_a_number_of_partitions_out_of_range_is_refused(log, topic, count):
+    with pytest.raises(InvalidTopic, match="partitions"):
+        log.create_topic(topic, partitions=count)
+    assert topic not in log.topics()
+
+
+def test_one_broker_cannot_replicate(log, topic):
+    with pytest.raises(InvalidConfig, match="replication_factor"):
+        log.create_topic(topic, replication_factor=3)
+
+
+@pytest.mark.parametrize("wrong", [{"partitions": "3"}, {"partitions": 1.5}, {"partitions": None}])
+def test_an_argument_of_a_wrong_type_is_a_typed_error(log, topic, wrong):
+    with pytest.raises(IsologError, match="partitions"):
+        log.create_topic(topic, **wrong)
+
+
+def test_what_comes_later_says_so(log, topic):
+    log.create_topic(topic)
+    with pytest.raises(Unsupported, match="transactional_id"):
+        log.producer(transactional_id="loader-1")
+    with pytest.raises(Unsupported, match="name"):
+        log.consumer(topic, name="mine")
+    with pytest.raises(Unsupported, match="filter"):
+        log.read(topic, filter="value is not null")
+
+
+def test_the_broker_tells_of_itself(shared, log):
+    status = log.status()
+    assert (status.pid, status.address) == (shared.pid, shared.address)
+    assert status.directory == str(shared.directory)
+    assert status.memory > 0
+    assert isolog.__version__ == status.version

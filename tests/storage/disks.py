@@ -1,0 +1,182 @@
+"""Disks that fail: one without room, one whose process dies, one that loses power.
+
+All of them are the operating system's disk (real files) with a fault in front of it. A write that
+fails has written a part, as real ones may.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pyarrow as pa
+
+from spark_stream.errors import DiskFull, StorageFailure
+from spark_stream.storage.disk import OsDisk, OsFile
+
+
+class Died(BaseException):
+    """The process is gone: no handler for errors may see this."""
+
+
+class FaultyFile:
+    """A file whose writes, cuts and flushes first ask the disk."""
+
+    def __init__(self, disk: FaultyDisk, path: Path) -> None:
+        self._disk = disk
+        self._path = path
+        self._file = OsFile(path)
+
+    def size(self) -> int:
+        return self._file.size()
+
+    def write(self, position: int, data: pa.Buffer | bytes) -> None:
+        whole = memoryview(data)
+        allowed = self._disk.before_write(self._path, len(whole))
+        self._file.write(position, bytes(whole[:allowed]))
+        self._disk.after_write(self._path, allowed, len(whole))
+
+    def cut(self, size: int) -> None:
+        self._disk.before("cut", self._path)
+        self._file.cut(size)
+
+    def read(self, position: int, length: int) -> pa.Buffer | None:
+        return self._file.read(position, length)
+
+    def flush(self) -> None:
+        self._disk.before("flush", self._path)
+        self._file.flush()
+        self._disk.flushed(self._path)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class FaultyDisk(OsDisk):
+    """The operating system's disk, with a say before each operation that changes something."""
+
+    def before(self, operation: str, path: Path) -> None:
+        """Called before an operation; may raise."""
+
+    def before_write(self, path: Path, length: int) -> int:
+        """How many bytes of a write are written before ``after_write`` is asked."""
+        self.before("write", path)
+        return length
+
+    def after_write(self, path: Path, written: int, wanted: int) -> None:
+        """Called after a write; raises where it was not whole."""
+
+    def flushed(self, path: Path) -> None:
+        """Called after a file was flushed."""
+
+    def open(self, path: Path) -> FaultyFile:  # type: ignore[override]
+        return FaultyFile(self, path)
+
+    def write_whole(self, path: Path, parts: list[pa.Buffer | bytes]) -> None:
+        length = sum(len(memoryview(part)) for part in parts)
+        written = self.before_write(path, length)
+        if written < length:
+            fresh = path.with_name(path.name + ".new")
+            fresh.write_bytes(b"".join(bytes(memoryview(part)) for part in parts)[:written])
+        else:
+            super().write_whole(path, parts)
+        self.after_write(path, written, length)
+
+    def rename(self, path: Path, new: Path) -> None:
+        self.before("rename", path)
+        super().rename(path, new)
+
+    def remove(self, path: Path) -> None:
+        self.before("remove", path)
+        super().remove(path)
+
+    def keep_aside(self, path: Path, copy: Path) -> None:
+        self.before("keep_aside", path)
+        super().keep_aside(path, copy)
+
+    def sync_directory(self, path: Path) -> None:
+        self.before("sync_directory", path)
+        super().sync_directory(path)
+
+
+class SmallDisk(FaultyDisk):
+    """Takes ``room`` bytes, then fails like a full disk: a part of the write is done first."""
+
+    def __init__(self, room: int = 1 << 40) -> None:
+        self.room = room
+
+    def before_write(self, path: Path, length: int) -> int:
+        taken = min(length, self.room)
+        self.room -= taken
+        return taken
+
+    def after_write(self, path: Path, written: int, wanted: int) -> None:
+        if written < wanted:
+            path.with_name(path.name + ".new").unlink(missing_ok=True)
+            raise DiskFull(f"no room to write {path}")
+
+
+class FailingDisk(FaultyDisk):
+    """Refuses one kind of operation while ``refused`` names it."""
+
+    def __init__(self) -> None:
+        self.refused: str | None = None
+
+    def before(self, operation: str, path: Path) -> None:
+        if operation == self.refused:
+            raise StorageFailure(f"{path}: {operation} refused")
+
+
+class MortalDisk(FaultyDisk):
+    """The process dies at the ``lives``-th operation; a write is done in half by then."""
+
+    def __init__(self, lives: int) -> None:
+        self.lives = lives
+
+    def before(self, operation: str, path: Path) -> None:
+        self.lives -= 1
+        if self.lives < 0:
+            raise Died
+
+    def before_write(self, path: Path, length: int) -> int:
+        self.lives -= 1
+        return length if self.lives >= 0 else length // 2
+
+    def after_write(self, path: Path, written: int, wanted: int) -> None:
+        if self.lives < 0:
+            raise Died
+
+
+class ForgetfulDisk(FaultyDisk):
+    """Loses power: what was not forced to the disk is gone, and so are names never synchronised.
+
+    A file keeps the bytes that it had at its last flush; a file that was put into place by rename
+    keeps its name only if its directory was synchronised since.
+    """
+
+    def __init__(self) -> None:
+        self._flushed: dict[Path, bytes] = {}
+        self._named: dict[Path, bytes | None] = {}
+
+    def flushed(self, path: Path) -> None:
+        self._flushed[path] = path.read_bytes()
+
+    def write_whole(self, path: Path, parts: list[pa.Buffer | bytes]) -> None:
+        earlier = self._flushed.get(path) if path.exists() else None
+        super().write_whole(path, parts)
+        self._named.setdefault(path, earlier)
+        self.flushed(path)
+
+    def sync_directory(self, path: Path) -> None:
+        super().sync_directory(path)
+        self._named = {each: was for each, was in self._named.items() if each.parent != path}
+
+    def lose_power(self) -> None:
+        """Leaves on the real disk what a machine finds when it starts again."""
+        for path, content in self._flushed.items():
+            kept = self._named[path] if path in self._named else content
+            if kept is None:
+                path.unlink(missing_ok=True)
+            elif path.exists():
+                os.unlink(path)  # never shrink a file that the test may have mapped
+                path.write_bytes(kept)

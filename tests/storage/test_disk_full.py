@@ -1,0 +1,192 @@
+"""A full disk: the append fails with a typed error, reads go on, writes come back, with no restart."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_stream.errors import DiskFull, StorageFailure
+from spark_stream.storage.log import PartitionLog
+from spark_stream.storage.settings import Flush
+from tests.storage import logs
+from tests.storage.disks import FailingDisk, ForgetfulDisk, SmallDisk
+from tests.storage.logs import append_next, everything, format_of, ids, read
+
+KIB = 1024
+
+
+@settings(max_examples=120)
+@given(
+    room=st.integers(0, 6 * KIB),
+    sizes=st.lists(st.integers(1, 40), min_size=5, max_size=25),
+    segment_bytes=st.sampled_from([KIB, 1 << 30]),
+)
+def test_an_append_without_room_keeps_nothing_and_the_next_with_room_works(
+    room, sizes, segment_bytes
+):
+    """Also across rolls, which need room of their own."""
+    with logs.folder() as folder:
+        disk = SmallDisk()
+        log = PartitionLog.open(folder, format_of(segment_bytes=segment_bytes), disk)
+        disk.room = room
+        refused = 0
+        for rows in sizes:
+            end = log.end
+            try:
+                append_next(log, rows)
+            except DiskFull:
+                refused += 1
+                assert log.end == end
+            assert ids(read(log, 0)) == list(range(log.end.offset)), "reads go on"
+        disk.room = 1 << 30
+        append_next(log, 3)
+        end = log.end
+        whole = everything(log)
+        assert whole.column("id").to_pylist() == list(range(end.offset))
+        log = logs.reopened(log)
+        assert log.cuts == ()
+        assert log.end == end
+        assert everything(log).equals(whole)
+
+
+def test_a_crash_while_the_disk_is_full_costs_nothing_acknowledged(tmp_path):
+    """What a refused append or roll left behind does not count when the log opens again."""
+    disk = SmallDisk()
+    log = PartitionLog.open(tmp_path, format_of(segment_bytes=2 * KIB), disk)
+    while len(log.segments) == 1:
+        append_next(log, 4)
+    for room in range(0, 1200, 40):
+        disk.room = room
+        try:
+            append_next(log, 90)  # rolls
+        except DiskFull:
+            disk.room = 1 << 30
+            append_next(log, 1)  # fits the segment that could not be closed
+        again = PartitionLog.open(tmp_path, log.format)  # with no close of the other: it crashed
+        assert again.end == log.end, room
+        assert [cut.records_lost for cut in again.cuts if cut.records_lost] == []
+        assert ids(read(again, 0)) == list(range(again.end.offset))
+        log = PartitionLog.open(tmp_path, log.format, disk)
+
+
+PROCESS = """
+import json, resource, sys
+from pathlib import Path
+from spark_stream.errors import DiskFull
+from spark_stream.storage.log import PartitionLog
+from tests.storage import logs
+
+soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+log = PartitionLog.open(Path(sys.argv[1]), logs.format_of())
+appended, error = 0, None
+while error is None:
+    try:
+        appended += logs.append_next(log, 10, 100).num_rows
+    except DiskFull as full:
+        error = str(full)
+read_while_full = len(logs.ids(logs.read(log, 0)))
+resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+appended += logs.append_next(log, 10, 100).num_rows
+log.close()
+print(json.dumps({"appended": appended, "read": read_while_full, "error": error}))
+"""
+
+
+def test_a_real_limit_of_the_operating_system_is_a_full_disk(tmp_path):
+    """`ulimit -f` in a process of its own: the very error path of a full disk, from the kernel."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROCESS, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["error"].startswith("[DISK_FULL] no room to write")
+    assert 0 < told["read"] == told["appended"] - 10
+    log = PartitionLog.open(tmp_path, format_of())
+    assert log.cuts == ()
+    assert ids(read(log, 0)) == list(range(told["appended"]))
+
+
+@pytest.mark.parametrize("refused", ["write", "flush"])
+def test_an_append_that_the_disk_refuses_keeps_nothing(tmp_path, refused):
+    """With flush=batch the forced write is a part of the append."""
+    disk = FailingDisk()
+    log = PartitionLog.open(tmp_path, format_of(flush=Flush.BATCH), disk)
+    append_next(log)
+    end = log.end
+    disk.refused = refused
+    for _ in range(2):
+        with pytest.raises(StorageFailure):
+            append_next(log)
+        assert log.end == end
+    disk.refused = None
+    append_next(log, rows=3)
+    log = logs.reopened(log)
+    assert log.cuts == ()
+    assert ids(read(log, 0)) == list(range(13))
+
+
+def test_what_could_not_be_taken_back_is_taken_back_before_the_next_append(tmp_path):
+    disk = FailingDisk()
+    log = PartitionLog.open(tmp_path, format_of(flush=Flush.BATCH), disk)
+    append_next(log, rows=10, size=500)
+    failing = {"flush", "cut"}
+    disk.before = lambda operation, path: _refuse(operation, failing)
+    with pytest.raises(StorageFailure):
+        append_next(log, rows=10, size=500)
+    with pytest.raises(StorageFailure):
+        log.roll()  # a segment with torn bytes behind its end is not closed
+    failing.clear()
+    append_next(log, rows=2)
+    log.roll()
+    append_next(log, rows=1)
+    log = logs.reopened(log)
+    assert log.cuts == ()
+    assert ids(read(log, 0)) == list(range(13))
+
+
+def _refuse(operation: str, failing: set[str]) -> None:
+    if operation in failing:
+        raise StorageFailure(f"{operation} refused")
+
+
+def test_a_flush_that_failed_is_tried_again(tmp_path):
+    disk = FailingDisk()
+    log = PartitionLog.open(tmp_path, format_of(), disk)
+    append_next(log)
+    disk.refused = "flush"
+    for _ in range(2):
+        with pytest.raises(StorageFailure):
+            log.flush()
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.sampled_from(["append", "append", "roll", "restart", "tear"]), max_size=12),
+)
+def test_with_flush_batch_nothing_acknowledged_is_lost_with_the_power(steps):
+    """Neither bytes nor names: a new segment's name must be on the disk before its records are."""
+    with logs.folder() as folder:
+        log_format = format_of(flush=Flush.BATCH)
+        disk = ForgetfulDisk()
+        log = PartitionLog.open(folder, log_format, disk)
+        for step in steps:
+            if step == "append":
+                append_next(log, 2)
+            elif step == "roll":
+                log.roll()
+            else:
+                if step == "tear":
+                    path = logs.segment_path(log, int(log.segments[-1].first.offset), "arrow")
+                    with path.open("ab") as file:
+                        file.write(b"torn")
+                log = PartitionLog.open(folder, log_format, disk)
+        disk.lose_power()
+        again = PartitionLog.open(folder, log_format)
+        assert again.end.offset == log.end.offset
+        assert ids(read(again, 0)) == list(range(log.end.offset))

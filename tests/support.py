@@ -1,0 +1,304 @@
+"""Broker processes for tests, a deadline for whatever a test waits for, and plain Flight calls."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pyarrow.flight as fl
+import pytest
+
+import spark_stream as isolog
+from spark_stream.errors import BY_CODE, IsologError
+
+READY = "isolog broker ready "
+START_S = 60.0
+CALL = fl.FlightCallOptions(timeout=20)
+
+
+def eventually(check: Callable[[], Any], timeout_s: float = 20.0) -> Any:
+    """The first true value of ``check``; fails when there is none in time."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        value = check()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not in {timeout_s:g} s: {check}")
+        time.sleep(0.005)
+
+
+def free_port() -> int:
+    """A port that nobody listened on a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class BrokerProcess:
+    """``python -m spark_stream.broker`` on a directory; ends with the ``with`` block."""
+
+    def __init__(
+        self,
+        directory: Path,
+        listen: str = "127.0.0.1:0",
+        *,
+        conf: str | None = None,
+        idle_seconds: float | None = None,
+    ) -> None:
+        self.directory = directory
+        self.listen = listen
+        self.address = ""
+        self.lines: list[str] = []
+        self._errors = directory.with_name(directory.name + ".stderr")
+        self._options = ["--dir", str(directory)]
+        if idle_seconds is not None:
+            self._options += ["--idle-seconds", str(idle_seconds)]
+        if conf is not None:
+            file = directory.with_name(directory.name + ".toml")
+            file.write_text(conf)
+            self._options += ["--conf", str(file)]
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self) -> BrokerProcess:
+        """Starts it and waits for its ready line; the error it ended with if it did not come up."""
+        with self._errors.open("a") as errors:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "spark_stream.broker", "--listen", self.listen]
+                + self._options,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+        self._process = process
+        line = self._first_line(process)
+        self.lines.append(line)
+        if not line.startswith(READY):
+            process.wait(START_S)
+            try:
+                raise isolog.errors.from_wire(json.loads(line)["error"])
+            except (ValueError, KeyError):
+                raise AssertionError(f"the broker said {line!r}: {self.said()}") from None
+        self.address = line.removeprefix(READY)
+        return self
+
+    @staticmethod
+    def _first_line(process: subprocess.Popen[str]) -> str:
+        assert process.stdout is not None
+        lines: queue.Queue[str] = queue.Queue()
+        source = process.stdout
+        reader = threading.Thread(target=lambda: lines.put(source.readline()), daemon=True)
+        reader.start()
+        try:
+            return lines.get(timeout=START_S).rstrip("\n")
+        except queue.Empty:
+            process.kill()
+            raise AssertionError(f"no line from the broker in {START_S:g} s") from None
+
+    @property
+    def process(self) -> subprocess.Popen[str]:
+        assert self._process is not None
+        return self._process
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def said(self) -> str:
+        """What it wrote to standard error so far, over all its starts."""
+        return self._errors.read_text() if self._errors.exists() else ""
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def pause(self) -> None:
+        self.signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self.signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """kill -9, and wait until it is gone."""
+        if self.alive:
+            self.process.kill()
+        self.wait()
+
+    def terminate(self, timeout_s: float = 20.0) -> int:
+        """SIGTERM; its exit code."""
+        if self.alive:
+            self.process.terminate()
+        return self.wait(timeout_s)
+
+    def wait(self, timeout_s: float = 20.0) -> int:
+        code = self.process.wait(timeout_s)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        return code
+
+    def restart(self) -> BrokerProcess:
+        """Another process on the same directory, at the same address."""
+        if self.alive:
+            self.terminate()
+        self.listen = self.address or self.listen
+        return self.start()
+
+    def connect(self, **options: Any) -> isolog.Log:
+        return isolog.connect(self.address, **options)
+
+    def flight(self) -> fl.FlightClient:
+        """A plain Flight client."""
+        return flight_client(self.address)
+
+    def __enter__(self) -> BrokerProcess:
+        return self if self._process is not None else self.start()
+
+    def __exit__(self, *_: object) -> None:
+        if self.alive:
+            self.process.kill()
+            self.wait()
+
+
+def flight_client(address: str) -> fl.FlightClient:
+    """A plain Flight client of ``host:port`` or ``unix:PATH``, with a connection of its own."""
+    where = f"grpc://{address}"
+    if address.startswith("unix:"):
+        where = f"grpc+unix://{address.removeprefix('unix:')}"
+    return fl.FlightClient(where, generic_options=[("grpc.use_local_subchannel_pool", 1)])
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs (a zombie does not)."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def end_process(pid: int, number: int = signal.SIGKILL) -> None:
+    """Signals a process that may be gone already, and waits until it is."""
+    try:
+        os.kill(pid, signal.SIGCONT)
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+    eventually(lambda: not alive(pid))
+
+
+# -- plain Flight ---------------------------------------------------------------------------------
+
+
+def act(client: fl.FlightClient, name: str, **body: Any) -> dict[str, Any]:
+    """An action's result."""
+    action = fl.Action(name, json.dumps(body).encode())
+    return dict(json.loads(next(iter(client.do_action(action, CALL))).body.to_pybytes()))
+
+
+def ticket(topic: str, partition: int = 0, **fields: Any) -> fl.Ticket:
+    return fl.Ticket(json.dumps({"topic": topic, "partition": partition, **fields}).encode())
+
+
+def answers(
+    client: fl.FlightClient, asked: fl.Ticket, options: fl.FlightCallOptions = CALL
+) -> Iterator[tuple[pa.RecordBatch, dict[str, Any]]]:
+    """Each batch of a DoGet with its app_metadata."""
+    reader = client.do_get(asked, options)
+    while True:
+        try:
+            chunk = reader.read_chunk()
+        except StopIteration:
+            return
+        yield chunk.data, json.loads(chunk.app_metadata.to_pybytes())
+
+
+def fetched(client: fl.FlightClient, topic: str, partition: int = 0, **fields: Any) -> Any:
+    """All batches of a DoGet, and the facts of its last message."""
+    found = list(answers(client, ticket(topic, partition, **fields)))
+    *batches, (last, end) = found
+    assert last.num_rows == 0
+    assert end["end"] is True
+    return batches, end
+
+
+def typed(error: Exception) -> IsologError:
+    """The error in ``extra_info``: every error that leaves a broker has one, of a known code."""
+    info = getattr(error, "extra_info", None)
+    assert info, f"an error without extra_info: {type(error).__name__}: {error}"
+    value = json.loads(info)
+    assert value["code"] in BY_CODE, value
+    assert value["message"], value
+    assert value["hint"], value
+    return isolog.errors.from_wire(value)
+
+
+# -- records --------------------------------------------------------------------------------------
+
+
+def values(*items: bytes | str | None) -> pa.RecordBatch:
+    """A batch for a default-schema topic."""
+    raw = [item.encode() if isinstance(item, str) else item for item in items]
+    return pa.record_batch({"value": pa.array(raw, pa.binary())})
+
+
+def numbers(first: int, count: int) -> pa.RecordBatch:
+    """A batch of the typed schema ``NUMBERS``."""
+    return pa.record_batch({"n": pa.array(range(first, first + count), pa.int64())})
+
+
+NUMBERS = pa.schema([("n", pa.int64())])
+
+
+# -- fixtures: a conftest imports those that its folder uses --------------------------------------
+
+_topics = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """A broker that no test may stop, stop up or slow down."""
+    with BrokerProcess(tmp_path_factory.mktemp("shared") / "log") as found:
+        yield found
+
+
+@pytest.fixture
+def log(shared: BrokerProcess) -> Iterator[isolog.Log]:
+    """Our client, connected to the shared broker."""
+    with shared.connect() as found:
+        yield found
+
+
+@pytest.fixture
+def flight(shared: BrokerProcess) -> Iterator[fl.FlightClient]:
+    """A plain Flight client of the shared broker."""
+    with shared.flight() as found:
+        yield found
+
+
+@pytest.fixture
+def topic() -> str:
+    """A name that no other test uses."""
+    return f"topic-{next(_topics)}"
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    """A broker of the test's own, to do anything to."""
+    with BrokerProcess(tmp_path / "log") as found:
+        yield found
