@@ -32,7 +32,7 @@ java:  ## Find a Java that Spark can run on; install one if there is none (root,
 	@home=$$(scripts/ensure-java) && echo "Java: $$home"
 
 demo: venv java  ## Stream the flights of 2013 into a log and out again (DEMO_ARGS="--help" shows the options)
-	@$(WITH_SPARK) .venv/bin/spark-submit --properties-file conf/spark-defaults.conf examples/flights_demo.py $(DEMO_ARGS)
+	@$(WITH_SPARK) SPARK_CONF_DIR=conf .venv/bin/spark-submit examples/flights_demo.py $(DEMO_ARGS)
 
 test: venv java  ## Run all tests
 	@$(WITH_SPARK) .venv/bin/pytest tests $(PYTEST_ARGS)
@@ -57,7 +57,7 @@ clean:  ## Remove what runs and builds leave behind; .venv stays
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -path ./.venv -prune -o -type d \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
 
-# Debian and Ubuntu pack the venv module apart from Python: then `-m venv` fails and leaves half an environment.
+# Debian and Ubuntu pack venv apart from Python: then `-m venv` fails and leaves half an environment.
 $(INSTALLED): setup.cfg pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	    echo "isolog needs Python 3.11 or newer, and $(PYTHON) is not. Name another: make PYTHON=/path/to/python3.12" >&2; exit 1; }

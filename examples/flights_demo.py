@@ -1,6 +1,6 @@
 """The flights of 2013 into a log and out again, by two streaming jobs at the same time.
 
-    spark-submit --properties-file conf/spark-defaults.conf examples/flights_demo.py
+    SPARK_CONF_DIR=conf spark-submit examples/flights_demo.py
 
 The first job streams flights from Parquet files into the typed topic ``flights``; the second reads
 the topic under an isolation level, joins the airlines, and keeps delays per carrier and month. Then a
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -250,6 +249,8 @@ class Output:
 
     def stop_broker(self) -> bool:
         """Ends the broker of the log directory; whether one ran."""
+        if not self.log.exists():
+            return False
         command = [sys.executable, "-m", "spark_stream.cli", "broker", "stop", "--dir", self.log]
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
@@ -314,8 +315,7 @@ def main() -> int:
         return 1
     finally:
         stopped = not asked.bootstrap and output.stop_broker()
-    shown = Path(os.path.relpath(output.path))
-    flights_report.show_files(shown, asked.bootstrap, stopped, time.monotonic() - began)
+    flights_report.show_files(asked.output, asked.bootstrap, stopped, time.monotonic() - began)
     return 0 if agree else 1
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from calendar import month_abbr
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -24,12 +27,28 @@ RAIN = ("no report", "dry", "up to 0.05 in", "up to 0.25 in", "more")
 FEW = 10
 """A month's average of fewer departures says nothing: the chart leaves it out."""
 
-console = Console(highlight=False)
-if not console.is_terminal:
-    console = Console(highlight=False, width=100)
+WIDE = 106
+"""Columns of text that the widest table needs."""
 
 Row = Any
 """A row of Spark's: delays have carrier, name, month, flights, departed, delay; rain its own."""
+
+
+def _console() -> Console:
+    """Standard output. spark-submit puts a pipe before it: then what is behind the pipe decides."""
+    shown: int | None = None
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        with suppress(OSError):
+            shown = os.open(f"/proc/{os.getppid()}/fd/1", os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
+    elif sys.stdout.isatty():
+        shown = sys.stdout.fileno()
+    if shown is None or not os.isatty(shown):
+        return Console(highlight=False, width=WIDE)
+    width = os.get_terminal_size(shown).columns
+    return Console(highlight=False, force_terminal=True, width=width)
+
+
+console = _console()
 
 
 class Progress:
@@ -112,9 +131,10 @@ def show_delays(rows: Sequence[Row]) -> None:
     """Prints the average departure delay per carrier and month."""
     delays = Delays(rows)
     console.print("\n[bold]Average departure delay in minutes, per carrier and month")
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    wide = console.width >= WIDE
+    table = _table()
     table.add_column("")
-    table.add_column("airline", no_wrap=True)
+    table.add_column("airline" if wide else "", no_wrap=True)
     table.add_column("flights", justify="right")
     table.add_column("cancelled", justify="right")
     for month in delays.months:
@@ -123,7 +143,7 @@ def show_delays(rows: Sequence[Row]) -> None:
     for index, averages in enumerate(delays.averages()):
         table.add_row(
             delays.carriers[index],
-            delays.names[index],
+            delays.names[index] if wide else "",
             f"{delays.flights[index].sum():,}",
             f"{cancelled[index]:,}",
             *(_minutes(value) for value in averages),
@@ -134,7 +154,7 @@ def show_delays(rows: Sequence[Row]) -> None:
 def show_rain(rows: Sequence[Row]) -> None:
     """Prints the average departure delay by the rain of the hour."""
     console.print("[bold]And by rain in the hour of departure: the same records as a batch")
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = _table()
     table.add_column("rain")
     table.add_column("flights", justify="right")
     table.add_column("delay", justify="right")
@@ -193,6 +213,10 @@ def show_files(output: Path, bootstrap: str | None, stopped: bool, seconds: floa
 
 def _say(line: str) -> None:
     console.print(line, soft_wrap=True, markup=False)
+
+
+def _table() -> Table:
+    return Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
 
 
 def _minutes(value: float) -> str:

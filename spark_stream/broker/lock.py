@@ -10,10 +10,15 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from spark_stream.errors import DirectoryInUse, StorageFailure
+
+
+_TRIES: Final = 10
+_PAUSE_S: Final = 0.02
 
 
 class DirectoryLock:
@@ -30,13 +35,16 @@ class DirectoryLock:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise StorageFailure(f"{path}: {error.strerror}", path=str(path)) from error
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._descriptor)
-            raise DirectoryInUse(
-                f"another broker serves {directory}", path=str(directory)
-            ) from None
+        for _ in range(_TRIES):
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                # A client that looks whether a broker lives holds the lock for an instant.
+                time.sleep(_PAUSE_S)
+            else:
+                return
+        os.close(self._descriptor)
+        raise DirectoryInUse(f"another broker serves {directory}", path=str(directory))
 
     def publish(self, facts: dict[str, Any]) -> None:
         """Writes ``broker.json`` in one step."""

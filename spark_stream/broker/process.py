@@ -19,7 +19,9 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
+
+import pyarrow as pa
 
 from spark_stream.broker.actions import Actions, BrokerFacts
 from spark_stream.broker.activity import Activity
@@ -30,11 +32,12 @@ from spark_stream.broker.service import FlightService, location_of
 from spark_stream.cluster.sqlite import SqliteStore
 from spark_stream.errors import InvalidConfig, PortInUse
 from spark_stream.storage.directory import open_directory
+from spark_stream.wire.limits import SOCKET_PATH_MAX
 
 logger = logging.getLogger(__name__)
 
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
-_SHUTDOWN_SECONDS: Final = 10.0
+_GRACE_SECONDS: Final = 1.0
 UNIX: Final = "unix:"
 
 
@@ -56,7 +59,7 @@ class Broker:
             self._host = Host(directory, self._store, config.topic_defaults)
             undo.callback(self._host.close)
             bind, self._socket = _bind_place(config.listen)
-            with _private_files():
+            with _private_files(), _bind_errors(config.listen):
                 self._service = FlightService(
                     bind,
                     self._host,
@@ -93,8 +96,8 @@ class Broker:
         self._host.close()
         ended = threading.Thread(target=self._service.shutdown, name="shutdown", daemon=True)
         ended.start()
-        ended.join(_SHUTDOWN_SECONDS)
-        self._housekeeper.join(_SHUTDOWN_SECONDS)
+        ended.join(_GRACE_SECONDS)
+        self._housekeeper.join(_GRACE_SECONDS)
         self._store.close()
         if self._socket is not None:
             self._socket.unlink(missing_ok=True)
@@ -136,6 +139,11 @@ def _bind_place(listen: str) -> tuple[str, Path | None]:
     """Where Flight is to bind; for a Unix socket also its path, with what a dead broker left removed."""
     if listen.startswith(UNIX):
         path = Path(listen.removeprefix(UNIX))
+        if len(os.fsencode(path)) > SOCKET_PATH_MAX:
+            raise InvalidConfig(
+                f"{path}: the path of a Unix socket has at most {SOCKET_PATH_MAX} bytes",
+                setting="listen",
+            )
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.unlink(missing_ok=True)  # the directory's lock is ours: nobody serves this socket
         return f"grpc+unix://{path}", path
@@ -165,6 +173,15 @@ def _check_free(host: str, port: int) -> None:
 
 
 @contextlib.contextmanager
+def _bind_errors(listen: str) -> Iterator[None]:
+    """gRPC only says that the server did not start: that is that it could not listen."""
+    try:
+        yield
+    except pa.ArrowException as error:
+        raise PortInUse(f"cannot listen on {listen}: {error}", address=listen) from error
+
+
+@contextlib.contextmanager
 def _private_files() -> Iterator[None]:
     """Files (and sockets) made inside belong to their owner alone."""
     before = os.umask(0o077)
@@ -180,8 +197,11 @@ def _allow_many_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def serve(config: BrokerConfig) -> None:
-    """Runs a broker in this process; prints ``isolog broker ready ADDRESS`` once it serves."""
+def serve(config: BrokerConfig) -> NoReturn:
+    """Runs a broker and ends this process with it (exit code 0).
+
+    Prints ``isolog broker ready ADDRESS`` once it serves.
+    """
     logging.basicConfig(
         level=config.log_level,
         stream=sys.stderr,
@@ -191,3 +211,7 @@ def serve(config: BrokerConfig) -> None:
     broker = Broker(config)
     print(f"isolog broker ready {broker.address}", flush=True)
     broker.run()
+    # A stream that its client keeps open without a word cannot be ended from here, and the
+    # interpreter cannot end beside its thread. Everything is closed, so the process just goes.
+    logging.shutdown()
+    os._exit(0)

@@ -22,6 +22,7 @@ from spark_stream.errors import InvalidOption
 from spark_stream.wire.schemas import METADATA, is_default
 
 _RECORD: Final = ["topic", "partition", "offset", "timestamp", "key", "value", "headers"]
+_BUFFER_BYTES: Final = 1 << 20
 _WHICH: Final = "Which records"
 
 
@@ -91,9 +92,7 @@ def consume(
     ] = None,
     columns: Annotated[
         str | None,
-        typer.Option(
-            metavar="A,B,…", help="Only these, in this order.", show_default=False
-        ),
+        typer.Option(metavar="A,B,…", help="Only these, in this order.", show_default=False),
     ] = None,
     metadata: Annotated[
         bool,
@@ -117,9 +116,7 @@ def consume(
             "--format names its columns itself", hint="Leave out --output, --columns, --metadata."
         )
     if output is Shape.ARROW and sys.stdout.isatty():
-        raise InvalidOption(
-            "an Arrow stream is not for a terminal", hint="Use a file or a pipe."
-        )
+        raise InvalidOption("an Arrow stream is not for a terminal", hint="Use a file or a pipe.")
     with connection(bootstrap, path) as opened:
         topics = TopicsClient(opened)
         schema = topics.describe(topic).schema
@@ -191,7 +188,8 @@ def _copy(batches: Iterator[pa.RecordBatch], writer: Writer, sink: BinaryIO) -> 
 @contextmanager
 def _standard_output() -> Iterator[BinaryIO]:
     """Standard output for bytes. A reader that closes the pipe has seen enough: a quiet end."""
-    sink = sys.stdout.buffer
+    # Not sys.stdout.buffer: under PYTHONUNBUFFERED that is the bare file, whose writes may fall short.
+    sink = open(sys.stdout.fileno(), "wb", buffering=_BUFFER_BYTES, closefd=False)  # noqa: SIM115
     try:
         yield sink
     except OSError as error:

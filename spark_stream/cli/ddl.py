@@ -52,7 +52,10 @@ _PRECISION_MAX: Final = 38
 _DEPTH_MAX: Final = 32  # deeper than any table, and far from Python's own limit
 
 _TOKEN: Final = re.compile(
-    r"""\s*(?: (?P<quoted>`(?:[^`]|``)+`) | (?P<word>\w+) | (?P<text>'[^']*'|"[^"]*") | (?P<mark>[^\s\w]) )""",
+    r"""\s*(?: (?P<quoted> `(?:[^`]|``)+` )
+          | (?P<word> \w+ )
+          | (?P<text> '[^']*' | "[^"]*" )
+          | (?P<mark> [^\s\w] ) )""",
     re.VERBOSE,
 )
 
@@ -221,7 +224,7 @@ class _Parser:
 
 
 # Of several names of a type the first in the table is the one to show.
-_NAMES: Final = {kind: name for name, kind in reversed(_SIMPLE.items())}
+_NAMES: Final = {kind: name for name, kind in reversed(list(_SIMPLE.items()))}
 
 
 def type_name(kind: pa.DataType) -> str:
@@ -233,9 +236,8 @@ def type_name(kind: pa.DataType) -> str:
     if pt.is_list(kind) or pt.is_large_list(kind):
         return f"array<{type_name(kind.value_type)}>"
     if pt.is_struct(kind):
-        return (
-            f"struct<{','.join(_column_text(kind.field(i), ':') for i in range(kind.num_fields))}>"
-        )
+        fields = [_column_text(kind.field(i), ":") for i in range(kind.num_fields)]
+        return f"struct<{','.join(fields)}>"
     return _NAMES.get(kind) or str(kind)
 
 

@@ -1,8 +1,8 @@
 """Batches of a file made into batches of a topic, or an error that names the column and the record.
 
 Nothing is lost on the way: numbers that do not fit, text that is no number, a zone that would be
-dropped are refused. In text (CSV, JSON) values are read by the topic's types; moments without a zone
-are UTC, binary is base64.
+dropped are refused. In text (CSV, JSON) values are read by the topic's types; binary is base64.
+Moments without a zone are UTC.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ from spark_stream.cli.ddl import type_name
 from spark_stream.errors import InvalidRecord, IsologError, SchemaMismatch
 from spark_stream.wire.schemas import is_default
 
+NULLS: Final = ("NA", "N/A", "NULL", "null")
+"""How files spell null, beside the empty field."""
+
 _SHOWN_MAX: Final = 60
+_HINT: Final = "Mend or drop it; the records up to some way before it were sent."
 _ZONE: Final = r"(?:[zZ]|[+-][0-9]{2}(?::?[0-9]{2})?)$"
 _TIME: Final = ":"  # a date alone has none, and ends like a zone (…-01)
 
@@ -69,7 +73,7 @@ class Fitting:
             array = self._column(batch.column(field.name), field, first)
             if array.null_count and not field.nullable:
                 row = int(pc.index(pc.is_null(array), True).as_py())
-                raise _bad_value(field.name, first + row, "null, but the column is NOT NULL")
+                raise bad_record(first + row, f"column {field.name!r} is null, and is NOT NULL")
             arrays.append(array)
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -89,11 +93,7 @@ class Fitting:
             ) from None
         except (pa.ArrowInvalid, binascii.Error, ValueError):
             row = first_bad(len(array), lambda count: converted(array.slice(0, count)))
-            shown = repr(array[row].as_py())
-            if len(shown) > _SHOWN_MAX:
-                shown = shown[:_SHOWN_MAX] + "…"
-            problem = f"{shown} is not a {type_name(field.type)}"
-            raise _bad_value(field.name, first + row, problem) from None
+            raise misfit(field, first + row, array[row].as_py()) from None
 
     def _converted(self, array: pa.Array, want: pa.DataType) -> pa.Array:
         have = array.type
@@ -119,6 +119,9 @@ class Fitting:
     def _from_text(self, texts: pa.StringArray, want: pa.DataType) -> pa.Array:
         if pt.is_timestamp(want):
             return moments(texts, want)
+        if pt.is_time(want):  # Arrow reads a time of day only as part of a moment
+            dated = pc.binary_join_element_wise("1970-01-01 ", texts, "")
+            return dated.cast(pa.timestamp(want.unit)).cast(want)
         if _is_bytes(want) and not self.utf8:
             values = [
                 None if each is None else base64.b64decode(each, validate=True)
@@ -129,20 +132,21 @@ class Fitting:
 
     def _nested(self, array: pa.Array, want: pa.DataType) -> pa.Array:
         have = array.type
-        if pt.is_map(want):
-            items = pa.struct([want.key_field, want.item_field])
-            if pt.is_map(have):
-                plain = array.cast(pa.list_(pa.struct([have.key_field, have.item_field])))
-                return self._nested(plain, pa.list_(items)).cast(want)
-            raise _WrongTypeError
+        if pt.is_map(have) and pt.is_map(want):
+            lists = array.cast(pa.list_(pa.struct([have.key_field, have.item_field])))
+            keys, items = lists.flatten().flatten()
+            starts = pc.if_else(array.is_null(), pa.scalar(None, pa.int32()), _ends(lists)[:-1])
+            return pa.MapArray.from_arrays(
+                pa.concat_arrays([starts, _ends(lists)[-1:]]),  # a null start is a null map
+                self._converted(keys, want.key_type),
+                self._converted(items, want.item_type),
+                type=want,
+            )
         if _is_list(have) and _is_list(want):
-            lengths = pc.fill_null(pc.list_value_length(array), 0)
-            ends = pc.cumulative_sum(lengths.cast(pa.int64()))
-            offsets = pa.concat_arrays([pa.array([0], pa.int64()), ends])
             values = self._converted(array.flatten(), want.value_type)
             kind = pa.LargeListArray if pt.is_large_list(want) else pa.ListArray
-            width = pa.int64() if pt.is_large_list(want) else pa.int32()
-            return kind.from_arrays(offsets.cast(width), values, type=want, mask=array.is_null())
+            ends = _ends(array).cast(pa.int64() if pt.is_large_list(want) else pa.int32())
+            return kind.from_arrays(ends, values, type=want, mask=array.is_null())
         if pt.is_struct(have) and pt.is_struct(want):
             names = [have.field(i).name for i in range(have.num_fields)]
             fields = [want.field(i) for i in range(want.num_fields)]
@@ -152,6 +156,12 @@ class Fitting:
             children = [self._converted(parts[field.name], field.type) for field in fields]
             return pa.StructArray.from_arrays(children, fields=fields, mask=array.is_null())
         raise _WrongTypeError
+
+
+def _ends(lists: pa.Array) -> pa.Array:
+    """The offsets of lists in their flattened values: 0, and where each list ends."""
+    lengths = pc.fill_null(pc.list_value_length(lists), 0).cast(pa.int32())
+    return pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(lengths)])
 
 
 def moments(texts: pa.StringArray, want: pa.DataType) -> pa.Array:
@@ -199,12 +209,19 @@ def first_bad(count: int, attempt: Callable[[int], object]) -> int:
     return bad - 1
 
 
-def _bad_value(column: str, record: int, problem: str) -> InvalidRecord:
-    return InvalidRecord(
-        f"record {record}: column {column!r}: {problem}",
-        hint="Mend or drop the record; those of the blocks before it were sent.",
-        column=column,
-    )
+def misfit(field: pa.Field, record: int, value: object) -> InvalidRecord:
+    """The error for a value that its column cannot take."""
+    shown = repr(value) if isinstance(value, str | bytes) else str(value)
+    if len(shown) > _SHOWN_MAX:
+        shown = shown[:_SHOWN_MAX] + "…"
+    problem = f"column {field.name!r}: {shown} does not fit {type_name(field.type)}"
+    hint = f"If it means null, give --null {value}." if value in NULLS else _HINT
+    return bad_record(record, problem, hint)
+
+
+def bad_record(record: int, problem: str, hint: str = _HINT) -> InvalidRecord:
+    """The error for a record of the input, counted from 1."""
+    return InvalidRecord(f"record {record}: {problem}", hint=hint, record=record)
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -219,13 +236,14 @@ def _is_list(kind: pa.DataType) -> bool:
     return bool(pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind))
 
 
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pt.is_integer(kind) or pt.is_floating(kind) or pt.is_decimal(kind))
+
+
 _Is = Callable[[pa.DataType], bool]
 # Which kinds may become which; Arrow's safe cast then looks at every value.
 _LOSSLESS: Final[tuple[tuple[_Is, _Is], ...]] = (
-    (
-        pt.is_integer,
-        lambda kind: pt.is_integer(kind) or pt.is_floating(kind) or pt.is_decimal(kind),
-    ),
+    (pt.is_integer, _is_number),
     (pt.is_floating, lambda kind: pt.is_floating(kind) or pt.is_integer(kind)),
     (pt.is_decimal, lambda kind: pt.is_decimal(kind) or pt.is_integer(kind)),
     (_is_text, lambda kind: _is_text(kind) or _is_bytes(kind)),

@@ -22,6 +22,7 @@ from spark_stream.cli.blocks import (
     bytes_of,
     uncompressed_suffix,
 )
+from spark_stream.cli.fitting import NULLS
 from spark_stream.cli.text_inputs import CsvBlocks, JsonBlocks, Parse, line_records
 from spark_stream.errors import InvalidOption, InvalidRecord
 
@@ -166,7 +167,8 @@ def schema_of_file(
 ) -> pa.Schema:
     """The columns of a file, in types that a topic and Spark take.
 
-    Those of CSV and JSON lines are told from the first 64 MiB.
+    Those of CSV and JSON lines are told from the first 64 MiB; unless ``reading`` says otherwise, a
+    column of numbers may have nulls in any usual spelling.
 
     Raises:
         InvalidOption: the extension is not known.
@@ -184,7 +186,7 @@ def schema_of_file(
             with _arrow_source(file) as source:
                 schema = source.schema
         else:
-            schema = _inferred(reading or Reading(kind, file))
+            schema = _inferred(reading or Reading(kind, file, nulls=[*NULLS]))
     return pa.schema([pa.field(each.name, _plain(each.type), each.nullable) for each in schema])
 
 
@@ -207,7 +209,7 @@ def _inferred(reading: Reading) -> pa.Schema:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """The type without what only matters in a file: dictionaries, units finer or coarser than Spark's."""
+    """The type without what only matters in a file: dictionaries, units that are not Spark's."""
     if pt.is_dictionary(kind):
         return _plain(kind.value_type)
     if pt.is_timestamp(kind):

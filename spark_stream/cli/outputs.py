@@ -70,7 +70,7 @@ class _Lines:
 
 
 def _put(sink: BinaryIO, values: pa.BinaryArray, end: bytes) -> None:
-    """Writes all values, each with ``end``: their bytes lie one after another in the array's buffer."""
+    """Writes all values, each with ``end``: their bytes lie one after another in a buffer."""
     values = pc.binary_join_element_wise(
         values, end, b"", null_handling="replace", null_replacement=b""
     )
@@ -82,7 +82,7 @@ def _put(sink: BinaryIO, values: pa.BinaryArray, end: bytes) -> None:
 
 
 class Template:
-    """``{key} {value} {offset}``: columns by name, ``{{`` for a brace, ``\\t`` and ``\\n`` as in C."""
+    """``{key} {value}``: columns by name; ``{{`` is a brace, ``\\t`` and ``\\n`` are as in C."""
 
     def __init__(self, text: str) -> None:
         self.columns: list[str] = []
@@ -172,7 +172,7 @@ class _Arrow:
 
 
 class _Table:
-    """For eyes: aligned columns, long cells cut. Grows wider, with a new head, when a cell needs it."""
+    """For eyes: aligned columns, long cells cut. When a cell needs it, a wider table begins."""
 
     def __init__(self, sink: BinaryIO, schema: pa.Schema, utf8: bool) -> None:
         self._sink = sink

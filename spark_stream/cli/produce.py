@@ -120,10 +120,10 @@ def produce(
         ),
     ] = False,
 ) -> None:
-    """Writes records to a topic: lines of standard input, or a CSV, JSON lines, Parquet or Arrow file.
+    """Writes records to a topic: lines, or the rows of CSV, JSON lines, Parquet or Arrow.
 
-    Columns are cast to the topic's types; what does not fit is refused, and the column named. In CSV
-    and JSON a moment without a zone is UTC, and binary is base64.
+    Columns are cast to the topic's types; what does not fit is refused, and the column named.
+    In CSV and JSON a moment without a zone is UTC, and binary is base64.
 
     \b
     echo hello | isolog produce greetings --path data/
@@ -175,7 +175,7 @@ def _format(
     given: Format | None,
     columns: pa.Schema | None,
 ) -> Format:
-    """The input's format. Text that goes to a default-schema topic is lines unless told otherwise."""
+    """The input's format. Text for a default-schema topic is lines unless told otherwise."""
     found = given or format_of(file)
     typed = columns is not None if known is None else not is_default(known.schema)
     if found is None and typed:
@@ -223,7 +223,7 @@ def _by_columns(reading: Reading, known: TopicDescription) -> Reading:
 
 
 def _fittings(reading: Reading, known: TopicDescription) -> list[Fitting]:
-    """What makes a batch of the input one of the topic; first into the columns of --schema, if given."""
+    """What makes a batch of the input one of the topic, by way of --schema if that is given."""
     text = reading.format in TEXT
     if reading.columns is known.schema:
         return [Fitting.of_topic(known.schema, text)]

@@ -105,7 +105,7 @@ class Wanted:
 
 
 def bounded(spans: list[Span]) -> Iterator[pa.RecordBatch]:
-    """All that is visible, partition after partition. Ends at the isolation's bound at the latest."""
+    """All that is visible, partition after partition, at most up to the isolation's bound."""
     for span in spans:
         assert span.end is not None
         if (

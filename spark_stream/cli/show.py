@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any
+import sys
+from typing import Any, Final
 
 from rich.console import Console
 from rich.markup import escape
@@ -14,7 +15,8 @@ from spark_stream.cli.ddl import schema_text, type_name
 from spark_stream.cli.options import Listing
 from spark_stream.client.values import BrokerStatus, PartitionDescription, TopicDescription
 
-_MIB = 1 << 20
+_MIB: Final = 1 << 20
+_WIDTH_MAX: Final = 10_000
 
 
 def show_names(names: list[str], shape: Listing) -> None:
@@ -31,16 +33,15 @@ def show_topic(topic: TopicDescription, shape: Listing) -> None:
     if shape is Listing.JSON:
         print(json.dumps(_topic_facts(topic), indent=2))
         return
-    console = Console(highlight=False)
+    console = _console()
     records = sum(each.log_end_offset - each.log_start_offset for each in topic.partitions)
     size = sum(each.size for each in topic.partitions)
     console.print(
-        f"[bold]{escape(topic.name)}[/bold]  id {topic.id}  records {records}"
-        f"  size {size / _MIB:.1f} MiB"
+        f"[bold]{escape(topic.name)}[/bold]  id {topic.id}  records {records}  size {_size(size)}"
     )
-    _print(console, _columns_table(topic))
-    _print(console, _partitions_table(topic))
-    _print(console, _config_table(topic))
+    console.print(_columns_table(topic))
+    console.print(_partitions_table(topic))
+    console.print(_config_table(topic))
 
 
 def show_status(status: BrokerStatus, shape: Listing) -> None:
@@ -49,18 +50,21 @@ def show_status(status: BrokerStatus, shape: Listing) -> None:
     if shape is Listing.JSON:
         print(json.dumps(facts, indent=2))
         return
-    facts["memory"] = f"{status.memory / _MIB:.1f} MiB"
+    facts["memory"] = _size(status.memory)
     facts["uptime"] = f"{facts.pop('uptime_s'):.0f} s"
     table = Table(show_header=False)
     for name, value in facts.items():
         table.add_row(name, escape(str(value)))
-    _print(Console(highlight=False), table)
+    _console().print(table)
 
 
-def _print(console: Console, table: Table) -> None:
+def _console() -> Console:
     # Into a pipe or a file a table takes the width that it needs: only a screen has an edge.
-    width = None if console.is_terminal else console.measure(table).maximum
-    console.print(table, width=width)
+    return Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH_MAX)
+
+
+def _size(size: int) -> str:
+    return f"{size / _MIB:.1f} MiB" if size >= _MIB else f"{size} bytes"
 
 
 def _columns_table(topic: TopicDescription) -> Table:
@@ -84,7 +88,7 @@ def _partitions_table(topic: TopicDescription) -> Table:
             str(each.log_end_offset),
             str(each.high_watermark),
             str(each.last_stable_offset),
-            f"{each.size / _MIB:.1f} MiB",
+            _size(each.size),
         )
     broken = [each for each in topic.partitions if each.error is not None]
     if broken:

@@ -1,4 +1,4 @@
-"""Blocks of text as Arrow batches: plain lines, CSV, JSON lines. Whole blocks at once, no row touched.
+"""Blocks of text as Arrow batches: plain lines, CSV, JSON lines. Whole blocks at once.
 
 CSV comes as strings, JSON in the types that JSON has; ``fitting`` makes them the topic's. So both
 report a bad value in the same way.
@@ -11,6 +11,7 @@ import io
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -19,8 +20,7 @@ import pyarrow.csv as pacsv
 import pyarrow.json as pajson
 import pyarrow.types as pt
 
-from spark_stream.cli.ddl import type_name
-from spark_stream.cli.fitting import check_names, first_bad
+from spark_stream.cli.fitting import bad_record, check_names, first_bad, misfit
 from spark_stream.errors import InvalidRecord
 
 Parse = Callable[[bytes, int], pa.RecordBatch]
@@ -52,7 +52,7 @@ def line_records(block: bytes, separator: str | None) -> pa.RecordBatch:
 
 @dataclass(slots=True)
 class CsvBlocks:
-    """Blocks of one CSV input, all columns as strings; the first line has the names, if none are given.
+    """Blocks of one CSV input, all columns as strings; without ``names`` the first line has them.
 
     An empty field is null, and so are the spellings in ``nulls``; an empty text is written ``""``.
     """
@@ -108,15 +108,13 @@ class CsvBlocks:
         if not seen or seen[0].number is None:
             return InvalidRecord(f"not CSV: {error}")
         row = seen[0]
-        return InvalidRecord(
-            f"record {first + row.number - 1} has {row.actual_columns} fields, not"
-            f" {row.expected_columns}: {row.text[:60]!r}"
-        )
+        problem = f"{row.actual_columns} fields, not {row.expected_columns}: {row.text[:60]!r}"
+        return bad_record(first + row.number - 1, problem)
 
 
 @dataclass(frozen=True, slots=True)
 class JsonBlocks:
-    """Blocks of JSON lines, read by the columns of ``schema``. A column that a line lacks is null."""
+    """Blocks of JSON lines, read by the columns of ``schema``; what a line lacks is null."""
 
     schema: pa.Schema
 
@@ -139,7 +137,10 @@ class JsonBlocks:
 
     def _read_maps(self, block: bytes) -> pa.RecordBatch:
         """Line by line: Arrow's reader knows no objects with keys that are not known before."""
-        rows = [json.loads(each) for each in block.splitlines() if each.strip()]
+        whole = [each for each in block.splitlines() if each.strip()]
+        rows = [json.loads(each, parse_float=Decimal) for each in whole]
+        if not all(isinstance(row, dict) for row in rows):
+            raise TypeError
         strange = {name: None for row in rows for name in row if name not in self.schema.names}
         check_names([*self.schema.names, *strange], self.schema)
         arrays = [
@@ -152,26 +153,25 @@ class JsonBlocks:
         """What is wrong with the first bad line; the reader says little of it."""
         found = [line for line in block.splitlines() if line.strip()]
         row = first_bad(len(found), lambda count: self._read(b"\n".join(found[:count])))
-        where, line = f"record {first + row}", found[row]
+        number, line = first + row, found[row]
         try:
             value = json.loads(line)
         except ValueError as error:
-            return InvalidRecord(f"{where} is not JSON: {error}: {_shown(line)}")
+            return bad_record(number, f"no JSON: {error}: {_shown(line)}")
         if not isinstance(value, dict):
-            return InvalidRecord(f"{where} is not a JSON object: {_shown(line)}")
+            return bad_record(number, f"no JSON object: {_shown(line)}")
         for each in self.schema:
             alone = JsonBlocks(pa.schema([each]))
             try:
                 alone._read(json.dumps({each.name: value.get(each.name)}).encode())
             except (pa.ArrowException, ValueError, TypeError):
-                problem = f"{value[each.name]!r} is not a {type_name(each.type)}"
-                return InvalidRecord(f"{where}: column {each.name!r}: {problem}", column=each.name)
+                return misfit(each, number, value[each.name])
         check_names([*self.schema.names, *(set(value) - set(self.schema.names))], self.schema)
-        return InvalidRecord(f"{where} cannot be read: {_shown(line)}")
+        return bad_record(number, f"it cannot be read: {_shown(line)}")
 
 
 def read_type(want: pa.DataType) -> pa.DataType:
-    """The type in which JSON has values of ``want``: numbers as numbers, moments and bytes as strings."""
+    """The type in which JSON has values of ``want``: moments and bytes are strings there."""
     if pt.is_map(want):
         return pa.map_(pa.string(), read_type(want.item_type))
     if pt.is_list(want) or pt.is_large_list(want):
@@ -181,7 +181,9 @@ def read_type(want: pa.DataType) -> pa.DataType:
         return pa.struct([pa.field(each.name, read_type(each.type)) for each in fields])
     if pt.is_integer(want):
         return pa.int64()
-    if pt.is_boolean(want) or pt.is_floating(want) or pt.is_decimal(want) or pt.is_null(want):
+    if pt.is_decimal(want):  # the reader does not look at the precision; the later cast does
+        return pa.decimal128(38, want.scale)
+    if pt.is_boolean(want) or pt.is_floating(want) or pt.is_null(want):
         return want
     return pa.string()
 
@@ -202,17 +204,28 @@ def _has_map(kind: pa.DataType) -> bool:
 
 
 def _pairs(value: Any, kind: pa.DataType) -> Any:
-    """A JSON value with its objects as pairs where the type is a map."""
+    """A JSON value as Arrow takes it: objects as pairs where the type is a map, decimals exact.
+
+    Raises:
+        TypeError: it is an object, a list or neither where the type is not.
+    """
     if value is None:
         return None
+    is_list = pt.is_list(kind) or pt.is_large_list(kind)
+    if isinstance(value, list) != is_list:
+        raise TypeError
+    if isinstance(value, dict) != (pt.is_map(kind) or pt.is_struct(kind)):
+        raise TypeError
+    if is_list:
+        return [_pairs(each, kind.value_type) for each in value]
     if pt.is_map(kind):
         return [(key, _pairs(each, kind.item_type)) for key, each in value.items()]
-    if pt.is_list(kind) or pt.is_large_list(kind):
-        return [_pairs(each, kind.value_type) for each in value]
     if pt.is_struct(kind):
         fields = [kind.field(i) for i in range(kind.num_fields)]
         return {each.name: _pairs(value.get(each.name), each.type) for each in fields}
-    return value
+    if isinstance(value, Decimal) and pt.is_floating(kind):
+        return float(value)
+    return Decimal(value) if pt.is_decimal(kind) else value
 
 
 def _one(table: pa.Table) -> pa.RecordBatch:

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from spark_stream.client.pending import timestamp_us
 from spark_stream.client.values import TopicDescription, Written
-from spark_stream.errors import InvalidRequest, UnknownPartition
+from spark_stream.errors import InvalidRequest, IsologError, UnknownPartition
 from spark_stream.wire.schemas import DEFAULT_SCHEMA, TIMESTAMP_COLUMN, TIMESTAMP_TYPE
 
 
@@ -34,7 +34,12 @@ def check_partition(known: TopicDescription, partition: int) -> None:
         )
 
 
-def one_batch(table: pa.Table) -> pa.RecordBatch:
+def one_batch(table: pa.RecordBatch | pa.Table) -> pa.RecordBatch:
+    """A table as one batch; a batch as it is."""
+    if isinstance(table, pa.RecordBatch):
+        return table
+    if not isinstance(table, pa.Table):
+        raise TypeError(f"a batch is a RecordBatch or a Table, not a {type(table).__name__}")
     batches = table.combine_chunks().to_batches()
     if not batches:
         return pa.RecordBatch.from_pylist([], schema=table.schema)
@@ -46,13 +51,13 @@ def one_batch(table: pa.Table) -> pa.RecordBatch:
 def completed(batch: pa.RecordBatch) -> pa.RecordBatch:
     """A batch for a default-schema topic, with the columns that it left out."""
     names = batch.schema.names
-    if not set(names) <= set(DEFAULT_SCHEMA.names):
+    if not set(names) <= set(DEFAULT_SCHEMA.names) or len(set(names)) < len(names):
         return batch  # the fitting names the column that is too many
     rows = batch.num_rows
     columns = {}
     for field in DEFAULT_SCHEMA:
         if field.name in names:
-            columns[field.name] = batch.column(field.name)
+            columns[field.name] = _as_binary(batch.column(field.name))
         elif field.name == TIMESTAMP_COLUMN:
             columns[field.name] = _now(rows)
         elif field.name != "value":
@@ -63,13 +68,23 @@ def completed(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
+def _as_binary(column: pa.Array) -> pa.Array:
+    """Text as its UTF-8, as ``send`` takes it; no row is touched."""
+    if pa.types.is_string(column.type):
+        return column.cast(pa.binary())
+    return column.cast(pa.large_binary()) if pa.types.is_large_string(column.type) else column
+
+
 def _now(rows: int) -> pa.Array:
     moments = np.full(rows, timestamp_us(None), np.int64)
     return pa.Array.from_buffers(TIMESTAMP_TYPE, rows, [None, pa.py_buffer(moments)])
 
 
 def gathered(topic: str, parts: list[tuple[Future[Written], int]]) -> Future[Written]:
-    """One future for the parts of a batch; it fails with the first part that does."""
+    """One future for the parts of a batch; it fails with the first part that does.
+
+    Then the error's ``kept`` counts what stays of all parts, and its ``offset`` is of its own part.
+    """
     whole: Future[Written] = Future()
     lock = threading.Lock()
     left = len(parts)
@@ -80,8 +95,14 @@ def gathered(topic: str, parts: list[tuple[Future[Written], int]]) -> Future[Wri
             left -= 1
             if left:
                 return
-        error = next((each.exception() for each, _ in parts if each.exception()), None)
+        errors = [each.exception() for each, _ in parts]
+        error = next(filter(None, errors), None)
         if error is not None:
+            if isinstance(error, IsologError):
+                refused = sum(each.kept for each in errors if isinstance(each, IsologError))
+                stay = sum(each.result().count for each, _ in parts if not each.exception())
+                details = error.details | {"kept": refused + stay}
+                error = type(error)(error.message, hint=error.hint, **details)
             whole.set_exception(error)
             return
         results = [(each.result(), first) for each, first in parts]

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from spark_stream.client.embedded import answers, ensure_broker, known_address
-from spark_stream.errors import BrokerUnavailable, InvalidOption, IsologError
+from spark_stream.errors import BrokerUnavailable, InvalidOption, InvalidRequest, IsologError
 from spark_stream.wire.flight import from_flight
 from spark_stream.wire.limits import REQUEST_TIMEOUT_S
 from spark_stream.wire.messages import Message
@@ -101,7 +101,7 @@ class Connection:
         """A Flight client of a broker that was there a moment ago."""
         with self._lock:
             if self._closed:
-                raise BrokerUnavailable("the connection is closed", hint="Connect again.")
+                raise InvalidRequest("the connection is closed", hint="Connect again.")
             if self._client is None:
                 self._address, self._client = self._found()
             return self._client

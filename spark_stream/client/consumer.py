@@ -9,7 +9,9 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
+from numbers import Integral
 from types import TracebackType
 from typing import Final, Self
 
@@ -22,7 +24,8 @@ from spark_stream.client.positions import Place, resolve
 from spark_stream.client.records import records_of
 from spark_stream.client.topics import TopicsClient, level
 from spark_stream.client.values import Record
-from spark_stream.errors import InvalidOption, IsologError, SchemaMismatch
+from spark_stream.errors import InternalError, InvalidOption, IsologError, SchemaMismatch
+from spark_stream.wire.messages import INT64_MAX
 from spark_stream.wire.schemas import is_default
 
 POLL_MS: Final = 2_000
@@ -72,6 +75,7 @@ class Consumer:
             found = resolve(topics, name, start, self._isolation, "earliest")
             self._position.update({(name, number): at for number, at in found.items()})
         self._feed: _Feed | None = None
+        self._seeks = 0
         self._closed = False
 
     def records(self, until: str | None = None) -> Iterator[Record]:
@@ -93,10 +97,14 @@ class Consumer:
         }
         position = self._position
         for key, fetched in self._fetched(views, until):
+            seeks = self._seeks
             for record in records_of(key, fetched):
                 position[key] = record[2] + 1
                 yield record
-            position[key] = fetched.next
+                if self._seeks != seeks:
+                    break
+            else:
+                position[key] = fetched.next
 
     def batches(self, until: str | None = None) -> Iterator[pa.RecordBatch]:
         """Arrow batches, each of one partition, as they come; ``until`` as in :meth:`records`."""
@@ -114,8 +122,9 @@ class Consumer:
         for key, offset in position.items():
             if key not in self._position:
                 raise InvalidOption(f"{key} is not a (topic, partition) of this consumer")
-            if offset < 0:
-                raise InvalidOption(f"an offset is at least 0, not {offset}")
+            if not isinstance(offset, Integral) or not 0 <= offset <= INT64_MAX:
+                raise InvalidOption(f"an offset is at least 0, not {offset!r}")
+        self._seeks += 1
         self._position.update(position)
         self._stop_feed()
 
@@ -209,8 +218,20 @@ class _Feed:
         self._stopped.set()
 
     def _follow(self, key: Key, source: Source, start: int, end: int | None) -> None:
+        try:
+            self._fetch(key, source, start, end)
+        except IsologError as error:
+            self._put((key, None, error))
+        except Exception as error:  # a defect: whoever iterates must see it, not wait for ever
+            self._put((key, None, InternalError(f"{key[0]}/{key[1]}: {error!r}")))
+        else:
+            self._put((key, None, None))
+
+    def _fetch(self, key: Key, source: Source, start: int, end: int | None) -> None:
         position = start
         failing_since: float | None = None
+        if end is not None and start > end:  # empty, or there never was such an offset
+            deque(fetch_once(source, start, end), maxlen=0)
         while not self._stopped.is_set() and (end is None or position < end):
             try:
                 wait = POLL_MS if end is None else 0
@@ -225,10 +246,8 @@ class _Feed:
                 failing_since = failing_since or now
                 lasting = now - failing_since > source.connection.timeout_s
                 if not error.retriable or lasting:
-                    self._put((key, None, error))
-                    return
-                time.sleep(_RETRY_PAUSE_S)
-        self._put((key, None, None))
+                    raise
+                self._stopped.wait(_RETRY_PAUSE_S)
 
     def _put(self, item: _Item) -> bool:
         while not self._stopped.is_set():

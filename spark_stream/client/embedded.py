@@ -32,9 +32,9 @@ from spark_stream.errors import (
     StorageFailure,
     from_wire,
 )
+from spark_stream.wire.limits import SOCKET_PATH_MAX
 
 IDLE_SECONDS: Final = 300.0
-_SOCKET_PATH_MAX: Final = 107  # sun_path of Linux, less its final NUL
 _START_SECONDS: Final = 60.0
 _POLL_S: Final = 0.02
 _READY: Final = "isolog broker ready "
@@ -187,7 +187,7 @@ def _first_line(descriptor: int, deadline: float) -> str:
 def socket_path(directory: Path) -> Path:
     """A path for the broker's socket, in a folder of the owner's, short enough for the system."""
     near = directory / "run" / "broker.sock"
-    if len(os.fsencode(near)) <= _SOCKET_PATH_MAX:
+    if len(os.fsencode(near)) <= SOCKET_PATH_MAX:
         return near
     name = hashlib.sha256(os.fsencode(directory)).hexdigest()[:24]
     private = Path(tempfile.gettempdir()) / f"isolog-{os.getuid()}"

@@ -46,7 +46,7 @@ class Source:
 
     def ticket(self, start: int, end: int | None, wait_ms: int, max_bytes: int) -> fl.Ticket:
         return fl.Ticket(
-            Fetch(
+            Fetch.of(
                 topic=self.view.topic,
                 topic_id=self.topic_id,
                 partition=self.partition,

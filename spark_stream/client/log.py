@@ -184,7 +184,7 @@ class Log:
         def of_partition(number: int) -> list[pa.RecordBatch]:
             source = Source(self._connection, view, span.topic.id, number, isolation)
             first, last = span.starts[number], span.ends[number]
-            if first > last:  # empty, unless there never was such an offset: the leader knows
+            if first >= last:  # empty, unless there never was such an offset: the leader knows
                 deque(fetch_once(source, first, last), maxlen=0)
             return [each.batch for each in fetch_range(source, first, last)]
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from numbers import Integral
 from typing import Final
 
 from spark_stream.client.topics import TopicsClient
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.errors import InvalidOption
-from spark_stream.wire.messages import EARLIEST, LATEST
+from spark_stream.wire.messages import EARLIEST, INT64_MAX, LATEST
 
 Place = str | int | Mapping[int, int] | datetime
 """``"earliest"``, ``"latest"``, an offset for all partitions, ``{partition: offset}``, a moment.
@@ -42,7 +43,10 @@ def resolve(
             if number not in asked:
                 raise InvalidOption(f"topic {topic!r} has partitions 0 to {count - 1}, not {number}")
     else:
-        asked = dict.fromkeys(range(count), int(place))
+        asked = dict.fromkeys(range(count), place)
+    for offset in asked.values():
+        if not isinstance(offset, Integral) or isinstance(offset, bool) or offset > INT64_MAX:
+            raise InvalidOption(f"a place is {' | '.join(_NAMED)} or an offset, not {offset!r}")
     return named_resolved(topics, topic, asked, isolation)
 
 

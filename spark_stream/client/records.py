@@ -7,16 +7,21 @@ those who want records one by one.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import repeat
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from spark_stream.client.fetching import Fetched
 from spark_stream.client.values import Record
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_FIRST_US, _LAST_US = (
+    (moment.replace(tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
+    for moment in (datetime.min, datetime.max)
+)
 
 
 def records_of(key: tuple[str, int], fetched: Fetched) -> Iterator[Record]:
@@ -38,8 +43,10 @@ def records_of(key: tuple[str, int], fetched: Fetched) -> Iterator[Record]:
 
 def _moments(column: pa.Array) -> Iterator[datetime]:
     # timedelta + datetime keeps the zone and costs a third of what Arrow's own conversion does.
-    values = column.cast(pa.int64()).to_numpy(zero_copy_only=False).astype("timedelta64[us]")
-    return map(_EPOCH.__add__, values.tolist())
+    # Arrow reaches further than Python: moments beyond its first and last year become those.
+    values = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
+    spans = np.clip(values, _FIRST_US, _LAST_US).astype("timedelta64[us]")
+    return map(_EPOCH.__add__, spans.tolist())
 
 
 def _headers(column: pa.Array) -> Iterator[list[tuple[str, bytes | None]]]:

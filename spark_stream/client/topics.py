@@ -10,7 +10,7 @@ import pyarrow as pa
 from spark_stream.client.connection import Connection
 from spark_stream.client.values import PartitionDescription, PartitionOffsets, TopicDescription
 from spark_stream.consistency.isolation import CONSUMER_LEVELS, Isolation
-from spark_stream.errors import InvalidOption, from_wire
+from spark_stream.errors import InvalidOption, InvalidRequest, InvalidTopic, from_wire
 from spark_stream.wire.messages import (
     CreateTopic,
     Empty,
@@ -37,7 +37,7 @@ class TopicsClient:
         return self._connection.act("list-topics", Empty(), TopicNames).topics
 
     def describe(self, topic: str) -> TopicDescription:
-        facts = self._connection.act("describe-topic", NamedTopic(topic=topic), TopicFacts)
+        facts = self._connection.act("describe-topic", _named(topic), TopicFacts)
         return self._remembered(facts)
 
     def known(self, topic: str) -> TopicDescription:
@@ -58,8 +58,8 @@ class TopicsClient:
         schema: pa.Schema | None,
         config: dict[str, Any],
     ) -> TopicDescription:
-        asked = CreateTopic(
-            topic=topic,
+        asked = CreateTopic.of(
+            topic=_named(topic).topic,
             partitions=partitions,
             replication_factor=replication_factor,
             schema_ipc=None if schema is None else schema_to_text(schema),
@@ -69,7 +69,7 @@ class TopicsClient:
 
     def delete(self, topic: str) -> None:
         self.forget(topic)
-        self._connection.act("delete-topic", NamedTopic(topic=topic), Empty)
+        self._connection.act("delete-topic", _named(topic), Empty)
 
     def offsets(
         self,
@@ -83,7 +83,7 @@ class TopicsClient:
         """For each partition the offset of a place; see ``wire.messages.ListOffsets``."""
         found = self._connection.act(
             "list-offsets",
-            ListOffsets(
+            ListOffsets.of(
                 topic=topic,
                 partitions=partitions,
                 at=at,
@@ -111,6 +111,13 @@ class TopicsClient:
         with self._lock:
             self._known[topic.name] = topic
         return topic
+
+
+def _named(topic: str) -> NamedTopic:
+    try:
+        return NamedTopic.of(topic=topic)
+    except InvalidRequest:
+        raise InvalidTopic(f"{topic!r} is not a topic name", topic=ascii(topic)) from None
 
 
 def _partition(facts: PartitionFacts) -> PartitionDescription:

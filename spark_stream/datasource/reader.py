@@ -24,14 +24,6 @@ from spark_stream.wire.schemas import fitted
 logger = logging.getLogger(__name__)
 
 
-class RangePartition(InputPartition):
-    """A Spark task: one range of one partition."""
-
-    def __init__(self, value: Range) -> None:
-        super().__init__(value)
-        self.value: Range = value
-
-
 @dataclass(frozen=True)
 class RangeReader:
     """Reads ranges; this travels to the workers. ``schema`` is Spark's, and the projection."""
@@ -48,8 +40,10 @@ class RangeReader:
         """
         here = session(self.options.place)
         schema = to_arrow(self.schema)
-        stored = here.topics.known(asked.topic).schema
-        view = View.of(asked.topic, stored, schema.names)
+        topic = here.topics.known(asked.topic)
+        if topic.id != asked.topic_id:  # this process remembers an earlier topic of the name
+            topic = here.topics.describe(asked.topic)
+        view = View.of(asked.topic, topic.schema, schema.names)
         source = Source(
             here.connection, view, asked.topic_id, asked.partition, self.options.isolation
         )
@@ -110,7 +104,7 @@ class IsologReader(DataSourceReader):
                 for name, topic in end.items()
             },
         )
-        return [RangePartition(each) for each in self._planner.readable(asked, now)]
+        return [InputPartition(each) for each in self._planner.readable(asked, now)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # Where there is nothing to read, Spark makes up one partition without a range.

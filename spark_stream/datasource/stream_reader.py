@@ -29,7 +29,7 @@ from spark_stream.datasource.offsets import Offsets, TopicOffsets, from_json, ra
 from spark_stream.datasource.options import Named, SourceOptions
 from spark_stream.datasource.pacing import shared_out
 from spark_stream.datasource.planning import Planner
-from spark_stream.datasource.reader import RangePartition, RangeReader
+from spark_stream.datasource.reader import RangeReader
 from spark_stream.datasource.types import to_arrow
 from spark_stream.errors import Unsupported
 from spark_stream.wire.messages import EARLIEST, LATEST
@@ -81,7 +81,7 @@ class IsologStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not asked:
             return []
         readable = self._planner.readable(asked, self._planner.latest())
-        return [RangePartition(each) for each in readable]
+        return [InputPartition(each) for each in readable]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._ranges.read(partition.value)

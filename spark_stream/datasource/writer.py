@@ -68,12 +68,14 @@ class TaskWriter:
         here = session(self.options.place)
         arrow = to_arrow(self.schema)
         wrote = Wrote()
+        known: dict[str, TopicDescription] = {}
         turn = _first_turn()
         with Producer(here.connection, here.topics, isolation=self.options.isolation) as producer:
             for batch in coalesced(batches):
                 for topic, rows in by_topic(batch, self.options.topic):
-                    known = self._topic(topic, arrow)
-                    self._append(producer, known, rows, turn)
+                    if topic not in known:
+                        known[topic] = self._topic(topic, arrow)
+                    self._append(producer, known[topic], rows, turn)
                     wrote.records[topic] = wrote.records.get(topic, 0) + rows.num_rows
                 turn += 1
         return wrote
@@ -97,7 +99,7 @@ class TaskWriter:
         topics = session(self.options.place).topics
         by_column = self.options.topic is None
         try:
-            known = topics.known(name)
+            known = topics.describe(name)  # not from memory: it may have been made anew
         except UnknownTopic:
             if not self.options.create_topic:
                 raise

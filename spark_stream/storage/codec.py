@@ -8,17 +8,23 @@ a loop over them.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import google_crc32c
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from spark_stream.consistency.entries import CRC_SPAN, ENTRY_SIZE, Table
 from spark_stream.storage.settings import Compression
 
-END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+END_OF_STREAM: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+_CHECKSUM: Final = "isolog.crc"
+
+# What a few kilobytes were compressed from may be gigabytes: so much of it is joined at once.
+_DECODED_BYTES_MAX: Final = 16 << 20
 
 
 def crc32c(data: pa.Buffer | bytes) -> int:
@@ -31,8 +37,8 @@ def sealed(packed: bytes) -> bytes:
     return packed + crc32c(packed).to_bytes(4, "little")
 
 
-def intact_entries(table: Table) -> int:
-    """How many leading entries have the checksum that they carry."""
+def intact_rows(table: Table) -> npt.NDArray[np.bool_]:
+    """Which entries have the checksum that they carry, shape (rows,)."""
     data = table.tobytes()
     value = google_crc32c.value
     actual = np.fromiter(
@@ -40,20 +46,25 @@ def intact_entries(table: Table) -> int:
         dtype=np.uint32,
         count=len(table),
     )
-    good = actual == table["entry_crc"]
+    return np.asarray(actual == table["entry_crc"])
+
+
+def intact_entries(table: Table) -> int:
+    """How many leading entries have the checksum that they carry."""
+    good = intact_rows(table)
     return len(table) if good.all() else int(good.argmin())
 
 
 def first_broken_batch(table: Table, data: pa.Buffer, offset_in_file: int = 0) -> int:
-    """The first row whose bytes in ``data`` lack their checksum; the table's length where none does.
+    """The first row whose bytes in ``data`` lack their checksum; the table's length where none is.
 
-    ``data`` holds the ``.arrow`` file from ``offset_in_file`` on.
+    ``data`` holds the ``.arrow`` file from ``offset_in_file`` on; it may end too early.
     """
     value = google_crc32c.value
     starts = (table["position"] - offset_in_file).tolist()
     rows = zip(starts, table["length"].tolist(), table["data_crc"].tolist(), strict=True)
     for row, (start, length, crc) in enumerate(rows):
-        if length and value(data.slice(start, length)) != crc:
+        if start + length > data.size or (length and value(data.slice(start, length)) != crc):
             return row
     return len(table)
 
@@ -66,8 +77,12 @@ class Codec:
     compression: Compression = Compression.NONE
 
     def header(self, facts: dict[str, str]) -> bytes:
-        """The schema message that a segment starts with; ``facts`` go into the schema's metadata."""
+        """The schema message that a segment starts with; ``facts`` go into the schema's metadata.
+
+        The names of all facts start with ``isolog.``; a checksum over them is put beside them.
+        """
         metadata = dict(self.schema.metadata or {})
+        facts = facts | {_CHECKSUM: _checksum_of(facts)}
         metadata.update({key.encode(): value.encode() for key, value in facts.items()})
         return bytes(self.schema.with_metadata(metadata).serialize())
 
@@ -78,60 +93,79 @@ class Codec:
         options = pa.ipc.IpcWriteOptions(compression=str(self.compression))
         sink = pa.BufferOutputStream()
         writer = pa.ipc.new_stream(sink, self.schema, options=options)
-        start = sink.tell()
         writer.write_batch(batch)
-        return sink.getvalue().slice(start)
+        written = sink.getvalue()
+        # The writer puts the schema message first: some of its releases when it is made, some now.
+        return written.slice(_schema_length(written))
 
     def decode(
         self, messages: pa.Buffer, entries: int, columns: Sequence[str] | None
-    ) -> pa.RecordBatch:
-        """One batch from ``entries`` neighbouring messages.
+    ) -> tuple[pa.RecordBatch, int]:
+        """One batch from ``entries`` neighbouring messages, and from how many of them it is.
 
-        A single uncompressed message is decoded in place: the batch is a view of ``messages``.
+        A single uncompressed message is decoded in place: the batch is a view of ``messages``. Of
+        compressed messages only so many are taken that the batch stays small in memory.
         """
         if entries == 1 and self.compression is Compression.NONE:
             batch = pa.ipc.read_record_batch(messages, self.schema)
-            return batch if columns is None else batch.select(list(columns))
+            return (batch if columns is None else batch.select(list(columns))), 1
         wanted = None
         if columns:
             wanted = sorted(self.schema.get_field_index(name) for name in columns)
-        stream = pa.py_buffer(
-            b"".join((memoryview(self.schema.serialize()), memoryview(messages)))
-        )
+        stream = pa.py_buffer(b"".join((memoryview(self.schema.serialize()), memoryview(messages))))
         options = pa.ipc.IpcReadOptions(included_fields=wanted)
         with pa.ipc.open_stream(stream, options=options) as reader:
-            batches = list(reader) if entries == 1 else _joined(reader.read_all())
-        batch = batches[0]
-        return batch if columns is None else batch.select(list(columns))
+            if self.compression is Compression.NONE:
+                table, taken = reader.read_all(), entries
+            else:
+                batches = _first_batches(reader)
+                table, taken = pa.Table.from_batches(batches), len(batches)
+        (batch,) = table.combine_chunks().to_batches()
+        return (batch if columns is None else batch.select(list(columns))), taken
+
+    def describes(self, header: pa.Buffer) -> bool:
+        """Whether this is a sound schema message of this topic's schema."""
+        return facts_of(header) is not None and self.schema.equals(pa.ipc.read_schema(header))
 
 
-def _joined(table: pa.Table) -> list[pa.RecordBatch]:
-    if table.num_columns == 0:  # a table without columns forgets its rows when combined
-        empty = table.to_batches()
-        rows = sum(batch.num_rows for batch in empty)
-        return [pa.RecordBatch.from_struct_array(pa.nulls(rows, pa.struct([])))]
-    return list(table.combine_chunks().to_batches())
+def _first_batches(reader: pa.RecordBatchReader) -> list[pa.RecordBatch]:
+    batches, size = [], 0
+    for batch in reader:
+        batches.append(batch)
+        size += batch.nbytes
+        if size >= _DECODED_BYTES_MAX:
+            break
+    return batches
+
+
+def _checksum_of(facts: Mapping[str, str]) -> str:
+    lines = "".join(f"{name}={facts[name]}\n" for name in sorted(facts))
+    return f"{crc32c(lines.encode()):08x}"
 
 
 def facts_of(header: pa.Buffer) -> dict[str, str] | None:
-    """The facts that :meth:`Codec.header` wrote; None where the bytes are no schema message."""
+    """The facts that :meth:`Codec.header` wrote; None where the bytes are no such message."""
     try:
         metadata = pa.ipc.read_schema(header).metadata or {}
-    except (pa.ArrowInvalid, OSError):
+        facts = {
+            key.decode(): value.decode()
+            for key, value in metadata.items()
+            if key.startswith(b"isolog.")
+        }
+    except (pa.ArrowException, OSError, ValueError):
         return None
-    return {
-        key.decode(): value.decode()
-        for key, value in metadata.items()
-        if key.startswith(b"isolog.")
-    }
+    return facts if facts.pop(_CHECKSUM, None) == _checksum_of(facts) else None
 
 
 def header_length(file: pa.Buffer) -> int | None:
     """Bytes of the schema message at the start of an ``.arrow`` file; None where there is none."""
-    if file.size < 8:
-        return None
-    mark, metadata = struct.unpack("<Ii", memoryview(file)[:8])
-    length = 8 + int(metadata)
-    if mark != 0xFFFFFFFF or metadata <= 0 or length > file.size:
+    length = _schema_length(file) if file.size >= 8 else 0
+    if not 8 < length <= file.size:
         return None
     return length if facts_of(file.slice(0, length)) is not None else None
+
+
+def _schema_length(stream: pa.Buffer) -> int:
+    """Bytes of a stream's first message if that has no body, as a schema has none; else 0."""
+    mark, metadata = struct.unpack("<Ii", memoryview(stream)[:8])
+    return 8 + int(metadata) if mark == 0xFFFFFFFF else 0

@@ -22,6 +22,7 @@ from typing import Final
 from spark_stream.errors import NewerFormat, NotALogDirectory, StorageFailure
 
 FORMAT_VERSION: Final = 1
+_FORMAT: Final = "isolog"
 _OURS: Final = frozenset(
     {"isolog.json", "isolog.json.new", "broker.lock", "broker.json", "broker.log", "start.lock"}
 )
@@ -64,8 +65,10 @@ def open_directory(path: Path) -> LogDirectory:
 def _described(path: Path) -> LogDirectory:
     try:
         facts = json.loads((path / "isolog.json").read_text())
-        version, cluster_id = int(facts["version"]), str(facts["cluster_id"])
-    except (ValueError, KeyError, TypeError) as error:
+        name, version, cluster_id = facts["format"], facts["version"], str(facts["cluster_id"])
+        if name != _FORMAT or type(version) is not int or version < 1:
+            raise ValueError(f"it describes {name!r} {version!r}")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise NotALogDirectory(
             f"{path / 'isolog.json'} is not readable as isolog's description: {error}",
             path=str(path),
@@ -86,8 +89,11 @@ def _made(path: Path) -> LogDirectory:
             f"{path} is not empty and was not made by isolog (it holds {shown})", path=str(path)
         )
     cluster_id = uuid.uuid4().hex
-    facts = {"format": "isolog", "version": FORMAT_VERSION, "cluster_id": cluster_id}
+    facts = {"format": _FORMAT, "version": FORMAT_VERSION, "cluster_id": cluster_id}
     fresh = path / "isolog.json.new"
-    fresh.write_text(json.dumps(facts, indent=1) + "\n")
+    with fresh.open("w") as file:
+        file.write(json.dumps(facts, indent=1) + "\n")
+        file.flush()
+        os.fsync(file.fileno())  # a name without its content would look like somebody else's file
     os.replace(fresh, path / "isolog.json")
     return LogDirectory(path, cluster_id)

@@ -6,6 +6,7 @@ the tuple of segments as it was when they began.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -88,9 +89,7 @@ class PartitionLog:
         self._active = active
 
     @classmethod
-    def open(
-        cls, directory: Path, log_format: LogFormat, disk: Disk | None = None
-    ) -> PartitionLog:
+    def open(cls, directory: Path, log_format: LogFormat, disk: Disk | None = None) -> PartitionLog:
         """Opens or makes a log; what recovery cut or found damaged is in ``cuts``.
 
         Raises:
@@ -102,23 +101,21 @@ class PartitionLog:
         for name in names:
             if name.endswith(".new"):  # a replacement that a crash kept from its place
                 disk.remove(directory / name)
-        bases = sorted(
-            {int(name.partition(".")[0]) for name in names if _is_segment(name)}
-        )
+            if name.endswith(".entries.gone"):  # a removal that a crash left half done
+                SegmentName(directory, int(name.partition(".")[0])).finish_removal(disk)
+                names = disk.names(directory)
+        bases = sorted({int(name.partition(".")[0]) for name in names if _is_segment(name)})
         codec, facts = log_format.codec, dict(log_format.facts)
         if not bases:
             first = SegmentName(directory, 0)
             start = Position(EntryIndex(0), Offset(0))
             active = ActiveSegment.create(disk, first, codec, start, facts)
-            disk.sync_directory(directory)
             return cls(directory, log_format, (), active, (), disk)
         closed: list[Segment] = []
         cuts: list[Cut | None] = []
         entry: int | None = None
-        for base, following in zip(bases, bases[1:], strict=False):
-            segment, cut = open_closed(
-                disk, SegmentName(directory, base), codec, entry, following
-            )
+        for base, following in itertools.pairwise(bases):
+            segment, cut = open_closed(disk, SegmentName(directory, base), codec, entry, following)
             # Behind a hole the next segment says itself which entry it starts with.
             entry = int(segment.end.entry) if cut is None else None
             closed.append(segment)
@@ -147,7 +144,7 @@ class PartitionLog:
     @property
     def segments(self) -> tuple[Segment, ...]:
         """All segments, oldest first; the last one is the one that grows."""
-        # The active one is taken first: a roll meanwhile then shows it twice rather than not at all.
+        # The active one is taken first: a roll meanwhile then shows it twice, rather than not once.
         active = self._active
         return (*(each for each in self._closed if each.name != active.name), active)
 
@@ -170,9 +167,8 @@ class PartitionLog:
             leader_epoch=leader_epoch,
             data_crc=batch.crc,
         )
-        self._active.append(entry, batch.message)
-        if self.format.settings.flush is Flush.BATCH:
-            self._active.flush()
+        forced = self.format.settings.flush is Flush.BATCH
+        self._active.append(entry, batch.message, forced=forced)
         return end.offset
 
     def _make_room(self, length: int, now: int) -> None:
@@ -189,19 +185,24 @@ class PartitionLog:
         return len(table) > 0 and now - int(table[0]["appended"]) > age_ms * 1000
 
     def roll(self) -> None:
-        """Closes the active segment and starts the next; does nothing without records in it."""
+        """Closes the active segment and starts the next; does nothing without records in it.
+
+        Making the next segment comes last of what can fail: an error leaves the active one active.
+        """
         active = self._active
         if active.end.offset == active.first.offset:
             return
+        active.finish()
+        if self.format.settings.flush is not Flush.NONE:
+            active.flush()
+        closed = active.closed()
         name = SegmentName(self.directory, int(active.end.offset))
         following = ActiveSegment.create(
             self._disk, name, self.format.codec, active.end, dict(self.format.facts)
         )
-        if self.format.settings.flush is not Flush.NONE:
-            active.flush()
-        active.close(finished=True)
-        self._closed = (*self._closed, active.closed())
+        self._closed = (*self._closed, closed)
         self._active = following
+        active.close()
 
     def flush(self) -> None:
         """Forces everything appended to the disk."""
@@ -258,7 +259,7 @@ class PartitionLog:
             base = int(table[row]["base_offset"])
             if column is None:
                 return Offset(base)
-            batch = segment.decode(row, row + 1, [column])
+            batch, _ = segment.decode(row, row + 1, [column])
             late = batch.column(0).cast(pa.int64()).to_numpy(zero_copy_only=False) >= timestamp
             return Offset(base + int(np.argmax(late)))
         return None
@@ -266,7 +267,7 @@ class PartitionLog:
     # -- housekeeping ---------------------------------------------------------------------------
 
     def housekeep(self, now: int, last_stable_offset: Offset) -> int:
-        """Rolls an old active segment and removes what retention lets go; says how many segments."""
+        """Rolls an old active segment, removes what retention lets go, says how many segments."""
         settings = self.format.settings
         last = self._active.last_appended
         idle_too_long = (

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from spark_stream.consistency.entries import Kind, Table, at_offset, next_offset
 from spark_stream.consistency.ids import Offset
+from spark_stream.errors import DamagedSegment
 from spark_stream.storage.segment import Segment
 
 # Large enough that a batch's fixed costs vanish, small enough that a few of them fit anywhere.
@@ -79,35 +80,46 @@ def runs(table: Table, first: int, last: int) -> Iterator[tuple[int, int]]:
 def read_segment(
     segment: Segment, start: Offset, end: Offset, columns: Sequence[str] | None, budget: Budget
 ) -> Iterator[Chunk]:
-    """The records of ``[start, end)`` that lie in this segment, in order, until the budget is spent.
+    """The records of ``[start, end)`` in this segment, in order, until the budget is spent.
 
     Raises:
-        DamagedSegment: the range reaches into bytes that fail their checksum.
+        DamagedSegment: the first record of the range fails its checksum. Where a later one does,
+            what is good before it is given, and the next read meets the damage.
     """
+    try:
+        for chunk in _chunks(segment, start, end, columns, budget):
+            start = chunk.next_offset
+            yield chunk
+        if start < min(end, segment.end.offset) and not budget.spent():
+            raise segment.damage()
+    except DamagedSegment:
+        if not budget.started:
+            raise
+
+
+def _chunks(
+    segment: Segment, start: Offset, end: Offset, columns: Sequence[str] | None, budget: Budget
+) -> Iterator[Chunk]:
     table = segment.table
+    end = min(end, Offset(segment.sound_end))
+    if start >= end:
+        return
     wanted = None if columns is None else list(columns)
-    if start < segment.sound_end:
-        first = at_offset(table, start)
-        last = at_offset(table, min(end, Offset(segment.sound_end)) - 1) + 1
-        for begin, stop in runs(table, first, last):
+    for begin, stop in runs(table, at_offset(table, start), at_offset(table, end - 1) + 1):
+        rows = table[begin:stop]
+        stops = min(end, next_offset(rows, start))
+        while start < stops:
             if budget.spent():
                 return
-            rows = table[begin:stop]
-            chunk = _chunk(segment, rows, begin, stop, start, end, wanted, budget)
+            chunk = _chunk(segment, rows, begin, start, end, wanted, budget)
+            start = chunk.next_offset
             yield chunk
-            if chunk.next_offset < min(end, next_offset(rows, start)):
-                return  # the budget ended inside the run
-    if end > segment.sound_end and segment.sound_end < segment.end.offset and not budget.spent():
-        if budget.started:
-            return  # what was good is given first; the next read meets the damage
-        raise segment.damage()
 
 
 def _chunk(
     segment: Segment,
     rows: Table,
     begin: int,
-    stop: int,
     start: Offset,
     end: Offset,
     columns: list[str] | None,
@@ -122,11 +134,13 @@ def _chunk(
     take = min(take, max(1, budget.records))
     if size > budget.bytes:
         take = min(take, max(1, total * max(0, budget.bytes) // size))
-    # Only the entries that the rows come from are loaded.
+    # Only the entries that the rows come from are loaded, and maybe not all of them.
     edges = np.cumsum(counts)
     low = int(np.searchsorted(edges, skip, side="right"))
     high = int(np.searchsorted(edges, skip + take, side="left")) + 1
-    batch = segment.decode(begin + low, begin + high, columns)
+    batch, stop = segment.decode(begin + low, begin + high, columns)
+    high = stop - begin
+    take = min(take, int(edges[high - 1]) - skip)
     lead = skip - int(edges[low] - counts[low])
     if lead or take != batch.num_rows:
         batch = batch.slice(lead, take)

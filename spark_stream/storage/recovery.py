@@ -8,28 +8,42 @@ and damage in them is reported as a hole, never cut.
 
 Order of steps in a cut: the shorter entries file replaces the longer, then the ``.arrow`` file. A
 crash between them leaves bytes that no entry names: the next open cuts those.
+
+The schema message that an ``.arrow`` file starts with is for other readers than isolog, and says
+which entry an empty segment starts with. It has no entry that vouches for it: it is compared with
+the topic's schema, and in the last segment written anew where it is damaged.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE, Table, valid_prefix
+from spark_stream.consistency.entries import (
+    ENTRY,
+    ENTRY_SIZE,
+    Table,
+    next_offset,
+    valid_prefix,
+)
 from spark_stream.consistency.ids import EntryIndex, Offset
 from spark_stream.consistency.leader import Position
 from spark_stream.errors import DamagedSegment
 from spark_stream.storage.codec import (
+    END_OF_STREAM,
     Codec,
     facts_of,
     first_broken_batch,
     header_length,
     intact_entries,
+    intact_rows,
 )
 from spark_stream.storage.disk import Disk
-from spark_stream.storage.segment import ActiveSegment, Segment, SegmentName
+from spark_stream.storage.segment import ActiveSegment, Segment, SegmentName, header_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +71,13 @@ def open_closed(
     """A segment that has a successor starting at offset ``next_base``."""
     present = set(disk.names(name.directory))
     complete = {name.arrow.name, name.entries.name} <= present
-    whole, table = _read_table(disk, name) if complete else (0, np.zeros(0, ENTRY))
+    told = name.entries.name in present
+    whole, table = _read_table(disk, name) if told else (0, np.zeros(0, ENTRY))
     good = _good_entries(table, first_entry, name.base_offset)
     kept = table[:good]
     entry = first_entry if first_entry is not None else _first_index(disk, name, kept)
+    if not complete:
+        kept = kept[:0]
     segment = Segment(
         disk, name, codec, Position(EntryIndex(entry), Offset(name.base_offset)), kept
     )
@@ -108,34 +125,65 @@ def open_active(
         first = Position(EntryIndex(entry), Offset(name.base_offset))
         return ActiveSegment.create(disk, name, codec, first, facts), None
     entry = first_entry if first_entry is not None else _first_index(disk, name, kept)
-    data_end = int(kept[-1]["position"] + kept[-1]["length"]) if good else int(header or 0)
-    cut = None
-    if whole != good * ENTRY_SIZE or data.size != data_end:
-        cut = _cut(disk, name, whole, table, good, data, data_end)
     first = Position(EntryIndex(entry), Offset(name.base_offset))
+    data_end = int(kept[-1]["position"] + kept[-1]["length"]) if good else int(header or 0)
+    tail = data.slice(data_end)
+    cut = None
+    # A mark of the end is what a roll leaves that went no further; the next append replaces it.
+    if whole != good * ENTRY_SIZE or tail.to_pybytes() not in (b"", END_OF_STREAM):
+        cut = _cut(disk, name, whole, table, good, data, data_end)
+    data_start = int(kept[0]["position"]) if good else int(header or 0)
+    if not codec.describes(data.slice(0, data_start)):
+        cut = cut or _mended(name)
+        message = header_of(codec, facts, first)
+        if not good or len(message) == data_start:  # else the batches would lie elsewhere
+            batches = data.slice(data_start, data_end - data_start)
+            disk.write_whole(name.arrow, [message, batches])
+            disk.sync_directory(name.directory)
     return ActiveSegment(disk, name, codec, first, kept), cut
+
+
+def _mended(name: SegmentName) -> Cut:
+    reason = "its schema message was damaged, its batches are not"
+    return Cut(str(name.arrow), 0, 0, 0, False, reason)
 
 
 def _cut(
     disk: Disk, name: SegmentName, whole: int, table: Table, good: int, data: pa.Buffer, end: int
 ) -> Cut:
-    lost = table[good:]
-    intact = intact_entries(lost)
-    if intact:
-        for path in (name.entries, name.arrow):
-            disk.keep_aside(path, path.parent / "cut" / path.name)
+    kept, lost = table[:good], table[good:]
+    intact = np.flatnonzero(intact_rows(lost))
+    # What lies between the prefix and the last intact entry was there once, damaged or not.
+    entries = int(intact[-1]) + 1 if len(intact) else 0
+    records = next_offset(lost[:entries], 0) - next_offset(kept, name.base_offset) if entries else 0
+    replaced: list[tuple[Path, pa.Buffer | bytes]] = []
     if whole != good * ENTRY_SIZE:
-        disk.write_whole(name.entries, [table[:good].tobytes()])
+        replaced.append((name.entries, kept.tobytes()))
     if data.size != end:
-        disk.write_whole(name.arrow, [data.slice(0, end)])
+        replaced.append((name.arrow, data.slice(0, end)))
+    if entries:
+        _keep_aside(disk, name.directory, [path for path, _ in replaced])
+    for path, content in replaced:
+        disk.write_whole(path, [content])
+    disk.sync_directory(name.directory)
     return Cut(
         segment=str(name.arrow),
-        records_lost=int(lost["count"][:intact].astype(np.int64).sum()),
-        entries_lost=intact,
+        records_lost=max(0, records),
+        entries_lost=entries,
         bytes_lost=max(0, data.size - end) + whole - good * ENTRY_SIZE,
-        kept_aside=bool(intact),
+        kept_aside=entries > 0,
         reason="cut behind the valid prefix",
     )
+
+
+def _keep_aside(disk: Disk, directory: Path, paths: list[Path]) -> None:
+    """Gives the files a second name in the folder ``cut``, beside those of earlier cuts."""
+    folder = directory / "cut"
+    taken = set(disk.names(folder)) if folder.name in disk.names(directory) else set()
+    endings = itertools.chain([""], (f".{number}" for number in itertools.count(2)))
+    ending = next(end for end in endings if not taken & {path.name + end for path in paths})
+    for path in paths:
+        disk.keep_aside(path, folder / (path.name + ending))
 
 
 def _read_table(disk: Disk, name: SegmentName) -> tuple[int, Table]:

@@ -3,10 +3,14 @@
 Order of writes in an append: the batch's bytes, then its entry, then (in memory) the entry is
 published. A crash between any two leaves bytes that no entry names, which recovery cuts. A failed
 write is taken back at once, so the files end where the last published entry says.
+
+Order of steps in a removal: the entries file is renamed, which decides it; then both files go. What
+a crash leaves of it, the next open finishes.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -17,7 +21,7 @@ import pyarrow as pa
 from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE, Entry, Table, next_offset
 from spark_stream.consistency.ids import EntryIndex, Offset
 from spark_stream.consistency.leader import Position
-from spark_stream.errors import DamagedSegment
+from spark_stream.errors import DamagedSegment, IsologError
 from spark_stream.storage.codec import END_OF_STREAM, Codec, first_broken_batch, sealed
 from spark_stream.storage.disk import Disk, DiskFile
 
@@ -39,6 +43,28 @@ class SegmentName:
     @property
     def entries(self) -> Path:
         return self.directory / f"{self.base_offset:020d}.entries"
+
+    @property
+    def gone(self) -> Path:
+        """The entries file of a segment that is being removed."""
+        return self.directory / f"{self.base_offset:020d}.entries.gone"
+
+    def remove(self, disk: Disk) -> None:
+        """Deletes both files; readers that mapped them keep what they mapped."""
+        disk.rename(self.entries, self.gone)
+        disk.sync_directory(self.directory)
+        self.finish_removal(disk)
+
+    def finish_removal(self, disk: Disk) -> None:
+        """The rest of a removal, once the entries file has the name ``gone``."""
+        disk.remove(self.arrow)
+        disk.remove(self.gone)
+
+
+def header_of(codec: Codec, facts: dict[str, str], first: Position) -> bytes:
+    """The schema message of a segment that starts at ``first``."""
+    places = {"isolog.base_entry": str(first.entry), "isolog.base_offset": str(first.offset)}
+    return codec.header(facts | places)
 
 
 class Segment:
@@ -114,44 +140,59 @@ class Segment:
             next=int(self.end.offset),
         )
 
-    def load(self, first: int, last: int) -> pa.Buffer:
-        """The bytes of the batches in rows ``first`` to ``last`` (exclusive), checked.
+    def decode(
+        self, first: int, last: int, columns: list[str] | None
+    ) -> tuple[pa.RecordBatch, int]:
+        """Rows ``first`` to ``last`` (exclusive) of the table as one batch, and where it ends.
+
+        It ends before ``last`` where a later batch fails its checksum, or where the batch would be
+        too large in memory.
 
         Raises:
-            DamagedSegment: a batch fails its checksum; the error names the file and the offsets.
+            DamagedSegment: the first batch fails its checksum.
         """
+        data, rows = self._load(first, last)
+        batch, taken = self._codec.decode(data, rows, columns)
+        return batch, first + taken
+
+    def _load(self, first: int, last: int) -> tuple[pa.Buffer, int]:
+        """The checked bytes of the rows from ``first`` on, and how many rows they are."""
         rows = self._table[first:last]
         position = int(rows[0]["position"])
         length = int(rows[-1]["position"] + rows[-1]["length"]) - position
         data = self._bytes(position, length)
-        if self._verified is not None and not self._verified[first:last].all():
-            broken = first_broken_batch(rows, data, position) if data.size == length else 0
-            if broken < len(rows):
-                row = rows[broken]
-                start, count = int(row["base_offset"]), int(row["count"])
-                raise DamagedSegment(
-                    f"{self.name.arrow}: offsets {start} to {start + count - 1} fail their"
-                    f" checksum; the first offset after them is {start + count}",
-                    path=str(self.name.arrow),
-                    first=start,
-                    next=start + count,
-                )
-            self._verified[first:last] = True
-        return data
+        trusted = self._verified is None or bool(self._verified[first:last].all())
+        if trusted and data.size == length:
+            return data, len(rows)
+        sound = first_broken_batch(rows, data, position)
+        if sound == 0:
+            raise self._batch_damage(rows[0])
+        if self._verified is not None:
+            self._verified[first : first + sound] = True
+        ends = int(rows[sound - 1]["position"] + rows[sound - 1]["length"]) - position
+        return data.slice(0, ends), sound
 
-    def decode(self, first: int, last: int, columns: list[str] | None) -> pa.RecordBatch:
-        """Rows ``first`` to ``last`` (exclusive) of the table as one Arrow batch."""
-        return self._codec.decode(self.load(first, last), last - first, columns)
+    def _batch_damage(self, row: np.void) -> DamagedSegment:
+        start, count = int(row["base_offset"]), int(row["count"])
+        return DamagedSegment(
+            f"{self.name.arrow}: offsets {start} to {start + count - 1} fail their"
+            f" checksum; the first offset after them is {start + count}",
+            path=str(self.name.arrow),
+            first=start,
+            next=start + count,
+        )
 
     def _bytes(self, position: int, length: int) -> pa.Buffer:
+        """The bytes, or as many of them as the file has."""
         if position + length > self._mapped.size:
             self._mapped = self._disk.map(self.name.arrow)
-        return self._mapped.slice(position, length)
+        mapped = self._mapped
+        start = min(position, mapped.size)
+        return mapped.slice(start, min(length, mapped.size - start))
 
     def remove(self) -> None:
         """Deletes both files; readers that mapped them keep what they mapped."""
-        self._disk.remove(self.name.entries)
-        self._disk.remove(self.name.arrow)
+        self.name.remove(self._disk)
 
 
 class ActiveSegment(Segment):
@@ -168,28 +209,36 @@ class ActiveSegment(Segment):
         self._table = self._grown[: len(table)]
         self._data_end = self.data_end or self._arrow.size()
         self._torn = False
-        self._unflushed = False
+        self._unflushed = len(table) > 0  # an earlier process may have died before it flushed
 
     @classmethod
     def create(
         cls, disk: Disk, name: SegmentName, codec: Codec, first: Position, facts: dict[str, str]
     ) -> ActiveSegment:
-        """A new, empty segment. The entries file comes first: an .arrow file never lacks it."""
-        disk.write_whole(name.entries, [])
-        facts = facts | {
-            "isolog.base_entry": str(first.entry),
-            "isolog.base_offset": str(first.offset),
-        }
-        disk.write_whole(name.arrow, [codec.header(facts)])
-        return cls(disk, name, codec, first, np.zeros(0, ENTRY))
+        """A new, empty segment, whose names are on the disk; on an error neither file is there.
+
+        The entries file comes first: an .arrow file never lacks it.
+        """
+        try:
+            disk.write_whole(name.entries, [])
+            disk.write_whole(name.arrow, [header_of(codec, facts, first)])
+            disk.sync_directory(name.directory)
+            return cls(disk, name, codec, first, np.zeros(0, ENTRY))
+        except Exception:
+            # Left behind, it would end the segment before it, which goes on taking records.
+            disk.remove(name.arrow)
+            disk.remove(name.entries)
+            raise
 
     @property
     def data_bytes(self) -> int:
         """Where the next batch goes in the ``.arrow`` file."""
         return self._data_end
 
-    def append(self, entry: Entry, message: pa.Buffer | None) -> None:
+    def append(self, entry: Entry, message: pa.Buffer | None, *, forced: bool = False) -> None:
         """Writes one entry and its batch (None: a marker has none); on an error neither is there.
+
+        ``forced``: both are on the disk before anybody sees them.
 
         Raises:
             DiskFull, StorageFailure: nothing was kept, and the next append starts where this did.
@@ -202,31 +251,43 @@ class ActiveSegment(Segment):
             if message is not None:
                 self._arrow.write(self._data_end, message)
             self._entries.write(len(self._table) * ENTRY_SIZE, written)
+            self._unflushed = True
+            if forced:
+                self.flush()
         except Exception:
             self._torn = True
-            self._take_back()
+            with suppress(IsologError):  # then the next append does it
+                self._take_back()
             raise
         self._publish(written)
         self._data_end += length
-        self._unflushed = True
 
     def flush(self) -> None:
         """Forces what was appended to the disk: batches first, then the entries that name them."""
         if self._unflushed:
-            self._unflushed = False
             self._arrow.flush()
             self._entries.flush()
+            self._unflushed = False
 
-    def close(self, *, finished: bool = False) -> None:
-        """Closes the files; a finished segment gets Arrow's end-of-stream mark."""
-        if finished:
+    def finish(self) -> None:
+        """Writes Arrow's end-of-stream mark behind the last batch; an append would replace it."""
+        if self._torn:
+            self._take_back()
+        try:
             self._arrow.write(self._data_end, END_OF_STREAM)
+            self._unflushed = True
+        except Exception:
+            self._torn = True
+            raise
+
+    def close(self) -> None:
+        """Closes the files; readers that are under way go on with a mapping."""
         self._arrow.close()
         self._entries.close()
 
     def closed(self) -> Segment:
         """The same segment for readers only. What this process wrote needs no second check."""
-        table = np.frombuffer(self._disk.map(self.name.entries), ENTRY)[: len(self._table)]
+        table = np.frombuffer(self._disk.map(self.name.entries), ENTRY, count=len(self._table))
         return Segment(self._disk, self.name, self._codec, self.first, table, verified=True)
 
     def _publish(self, entry: bytes) -> None:
@@ -245,5 +306,7 @@ class ActiveSegment(Segment):
 
     def _bytes(self, position: int, length: int) -> pa.Buffer:
         if position + length > self._mapped.size and length <= _COPY_BYTES_MAX:
-            return self._arrow.read(position, length)
+            data = self._arrow.read(position, length)
+            if data is not None:  # else a roll closed the file since this reader began
+                return data
         return super()._bytes(position, length)

@@ -37,7 +37,7 @@ class Compression(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The values a number may take; -1 is also taken, as "no limit", where ``unlimited`` says so."""
+    """The values a number may take; ``unlimited``: -1 is taken too, as "no limit"."""
 
     low: int
     high: int

@@ -54,11 +54,21 @@ class Message(BaseModel):
         try:
             return cls.model_validate_json(data or b"{}")
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(str(part) for part in first["loc"]) or "the message"
-            raise InvalidRequest(
-                f"{cls.__name__}: {where}: {first['msg']}", field=where
-            ) from None
+            raise cls._refused(error) from None
+
+    @classmethod
+    def of(cls, **fields: Any) -> Self:
+        """The message of values that a user gave; InvalidRequest as in :meth:`from_bytes`."""
+        try:
+            return cls(**fields)
+        except ValidationError as error:
+            raise cls._refused(error) from None
+
+    @classmethod
+    def _refused(cls, error: ValidationError) -> InvalidRequest:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the message"
+        return InvalidRequest(f"{cls.__name__}: {where}: {first['msg']}", field=where)
 
 
 # -- reading --------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ DEFAULT_SCHEMA: Final = pa.schema(
     ]
 )
 TIMESTAMP_COLUMN: Final = "timestamp"
+_UNITS: Final = ("s", "ms", "us", "ns")
 
 OFFSET: Final = pa.field("_offset", pa.int64(), nullable=False)
 TIMESTAMP: Final = pa.field("_timestamp", TIMESTAMP_TYPE, nullable=False)
@@ -105,6 +106,9 @@ def _unsupported(kind: pa.DataType, path: str) -> UnsupportedType:
 
 def mismatch(expected: pa.Schema, got: pa.Schema) -> SchemaMismatch | None:
     """How ``got`` differs from ``expected`` in names, order or types; None where it does not."""
+    for name in got.names:
+        if got.names.count(name) > 1:
+            return SchemaMismatch(f"column {name!r} is there more than once", column=name)
     for name in expected.names:
         if name not in got.names:
             kind = expected.field(name).type
@@ -140,7 +144,8 @@ def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """The batch with its columns in the topic's order and types, where nothing is lost by that.
 
     Dictionary columns are decoded, all-null columns take any type, time zones of timestamps are
-    renamed, narrow integers and floats widen, and strings and binaries change their offset width.
+    renamed and their coarser units made finer, narrow integers and floats widen, and strings and
+    binaries change their offset width.
 
     Raises:
         SchemaMismatch: names the column, the type expected and the type got.
@@ -169,7 +174,10 @@ def _fitted(array: pa.Array, field: pa.Field) -> pa.Array:
         array = array.dictionary_decode()
     if array.type.equals(want) or not _widens(array.type, want):
         return array
-    return array.cast(want)
+    try:
+        return array.cast(want)
+    except pa.ArrowInvalid:  # a moment too far away for the finer unit
+        return array
 
 
 def _widens(have: pa.DataType, want: pa.DataType) -> bool:
@@ -183,7 +191,8 @@ def _widens(have: pa.DataType, want: pa.DataType) -> bool:
     if pt.is_floating(have) and pt.is_floating(want):
         return bool(have.bit_width <= want.bit_width)
     if pt.is_timestamp(have) and pt.is_timestamp(want):
-        return bool(have.unit == want.unit and (have.tz is None) == (want.tz is None))
+        finer = _UNITS.index(have.unit) <= _UNITS.index(want.unit)
+        return finer and (have.tz is None) == (want.tz is None)
     text = (pt.is_string, pt.is_large_string)
     raw = (pt.is_binary, pt.is_large_binary)
     if pt.is_fixed_size_binary(have):

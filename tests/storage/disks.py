@@ -174,7 +174,7 @@ class ForgetfulDisk(FaultyDisk):
     def lose_power(self) -> None:
         """Leaves on the real disk what a machine finds when it starts again."""
         for path, content in self._flushed.items():
-            kept = self._named[path] if path in self._named else content
+            kept = self._named.get(path, content)
             if kept is None:
                 path.unlink(missing_ok=True)
             elif path.exists():

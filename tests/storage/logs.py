@@ -1,4 +1,4 @@
-"""Logs whose records can be checked: the record at offset n says n, and its payload follows from n."""
+"""Logs whose records can be checked: the record at offset n says that it is number n."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def format_of(**settings) -> LogFormat:
 
 
 def records(first: int, rows: int, size: int = 20) -> pa.RecordBatch:
-    """Records for the offsets from ``first`` on; each payload has ``size`` bytes that do not compress."""
+    """Records for the offsets from ``first`` on, each with ``size`` bytes that do not compress."""
     ids = np.arange(first, first + rows, dtype=np.int64)
     noise = np.random.Generator(np.random.PCG64(first)).integers(0, 256, rows * size, np.uint8)
     offsets = np.arange(0, rows * size + 1, size or 1, dtype=np.int32)
@@ -102,7 +102,8 @@ def reopened(log: PartitionLog, disk: Disk | None = None) -> PartitionLog:
 @contextmanager
 def folder() -> Iterator[Path]:
     """A folder for one example of a property; pytest's tmp_path is one for all of them."""
-    path = Path(tempfile.mkdtemp(prefix="isolog-test-"))
+    memory = Path("/dev/shm")  # a file system like any other, only that fsync costs nothing there
+    path = Path(tempfile.mkdtemp(prefix="isolog-test-", dir=memory if memory.is_dir() else None))
     try:
         yield path
     finally:

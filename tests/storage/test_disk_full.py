@@ -1,4 +1,4 @@
-"""A full disk: the append fails with a typed error, reads go on, writes come back, with no restart."""
+"""A full disk: the append fails with a typed error, reads go on, writes come back by themselves."""
 
 from __future__ import annotations
 
@@ -190,3 +190,22 @@ def test_with_flush_batch_nothing_acknowledged_is_lost_with_the_power(steps):
         again = PartitionLog.open(folder, log_format)
         assert again.end.offset == log.end.offset
         assert ids(read(again, 0)) == list(range(log.end.offset))
+
+
+def test_what_a_dead_process_left_unforced_is_forced_by_the_next_flush(tmp_path):
+    """With flush=interval a record is on the disk after the interval, whatever dies in between."""
+    disk = ForgetfulDisk()
+    log = PartitionLog.open(tmp_path, format_of(flush=Flush.INTERVAL), disk)
+    append_next(log)
+    log = PartitionLog.open(tmp_path, log.format, disk)  # the process died, the machine did not
+    log.flush()
+    disk.lose_power()
+    assert PartitionLog.open(tmp_path, log.format).end.offset == 10
+
+
+def test_a_new_logs_folders_are_on_the_disk_too(tmp_path):
+    synchronised = []
+    disk = FailingDisk()
+    disk.before = lambda operation, path: synchronised.append(path)
+    PartitionLog.open(tmp_path / "topic" / "0", format_of(), disk)
+    assert {tmp_path, tmp_path / "topic", tmp_path / "topic" / "0"} <= set(synchronised)

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE
 from spark_stream.consistency.ids import Offset
 from spark_stream.errors import DamagedSegment
+from spark_stream.storage.codec import END_OF_STREAM
+from spark_stream.storage.disk import OsDisk
 from spark_stream.storage.log import PartitionLog
 from spark_stream.storage.settings import Compression
 from tests.storage import logs
@@ -45,20 +47,21 @@ def sample(tmp_path_factory) -> PartitionLog:
 
 
 def copied(sample: PartitionLog, folder: Path) -> PartitionLog:
-    """The closed sample's files in another folder (its ``directory`` and ``format`` are what is used)."""
+    """The closed sample with its files in another folder; only to be opened again."""
     shutil.copytree(sample.directory, folder, dirs_exist_ok=True)
-    return PartitionLog(
-        folder,
-        sample.format,
-        (),
-        sample._active,
-        (),
-        sample._disk,  # never read from or written to
-    )
+    active = sample.segments[-1]
+    return PartitionLog(folder, sample.format, (), active, (), OsDisk())
 
 
 def open_again(log: PartitionLog) -> PartitionLog:
     return PartitionLog.open(log.directory, log.format)
+
+
+def opened_or_refused(log: PartitionLog) -> tuple[PartitionLog | None, DamagedSegment | None]:
+    try:
+        return open_again(log), None
+    except DamagedSegment as error:
+        return None, error
 
 
 def holds_exactly(log: PartitionLog, records: int, start: int = 0) -> bool:
@@ -100,7 +103,10 @@ def test_a_sound_log_is_opened_without_a_cut(tmp_path, compression):
 
 
 @settings(max_examples=40)
-@given(kind=st.sampled_from(["arrow", "entries"]), garbage=st.binary(min_size=1, max_size=200))
+@given(
+    kind=st.sampled_from(["arrow", "entries"]),
+    garbage=st.binary(min_size=1, max_size=200).filter(lambda each: each != END_OF_STREAM),
+)
 def test_garbage_after_the_tail_is_cut(sample, kind, garbage):
     with logs.folder() as folder:
         log = copied(sample, folder)
@@ -132,7 +138,7 @@ def test_a_torn_batch_is_cut_and_intact_entries_are_kept_aside(sample, data):
     with logs.folder() as folder:
         log = copied(sample, folder)
         path = segment_path(log, 10, "arrow")
-        table = sample._active.table
+        table = sample.segments[-1].table
         size = data.draw(st.integers(int(table[0]["position"]), path.stat().st_size - 1))
         os.truncate(path, size)
         good = int((table["position"] + table["length"] <= size).sum())
@@ -170,7 +176,7 @@ def test_a_flipped_bit_in_an_entry_ends_the_log_before_it(sample, data):
 @given(st.data())
 def test_a_flipped_bit_in_a_batch_ends_the_log_before_it(sample, data):
     row = data.draw(st.integers(0, len(BATCHES) - 1))
-    entry = sample._active.table[row]
+    entry = sample.segments[-1].table[row]
     position = int(entry["position"]) + data.draw(st.integers(0, int(entry["length"]) - 1))
     with logs.folder() as folder:
         log = copied(sample, folder)
@@ -186,7 +192,7 @@ def test_a_flipped_bit_in_a_batch_ends_the_log_before_it(sample, data):
 @given(st.data())
 def test_a_flipped_bit_in_the_schema_message_costs_no_record_and_is_mended(sample, data):
     """Nothing of ours needs that message, but polars does: it is written anew."""
-    header = int(sample._active.table[0]["position"])
+    header = int(sample.segments[-1].table[0]["position"])
     with logs.folder() as folder:
         log = copied(sample, folder)
         path = segment_path(log, 10, "arrow")
@@ -202,7 +208,7 @@ def test_a_flipped_bit_in_the_schema_message_costs_no_record_and_is_mended(sampl
 
 @settings(max_examples=150)
 @given(st.data())
-def test_a_flipped_bit_never_changes_where_an_empty_log_goes_on(tmp_path_factory, data):
+def test_a_flipped_bit_never_changes_where_an_empty_log_goes_on(data):
     """After retention only the schema message tells the first entry's index: it has a checksum."""
     with logs.folder() as folder:
         log = PartitionLog.open(folder, format_of(retention_ms=100))
@@ -215,9 +221,8 @@ def test_a_flipped_bit_never_changes_where_an_empty_log_goes_on(tmp_path_factory
         path = segment_path(log, 50, "arrow")
         position = data.draw(st.integers(0, path.stat().st_size - 1))
         flip(path, position, data.draw(st.integers(0, 7)))
-        try:
-            again = open_again(log)
-        except DamagedSegment as error:
+        again, error = opened_or_refused(log)
+        if again is None:
             assert str(path) in str(error)
         else:
             assert (again.end.entry, again.end.offset) == (25, 50)
@@ -237,13 +242,12 @@ def test_whatever_is_damaged_in_the_last_segment_what_is_served_is_right(sample,
             flip(path, data.draw(st.integers(0, size - 1)), data.draw(st.integers(0, 7)))
         if data.draw(st.booleans()):
             os.truncate(path, data.draw(st.integers(0, size)))
-        try:
-            log = open_again(log)
-        except DamagedSegment as error:
+        again, error = opened_or_refused(log)
+        if again is None:
             assert str(folder) in str(error)
         else:
-            assert int(log.end.offset) in starts(10)
-            assert holds_exactly(log, int(log.end.offset))
+            assert int(again.end.offset) in starts(10)
+            assert holds_exactly(again, int(again.end.offset))
 
 
 def test_a_second_cut_of_a_segment_keeps_what_the_first_kept_aside(tmp_path):
@@ -288,7 +292,7 @@ def test_a_file_that_somebody_may_have_mapped_is_never_shrunk_in_place(tmp_path)
 
 def test_a_cut_says_in_one_line_what_was_lost(tmp_path):
     log = batches_of(tmp_path)
-    flip(segment_path(log, 0, "arrow"), int(log._active.table[3]["position"]) + 100, 3)
+    flip(segment_path(log, 0, "arrow"), int(log.segments[-1].table[3]["position"]) + 100, 3)
     (cut,) = open_again(log).cuts
     line = str(cut)
     assert "\n" not in line
@@ -498,7 +502,7 @@ def test_a_process_may_die_at_any_operation_and_nothing_acknowledged_is_lost(wor
             assert end <= len(acknowledged) + 3, "at most the batch on its way is there too"
             assert holds_exactly(log, end, start), lives
         lives += 1
-    assert lives > 30
+    assert lives > 25
 
 
 def test_a_process_may_die_at_any_operation_of_a_cut_and_the_next_open_finishes_it():
@@ -515,7 +519,8 @@ def test_a_process_may_die_at_any_operation_of_a_cut_and_the_next_open_finishes_
                 log = open_again(log)
                 assert holds_exactly(log, 4), lives
             for kind, content in whole.items():
-                assert (folder / "cut" / f"{0:020d}.{kind}").read_bytes() == content, lives
+                aside = (folder / "cut").glob(f"{0:020d}.{kind}*")
+                assert content in [path.read_bytes() for path in aside], lives
         lives += 1
     assert lives > 4
 
@@ -542,7 +547,7 @@ def test_a_roll_that_only_marked_the_end_of_the_stream_is_taken_back(tmp_path):
     with segment_path(log, 0, "arrow").open("ab") as file:
         file.write(b"\xff\xff\xff\xff\x00\x00\x00\x00")
     log = open_again(log)
-    assert [cut.records_lost for cut in log.cuts] == [0]
+    assert log.cuts == (), "nothing was lost, so nothing is reported"
     assert holds_exactly(log, 14)
 
 

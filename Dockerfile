@@ -1,0 +1,47 @@
+# Two images from one file; docker-compose.yml uses both.
+#
+#   broker   the log, its command line and its Python client:   docker build --target broker -t isolog .
+#   demo     that, a Java, and the flights of 2013:             docker build --target demo -t isolog-demo .
+
+# Bookworm is the Debian whose Java is a 17.
+ARG PYTHON=python:3.11-slim-bookworm
+
+FROM ${PYTHON} AS build
+RUN python -m venv /opt/isolog
+ENV PATH=/opt/isolog/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+WORKDIR /src
+COPY setup.cfg pyproject.toml README.md LICENSE pyspark_isolog.py ./
+COPY spark_stream spark_stream
+RUN pip install .
+
+FROM build AS build-demo
+RUN pip install '.[demo]'
+
+FROM ${PYTHON} AS broker
+RUN useradd --uid 10001 --create-home isolog && install -d -o isolog -g isolog /var/lib/isolog
+COPY --from=build /opt/isolog /opt/isolog
+COPY conf/broker.toml /etc/isolog/broker.toml
+# The workers of a Spark that runs here are started by the second name.
+ENV PATH=/opt/isolog/bin:$PATH PYSPARK_PYTHON=/opt/isolog/bin/python PYTHONUNBUFFERED=1
+USER isolog
+WORKDIR /home/isolog
+EXPOSE 9092
+HEALTHCHECK --interval=10s --timeout=10s --start-period=30s --retries=3 \
+    CMD ["isolog", "broker", "status", "--bootstrap", "127.0.0.1:9092"]
+CMD ["isolog", "broker", "start", "--conf", "/etc/isolog/broker.toml", \
+     "--dir", "/var/lib/isolog", "--listen", "0.0.0.0:9092"]
+
+FROM broker AS demo
+USER root
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends openjdk-17-jre-headless \
+    && rm -rf /var/lib/apt/lists/* \
+    && install -d -o isolog -g isolog /demo /demo/demo-output
+COPY --from=build-demo /opt/isolog /opt/isolog
+COPY conf /demo/conf
+COPY examples /demo/examples
+ENV SPARK_CONF_DIR=conf
+USER isolog
+WORKDIR /demo
+HEALTHCHECK NONE
+CMD ["spark-submit", "examples/flights_demo.py"]

@@ -1,0 +1,118 @@
+"""A broker's directory: ours, nobody's, somebody else's, or of a later release."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_stream.errors import IsologError, NewerFormat, NotALogDirectory
+from spark_stream.storage.directory import FORMAT_VERSION, open_directory
+from tests.storage import logs
+
+
+def test_a_missing_or_empty_directory_becomes_ours(tmp_path):
+    made = open_directory(tmp_path / "a" / "b")
+    facts = json.loads((tmp_path / "a" / "b" / "isolog.json").read_text())
+    assert facts == {"format": "isolog", "version": 1, "cluster_id": made.cluster_id}
+    (tmp_path / "empty").mkdir()
+    assert open_directory(tmp_path / "empty").cluster_id != made.cluster_id
+
+
+def test_opening_again_finds_the_same_cluster(tmp_path):
+    assert open_directory(tmp_path) == open_directory(tmp_path)
+
+
+def test_only_its_owner_can_look_into_a_directory_that_we_make(tmp_path):
+    open_directory(tmp_path / "log")
+    assert (tmp_path / "log").stat().st_mode & 0o777 == 0o700
+
+
+def test_what_a_broker_leaves_before_the_description_does_not_make_it_strange(tmp_path):
+    for name in ("broker.lock", "start.lock", "broker.log", "isolog.json.new"):
+        (tmp_path / name).touch()
+    open_directory(tmp_path)
+
+
+def test_a_directory_of_somebody_elses_files_is_refused_and_left_alone(tmp_path):
+    for name in ("thesis.tex", "a.png", "b.png", "c.png"):
+        (tmp_path / name).write_text("mine")
+    with pytest.raises(NotALogDirectory, match=r"it holds a\.png, b\.png, c\.png, …"):
+        open_directory(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["a.png", "b.png", "c.png", "thesis.tex"]
+
+
+def test_a_file_is_no_directory(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(NotALogDirectory, match="is not a directory"):
+        open_directory(tmp_path / "file")
+
+
+def test_a_newer_format_is_refused_naming_both_numbers(tmp_path):
+    newer = FORMAT_VERSION + 1
+    described(tmp_path, {"format": "isolog", "version": newer, "cluster_id": "c"})
+    with pytest.raises(NewerFormat, match=f"has format {newer}.* up to {FORMAT_VERSION}"):
+        open_directory(tmp_path)
+
+
+def described(path, facts) -> None:
+    text = facts if isinstance(facts, bytes) else json.dumps(facts).encode()
+    (path / "isolog.json").write_bytes(text)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b"[" * 100_000,  # deeper than a parser goes
+        [],
+        None,
+        "isolog",
+        {},
+        {"version": 1},
+        {"format": "isolog", "cluster_id": "c"},
+        {"format": "isolog", "version": "new", "cluster_id": "c"},
+        {"format": "isolog", "version": None, "cluster_id": "c"},
+        {"format": "isolog", "version": 0, "cluster_id": "c"},
+        {"format": "isolog", "version": float("inf"), "cluster_id": "c"},
+        {"format": "postgres", "version": 1, "cluster_id": "c"},
+    ],
+    ids=lambda facts: repr(facts)[:60],
+)
+def test_a_description_that_is_not_ours_is_refused_and_left_alone(tmp_path, facts):
+    described(tmp_path, facts)
+    before = (tmp_path / "isolog.json").read_bytes()
+    with pytest.raises(NotALogDirectory, match=r"isolog\.json"):
+        open_directory(tmp_path)
+    assert (tmp_path / "isolog.json").read_bytes() == before
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=100)
+@given(st.fixed_dictionaries({}, optional=dict.fromkeys(("format", "version"), json_values)))
+def test_no_description_however_strange_gives_anything_but_a_typed_error(facts):
+    with logs.folder() as folder:
+        described(folder, facts | {"cluster_id": "c"})
+        try:
+            opened = open_directory(folder)
+        except IsologError:
+            return
+        assert opened.cluster_id == "c"
+        assert facts == {"format": "isolog", "version": 1}
+
+
+def test_partitions_lie_where_the_format_says(tmp_path):
+    directory = open_directory(tmp_path)
+    assert directory.partition("flights", "id1", 3) == tmp_path / "topics" / "flights" / "id1" / "3"
+    assert directory.metadata == tmp_path / "metadata.sqlite"

@@ -1,0 +1,101 @@
+"""The first offset at or after a moment, by the records' own timestamps or by their append."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_stream.errors import DamagedSegment
+from spark_stream.storage.log import LogFormat, PartitionLog
+from spark_stream.storage.settings import Compression, LogSettings
+from spark_stream.wire.schemas import DEFAULT_SCHEMA
+from tests.storage import logs
+from tests.storage.logs import append, append_next, format_of
+
+BEFORE_1970 = -86_400_000_000
+MOMENTS = st.integers(-5, 5).map(lambda days: days * 86_400_000_000) | st.integers(-3, 3)
+
+
+def default_log(path, compression: Compression = Compression.NONE) -> PartitionLog:
+    log_format = LogFormat(DEFAULT_SCHEMA, LogSettings(compression=compression), "timestamp")
+    return PartitionLog.open(path, log_format)
+
+
+def stamped(moments: list[int]) -> pa.RecordBatch:
+    columns = [
+        pa.nulls(len(moments), field.type) if field.nullable else pa.array(moments, field.type)
+        for field in DEFAULT_SCHEMA
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=DEFAULT_SCHEMA)
+
+
+def first_at(moments: list[int], wanted: int) -> int | None:
+    return next((offset for offset, at in enumerate(moments) if at >= wanted), None)
+
+
+@settings(max_examples=60)
+@given(
+    batches=st.lists(st.lists(MOMENTS, min_size=1, max_size=4), max_size=8),
+    rolls=st.sets(st.integers(0, 7)),
+    wanted=MOMENTS,
+    compression=st.sampled_from(Compression),
+    restart=st.booleans(),
+)
+def test_at_a_moment_is_the_first_record_in_offset_order_that_reaches_it(
+    batches, rolls, wanted, compression, restart
+):
+    """Timestamps come from producers: they jump back and forth, and may lie before 1970."""
+    with logs.folder() as folder:
+        log = default_log(folder, compression)
+        for number, moments in enumerate(batches):
+            append(log, stamped(moments))
+            if number in rolls:
+                log.roll()
+        if restart:
+            log = logs.reopened(log)
+        assert log.offset_at(wanted) == first_at(
+            [each for batch in batches for each in batch], wanted
+        )
+
+
+def test_a_record_before_1970_is_found_by_its_moment(tmp_path):
+    log = default_log(tmp_path)
+    append(log, stamped([2 * BEFORE_1970, BEFORE_1970, BEFORE_1970 + 1, 0]))
+    assert log.offset_at(BEFORE_1970) == 1
+    assert log.offset_at(BEFORE_1970 + 1) == 2
+    assert log.offset_at(-1) == 3
+    assert log.offset_at(1) is None
+
+
+def test_in_a_typed_topic_a_records_moment_is_that_of_its_append(tmp_path):
+    log = PartitionLog.open(tmp_path, format_of())
+    for now in (1000, 3000, 2000):  # the clock was set back
+        append_next(log, rows=10, now=now)
+    assert [log.offset_at(moment) for moment in (0, 1000, 1001, 2000, 3000, 3001)] == [
+        0,
+        0,
+        10,
+        10,
+        10,
+        None,
+    ]
+
+
+def test_a_log_without_records_has_no_offset_at_any_moment(tmp_path):
+    assert PartitionLog.open(tmp_path, format_of()).offset_at(-(2**63)) is None
+
+
+def test_a_moment_within_a_damaged_batch_is_an_error_not_a_guess(tmp_path):
+    log = default_log(tmp_path)
+    for day in range(3):
+        append(log, stamped([day, day]))
+        log.roll()
+    position = int(log.segments[1].table[0]["position"])
+    log.close()
+    logs.flip(logs.segment_path(log, 2, "arrow"), position + 300, 0)
+    log = PartitionLog.open(tmp_path, log.format)
+    assert (log.offset_at(0), log.offset_at(2)) == (0, 4)
+    with pytest.raises(DamagedSegment):
+        log.offset_at(1)

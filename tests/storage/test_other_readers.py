@@ -1,0 +1,102 @@
+"""A segment is an Arrow IPC stream: pyarrow, polars and DuckDB read it without a line of ours."""
+
+from __future__ import annotations
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from spark_stream.errors import StorageFailure
+from spark_stream.storage.log import LogFormat, PartitionLog
+from spark_stream.storage.settings import Compression, LogSettings
+from spark_stream.wire.schemas import DEFAULT_SCHEMA
+from tests.storage import logs
+from tests.storage.disks import FailingDisk
+from tests.storage.logs import append_next, everything, format_of, segment_path
+
+
+def with_pyarrow(path) -> pa.Table:
+    with pa.ipc.open_stream(path) as reader:
+        return reader.read_all()
+
+
+def with_a_mapping(path) -> pa.Table:
+    with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as reader:
+        return reader.read_all()
+
+
+def with_polars(path) -> pa.Table:
+    return pl.read_ipc_stream(path).to_arrow()
+
+
+def with_duckdb(path) -> pa.Table:
+    """DuckDB's own reader of such files is an extension to download; pyarrow's stream it takes."""
+    with pa.ipc.open_stream(path) as stream, duckdb.connect() as connection:
+        return connection.from_arrow(stream).select("id, payload").to_arrow_table()
+
+
+READERS = [with_pyarrow, with_a_mapping, with_polars, with_duckdb]
+
+
+@pytest.mark.parametrize("compression", Compression)
+@pytest.mark.parametrize("reader", READERS)
+def test_a_closed_segment_has_the_logs_rows(tmp_path, reader, compression):
+    log = PartitionLog.open(tmp_path, format_of(compression=compression))
+    for rows in (1, 100, 7):
+        append_next(log, rows)
+    log.roll()
+    found = reader(segment_path(log, 0, "arrow")).cast(logs.SCHEMA)
+    assert found.equals(everything(log))
+
+
+@pytest.mark.parametrize("compression", Compression)
+@pytest.mark.parametrize("reader", READERS)
+def test_a_segment_is_readable_while_it_is_appended_to(tmp_path, reader, compression):
+    log = PartitionLog.open(tmp_path, format_of(compression=compression))
+    path = segment_path(log, 0, "arrow")
+    assert reader(path).num_rows == 0
+    for _ in range(3):
+        append_next(log, 10)
+        assert reader(path).cast(logs.SCHEMA).equals(everything(log))
+
+
+def test_a_segment_after_an_append_that_failed_is_still_readable(tmp_path):
+    """And one that a roll marked as ended, where the next segment could not be made."""
+    disk = FailingDisk()
+    log = PartitionLog.open(tmp_path, format_of(), disk)
+    append_next(log)
+    disk.refused = "sync_directory"
+    with pytest.raises(StorageFailure):
+        log.roll()
+    append_next(log)
+    for reader in READERS:
+        assert reader(segment_path(log, 0, "arrow")).num_rows == 20
+
+
+def test_every_type_that_a_default_topic_has_is_read(tmp_path):
+    """Headers are a list of structs: the nested case."""
+    log = PartitionLog.open(tmp_path, LogFormat(DEFAULT_SCHEMA, LogSettings(), "timestamp"))
+    row = {
+        "key": b"k",
+        "value": None,
+        "headers": [{"key": "ü", "value": b"\0"}, {"key": "", "value": None}],
+        "timestamp": -1,
+    }
+    logs.append(log, pa.RecordBatch.from_pylist([row, row | {"headers": None}], DEFAULT_SCHEMA))
+    path = segment_path(log, 0, "arrow")
+    assert with_pyarrow(path).to_pylist() == log.segments[0].decode(0, 1, None)[0].to_pylist()
+    assert with_polars(path)["headers"].to_pylist()[0][0] == row["headers"][0]
+
+
+@pytest.mark.parametrize("compression", Compression)
+def test_the_schema_message_says_where_a_file_belongs(tmp_path, compression):
+    log = PartitionLog.open(tmp_path, format_of(compression=compression))
+    append_next(log, rows=3)
+    append_next(log, rows=2)
+    log.roll()
+    with pa.ipc.open_stream(segment_path(log, 5, "arrow")) as reader:
+        facts = reader.schema.metadata
+    assert facts[b"isolog.topic"] == b"t"
+    assert facts[b"isolog.base_offset"] == b"5"
+    assert facts[b"isolog.base_entry"] == b"2"

@@ -1,0 +1,173 @@
+"""Rolling by age and size, and retention: whole closed segments, never past the LSO."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_stream.consistency.ids import Offset
+from spark_stream.storage.log import PartitionLog
+from spark_stream.storage.retention import SegmentFacts, removable
+from spark_stream.storage.settings import LogSettings
+from tests.storage import logs
+from tests.storage.logs import NOW, append_next, format_of, ids, read
+
+SECOND = 1_000_000  # microseconds
+
+
+def bases(log: PartitionLog) -> list[int]:
+    return [int(segment.first.offset) for segment in log.segments]
+
+
+# -- the decision ----------------------------------------------------------------------------------
+
+
+@given(
+    closed=st.lists(st.tuples(st.integers(0, 100), st.integers(0, 50) | st.none()), max_size=8),
+    active_size=st.integers(0, 100),
+    retention_s=st.integers(-1, 60),
+    retention_bytes=st.integers(-1, 500),
+    limit=st.integers(0, 90),
+)
+def test_the_oldest_segments_go_one_by_one_while_each_may(
+    closed, active_size, retention_s, retention_bytes, limit
+):
+    now = 100 * SECOND
+    settings = LogSettings(
+        retention_ms=retention_s * 1000 if retention_s >= 0 else -1, retention_bytes=retention_bytes
+    )
+    facts = [
+        SegmentFacts(size, None if at is None else at * SECOND, 10 * (number + 1))
+        for number, (size, at) in enumerate(closed)
+    ]
+    gone = 0
+    while gone < len(facts):
+        oldest, rest = facts[gone], facts[gone + 1 :]
+        left_without_it = sum(each.size for each in rest) + active_size
+        aged = retention_s >= 0 and (
+            oldest.last_appended is None or oldest.last_appended < now - retention_s * SECOND
+        )
+        too_much = retention_bytes >= 0 and left_without_it >= retention_bytes
+        if oldest.end_offset > limit or not (aged or too_much):
+            break
+        gone += 1
+    assert removable(facts, active_size, settings, now, limit) == gone
+
+
+# -- the log ---------------------------------------------------------------------------------------
+
+
+def aged_log(path, **settings) -> PartitionLog:
+    """Four segments of ten records, appended a minute apart; the last one is active."""
+    log = PartitionLog.open(path, format_of(segment_ms=30_000, **settings))
+    for minute in range(4):
+        append_next(log, now=NOW + minute * 60 * SECOND)
+    assert bases(log) == [0, 10, 20, 30]
+    return log
+
+
+def test_a_segment_older_than_segment_ms_is_closed_by_the_next_append(tmp_path):
+    log = PartitionLog.open(tmp_path, format_of(segment_ms=1000))
+    append_next(log, now=NOW)
+    append_next(log, now=NOW + SECOND)
+    assert bases(log) == [0]
+    append_next(log, now=NOW + SECOND + 1)
+    assert bases(log) == [0, 20]
+
+
+def test_a_segment_older_than_segment_ms_is_closed_without_an_append_too(tmp_path):
+    log = PartitionLog.open(tmp_path, format_of(segment_ms=1000))
+    append_next(log, now=NOW)
+    log.housekeep(NOW + SECOND, Offset(10))
+    assert bases(log) == [0]
+    log.housekeep(NOW + SECOND + 1, Offset(10))
+    assert bases(log) == [0, 10]
+
+
+def test_a_clock_that_goes_back_closes_nothing(tmp_path):
+    log = PartitionLog.open(tmp_path, format_of(segment_ms=1000))
+    append_next(log, now=NOW)
+    append_next(log, now=NOW - 3600 * SECOND)
+    assert bases(log) == [0]
+
+
+def test_a_segment_is_closed_before_it_grows_above_segment_bytes(tmp_path):
+    log = PartitionLog.open(tmp_path, format_of(segment_bytes=10_000))
+    for _ in range(20):
+        append_next(log, rows=10, size=100)
+    for segment in log.segments:
+        assert logs.segment_path(log, int(segment.first.offset), "arrow").stat().st_size <= 10_008
+    assert len(log.segments) > 2
+
+
+def test_a_batch_above_segment_bytes_has_a_segment_of_its_own(tmp_path):
+    log = PartitionLog.open(tmp_path, format_of(segment_bytes=1000))
+    for _ in range(3):
+        append_next(log, rows=10, size=1000)
+    assert bases(log) == [0, 10, 20]
+
+
+def test_retention_by_age_goes_by_the_last_append(tmp_path):
+    log = aged_log(tmp_path, retention_ms=90_000)
+    assert log.housekeep(NOW + 180 * SECOND, log.end.offset) == 2
+    assert bases(log) == [20, 30, 40]  # the last one is older than segment.ms as well
+
+
+def test_retention_by_age_closes_and_removes_what_nobody_appends_to(tmp_path):
+    log = PartitionLog.open(tmp_path, format_of(retention_ms=1000))
+    append_next(log, now=NOW)
+    assert log.housekeep(NOW + SECOND, log.end.offset) == 0
+    assert log.housekeep(NOW + SECOND + 1, log.end.offset) == 1
+    assert (log.start, log.end.offset) == (log.end, 10)
+    assert logs.append(log, logs.records(10, 5)) == 10
+
+
+def test_retention_by_size_keeps_at_least_retention_bytes(tmp_path):
+    log = aged_log(tmp_path)
+    sizes = [segment.size for segment in log.segments]
+    log = PartitionLog.open(tmp_path, format_of(retention_bytes=sum(sizes[2:])))
+    assert log.housekeep(NOW, log.end.offset) == 2
+    assert bases(log) == [20, 30]
+    assert log.size == sum(sizes[2:])
+
+
+def test_no_retention_removes_nothing(tmp_path):
+    log = aged_log(tmp_path)
+    assert log.housekeep(NOW + 10**15, log.end.offset) == 0
+
+
+@pytest.mark.parametrize(("stable", "start"), [(0, 0), (9, 0), (10, 10), (25, 20), (40, 40)])
+def test_retention_never_passes_the_lso(tmp_path, stable, start):
+    log = aged_log(tmp_path, retention_ms=100)
+    log.housekeep(NOW + 3600 * SECOND, Offset(stable))
+    assert log.start.offset == start
+    assert ids(read(log, start)) == list(range(start, 40))
+
+
+def test_what_retention_removed_is_gone_from_the_disk_and_stays_gone(tmp_path):
+    log = aged_log(tmp_path, retention_ms=90_000)
+    log.housekeep(NOW + 180 * SECOND, log.end.offset)
+    left = sorted({path.name[:20] for path in tmp_path.iterdir()})
+    assert left == [f"{base:020d}" for base in (20, 30, 40)]
+    start, end = log.start, log.end
+    log = logs.reopened(log)
+    assert (log.start, log.end, log.cuts) == (start, end, ())
+
+
+def test_an_entry_index_goes_on_after_everything_was_removed(tmp_path):
+    log = aged_log(tmp_path, retention_ms=100)
+    log.housekeep(NOW + 3600 * SECOND, log.end.offset)
+    log = logs.reopened(log)
+    assert (log.start.entry, log.end.entry, log.end.offset) == (4, 4, 40)
+
+
+def test_a_reader_keeps_what_it_mapped_when_retention_removes_it(tmp_path):
+    log = PartitionLog.open(tmp_path, format_of(retention_ms=100))
+    for _ in range(3):
+        append_next(log, rows=30, size=10_000)  # large enough to be read one by one
+    log.roll()
+    reader = log.read(Offset(0), log.end.offset)
+    first = next(reader)
+    assert log.housekeep(NOW + 3600 * SECOND, log.end.offset) == 1
+    assert first.batch.num_rows + sum(chunk.batch.num_rows for chunk in reader) == 90

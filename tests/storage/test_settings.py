@@ -1,0 +1,112 @@
+"""Topic settings as users write them: a bad one is refused by name, and told what it takes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_stream.errors import InvalidConfig
+from spark_stream.storage.settings import (
+    SETTINGS,
+    Compression,
+    Flush,
+    LogSettings,
+    parse_settings,
+    shown_settings,
+)
+
+NUMBERS = {
+    "max.record.bytes": (1, 512 << 20),
+    "segment.bytes": (64 << 10, 1 << 30),
+    "segment.ms": (100, 10**15),
+    "segment.entries": (16, 1 << 22),
+    "retention.ms": (100, 10**15),
+    "retention.bytes": (1, 10**18),
+    "flush.ms": (10, 10**9),
+}
+CHOICES = {"flush": Flush, "compression": Compression}
+
+
+def test_every_setting_is_tested_here():
+    assert set(SETTINGS) == set(NUMBERS) | set(CHOICES)
+
+
+@pytest.mark.parametrize(("name", "bounds"), NUMBERS.items())
+def test_a_number_takes_its_range_and_no_more(name, bounds):
+    low, high = bounds
+    for good in (low, high, str(low), f" {high} "):
+        assert getattr(parse_settings({name: good}), SETTINGS[name]) == int(good)
+    for bad in (low - 1, high + 1, -2):
+        with pytest.raises(InvalidConfig, match=rf"{name} takes {low} to {high}.*not {bad}\b"):
+            parse_settings({name: bad})
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("bad", ["", "many", "1.5", "1e6", "10 MiB", None, [], {}, 1.0, True])
+def test_a_number_takes_nothing_else(name, bad):
+    with pytest.raises(InvalidConfig, match=f"{name} takes a whole number") as caught:
+        parse_settings({name: bad})
+    assert caught.value.details == {"setting": name}
+    assert repr(bad) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_no_limit_is_minus_one_where_there_may_be_none(name):
+    if name.startswith("retention."):
+        assert getattr(parse_settings({name: "-1"}), SETTINGS[name]) == -1
+    else:
+        with pytest.raises(InvalidConfig, match=name):
+            parse_settings({name: "-1"})
+
+
+@pytest.mark.parametrize(("name", "kind"), CHOICES.items())
+def test_a_choice_takes_its_words_in_any_case(name, kind):
+    for word in kind:
+        assert getattr(parse_settings({name: f" {word.upper()}"}), name) is word
+    with pytest.raises(InvalidConfig) as caught:
+        parse_settings({name: "gzip"})
+    assert f"{name} takes {' | '.join(kind)}, not 'gzip'" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("segment.byte", "segment.bytes"),
+        ("retention_ms", "retention.ms"),
+        ("compresion", "compression"),
+        ("max.message.bytes", "max.record.bytes"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_nearest_known_one(wrong, meant):
+    with pytest.raises(InvalidConfig, match=f"unknown setting '{wrong}'; did you mean '{meant}'"):
+        parse_settings({wrong: "1"})
+
+
+def test_a_name_near_to_none_is_refused_with_all_known_ones():
+    with pytest.raises(InvalidConfig) as caught:
+        parse_settings({"zzz": "1"})
+    for name in SETTINGS:
+        assert name in str(caught.value)
+
+
+def test_what_is_not_named_stays():
+    base = LogSettings(segment_bytes=1 << 20, flush=Flush.BATCH)
+    changed = parse_settings({"segment.ms": "1000"}, base)
+    assert (changed.segment_bytes, changed.flush, changed.segment_ms) == (1 << 20, "batch", 1000)
+    assert parse_settings({}, base) == base
+
+
+@given(
+    st.builds(
+        LogSettings,
+        segment_bytes=st.integers(64 << 10, 1 << 30),
+        retention_ms=st.just(-1) | st.integers(100, 10**15),
+        flush=st.sampled_from(Flush),
+        compression=st.sampled_from(Compression),
+    )
+)
+def test_shown_settings_are_read_back_as_they_were(settings):
+    shown = shown_settings(settings)
+    assert all(isinstance(value, str) for value in shown.values())
+    assert parse_settings(shown) == settings
