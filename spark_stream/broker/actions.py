@@ -13,7 +13,7 @@ import psutil
 from spark_stream.broker.host import Host, HostedTopic
 from spark_stream.broker.partition import Partition
 from spark_stream.consistency.isolation import Isolation, upper_bound
-from spark_stream.errors import InvalidRequest
+from spark_stream.errors import InvalidRequest, IsologError
 from spark_stream.storage.settings import shown_settings
 from spark_stream.version import VERSION
 from spark_stream.wire.messages import (
@@ -117,7 +117,7 @@ class Actions:
             ],
         )
 
-    def _partition(self, number: int, found: Partition | Exception) -> PartitionFacts:
+    def _partition(self, number: int, found: Partition | IsologError) -> PartitionFacts:
         here = self._facts.address
         common: dict[str, Any] = {
             "partition": number,
@@ -127,11 +127,10 @@ class Actions:
             "isr": [here],
         }
         if not isinstance(found, Partition):
-            error = getattr(found, "to_wire", dict)()
-            bounds = dict.fromkeys(
+            bounds: dict[str, Any] = dict.fromkeys(
                 ("log_start_offset", "log_end_offset", "high_watermark", "last_stable_offset"), 0
             )
-            return PartitionFacts(**common, **bounds, size=0, error=error)
+            return PartitionFacts(**common, **bounds, size=0, error=found.to_wire())
         seen = found.bounds()
         return PartitionFacts(
             **common | {"leader_epoch": int(found.leader_epoch)},

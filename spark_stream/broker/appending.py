@@ -86,7 +86,7 @@ def _envelope(target: Target, metadata: pa.Buffer | None) -> Envelope:
     if metadata is not None and metadata.size:
         return Envelope.from_bytes(metadata.to_pybytes())
     if target.partition is None:
-        raise InvalidRequest("which partition? Name it in the path, or in each batch's app_metadata")
+        raise InvalidRequest("which partition? Name it in the path, or in a batch's app_metadata")
     return Envelope(partition=target.partition)
 
 

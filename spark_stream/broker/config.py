@@ -1,11 +1,12 @@
-"""What an operator may set: defaults, then the configuration file, then ISOLOG_* variables, then flags.
+"""What an operator may set: defaults, then the file, then ISOLOG_* variables, then flags.
 
-The file is TOML. Dotted names are written as they are (``segment.bytes = 1048576``): TOML reads them
-as nested tables, and they are put together again here.
+The file is TOML. Dotted names are written as they are (``segment.bytes = 1048576``): TOML reads
+them as nested tables, and they are put together again here.
 """
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,9 +24,9 @@ IDLE_SECONDS_EMBEDDED = 300.0
 class BrokerConfig(BaseSettings):
     """A broker's configuration.
 
-    ``listen`` is ``host:port`` (port 0: any free one) or ``unix:PATH``. ``advertise`` is the address
-    that others are told, where it differs. ``idle_seconds``: the broker ends after so long without a
-    call; 0 means never. ``topic`` holds the defaults of topics (``segment.bytes`` …).
+    ``listen`` is ``host:port`` (port 0: any free one) or ``unix:PATH``. ``advertise`` is the
+    address that others are told, where it differs. ``idle_seconds``: the broker ends after so long
+    without a call; 0 means never. ``topic`` holds the defaults of topics (``segment.bytes`` …).
     """
 
     model_config = SettingsConfigDict(env_prefix="ISOLOG_", extra="forbid", frozen=True)
@@ -71,7 +72,8 @@ class BrokerConfig(BaseSettings):
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             name = ".".join(str(part) for part in first["loc"])
-            message = "there is no such setting" if first["type"] == "extra_forbidden" else first["msg"]
+            unknown = first["type"] == "extra_forbidden"
+            message = "there is no such setting" if unknown else first["msg"]
             raise InvalidConfig(f"{name}: {message}", setting=name) from None
         _ = config.topic_defaults
         return config
@@ -99,7 +101,5 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _without_environment(values: Mapping[str, Any]) -> dict[str, Any]:
-    import os
-
     present = {name.lower() for name in os.environ}
-    return {name: value for name, value in values.items() if f"isolog_{name}".lower() not in present}
+    return {name: each for name, each in values.items() if f"isolog_{name.lower()}" not in present}

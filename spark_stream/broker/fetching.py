@@ -132,7 +132,8 @@ class FetchStream:
             )
         if isinstance(found, Evicted):
             raise OffsetEvicted(
-                f"{where}: offset {found.start} is gone; the first left is {found.log_start_offset}",
+                f"{where}: offset {found.start} is gone; the first left is"
+                f" {found.log_start_offset}",
                 topic=request.topic,
                 partition=request.partition,
                 asked=int(found.start),

@@ -1,4 +1,4 @@
-"""All topics and partitions of a broker. Partitions open at the start, so damage is known at once."""
+"""All topics and partitions of a broker. They open at its start, so damage is known at once."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Host:
             return [self._hosted[name] for name in sorted(self._hosted)]
 
     def topic(self, name: str, topic_id: str | None = None) -> HostedTopic:
-        """The topic; UnknownTopic if there is none, or if ``topic_id`` is that of an earlier one."""
+        """The topic; UnknownTopic if there is none, or ``topic_id`` is that of an earlier one."""
         hosted = self._hosted.get(name)
         if hosted is None:
             raise UnknownTopic(f"there is no topic {name!r}", topic=name)
@@ -185,5 +185,3 @@ class Host:
                 logger.warning("recovered %s", cut)
             hosted.partitions.append(Partition(topic.name, number, log))
         return hosted
-
-

@@ -5,6 +5,8 @@ A batch comes from the wire, so nothing in its buffers is believed before Arrow 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -30,9 +32,7 @@ from spark_stream.wire.limits import BATCH_BYTES_MAX
 Sizes = npt.NDArray[np.int64]
 
 
-def inspected(
-    batch: pa.RecordBatch, required: tuple[str, ...], record_bytes_max: int
-) -> Admission:
+def inspected(batch: pa.RecordBatch, required: tuple[str, ...], record_bytes_max: int) -> Admission:
     """The verdict on a batch that has the topic's columns; those in ``required`` take no nulls.
 
     Raises:
@@ -68,7 +68,7 @@ def refusal(flaw: Flaw, kept: int, offset: int | None, record_bytes_max: int) ->
     where = f"record {flaw.row} of the message"
     tail = f"; the {kept} before it are kept"
     tail += f", at offsets {offset} to {offset + kept - 1}" if kept and offset is not None else ""
-    details = {"kept": kept, "offset": offset if kept else None, "record": flaw.row}
+    details: dict[str, Any] = {"kept": kept, "offset": offset if kept else None, "record": flaw.row}
     if flaw.reason is Reason.TOO_LARGE:
         return RecordTooLarge(
             f"{where} has {flaw.size} bytes, the topic's max.record.bytes is {record_bytes_max}{tail}",

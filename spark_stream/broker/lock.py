@@ -16,7 +16,6 @@ from typing import Any, Final
 
 from spark_stream.errors import DirectoryInUse, StorageFailure
 
-
 _TRIES: Final = 10
 _PAUSE_S: Final = 0.02
 

@@ -64,7 +64,7 @@ class Partition:
         return self._state.bounds()
 
     def append(self, batch: pa.RecordBatch) -> Appended:
-        """Appends a message of the topic's schema: all of it, or the records before its first bad one.
+        """Appends a message: all of it, or the records before its first bad one.
 
         Raises:
             DiskFull, StorageFailure: nothing was kept.

@@ -1,7 +1,7 @@
 """A broker process from start to end.
 
-Order of a start: lock the directory, open it, open the logs, serve, publish the address, say that it
-is ready. Order of a stop: take no new records, end all waits, flush and close the logs, end the
+Order of a start: lock the directory, open it, open the logs, serve, publish the address, say that
+it is ready. Order of a stop: take no new records, end all waits, flush and close the logs, end the
 calls, take the address away, unlock. So nothing acknowledged is lost, and whoever finds the address
 finds a broker that answers.
 """
@@ -136,7 +136,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def _bind_place(listen: str) -> tuple[str, Path | None]:
-    """Where Flight is to bind; for a Unix socket also its path, with what a dead broker left removed."""
+    """Where Flight is to bind; for a Unix socket its path too, where nothing is left of a dead one."""
     if listen.startswith(UNIX):
         path = Path(listen.removeprefix(UNIX))
         if len(os.fsencode(path)) > SOCKET_PATH_MAX:

@@ -142,5 +142,3 @@ def location_of(scheme: str, host: str, port: int) -> str:
     """A Flight location; IPv6 addresses are put in brackets."""
     shown = f"[{host}]" if ":" in host else host
     return f"{scheme}://{shown}:{port}"
-
-

@@ -51,17 +51,20 @@ def _isolog(
 
 
 def run() -> NoReturn:
-    """Runs the command that the arguments name, and ends the process."""
+    """Runs the command that the process was started with, and ends the process."""
+    _end(execute())
+
+
+def execute(arguments: list[str] | None = None) -> int:
+    """Runs a command (None: that of this process), and returns its exit code."""
     try:
-        app(prog_name="isolog")
+        app(arguments, prog_name="isolog")
     except IsologError as error:
         _report(error)
-        _end(2 if isinstance(error, InvalidOption) else 1)
-    except BrokenPipeError:
-        _end(0)
+        return 2 if isinstance(error, InvalidOption) else 1
     except SystemExit as exit_:
-        _end(exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None))
-    _end(0)
+        return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+    return 0
 
 
 def _report(error: IsologError) -> None:

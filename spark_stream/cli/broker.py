@@ -38,7 +38,7 @@ def start(
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="Where to listen; port 0 takes a free one.  [default: 127.0.0.1:9092]",
+            help="Where to listen; port 0 takes a free one. Default: 127.0.0.1:9092.",
             show_default=False,
         ),
     ] = None,
@@ -61,7 +61,7 @@ def start(
         typer.Option(
             metavar="N",
             min=0.0,
-            help="End after so long without a call; 0 is never.  [default: 0]",
+            help="End after so long without a call. Default: 0, which is never.",
             show_default=False,
         ),
     ] = None,

@@ -77,7 +77,7 @@ def consume(
         typer.Option(
             "--output",
             "-o",
-            help="raw: values, one a line.  [default: raw; table for topics with own columns]",
+            help="Default: raw (values, one a line); of a typed topic a table.",
             show_default=False,
         ),
     ] = None,
@@ -103,9 +103,9 @@ def consume(
 
     \b
     isolog consume greetings --path data/
-    isolog consume greetings --follow --from latest --format "{partition}:{offset} {value}"
-    isolog consume flights -n 20
-    isolog consume flights --isolation read_committed --output arrow > flights.arrows
+    isolog consume greetings --follow --format "{offset} {value}"
+    isolog consume flights --from -20 --columns carrier,dep_delay
+    isolog consume flights --isolation read_committed -o arrow > f.arrows
     """
     chosen = level(isolation)
     first = place_of("--from", start)
@@ -188,7 +188,7 @@ def _copy(batches: Iterator[pa.RecordBatch], writer: Writer, sink: BinaryIO) -> 
 @contextmanager
 def _standard_output() -> Iterator[BinaryIO]:
     """Standard output for bytes. A reader that closes the pipe has seen enough: a quiet end."""
-    # Not sys.stdout.buffer: under PYTHONUNBUFFERED that is the bare file, whose writes may fall short.
+    # Not sys.stdout.buffer: under PYTHONUNBUFFERED that is a bare file, whose writes may be short.
     sink = open(sys.stdout.fileno(), "wb", buffering=_BUFFER_BYTES, closefd=False)  # noqa: SIM115
     try:
         yield sink

@@ -202,7 +202,7 @@ def first_bad(count: int, attempt: Callable[[int], object]) -> int:
         middle = (good + bad) // 2
         try:
             attempt(middle)
-        except (pa.ArrowException, ValueError, IsologError):
+        except (pa.ArrowException, ValueError, TypeError, IsologError):
             bad = middle
         else:
             good = middle

@@ -47,7 +47,7 @@ def produce(
         Format | None,
         typer.Option(
             "--format",
-            help="What the input is.  [default: by the file's extension; else lines]",
+            help="What the input is. Default: what the extension says, else lines.",
             show_default=False,
             rich_help_panel=_INPUT,
         ),
@@ -74,7 +74,7 @@ def produce(
         str | None,
         typer.Option(
             metavar="CHAR",
-            help="Between fields of CSV.  [default: , and a tab in .tsv files]",
+            help="Between fields of CSV. Default: a comma, in .tsv files a tab.",
             show_default=False,
             rich_help_panel=_INPUT,
         ),
@@ -100,7 +100,7 @@ def produce(
         typer.Option(
             metavar="N",
             min=0,
-            help="Write to this partition.  [default: by the key, else in turn]",
+            help="Write to this partition. Default: by the key, else in turn.",
             show_default=False,
         ),
     ] = None,
@@ -129,7 +129,7 @@ def produce(
     echo hello | isolog produce greetings --path data/
     isolog produce greetings --key-separator : < pairs.txt
     isolog produce flights --file flights.csv.gz --null NA --create
-    kubectl logs -f pod | isolog produce events --format json --bootstrap host:9092
+    tail -F app.jsonl | isolog produce events --format json
     """
     if transactional:
         raise InvalidOption(

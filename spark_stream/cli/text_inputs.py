@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
@@ -30,7 +31,10 @@ Parse = Callable[[bytes, int], pa.RecordBatch]
 def lines(block: bytes) -> pa.BinaryArray:
     """The lines of a block, without their ends (LF or CR LF)."""
     block = block.replace(b"\r\n", b"\n").removesuffix(b"\n")
-    return pc.split_pattern(pa.array([block], pa.binary()), "\n").values
+    # Not pa.array(): its first call imports pandas, a quarter of a second before the first line.
+    ends = pa.py_buffer(np.array([0, len(block)], np.int32))
+    whole = pa.Array.from_buffers(pa.binary(), 1, [None, ends, pa.py_buffer(block)])
+    return pc.split_pattern(whole, "\n").values
 
 
 def line_records(block: bytes, separator: str | None) -> pa.RecordBatch:
@@ -207,7 +211,7 @@ def _pairs(value: Any, kind: pa.DataType) -> Any:
     """A JSON value as Arrow takes it: objects as pairs where the type is a map, decimals exact.
 
     Raises:
-        TypeError: it is an object, a list or neither where the type is not.
+        TypeError: it is an object, a list or a fraction where the type is not.
     """
     if value is None:
         return None
@@ -223,9 +227,13 @@ def _pairs(value: Any, kind: pa.DataType) -> Any:
     if pt.is_struct(kind):
         fields = [kind.field(i) for i in range(kind.num_fields)]
         return {each.name: _pairs(value.get(each.name), each.type) for each in fields}
-    if isinstance(value, Decimal) and pt.is_floating(kind):
-        return float(value)
-    return Decimal(value) if pt.is_decimal(kind) else value
+    if pt.is_decimal(kind):
+        return Decimal(value)
+    if not isinstance(value, Decimal):
+        return value
+    if not pt.is_floating(kind):
+        raise TypeError  # Arrow would cut it to a whole number
+    return float(value)
 
 
 def _one(table: pa.Table) -> pa.RecordBatch:

@@ -8,6 +8,7 @@ UTF-8 stands as ``\\xff``.
 from __future__ import annotations
 
 import base64
+import json
 from typing import Any, Final
 
 import pyarrow as pa
@@ -103,7 +104,7 @@ def _quoted(texts: pa.StringArray) -> pa.StringArray:
 def _json_objects(names: list[str], columns: list[pa.StringArray]) -> pa.StringArray:
     parts: list[Any] = []
     for name, column in zip(names, columns, strict=True):
-        label = _quoted(pa.array([name]))[0].as_py()
+        label = json.dumps(name, ensure_ascii=False)
         parts += [f"{',' if parts else '{'}{label}:", column]
     return _joined(*parts, "}")
 

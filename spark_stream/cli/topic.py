@@ -52,8 +52,9 @@ def create(
 
     \b
     isolog topic create greetings --path data/
-    isolog topic create flights --partitions 4 --schema "id bigint, tags array<string>"
-    isolog topic create flights --schema-from flights.parquet --config compression=zstd
+    isolog topic create a --schema "id bigint, tags array<string>"
+    isolog topic create b --schema-from b.parquet --partitions 4
+    isolog topic create c --config compression=zstd
     """
     if schema is not None and schema_from is not None:
         raise InvalidOption("--schema and --schema-from exclude each other", hint="Give one.")

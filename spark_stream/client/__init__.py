@@ -1,4 +1,4 @@
-"""The Python client: producers, consumers, administration. Knows ``wire`` and nothing of a broker's inside.
+"""The Python client: producers, consumers, administration. Knows ``wire``, no broker's inside.
 
 ``log``          ``connect()`` and the handle it returns
 ``connection``   calls to a broker, with retries and a deadline

@@ -14,19 +14,33 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.flight as fl
 
 from spark_stream.client.connection import Connection
 from spark_stream.client.values import TopicDescription
-from spark_stream.errors import BrokerUnavailable, IsologError, UnknownOutcome, from_wire
+from spark_stream.errors import (
+    BrokerUnavailable,
+    InternalError,
+    IsologError,
+    RequestTimeout,
+    UnknownOutcome,
+    from_wire,
+)
 from spark_stream.wire.messages import AppendTo, Envelope
 
 Settle = Callable[[int, IsologError | None], None]
 """Called once a batch: with its first offset, or with the error (and -1, or the first kept offset)."""
 
-_FLIGHT_ERRORS = (fl.FlightError, pa.ArrowException, OSError)
+_FLIGHT_ERRORS: Final = (fl.FlightError, pa.ArrowException, OSError)
+_NO_ANSWER: Final = (BrokerUnavailable, RequestTimeout, InternalError)
+
+# A write can be stuck for as long as its stream lives (a stopped broker reads nothing), and nothing
+# but the stream's own deadline ends it. So a stream takes batches for this part of their timeout, and
+# its deadline leaves each of them the whole of it.
+_AGE: Final = 0.5
 
 
 @dataclass(slots=True)
@@ -41,7 +55,13 @@ class _InFlight:
 class AppendStream:
     """A DoPut to one topic. ``write`` may be called from any thread; batches keep the order of calls."""
 
-    def __init__(self, connection: Connection, topic: TopicDescription, request: AppendTo) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        client: fl.FlightClient,
+        topic: TopicDescription,
+        request: AppendTo,
+    ) -> None:
         self._connection = connection
         self._topic = topic
         self._timeout_s = request.timeout_ms / 1000
@@ -50,27 +70,28 @@ class AppendStream:
         self._in_flight: deque[_InFlight] = deque()
         self._next_number = 0
         self._broken: IsologError | None = None
-        self._client = connection.client()
+        self._finished = False
+        self._client = client
         descriptor = fl.FlightDescriptor.for_command(request.to_bytes())
-        try:
-            self._writer, self._acks = self._client.do_put(descriptor, topic.schema)
-        except _FLIGHT_ERRORS as error:
-            raise connection.translated(error, self._client) from error
+        self._full_age = time.monotonic() + _AGE * self._timeout_s
+        options = fl.FlightCallOptions(timeout=(1 + _AGE) * self._timeout_s)
+        self._writer, self._acks = client.do_put(descriptor, topic.schema, options)
         self._reader = threading.Thread(
             target=self._read, name=f"isolog-acks-{topic.name}", daemon=True
         )
         self._reader.start()
 
-    @property
-    def broken(self) -> bool:
-        """Whether the stream has ended; a new one is needed then."""
-        return self._broken is not None
+    def takes(self, topic: TopicDescription) -> bool:
+        """Whether more batches for this topic may be written; else a new stream is needed."""
+        young = time.monotonic() < self._full_age
+        open_ = self._broken is None and not self._finished
+        return open_ and young and self._topic.id == topic.id
 
     def write(self, batch: pa.RecordBatch, partition: int, settle: Settle) -> bool:
         """Sends a batch. False if the stream had ended before: nothing was sent, nothing is settled."""
         with self._write_lock:
             with self._state_lock:
-                if self._broken is not None:
+                if self._broken is not None or self._finished:
                     return False
                 number = self._next_number
                 self._next_number += 1
@@ -89,9 +110,19 @@ class AppendStream:
             return True
 
     def expire(self) -> None:
-        """Ends the stream if its oldest batch was not answered in time. To be called now and then."""
+        """Ends the stream if its oldest batch was not answered in time, or if nobody uses it.
+
+        To be called now and then.
+        """
+        now = time.monotonic()
         with self._state_lock:
-            late = self._in_flight and self._in_flight[0].deadline < time.monotonic()
+            late = self._in_flight and self._in_flight[0].deadline < now
+            unused = not self._in_flight and self._full_age < now
+        if unused and self._write_lock.acquire(blocking=False):
+            try:
+                self._finish()
+            finally:
+                self._write_lock.release()
         if late:
             self._end(
                 BrokerUnavailable(
@@ -102,14 +133,20 @@ class AppendStream:
     def close(self) -> None:
         """Says that no more batches come, and waits for the last acknowledgements."""
         with self._write_lock:
-            if self._broken is not None:
-                return
-            try:
-                self._writer.done_writing()
-            except _FLIGHT_ERRORS as error:
-                self._end(self._reason(error))
+            self._finish()
         self._reader.join(self._timeout_s)
         self._end(BrokerUnavailable("the stream was closed"))
+
+    def _finish(self) -> None:
+        """Says that no more batches come; whoever calls holds the write lock."""
+        with self._state_lock:
+            if self._finished or self._broken is not None:
+                return
+            self._finished = True
+        try:
+            self._writer.done_writing()
+        except _FLIGHT_ERRORS as error:
+            self._end(self._reason(error))
 
     def _read(self) -> None:
         try:
@@ -147,8 +184,8 @@ class AppendStream:
             batch.settle(-1, self._outcome(batch, reason))
 
     def _outcome(self, batch: _InFlight, reason: IsologError) -> IsologError:
-        if not isinstance(reason, BrokerUnavailable):
-            return reason  # the broker refused the stream as a whole: nothing of it was appended
+        if not isinstance(reason, _NO_ANSWER):
+            return reason  # the broker ended the stream here: what it did not answer it did not take
         return UnknownOutcome(
             f"{self._topic.name}/{batch.partition}: {batch.rows} records were sent and not"
             f" acknowledged: {reason.message}",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from concurrent.futures import Future
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -11,9 +13,11 @@ import pyarrow.compute as pc
 
 from spark_stream.client.pending import timestamp_us
 from spark_stream.client.values import TopicDescription, Written
-from spark_stream.errors import InvalidRequest, IsologError, UnknownPartition
+from spark_stream.errors import BatchTooLarge, InvalidRequest, IsologError, UnknownPartition
+from spark_stream.wire.limits import BATCH_BYTES_MAX
 from spark_stream.wire.schemas import DEFAULT_SCHEMA, TIMESTAMP_COLUMN, TIMESTAMP_TYPE
 
+ROWS_MAX: Final = (1 << 31) - 1  # what an Arrow IPC message can say
 
 def as_bytes(name: str, value: bytes | str | None) -> bytes | None:
     if value is None or isinstance(value, bytes):
@@ -25,13 +29,38 @@ def as_bytes(name: str, value: bytes | str | None) -> bytes | None:
     raise TypeError(f"{name} is bytes, str or None, not {type(value).__name__}")
 
 
-def check_partition(known: TopicDescription, partition: int) -> None:
+def as_headers(
+    headers: Iterable[tuple[str, bytes | str | None]] | None,
+) -> list[tuple[str, bytes | None]] | None:
+    """A record's headers as a list of their own; TypeError for a name that is no text."""
+    if headers is None:
+        return None
+    listed = []
+    for name, value in headers:
+        if not isinstance(name, str):
+            raise TypeError(f"a header's name is str, not {type(name).__name__}")
+        listed.append((name, as_bytes("a header's value", value)))
+    return listed
+
+
+def check_size(batch: pa.RecordBatch) -> None:
+    """BatchTooLarge for a batch that no message can carry."""
+    if batch.nbytes > BATCH_BYTES_MAX or batch.num_rows > ROWS_MAX:
+        raise BatchTooLarge(
+            f"a batch has at most {BATCH_BYTES_MAX} bytes and {ROWS_MAX} rows, not {batch.nbytes}"
+            f" and {batch.num_rows}"
+        )
+
+
+def check_partition(known: TopicDescription, partition: int) -> int:
+    """The partition, or UnknownPartition."""
     if not 0 <= partition < len(known.partitions):
         raise UnknownPartition(
             f"topic {known.name!r} has partitions 0 to {len(known.partitions) - 1}, not {partition}",
             topic=known.name,
-            partition=partition,
+            partition=int(partition),
         )
+    return int(partition)
 
 
 def one_batch(table: pa.RecordBatch | pa.Table) -> pa.RecordBatch:

@@ -1,8 +1,8 @@
 """The columns that a user sees, made from those that the leader sends.
 
-A default-schema topic shows Kafka's columns; a typed topic its own, with ``_topic``, ``_partition``,
-``_offset`` and ``_timestamp`` on request. Only what is stored travels: topic, partition and offset
-are made here, for whole batches.
+A default-schema topic shows Kafka's columns; a typed topic its own, with ``_topic``,
+``_partition``, ``_offset`` and ``_timestamp`` on request. Only what is stored travels: topic,
+partition and offset are made here, for whole batches.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class View:
         """The view of these columns (None: all that are shown), or SchemaMismatch naming one."""
         everything = shown_schema(stored, metadata=True, headers=True)
         if columns is None:
-            return cls(topic, shown_schema(stored, metadata=metadata, headers=headers), is_default(stored))
+            shown = shown_schema(stored, metadata=metadata, headers=headers)
+            return cls(topic, shown, is_default(stored))
         for name in columns:
             if name not in everything.names:
                 raise SchemaMismatch(
@@ -88,7 +89,7 @@ class View:
         return [name for name in self.schema.names if name not in made]
 
     def of_chunk(self, batch: pa.RecordBatch, partition: int, base: int) -> pa.RecordBatch:
-        """The rows of a chunk, whose first has offset ``base``, with exactly this view's columns."""
+        """A chunk's rows, the first of which has offset ``base``, with exactly this view's columns."""
         rows = batch.num_rows
         sent = set(batch.schema.names)
         arrays = [
@@ -106,7 +107,8 @@ class View:
             return pa.array(np.arange(base, base + rows, dtype=np.int64))
         if field.name in ("topic", TOPIC.name):
             return pa.repeat(pa.scalar(self.topic, pa.string()), rows)
-        constant = partition if field.name in ("partition", PARTITION.name) else _TIMESTAMP_TYPE_CREATE
+        of_partition = field.name in ("partition", PARTITION.name)
+        constant = partition if of_partition else _TIMESTAMP_TYPE_CREATE
         return pa.array(np.full(rows, constant, np.int32))
 
 

@@ -154,7 +154,7 @@ class Consumer:
             self._stop_feed()
             feed = self._feed = _Feed(
                 [
-                    (key, self._source(views[key[0]], key), start, ends and ends[key])
+                    (key, self._source(views[key[0]], key), start, None if ends is None else ends[key])
                     for key, start in self._position.items()
                 ]
             )

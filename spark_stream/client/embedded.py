@@ -1,8 +1,8 @@
 """The broker of a directory: found if it runs, started in the background if not.
 
-However many processes ask at once, one broker is started: they take turns at ``start.lock``. That the
-broker lives is told by the lock it holds on ``broker.lock``, which the kernel takes back when it dies,
-so nothing stale is left by ``kill -9``.
+However many processes ask at once, one broker is started: they take turns at ``start.lock``. That
+the broker lives is told by the lock it holds on ``broker.lock``, which the kernel takes back when
+it dies, so nothing stale is left by ``kill -9``.
 
 The broker is a fresh interpreter (a process that has used gRPC must not fork), in a session of its
 own, and it is nobody's child: a shell starts it and ends.

@@ -26,7 +26,7 @@ _RETRY_PAUSE_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Rows with the view's columns; the first has offset ``base``, and reading goes on at ``next``."""
+    """Rows with the view's columns; the first has offset ``base``; read on at ``next``."""
 
     partition: int
     base: int
@@ -61,7 +61,8 @@ class Source:
 
 
 def fetch_once(
-    source: Source, start: int, end: int | None, wait_ms: int = 0, max_bytes: int = FETCH_BYTES_DEFAULT
+    source: Source, start: int, end: int | None, wait_ms: int = 0, max_bytes: int =
+    FETCH_BYTES_DEFAULT
 ) -> Iterator[Fetched]:
     """One fetch. The last item has no rows; its ``next`` is where to read on.
 
@@ -94,7 +95,8 @@ def fetch_once(
 def fetch_range(source: Source, start: int, end: int) -> Iterator[Fetched]:
     """All that is visible of ``[start, end)``; returns when the range is done.
 
-    A bound below ``end`` (records that are not visible yet) ends it as well: the last ``next`` tells.
+    A bound below ``end`` (records that are not visible yet) ends it as well: the last ``next``
+    tells.
     """
     position = start
     failing_since: float | None = None

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self, overload
+from typing import Any, Final, Self
 
 import pyarrow as pa
 
@@ -38,8 +38,8 @@ def connect(
 ) -> Log:
     """Connects to a log: by any broker's ``host:port``, or by the ``path`` of a directory.
 
-    With ``path`` the directory's broker is started in the background when it is needed, and ends after
-    ``idle_seconds`` without use (default: the variable ISOLOG_IDLE_SECONDS, else 300).
+    With ``path`` the directory's broker is started in the background when it is needed, and ends
+    after ``idle_seconds`` without use (default: the variable ISOLOG_IDLE_SECONDS, else 300).
     ``timeout`` (seconds) bounds every call with its retries.
 
     Raises:
@@ -76,7 +76,8 @@ class Log:
         """Makes a topic; without ``schema`` it has Kafka's columns.
 
         Raises:
-            TopicExists, InvalidTopic, InvalidConfig, SchemaMismatch, UnsupportedType: nothing is made.
+            TopicExists, InvalidTopic, InvalidConfig, SchemaMismatch, UnsupportedType: nothing is
+            made.
         """
         return self._topics.create(
             name, partitions, replication_factor, schema, dict(config or {})
@@ -139,10 +140,8 @@ class Log:
             headers=headers,
         )
 
-    @overload
-    def read(self, topics: str, **options: Any) -> pa.Table: ...
-    @overload
-    def read(self, topics: list[str], **options: Any) -> dict[str, pa.Table]: ...
+    # One topic gives a table, a list of them a dict of tables: an overload would say so to a type
+    # checker, and would repeat eight parameters three times.
     def read(
         self,
         topics: str | list[str],
@@ -154,11 +153,11 @@ class Log:
         filter: str | None = None,
         metadata: bool = False,
         headers: bool = False,
-    ) -> pa.Table | dict[str, pa.Table]:
+    ) -> Any:
         """The visible records of a range as one table; of a list of topics, a dict of tables.
 
-        Rows of a partition are in the order of their offsets, partitions one after another. ``end`` is
-        exclusive; ``latest`` is the bound of the isolation level at the time of the call.
+        Rows of a partition are in the order of their offsets, partitions one after another. ``end``
+        is exclusive; ``latest`` is the bound of the isolation level at the time of the call.
         """
         if filter is not None:
             raise Unsupported("filter: this release does not filter at the leader yet")

@@ -7,7 +7,7 @@ place of the client where rows are touched one by one, because they come one by 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -19,9 +19,9 @@ import pyarrow as pa
 from spark_stream.client.partitioner import partitions_of
 from spark_stream.client.positions import to_microseconds
 from spark_stream.client.values import Written
+from spark_stream.errors import InvalidRecord
+from spark_stream.wire.messages import INT64_MAX
 from spark_stream.wire.schemas import DEFAULT_SCHEMA, HEADERS_TYPE, TIMESTAMP_TYPE
-
-Headers = Iterable[tuple[str, bytes | None]]
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class Pending:
     partitions: list[int] = field(default_factory=list)
     futures: list[Future[Written]] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
-    bytes: int = 0
+    size: int = 0
     since: float = 0.0
     headed: bool = False
     placed: bool = False
@@ -44,7 +44,7 @@ class Pending:
         self,
         key: bytes | None,
         value: bytes | None,
-        headers: Headers | None,
+        headers: list[tuple[str, bytes | None]] | None,
         timestamp: int,
         partition: int | None,
         size: int,
@@ -55,14 +55,13 @@ class Pending:
             self.since = time.monotonic()
         self.keys.append(key)
         self.values.append(value)
-        listed = None if headers is None else list(headers)
-        self.headers.append(listed)
+        self.headers.append(headers)
         self.timestamps.append(timestamp)
         self.partitions.append(-1 if partition is None else partition)
         self.futures.append(future)
         self.sizes.append(size)
-        self.bytes += size
-        self.headed |= bool(listed)
+        self.size += size
+        self.headed |= bool(headers)
         self.placed |= partition is not None
 
     def batch(self) -> pa.RecordBatch:
@@ -118,4 +117,7 @@ def timestamp_us(timestamp: int | datetime | None) -> int:
         return time.time_ns() // 1000
     if isinstance(timestamp, datetime):
         return to_microseconds(timestamp)
-    return int(timestamp) * 1000
+    moment = int(timestamp) * 1000
+    if not -INT64_MAX <= moment <= INT64_MAX:
+        raise InvalidRecord(f"timestamp {timestamp} is out of range", hint="It is in milliseconds.")
+    return moment

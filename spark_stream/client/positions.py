@@ -41,7 +41,9 @@ def resolve(
         asked = {number: place.get(number, _NAMED[default]) for number in range(count)}
         for number in place:
             if number not in asked:
-                raise InvalidOption(f"topic {topic!r} has partitions 0 to {count - 1}, not {number}")
+                raise InvalidOption(
+                    f"topic {topic!r} has partitions 0 to {count - 1}, not {number}"
+                )
     else:
         asked = dict.fromkeys(range(count), place)
     for offset in asked.values():

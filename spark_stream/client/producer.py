@@ -21,7 +21,9 @@ import pyarrow as pa
 from spark_stream.client.appending import AppendStream, Settle
 from spark_stream.client.batches import (
     as_bytes,
+    as_headers,
     check_partition,
+    check_size,
     completed,
     gathered,
     one_batch,
@@ -34,6 +36,7 @@ from spark_stream.client.values import TopicDescription, Written
 from spark_stream.consistency.isolation import PRODUCER_LEVELS
 from spark_stream.errors import (
     BufferFull,
+    InvalidOption,
     InvalidRequest,
     IsologError,
     RecordNotAttempted,
@@ -41,15 +44,23 @@ from spark_stream.errors import (
     SchemaMismatch,
     UnknownTopic,
 )
-from spark_stream.wire.messages import AppendTo
+from spark_stream.wire.limits import BATCH_BYTES_MAX
+from spark_stream.wire.messages import INT64_MAX, AppendTo
 from spark_stream.wire.schemas import fitted, is_default
 
 LINGER_MS: Final = 0.0
+LINGER_MS_MAX: Final = 3_600_000
 BATCH_BYTES: Final = 1 << 20
 BUFFER_BYTES: Final = 64 << 20
 TIMEOUT_MS: Final = 30_000
+TIMEOUT_MS_MAX: Final = 3_600_000
 _TICK_S: Final = 0.25
 _RECORD_FIXED_BYTES: Final = 8  # the timestamp
+
+
+def _check_setting(name: str, value: float, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise InvalidOption(f"{name} takes {low} to {high}, not {value!r}", option=name)
 
 
 class Producer:
@@ -58,8 +69,12 @@ class Producer:
     ``isolation``: ``read_uncommitted`` is acknowledged when the leader has appended,
     ``read_committed`` when the records are below the high watermark. ``linger_ms``: how long a record
     waits for company (with 0, records that come while the sender is busy still go together).
-    ``batch_bytes``: a batch of this size goes at once. ``timeout_ms``: how long an acknowledgement may
-    take before the outcome counts as unknown.
+    ``batch_bytes``: a batch of this size goes at once. ``buffer_bytes``: what may wait to be
+    acknowledged before a caller has to wait. ``timeout_ms``: how long an acknowledgement may take
+    before the outcome counts as unknown, and how long a caller waits for room.
+
+    Raises:
+        InvalidOption: one of these has a value that it does not take.
     """
 
     def __init__(
@@ -76,21 +91,27 @@ class Producer:
         self._connection = connection
         self._topics = topics
         self._isolation = level(isolation, PRODUCER_LEVELS)
+        _check_setting("linger_ms", linger_ms, 0, LINGER_MS_MAX)
+        _check_setting("batch_bytes", batch_bytes, 1, BATCH_BYTES_MAX // 2)
+        _check_setting("buffer_bytes", buffer_bytes, 1, INT64_MAX)
+        _check_setting("timeout_ms", timeout_ms, 1, TIMEOUT_MS_MAX)
         self._linger_s = linger_ms / 1000
         self._batch_bytes = batch_bytes
         self._buffer_bytes = buffer_bytes
         self._timeout_ms = timeout_ms
+        # Held from taking records to having written them: so nobody overtakes. Taken before _lock.
+        self._order = threading.RLock()
         # One lock, two conditions: the sender is not woken by what only waiting callers care for.
         self._lock = threading.RLock()
         self._work = threading.Condition(self._lock)
         self._room = threading.Condition(self._lock)
-        self._pending: dict[str, Pending] = {}
+        self._pending: dict[str, list[Pending]] = {}
         self._streams: dict[str, AppendStream] = {}
         self._streams_lock = threading.Lock()
         self._buffered = 0
         self._outstanding = 0
         self._flushing = 0
-        self._draining = False
+        self._crowded = 0
         self._failure: IsologError | None = None
         self._closed = False
         self._keyless = itertools.count()
@@ -121,11 +142,11 @@ class Producer:
             BufferFull: no room in the buffer within the timeout.
         """
         key, value = as_bytes("key", key), as_bytes("value", value)
-        listed = None if headers is None else list(headers)
-        moment = timestamp_us(timestamp)
+        listed = as_headers(headers)
         size = _RECORD_FIXED_BYTES + len(value or b"") + len(key or b"")
         size += sum(len(name.encode()) + len(data or b"") for name, data in listed or ())
         try:
+            moment = timestamp_us(timestamp)
             self._check_record(topic, partition, size)
         except IsologError as error:
             return self._refused(error)
@@ -135,14 +156,15 @@ class Producer:
             # something is, records gather. So a lone record is quick, and a flood makes batches.
             alone = not self._outstanding and not self._linger_s
             self._reserve(size)
-            pending = Pending() if alone else self._pending.setdefault(topic, Pending())
+            pending = Pending() if alone else self._gathering(topic)
             first = not pending.futures
             pending.add(key, value, listed, moment, partition, size, future)
             # The sender wakes by itself after the linger; wake it only when that changes its plan.
-            if not alone and (first or pending.bytes >= self._batch_bytes):
+            if not alone and (first or pending.size >= self._batch_bytes):
                 self._work.notify()
         if alone:
-            self._send_pending(topic, pending)
+            with self._order:
+                self._send_pending(topic, pending)
         return future
 
     def append(
@@ -157,34 +179,36 @@ class Producer:
         What is wrong with the batch is told by the future.
 
         Raises:
+            TypeError: ``batch`` is neither a record batch nor a table.
             BufferFull: no room in the buffer within the timeout.
         """
         try:
+            batch = one_batch(batch)
             known = self._topics.known(topic)
             default = is_default(known.schema)
-            if isinstance(batch, pa.Table):
-                batch = one_batch(batch)
             batch = fitted(completed(batch) if default else batch, known.schema)
+            check_size(batch)
             if partition is not None:
-                check_partition(known, partition)
+                partition = check_partition(known, partition)
         except IsologError as error:
             return self._refused(error)
         if batch.num_rows == 0:
             done: Future[Written] = Future()
             done.set_result(Written(topic, partition or 0, -1, 0))
             return done
-        self._hand_over(topic)
         count = len(known.partitions)
         keyless = next(self._keyless) % count
         if partition is not None or not default:
-            place = keyless if partition is None else partition
-            return self._append_part(known, batch, place)
-        places = partitions_of(batch.column("key"), count, keyless)
-        parts = [
-            (self._append_part(known, rows, place), int(numbers[0]))
-            for place, rows, numbers in split(batch, places)
-        ]
-        return parts[0][0] if len(parts) == 1 else gathered(topic, parts)
+            parts = [(keyless if partition is None else partition, batch, 0)]
+        else:
+            places = partitions_of(batch.column("key"), count, keyless)
+            parts = [(place, rows, int(at[0])) for place, rows, at in split(batch, places)]
+        with self._lock:
+            self._reserve(sum(rows.nbytes for _, rows, _ in parts), len(parts))
+        with self._order:
+            self._send_waiting(topic)
+            futures = [(self._append_part(known, rows, place), at) for place, rows, at in parts]
+        return futures[0][0] if len(futures) == 1 else gathered(topic, futures)
 
     def _check_record(self, topic: str, partition: int | None, size: int) -> None:
         known = self._topics.known(topic)
@@ -277,40 +301,40 @@ class Producer:
                         return
                     self._work.wait(self._next_due())
                     self._expire_streams()
-                taken = {topic: self._pending.pop(topic) for topic in due}
-                self._draining = True
-            try:
-                for topic, pending in taken.items():
-                    self._send_pending(topic, pending)
-            finally:
-                with self._lock:
-                    self._draining = False
-                    self._room.notify_all()
+            for topic in due:
+                with self._order:
+                    self._send_waiting(topic)
 
     def _due(self) -> list[str]:
         now = time.monotonic()
         return [
             topic
-            for topic, pending in self._pending.items()
+            for topic, waiting in self._pending.items()
             if self._flushing
+            or self._crowded
             or self._closed
-            or pending.bytes >= self._batch_bytes
-            or now - pending.since >= self._linger_s
+            or waiting[0].size >= self._batch_bytes
+            or now - waiting[0].since >= self._linger_s
         ]
 
     def _next_due(self) -> float:
         """Seconds until something is due, or until the deadlines are to be looked at."""
-        first = min((each.since for each in self._pending.values()), default=time.monotonic())
+        first = min((each[0].since for each in self._pending.values()), default=time.monotonic())
         wait = first + self._linger_s - time.monotonic() if self._pending else _TICK_S
         return min(_TICK_S, max(0.0, wait))
 
-    def _hand_over(self, topic: str) -> None:
-        """Before an ``append``: earlier ``send``s of the topic go first, so the order is kept."""
+    def _gathering(self, topic: str) -> Pending:
+        """Where the topic's next record waits: no batch grows far above ``batch_bytes``."""
+        waiting = self._pending.setdefault(topic, [])
+        if not waiting or waiting[-1].size >= self._batch_bytes:
+            waiting.append(Pending())
+        return waiting[-1]
+
+    def _send_waiting(self, topic: str) -> None:
+        """Sends the topic's records that wait; whoever calls holds ``_order``."""
         with self._lock:
-            pending = self._pending.pop(topic, None)
-            while self._draining:
-                self._room.wait(_TICK_S)
-        if pending is not None:
+            waiting = self._pending.pop(topic, [])
+        for pending in waiting:
             self._send_pending(topic, pending)
 
     def _send_pending(self, topic: str, pending: Pending) -> None:
@@ -334,10 +358,7 @@ class Producer:
         self, known: TopicDescription, batch: pa.RecordBatch, partition: int
     ) -> Future[Written]:
         future: Future[Written] = Future()
-        size = batch.nbytes
-        with self._lock:
-            self._reserve(size)
-        rows = batch.num_rows
+        size, rows = batch.nbytes, batch.num_rows
 
         def settle(offset: int, error: IsologError | None) -> None:
             if error is None:
@@ -395,7 +416,9 @@ class Producer:
     def _stream(self, known: TopicDescription) -> AppendStream:
         with self._streams_lock:
             stream = self._streams.get(known.name)
-            if stream is None or stream.broken:
+            if stream is None or not stream.takes(known):
+                if stream is not None:
+                    stream.close()
                 request = AppendTo(
                     topic=known.name,
                     topic_id=known.id,
@@ -403,8 +426,9 @@ class Producer:
                     timeout_ms=self._timeout_ms,
                 )
                 # Opening sends no record, so it may be tried again until the time is over.
-                self._connection.retried(lambda client, _: None)
-                stream = AppendStream(self._connection, known, request)
+                stream = self._connection.retried(
+                    lambda client, _: AppendStream(self._connection, client, known, request)
+                )
                 self._streams[known.name] = stream
             return stream
 
@@ -415,23 +439,31 @@ class Producer:
 
     # -- bookkeeping ----------------------------------------------------------------------------
 
-    def _reserve(self, size: int) -> None:
-        """Takes room in the buffer, waiting for it; the caller holds the condition."""
+    def _reserve(self, size: int, futures: int = 1) -> None:
+        """Takes room in the buffer, waiting for it; the caller holds the lock."""
+        if self._buffered and self._buffered + size > self._buffer_bytes:
+            self._crowded += 1  # no record lingers while somebody waits
+            self._work.notify()
+            try:
+                self._wait_for_room(size)
+            finally:
+                self._crowded -= 1
+        if self._closed:
+            raise InvalidRequest("the producer is closed", hint="Make a new one.")
+        self._buffered += size
+        self._outstanding += futures
+
+    def _wait_for_room(self, size: int) -> None:
         deadline = time.monotonic() + self._timeout_ms / 1000
-        while self._buffered and self._buffered + size > self._buffer_bytes:
-            if self._closed:
-                break
-            if time.monotonic() > deadline:
+        while self._buffered and self._buffered + size > self._buffer_bytes and not self._closed:
+            left = deadline - time.monotonic()
+            if left <= 0:
                 raise BufferFull(
                     f"{self._buffered} bytes wait to be acknowledged; buffer_bytes is"
                     f" {self._buffer_bytes}"
                 )
-            self._room.wait(_TICK_S)
+            self._room.wait(min(left, _TICK_S))
             self._expire_streams()
-        if self._closed:
-            raise InvalidRequest("the producer is closed", hint="Make a new one.")
-        self._buffered += size
-        self._outstanding += 1
 
     def _settled(self, future: Future[Written], written: Written, size: int) -> None:
         self._release(size, 1)

@@ -41,7 +41,7 @@ class TopicsClient:
         return self._remembered(facts)
 
     def known(self, topic: str) -> TopicDescription:
-        """The topic as it was when it was last looked at: schema, id and partitions stay the same."""
+        """The topic as it was when last looked at: schema, id and partitions stay the same."""
         found = self._known.get(topic)
         return found if found is not None else self.describe(topic)
 

@@ -7,6 +7,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,11 +45,11 @@ class SqliteStore:
         return rows[0] if rows else None
 
     def list(self, prefix: str) -> Sequence[Record]:
-        return self._read(
-            "select key, value, version from record"
-            " where substr(key, 1, length(?1)) = ?1 order by key",
-            prefix,
+        # Compared here: SQLite's text functions end a text at its first NUL.
+        following = self._read(
+            "select key, value, version from record where key >= ? order by key", prefix
         )
+        return list(takewhile(lambda record: record.key.startswith(prefix), following))
 
     def put(self, key: str, value: Mapping[str, Any], expected: int) -> int | None:
         text = json.dumps(value, separators=(",", ":"))
@@ -96,10 +97,11 @@ class SqliteStore:
             self._connection.execute("begin immediate")
             try:
                 yield self._connection
+                self._connection.execute("commit")
             except BaseException:
-                self._connection.execute("rollback")
+                if self._connection.in_transaction:  # a full disk ends it by itself
+                    self._connection.execute("rollback")
                 raise
-            self._connection.execute("commit")
 
     @contextmanager
     def _named(self) -> Iterator[None]:

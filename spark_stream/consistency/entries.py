@@ -4,9 +4,10 @@ An entry describes a batch (records with offsets) or a marker (the end of a tran
 no offset). The table is the truth of a segment; everything else is derived from it. Layout to the
 byte: ``docs/format.md``.
 
-Invariant of a table whose first entry has index ``i`` and offset ``o``: entry indexes are ``i, i+1,
-i+2, …``; each base offset is the previous one plus the previous count; markers have count 0, batches
-at least 1; leader epochs never fall; positions follow one another without gaps or overlap.
+Invariant of a table whose first entry has index ``i`` and offset ``o``: entry indexes are ``i``,
+``i+1``, ``i+2``, …; each base offset is the previous one plus the previous count; markers have
+count 0, batches at least 1; leader epochs never fall; positions follow one another without gap or
+overlap.
 """
 
 from __future__ import annotations
@@ -139,7 +140,7 @@ def next_offset(table: Table, first_offset: int) -> Offset:
 def at_offset(table: Table, offset: int) -> int:
     """The row of the batch that holds ``offset`` (which must lie within the table's offsets).
 
-    Markers share the base offset of the batch after them, so of equal base offsets the last is meant.
+    Markers share the base offset of the batch after them, so of equal ones the last is meant.
     """
     return int(np.searchsorted(table["base_offset"], offset, side="right")) - 1
 

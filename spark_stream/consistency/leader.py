@@ -3,7 +3,7 @@
 Invariants, after every transition:
 
 * ``log_start <= LSO <= HW <= LEO``;
-* LEO, HW and the log start never move back (LEO does by truncation only, which is a follower's act);
+* LEO, HW and the log start never move back (LEO only by truncation, which is a follower's act);
 * with no followers HW = LEO;
 * LSO is the first undecided offset, or HW if there is none at or below it.
 
@@ -24,7 +24,7 @@ from spark_stream.consistency.isolation import Bounds
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A place between two entries: the index of the next entry and the offset of its first record."""
+    """A place between two entries: the next entry's index and the offset of its first record."""
 
     entry: EntryIndex
     offset: Offset

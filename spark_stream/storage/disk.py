@@ -1,9 +1,9 @@
 """The seam between the log and the operating system's files.
 
 Two rules hold for every implementation. A write goes to an explicit position, so a failed one can
-be repeated. ``cut`` removes only bytes that no entry has published: nobody else reads those, whereas
-a published file may be mapped by a reader, who would die of SIGBUS if it shrank (``write_whole`` is
-the way to shorten such a file).
+be repeated. ``cut`` removes only bytes that no entry has published: nobody else reads those,
+whereas a published file may be mapped by a reader, who would die of SIGBUS if it shrank
+(``write_whole`` is the way to shorten such a file).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _write_fully(descriptor: int, position: int, data: pa.Buffer | bytes) -> Non
 
 
 class _Descriptor:
-    """An open file's number. Whoever uses it holds this, so that no other file gets it meanwhile."""
+    """An open file's number. Whoever uses it holds this, so no other file gets it meanwhile."""
 
     __slots__ = ("number",)
 

@@ -1,4 +1,4 @@
-"""What client and broker both know: messages, schemas, limits. Control messages are JSON, data is Arrow.
+"""What client and broker both know. Control messages are JSON, data is Arrow.
 
 ``messages``  tickets, append envelopes, acknowledgements, actions
 ``flight``    errors as Flight carries them

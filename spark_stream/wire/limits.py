@@ -14,7 +14,7 @@ WAIT_MS_MAX: Final = 60_000
 """A long poll. Longer ones would hide a dead peer; a client simply asks again."""
 
 FETCH_BYTES_DEFAULT: Final = 32 << 20
-"""What one fetch of our own client asks for: large enough to be free, small enough for a deadline."""
+"""What a fetch of our client asks for: large enough to be free, small enough for a deadline."""
 
 REQUEST_TIMEOUT_S: Final = 30.0
 """How long a client waits for an answer that should come at once."""

@@ -100,7 +100,7 @@ class BoundsFacts(Message):
 
 
 class ChunkFacts(Message):
-    """Rows ``base``, ``base + 1``, … of the partition; the next batch starts at or after ``next``."""
+    """Rows ``base``, ``base + 1``, … of a partition; the next batch starts at or after ``next``."""
 
     base: OffsetField
     next: OffsetField
@@ -134,7 +134,7 @@ class Envelope(Message):
 
 
 class Ack(Message):
-    """What became of a batch: its first offset and its count, or an error (its details have kept)."""
+    """What became of a batch: first offset and count, or an error (whose details have kept)."""
 
     number: int
     partition: int
@@ -201,8 +201,9 @@ class TopicNames(Message):
 class ListOffsets(Message):
     """For each partition the offset that a place means, under an isolation level.
 
-    ``timestamp`` in microseconds since the epoch: the first offset at or after it, or the isolation's
-    bound where there is none. Without it ``at``: -2 earliest, -1 latest. ``partitions``: None is all.
+    ``timestamp`` in microseconds since the epoch: the first offset at or after it, or the
+    isolation's bound where there is none. Without it ``at``: -2 earliest, -1 latest.
+    ``partitions``: None is all.
     """
 
     topic: Name

@@ -36,7 +36,7 @@ LEADER_COLUMNS: Final = {field.name: field for field in (OFFSET, TIMESTAMP)}
 """Metadata columns that a fetch may ask the leader for, beside the topic's own."""
 
 METADATA: Final = (TOPIC, PARTITION, OFFSET, TIMESTAMP)
-"""What ``includeMetadata`` (Spark) and ``metadata=True`` (Python) add to a typed topic, in order."""
+"""What ``includeMetadata`` (Spark) and ``metadata=True`` (Python) add to a typed topic."""
 
 
 def is_default(schema: pa.Schema) -> bool:
@@ -48,8 +48,8 @@ def check_topic_schema(schema: pa.Schema) -> pa.Schema:
     """The schema, if a topic may have it.
 
     Raises:
-        SchemaMismatch: no columns, or two of one name (in any case: Spark does not tell them apart).
-        UnsupportedType: a column (named) whose type the log does not carry.
+        SchemaMismatch: no columns, or two of one name (in any case: Spark does not tell them
+        apart). UnsupportedType: a column (named) whose type the log does not carry.
     """
     if len(schema) == 0:
         raise SchemaMismatch("a topic needs at least one column")
@@ -74,12 +74,11 @@ def check_topic_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def _check_type(kind: pa.DataType, path: str) -> None:
-    if pt.is_nested(kind) and not pt.is_union(kind):
+    nests = (pt.is_list, pt.is_large_list, pt.is_fixed_size_list, pt.is_struct, pt.is_map)
+    if any(is_of(kind) for is_of in nests):
         for index in range(kind.num_fields):
             child = kind.field(index)
             _check_type(child.type, f"{path}.{child.name}")
-        if isinstance(kind, pa.ListViewType | pa.LargeListViewType):
-            raise _unsupported(kind, path)
         return
     carried = (
         pt.is_null(kind)
@@ -157,9 +156,7 @@ def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays(batch.columns, schema=schema)
     if set(batch.schema.names) == set(schema.names) and len(batch.schema) == len(schema):
         arrays = [_fitted(batch.column(field.name), field) for field in schema]
-        got = pa.schema(
-            [pa.field(f.name, a.type) for f, a in zip(schema, arrays, strict=True)]
-        )
+        got = pa.schema([pa.field(f.name, a.type) for f, a in zip(schema, arrays, strict=True)])
     else:
         arrays, got = [], batch.schema
     wrong = mismatch(schema, got)
@@ -176,8 +173,8 @@ def _fitted(array: pa.Array, field: pa.Field) -> pa.Array:
         return array
     try:
         return array.cast(want)
-    except pa.ArrowInvalid:  # a moment too far away for the finer unit
-        return array
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return array  # a moment too far away for the finer unit, a null within what takes none
 
 
 def _widens(have: pa.DataType, want: pa.DataType) -> bool:
@@ -200,15 +197,29 @@ def _widens(have: pa.DataType, want: pa.DataType) -> bool:
     for family in (text, raw):
         if any(is_of(have) for is_of in family) and any(is_of(want) for is_of in family):
             return True
-    lists = (pt.is_list, pt.is_large_list, pt.is_fixed_size_list)
-    same_shape = have.id == want.id or (
-        any(is_of(have) for is_of in lists) and (pt.is_list(want) or pt.is_large_list(want))
+    return _shaped_alike(have, want) and all(
+        inner.equals(wanted) or _widens(inner, wanted)
+        for inner, wanted in zip(_inner(have), _inner(want), strict=True)
     )
-    if same_shape and pt.is_nested(have) and have.num_fields == want.num_fields:
-        # The same shape with other names for list items, or other nullability within.
-        return all(
-            have.field(i).type.equals(want.field(i).type)
-            or _widens(have.field(i).type, want.field(i).type)
-            for i in range(have.num_fields)
-        )
-    return False
+
+
+def _shaped_alike(have: pa.DataType, want: pa.DataType) -> bool:
+    """Whether two nested types differ in nothing but the types within, nullability and list names.
+
+    The fields of structs have names that mean something: Arrow's cast drops the values of a field
+    whose name it does not find.
+    """
+    if pt.is_struct(have) and pt.is_struct(want):
+        return [each.name for each in have] == [each.name for each in want]
+    if pt.is_fixed_size_list(have) and pt.is_fixed_size_list(want):
+        return bool(have.list_size == want.list_size)
+    lists = (pt.is_list, pt.is_large_list, pt.is_fixed_size_list)
+    if any(is_of(have) for is_of in lists):
+        return bool(pt.is_list(want) or pt.is_large_list(want))
+    return bool(pt.is_map(have) and pt.is_map(want))
+
+
+def _inner(kind: pa.DataType) -> list[pa.DataType]:
+    if pt.is_map(kind):
+        return [kind.key_type, kind.item_type]
+    return [kind.field(index).type for index in range(kind.num_fields)]

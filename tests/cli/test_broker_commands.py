@@ -1,0 +1,137 @@
+"""``isolog broker``: start, status, stop, and what keeps a broker from starting."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import spark_stream as isolog
+from tests.cli.conftest import COMMAND, TIMEOUT_S, run
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[Path]:
+    """A directory whose broker, if there is one, ends with the test."""
+    path = tmp_path / "log"
+    path.mkdir()
+    yield path
+    if (path / "broker.json").exists():
+        run("broker", "stop", "--dir", str(path))
+
+
+def pid_of(directory: Path) -> int:
+    return int(json.loads((directory / "broker.json").read_text())["pid"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_in_the_foreground_one_line_says_that_it_serves(directory, number):
+    command = [*COMMAND, "broker", "start", "--dir", str(directory), "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as broker:
+        assert broker.stdout is not None
+        line = broker.stdout.readline()
+        assert line.startswith("isolog broker ready 127.0.0.1:")
+        with isolog.connect(line.split()[-1]) as log:
+            assert log.topics() == []
+        broker.send_signal(number)
+        rest, _ = broker.communicate(timeout=TIMEOUT_S)
+    assert (rest, broker.returncode) == ("", 0)
+
+
+def test_a_broker_in_the_background_from_start_to_stop(directory, call, tmp_path):
+    none = call("broker", "status", "--dir", str(directory))
+    assert (none.code, none.out) == (1, "")
+    assert none.err.startswith(f"error: no broker serves {directory}")
+    assert list(directory.iterdir()) == []  # status starts nothing
+
+    (tmp_path / "broker.toml").write_text('listen = "127.0.0.1:0"\n[topic]\nretention.ms = 60000\n')
+    start = ("broker", "start", "--conf", str(tmp_path / "broker.toml"), "--daemon")
+    started = run(*start, "--dir", str(directory))
+    assert (started.code, started.err) == (0, "")
+    assert started.out.startswith("isolog broker ready 127.0.0.1:")
+    assert started.out.count("\n") == 1
+    address = started.out.split()[-1]
+    with isolog.connect(address) as log:
+        assert log.create_topic("t").config["retention.ms"] == "60000"
+
+    status = run("broker", "status", "--dir", str(directory), "--output", "json")
+    assert status.code == 0
+    facts = json.loads(status.out)
+    assert (facts["address"], facts["pid"], facts["topics"]) == (address, pid_of(directory), 1)
+    assert address in call("broker", "status", "--bootstrap", address).out
+
+    second = call(*start, "--dir", str(directory))
+    assert (second.code, second.out) == (1, "")
+    assert second.err.startswith("error: another broker serves ")
+    assert second.err.count("\n") == 1
+
+    other = call("broker", "start", "--dir", str(tmp_path / "b"), "--listen", address, "--daemon")
+    assert other.code == 1
+    assert f"cannot listen on {address}" in other.err
+
+    stopped = run("broker", "stop", ISOLOG_PATH=str(directory))
+    assert (stopped.code, stopped.out) == (0, "")
+    assert "stopped" in stopped.err
+    again = call("broker", "stop", "--dir", str(directory))
+    assert (again.code, again.err.count("\n")) == (1, 1)
+    gone = call("broker", "status", "--bootstrap", address)
+    assert (gone.code, gone.out) == (1, "")
+    assert f"no broker answers at {address}" in gone.err
+
+
+def test_a_broker_that_was_killed_is_not_taken_for_one_that_lives(directory, call):
+    run("broker", "start", "--dir", str(directory), "--listen", "127.0.0.1:0", "--daemon")
+    handle = os.pidfd_open(pid_of(directory))
+    signal.pidfd_send_signal(handle, signal.SIGKILL)
+    assert select.select([handle], [], [], TIMEOUT_S)[0]
+    os.close(handle)
+    facts = json.loads((directory / "broker.json").read_text())
+    # Its number may come to mean somebody else; here, this very test.
+    (directory / "broker.json").write_text(json.dumps(facts | {"pid": os.getpid()}))
+    assert call("broker", "stop", "--dir", str(directory)).code == 1
+    assert call("broker", "status", "--dir", str(directory)).code == 1
+
+
+def test_a_broker_that_hangs_is_reported_in_time(directory, call):
+    run("broker", "start", "--dir", str(directory), "--listen", "127.0.0.1:0", "--daemon")
+    pid = pid_of(directory)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        status = call("broker", "status", "--dir", str(directory), "--timeout", "0.5")
+        stop = call("broker", "stop", "--dir", str(directory), "--timeout", "0.2")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert status.code == 1
+    assert "error: no answer from" in status.err
+    assert stop.code == 1
+    assert f"process {pid}" in stop.err
+
+
+@pytest.mark.parametrize("daemon", [[], ["--daemon"]])
+def test_a_directory_of_somebody_else_is_left_alone(call, tmp_path, daemon):
+    (tmp_path / "thesis.tex").write_text("")
+    refused = call("broker", "start", "--dir", str(tmp_path), "--listen", "127.0.0.1:0", *daemon)
+    assert (refused.code, refused.out) == (1, "")
+    assert "was not made by isolog" in refused.err
+    assert [each.name for each in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_bad_configuration_is_named(call, tmp_path):
+    (tmp_path / "broker.toml").write_text("lisen = 1\n")
+    refused = call(
+        "broker", "start", "--dir", str(tmp_path / "log"), "--conf", str(tmp_path / "broker.toml")
+    )
+    assert refused.code == 1
+    assert refused.err.startswith("error: lisen: there is no such setting")
+
+
+def test_a_broker_needs_a_directory(call):
+    refused = call("broker", "start")
+    assert refused.code == 2
+    assert "--dir" in refused.err

@@ -1,0 +1,120 @@
+"""Spark's DDL as Arrow schemas: the types Spark itself uses, and errors that name the column."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyspark.sql.types as st
+import pytest
+
+from spark_stream.cli.ddl import parse_schema, schema_text, type_name
+from spark_stream.datasource.types import to_arrow
+from spark_stream.errors import InvalidOption
+
+EVERY_TYPE = """
+    b boolean, i8 tinyint, i16 SMALLINT, i32 int, i64 bigint NOT NULL, f float, d double,
+    p decimal(10,2), p0 decimal, s string, v varchar(20), x binary, day date, ts timestamp,
+    ntz timestamp_ntz, t time, tags array<string>, m map<string, array<int>>,
+    st struct<a: int NOT NULL, `b c`: struct<d date>>, n void
+"""
+
+
+def test_the_types_are_those_in_which_spark_hands_columns_over():
+    spark = st.StructType(
+        [
+            st.StructField("b", st.BooleanType()),
+            st.StructField("i8", st.ByteType()),
+            st.StructField("i16", st.ShortType()),
+            st.StructField("i32", st.IntegerType()),
+            st.StructField("i64", st.LongType(), False),
+            st.StructField("f", st.FloatType()),
+            st.StructField("d", st.DoubleType()),
+            st.StructField("p", st.DecimalType(10, 2)),
+            st.StructField("p0", st.DecimalType(10, 0)),
+            st.StructField("s", st.StringType()),
+            st.StructField("v", st.VarcharType(20)),
+            st.StructField("x", st.BinaryType()),
+            st.StructField("day", st.DateType()),
+            st.StructField("ts", st.TimestampType()),
+            st.StructField("ntz", st.TimestampNTZType()),
+            st.StructField("t", st.TimeType()),
+            st.StructField("tags", st.ArrayType(st.StringType())),
+            st.StructField("m", st.MapType(st.StringType(), st.ArrayType(st.IntegerType()))),
+            st.StructField(
+                "st",
+                st.StructType(
+                    [
+                        st.StructField("a", st.IntegerType(), False),
+                        st.StructField("b c", st.StructType([st.StructField("d", st.DateType())])),
+                    ]
+                ),
+            ),
+            st.StructField("n", st.NullType()),
+        ]
+    )
+    assert parse_schema(EVERY_TYPE).equals(to_arrow(spark))
+
+
+def test_a_schema_is_read_back_from_its_text():
+    schema = parse_schema(EVERY_TYPE)
+    assert parse_schema(schema_text(schema)).equals(schema)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("byte", pa.int8()),
+        ("short", pa.int16()),
+        ("integer", pa.int32()),
+        ("long", pa.int64()),
+        ("real", pa.float32()),
+        ("numeric(5)", pa.decimal128(5, 0)),
+        ("char(3)", pa.string()),
+        ("timestamp_ltz", pa.timestamp("us", "UTC")),
+        ("time(6)", pa.time64("ns")),
+        ("struct<>", pa.struct([])),
+        ("int COMMENT 'of a day, in minutes'", pa.int32()),
+    ],
+)
+def test_other_spellings(text, kind):
+    assert parse_schema(f"c {text}").field("c").type.equals(kind)
+
+
+def test_names_may_be_quoted_and_a_colon_may_follow_them():
+    assert parse_schema("`a ``b``, c`: int, d : string").names == ["a `b`, c", "d"]
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "problem"),
+    [
+        ("", None, "no column"),
+        ("id", "id", "expected a type"),
+        ("id int,", None, "name of a column"),
+        ("id itn", "id", "no type 'itn'"),
+        ("id int name string", "id", "expected ','"),
+        ("p decimal(40,2)", "p", "precision is 1 to 38"),
+        ("p decimal(2,3)", "p", "scale 0 to the precision"),
+        ("p decimal(x)", "p", "whole number"),
+        ("v varchar", "v", "'('"),
+        ("a array", "a", "'<'"),
+        ("a array<array<foo>>", "a.element.element", "no type 'foo'"),
+        ("m map<string>", "m", "','"),
+        ("s struct<a:int, b:array<bar>>", "s.b.element", "no type 'bar'"),
+        ("s struct<a:int", "s.a", "'>'"),
+        ("id int NOT", "id", "expected ','"),
+        ("id int COMMENT 3", "id", "COMMENT"),
+        ("id int; name string", "id", "';'"),
+        ("`id int", None, "name of a column"),
+        ("a " + "array<" * 99 + "int" + ">" * 99, None, "nested more than"),
+    ],
+)
+def test_an_error_names_the_column_and_what_is_wrong(text, column, problem):
+    with pytest.raises(InvalidOption, match="schema: ") as raised:
+        parse_schema(text)
+    assert problem in raised.value.message
+    if column:
+        assert raised.value.details["column"] == column
+
+
+def test_types_that_spark_does_not_have_keep_arrow_s_names():
+    assert type_name(pa.uint16()) == "uint16"
+    assert type_name(pa.list_(pa.int8())) == "array<tinyint>"

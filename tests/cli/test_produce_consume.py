@@ -1,0 +1,202 @@
+"""Records in and out: lines, files, pipes that stay open, ends that come early."""
+
+from __future__ import annotations
+
+import json
+import select
+import signal
+import subprocess
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from spark_stream.cli.ddl import parse_schema
+from tests.cli.conftest import TIMEOUT_S, run
+
+SCHEMA = "id bigint, name string, at timestamp"
+ROWS = [
+    {"id": 1, "name": "a", "at": "2024-01-01T00:00:00Z"},
+    {"id": 2, "name": 'b "x",', "at": None},
+    {"id": 3, "name": None, "at": "2024-01-01T00:00:00.500000Z"},
+]
+
+
+def line_of(process: subprocess.Popen[bytes]) -> bytes:
+    """The next line of its output; an error if none comes."""
+    assert process.stdout is not None
+    ready, _, _ = select.select([process.stdout], [], [], TIMEOUT_S)
+    assert ready, "nothing came"
+    return process.stdout.readline()
+
+
+def ended(process: subprocess.Popen[bytes]) -> tuple[int, str]:
+    _, errors = process.communicate(timeout=TIMEOUT_S)
+    return process.returncode, errors.decode()
+
+
+def test_lines_in_and_out(served):
+    served.log.create_topic("lines", partitions=2)
+    sent = served.run(
+        "produce", "lines", "--key-separator", ":", "--partition", "1", stdin="k:v\nno key\n\nlast"
+    )
+    assert (sent.code, sent.out, sent.err) == (0, "", "4 records to lines\n")
+    assert served.run("consume", "lines").out == "v\nno key\n\nlast\n"
+    form = served.run("consume", "lines", "--format", r"{partition}/{offset}\t{key}", "--to", "2")
+    assert form.out == "1/0\tk\n1/1\t\n"
+    last = served.run("consume", "lines", "--from", "-2", "-n", "1", "--output", "json")
+    record = json.loads(last.out)
+    assert (record["offset"], record["value"], record["topic"]) == (2, "", "lines")
+    assert served.run("consume", "lines", "--partition", "0").out == ""
+    assert served.run("consume", "lines", "--from", "2999-01-01").out == ""
+
+
+def files(folder: Path) -> list[Path]:
+    """The same rows in every format."""
+    rows = [{**row, "at": row["at"] or ""} for row in ROWS]
+    lines = ["id,name,at", *(f"{r['id']},{quoted(r['name'])},{r['at']}" for r in rows)]
+    (folder / "rows.csv").write_text("\n".join(lines) + "\n")
+    (folder / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in ROWS))
+    table = pa.Table.from_pylist(
+        ROWS, pa.schema([("id", pa.int32()), ("name", "string"), ("at", "string")])
+    )
+    moments = pa.compute.cast(table.column("at"), pa.timestamp("ms", "UTC"))
+    table = table.set_column(2, "at", moments)
+    pq.write_table(table, folder / "rows.parquet")
+    with pa.ipc.new_file(folder / "rows.arrow", table.schema) as writer:
+        writer.write_table(table)
+    return [folder / f"rows.{each}" for each in ("csv", "jsonl", "parquet", "arrow")]
+
+
+def quoted(text: str | None) -> str:
+    return "" if text is None else '"' + text.replace('"', '""') + '"'
+
+
+def test_files_of_every_format_into_a_typed_topic(served, call, tmp_path):
+    served.log.create_topic("typed", schema=parse_schema(SCHEMA))
+    for file in files(tmp_path):
+        sent = call("produce", "typed", "--file", str(file), "--bootstrap", served.bootstrap)
+        assert (sent.code, sent.err) == (0, "3 records to typed\n")
+    piped = served.run(
+        "produce", "typed", "--format", "csv", stdin=(tmp_path / "rows.csv").read_text()
+    )
+    assert piped.err == "3 records to typed\n"
+    out = served.run("consume", "typed", "--output", "json").out
+    assert [json.loads(line) for line in out.splitlines()] == 5 * ROWS
+
+    stream = served.start("consume", "typed", "--output", "arrow", "--to", "3")
+    table = pa.ipc.open_stream(stream.stdout).read_all()
+    assert ended(stream) == (0, "")
+    assert table.schema.equals(parse_schema(SCHEMA))
+    assert table.column("id").to_pylist() == [1, 2, 3]
+
+    shown = served.run("consume", "typed", "-n", "1", "--metadata").out
+    assert [each.strip() for each in shown.splitlines()[0].split("│")] == [
+        "id", "name", "at", "_topic", "_partition", "_offset", "_timestamp",
+    ]  # fmt: skip
+    chosen = served.run("consume", "typed", "-n", "2", "-o", "csv", "--columns", "_offset,id")
+    assert chosen.out == '"_offset","id"\n0,1\n1,2\n'
+
+
+def test_what_does_not_fit_is_refused_and_named(served, call, tmp_path):
+    served.log.create_topic("strict", schema=parse_schema(SCHEMA))
+    for name, text, problem in (
+        ("a.csv", "id,name,at\n1,a,\nx,b,\n", "record 2: column 'id': 'x' does not fit bigint"),
+        ("b.csv", "id,name\n1,a\n", "column 'at' (timestamp) is missing"),
+        ("c.jsonl", '{"id":1,"z":2}\n', "column 'z'"),
+    ):
+        (tmp_path / name).write_text(text)
+        source = ("--file", str(tmp_path / name), "--bootstrap", served.bootstrap)
+        refused = call("produce", "strict", *source)
+        assert (refused.code, refused.out) == (1, "")
+        summary, error = refused.err.splitlines()
+        assert summary == "0 records to strict"
+        assert error.startswith("error: ")
+        assert problem in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["produce", "usage", "--transactional"], "no transactions yet"),
+        (["produce", "usage"], "which format"),
+        (["produce", "usage", "--format", "parquet"], "--file"),
+        (["produce", "usage", "--format", "csv", "--key-separator", ":"], "--key-separator"),
+        (["consume", "usage", "--output", "raw"], "raw"),
+        (["consume", "usage", "--from", "noon"], "--from"),
+        (["consume", "usage", "--isolation", "read_all"], "read_all"),
+        (["consume", "usage", "--format", "{id"], "--format"),
+    ],
+)
+def test_bad_usage(served, call, arguments, problem):
+    if "usage" not in served.log.topics():
+        served.log.create_topic("usage", schema=parse_schema("id bigint"))
+    refused = call(*arguments, "--bootstrap", served.bootstrap)
+    assert (refused.code, refused.out) == (2, "")
+    assert refused.err.startswith("error: ")
+    assert refused.err.count("\n") == 1
+    assert problem in refused.err
+
+
+def test_a_missing_topic_is_made_on_request_only(served, call, tmp_path):
+    (tmp_path / "new.csv").write_text("n,at\n1,2024-01-01\nNA,\n")
+    command = ("produce", "new", "--file", str(tmp_path / "new.csv"), "--null", "NA")
+    command += ("--bootstrap", served.bootstrap)
+    refused = call(*command)
+    assert refused.code == 1
+    assert "'new'" in refused.err
+    made = call(*command, "--create")
+    assert made.code == 0, made.err
+    assert served.log.describe("new").schema.names == ["n", "at"]
+    assert served.log.read("new").column("n").to_pylist() == [1, None]
+
+
+def test_who_types_is_heard_at_once_and_ctrl_c_ends_a_follower_well(served):
+    served.log.create_topic("live")
+    writer = served.start("produce", "live")
+    reader = served.start("consume", "live", "--follow")
+    assert writer.stdin is not None
+    for text in (b"one\n", b"two\n"):
+        writer.stdin.write(text)
+        writer.stdin.flush()
+        assert line_of(reader) == text
+    assert ended(writer) == (0, "2 records to live\n")
+    reader.send_signal(signal.SIGINT)
+    assert ended(reader) == (0, "")
+
+
+def test_a_follower_ends_at_an_end_that_is_still_to_come(served):
+    served.log.create_topic("coming")
+    reader = served.start("consume", "coming", "--follow", "--to", "2", "--output", "csv")
+    assert reader.stdout is not None
+    with served.log.producer() as producer:
+        for value in ("a", "b", "c"):
+            producer.send("coming", value).result()
+    assert len(reader.stdout.read().splitlines()) == 1 + 2
+    assert ended(reader) == (0, "")
+
+
+@pytest.mark.parametrize("mode", [[], ["--follow"]])
+def test_a_closed_pipe_ends_quietly(served, mode):
+    name = "wide" + "-follow" * len(mode)
+    served.log.create_topic(name)
+    with served.log.producer() as producer:
+        producer.append(name, pa.record_batch({"value": pa.array([b"." * 1000] * 2000)}))
+    reader = served.start("consume", name, *mode)
+    line_of(reader)
+    reader.stdout.close()
+    assert reader.wait(TIMEOUT_S) == 0
+    assert reader.stderr.read() == b""
+    reader.stdin.close()
+    reader.stderr.close()
+
+
+def test_a_directory_of_one_s_own_needs_no_broker_to_be_started(tmp_path):
+    path = str(tmp_path / "log")
+    try:
+        assert run("topic", "create", "t", "--path", path).code == 0
+        assert run("produce", "t", stdin="hello\n", ISOLOG_PATH=path).err == "1 records to t\n"
+        assert run("consume", "t", "--path", path).out == "hello\n"
+    finally:
+        assert run("broker", "stop", "--dir", path).code == 0

@@ -1,0 +1,99 @@
+"""``isolog topic``, and what all commands do with a bad command line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.cli.conftest import run
+
+
+def test_a_topic_from_create_to_delete(served):
+    made = served.run(
+        "topic",
+        "create",
+        "flights",
+        "--partitions",
+        "2",
+        "--config",
+        "compression=zstd",
+        "--schema",
+        "id bigint NOT NULL, tags array<string>",
+    )
+    assert (made.code, made.out) == (0, "")
+    assert "created topic flights: 2 partitions" in made.err
+
+    assert served.run("topic", "list").out == "flights\n"
+    assert json.loads(served.run("topic", "list", "--output", "json").out) == ["flights"]
+
+    facts = json.loads(served.run("topic", "describe", "flights", "--output", "json").out)
+    assert facts["schema"] == "id bigint NOT NULL, tags array<string>"
+    assert facts["config"]["compression"] == "zstd"
+    assert [each["partition"] for each in facts["partitions"]] == [0, 1]
+    partition = facts["partitions"][0]
+    assert partition["log_end_offset"] == partition["high_watermark"] == 0
+    assert partition["last_stable_offset"] == 0
+    shown = served.run("topic", "describe", "flights").out
+    for word in ("array<string>", "compression", "LEO", "HW", "LSO", partition["leader"]):
+        assert word in shown
+
+    unsure = served.run("topic", "delete", "flights")
+    assert (unsure.code, unsure.out) == (2, "")
+    assert "--yes" in unsure.err
+    assert served.run("topic", "delete", "flights", "--yes").code == 0
+    assert served.log.topics() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "problem"),
+    [
+        (["describe", "nope"], 1, "nope"),
+        (["create", "t", "--schema", "id itn"], 2, "column 'id'"),
+        (["create", "t", "--config", "compression"], 2, "NAME=VALUE"),
+        (["create", "t", "--config", "compresion=zstd"], 1, "did you mean 'compression'"),
+    ],
+)
+def test_what_is_refused(served, call, arguments, code, problem):
+    refused = call("topic", *arguments, "--bootstrap", served.bootstrap)
+    assert (refused.code, refused.out) == (code, "")
+    assert refused.err.startswith("error: ")
+    assert refused.err.count("\n") == 1
+    assert problem in refused.err
+
+
+@pytest.mark.parametrize(
+    ("variables", "options"),
+    [
+        ({}, []),
+        ({}, ["--bootstrap", "localhost:1", "--path", "log"]),
+        ({"ISOLOG_BOOTSTRAP": "localhost:1", "ISOLOG_PATH": "log"}, []),
+        ({}, ["--bootstrap", "nowhere"]),
+    ],
+)
+def test_the_log_must_be_named_once(call, monkeypatch, variables, options):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    refused = call("topic", "list", *options)
+    assert (refused.code, refused.out) == (2, "")
+    assert refused.err.startswith("error: ")
+
+
+def test_a_path_that_is_not_there_is_not_made_by_looking(call, tmp_path):
+    refused = call("topic", "list", "--path", str(tmp_path / "typo"))
+    assert refused.code == 1
+    assert "there is no directory" in refused.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_typer_says(call):
+    unknown = call("topic", "explode")
+    assert (unknown.code, unknown.out) == (2, "")
+    assert "No such command 'explode'" in unknown.err
+    option = call("consume", "t", "--form", "x")
+    assert option.code == 2
+    assert "--form" in option.err
+    helped = run("--help")
+    assert (helped.code, helped.err) == (0, "")
+    for word in ("broker", "topic", "produce", "consume"):
+        assert word in helped.out

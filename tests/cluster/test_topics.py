@@ -1,0 +1,118 @@
+"""Topics as records: made, found, deleted; what is no topic is refused by name."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_stream.cluster.topics import PARTITIONS_MAX, Topic, Topics, check_name
+from spark_stream.errors import InvalidTopic, TopicExists, UnknownTopic
+from spark_stream.wire.schemas import DEFAULT_SCHEMA
+
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("when", pa.timestamp("us", "Europe/Zurich")),
+        pa.field("tags", pa.map_(pa.string(), pa.list_(pa.decimal128(10, 2)))),
+    ],
+    metadata={"owner": "me"},
+)
+
+
+def topic(name: str = "flights", **changes) -> Topic:
+    facts = {"id": "id1", "schema": SCHEMA, "partitions": 4, "config": {"segment.ms": "1000"}}
+    return Topic(name=name, **(facts | changes))
+
+
+@pytest.fixture
+def topics(store) -> Topics:
+    return Topics(store)
+
+
+def test_a_topic_is_found_as_it_was_made(topics):
+    made = topics.create(topic())
+    found = topics.get("flights")
+    assert found == made
+    assert found.schema.equals(SCHEMA, check_metadata=True)
+
+
+def test_the_default_schema_survives(topics):
+    topics.create(topic(schema=DEFAULT_SCHEMA))
+    assert topics.get("flights").schema.equals(DEFAULT_SCHEMA)
+
+
+def test_topics_are_listed_by_name(topics):
+    for name in ("b", "a-2", "a.1", "B"):
+        topics.create(topic(name))
+    assert [each.name for each in topics.all()] == ["B", "a-2", "a.1", "b"]
+
+
+def test_a_second_topic_of_a_name_is_refused_and_the_first_stays(topics):
+    topics.create(topic())
+    with pytest.raises(TopicExists, match="'flights' already") as caught:
+        topics.create(topic(id="id2", partitions=1))
+    assert caught.value.details == {"topic": "flights"}
+    assert topics.get("flights").id == "id1"
+
+
+def test_a_deleted_topic_is_gone_and_its_name_is_free(topics):
+    made = topics.create(topic())
+    assert topics.delete("flights") == made
+    assert topics.all() == []
+    assert topics.create(topic(id="id2")).id == "id2"
+    assert topics.get("flights").id == "id2"
+
+
+@pytest.mark.parametrize("call", [Topics.get, Topics.delete])
+@pytest.mark.parametrize("name", ["flights", "", "a/b", "\0", "../x"])
+def test_a_topic_that_is_not_there_is_unknown_by_name(topics, call, name):
+    topics.create(topic("flight"))
+    with pytest.raises(UnknownTopic) as caught:
+        call(topics, name)
+    assert caught.value.details == {"topic": name}
+
+
+def test_of_two_who_make_a_topic_one_does(another):
+    one, two = Topics(another()), Topics(another())
+    one.create(topic(id="one"))
+    with pytest.raises(TopicExists):
+        two.create(topic(id="two"))
+    assert two.get("flights").id == "one"
+
+
+@pytest.mark.parametrize("partitions", [0, -1, PARTITIONS_MAX + 1])
+def test_a_number_of_partitions_out_of_range_is_refused(topics, partitions):
+    with pytest.raises(InvalidTopic, match=f"1 to {PARTITIONS_MAX} partitions, not {partitions}"):
+        topics.create(topic(partitions=partitions))
+    assert topics.all() == []
+
+
+@pytest.mark.parametrize("name", ["a", "A-b_c.9", "0", "-", "_", "a.", "a..b", "x" * 200])
+def test_good_names(topics, name):
+    assert check_name(name) == name
+    assert topics.create(topic(name)) == topics.get(name)
+
+
+BAD = ["", ".", "..", ".hidden", "a/b", "a\\b", "a b", "a\n", "ä", "a\0", "x" * 201, None, 7, b"a"]
+
+
+@pytest.mark.parametrize("name", BAD, ids=lambda name: ascii(name)[:20])
+def test_a_bad_name_is_refused(topics, name):
+    with pytest.raises(InvalidTopic, match="is not a topic name"):
+        topics.create(topic(name))
+    assert topics.all() == []
+
+
+@given(st.text(max_size=10))
+def test_a_name_that_is_taken_is_one_plain_folder_name(name):
+    try:
+        check_name(name)
+    except InvalidTopic:
+        return
+    assert name
+    assert "/" not in name
+    assert "\0" not in name
+    assert not name.startswith(".")
+    assert name.isascii()

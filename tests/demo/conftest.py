@@ -1,0 +1,61 @@
+"""What a user's shell has: `isolog`, `python` and `spark-submit` of one environment on PATH."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+
+class Shell:
+    """Runs commands as a user would, and shows what they said when they fail."""
+
+    def __init__(self, tools: Path) -> None:
+        isolog = tools / "isolog"  # the checkout need not be installed
+        isolog.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m spark_stream.cli "$@"\n')
+        isolog.chmod(0o755)
+        places = (str(tools), str(Path(sys.executable).parent), os.environ["PATH"])
+        self.environment = os.environ | {
+            "PATH": os.pathsep.join(places),
+            "ISOLOG_IDLE_SECONDS": "120",
+        }
+        self.environment.pop("SPARK_CONF_DIR", None)
+
+    def run(
+        self, command: Sequence[str | Path], folder: Path, *, code: int = 0, **variables: str
+    ) -> str:
+        """What the command said; an AssertionError with that if its exit code is another one."""
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env=self.environment | variables,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert done.returncode == code, f"{command} ended with {done.returncode}:\n{done.stdout}"
+        return done.stdout
+
+    def demo(self, folder: Path, *options: str | Path, code: int = 0) -> str:
+        """The demo as `make demo` runs it, in a folder of its own."""
+        command = ["spark-submit", ROOT / "examples" / "flights_demo.py", *options]
+        return self.run(command, folder, code=code, SPARK_CONF_DIR=str(ROOT / "conf"))
+
+
+@pytest.fixture(scope="session")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
+    return Shell(tmp_path_factory.mktemp("tools"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _examples_on_path() -> None:
+    sys.path.append(str(ROOT / "examples"))

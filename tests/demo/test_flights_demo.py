@@ -1,0 +1,110 @@
+"""The demo, end to end through spark-submit, on a part of the year; and what it leaves."""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from pathlib import Path
+
+import polars as pl
+import psutil
+import pytest
+
+import spark_stream as isolog
+from tests.conftest import ROOT, stop_broker
+from tests.demo.conftest import Shell
+
+JANUARY, FEBRUARY = 27_004, 24_951
+
+
+def segments(output: Path) -> list[Path]:
+    return sorted(output.glob("log/topics/flights/*/*/*.arrow"))
+
+
+def brokers_of(directory: Path) -> list[psutil.Process]:
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if str(directory) in (process.info["cmdline"] or [])
+    ]
+
+
+@pytest.mark.spark
+def test_two_runs_in_one_folder(tmp_path: Path, shell: Shell) -> None:
+    output = tmp_path / "demo-output"
+
+    said = shell.demo(tmp_path, "--months", "1")
+    assert f"Records in: {JANUARY:,}. Records out: {JANUARY:,}. They agree." in said
+    assert "read_committed" in said
+    assert "backlog       0" in said
+    assert not brokers_of(output / "log")
+
+    # The files alone say the same: no broker, no isolog.
+    frames = [pl.read_ipc_stream(segment) for segment in segments(output)]
+    assert sum(frame.height for frame in frames) == JANUARY
+    assert {segment.parent.name for segment in segments(output)} == {"0", "1", "2", "3"}
+    flights = pl.concat(frames)
+    assert flights.schema["dep_delay"] == pl.Int32
+    assert flights.schema["time_hour"] == pl.Datetime("us", "UTC")
+    assert flights["dep_time"].null_count() == 521  # the cancelled ones
+    assert str(segments(output)[0].relative_to(tmp_path)) in said
+
+    # The chart is a picture of a fair size.
+    png = (output / "delays.png").read_bytes()
+    assert png[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = struct.unpack(">II", png[16:24])
+    assert width > 1500
+    assert height > 800
+
+    # Spark's checkpoint has the log's own offsets.
+    logged = sorted((output / "checkpoints/read/offsets").glob("[0-9]*"), key=lambda f: int(f.name))
+    last = json.loads(logged[-1].read_text().splitlines()[-1])["flights"]
+    with isolog.connect(path=output / "log") as log:
+        topic = log.describe("flights")
+    assert last["id"] == topic.id
+    assert {int(number): at["offset"] for number, at in last["partitions"].items()} == {
+        each.partition: each.log_end_offset for each in topic.partitions
+    }
+
+    # The next run stops that broker, starts afresh, and agrees again.
+    said = shell.demo(tmp_path, "--months", "2", "--isolation", "read_uncommitted")
+    both = JANUARY + FEBRUARY
+    assert f"Records in: {both:,}. Records out: {both:,}. They agree." in said
+    assert sum(pl.read_ipc_stream(segment).height for segment in segments(output)) == both
+    assert not brokers_of(output / "log")
+    stop_broker(output / "log")
+
+
+def test_a_folder_with_other_files_is_left_alone(tmp_path: Path, shell: Shell) -> None:
+    (tmp_path / "log").mkdir()
+    precious = tmp_path / "log" / "precious.txt"
+    precious.write_text("mine")
+    command = [sys.executable, ROOT / "examples" / "flights_demo.py", "--output", tmp_path]
+    said = shell.run(command, tmp_path, code=1)
+    assert f"{tmp_path} holds other files" in said
+    assert precious.read_text() == "mine"
+
+
+def test_counts_that_differ_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    import flights_report
+
+    counts = {"flights": 10, "wrote": 10, "stored": {0: 5, 1: 5}, "read": 10, "table": 10}
+    assert flights_report.show_counts("read_committed", **counts, batch=10)
+    assert not flights_report.show_counts("read_committed", **counts, batch=11)
+    assert "The counts differ." in capsys.readouterr().out
+
+
+def test_the_data_are_those_of_the_package(tmp_path: Path) -> None:
+    import flights_data
+    import pyarrow.dataset as ds
+
+    flights = flights_data.flights()
+    assert flights.num_rows == 336_776
+    assert flights.schema.equals(flights_data.FLIGHTS)
+    assert flights["dep_time"].null_count == 8_255
+    assert flights_data.airlines().num_rows == 16
+    flights_data.write_weeks(flights_data.flights(1), tmp_path / "input")
+    written = ds.dataset(tmp_path / "input")
+    assert written.count_rows() == JANUARY
+    assert written.schema.equals(flights_data.FLIGHTS)

@@ -1,0 +1,49 @@
+"""Every notebook runs from its first cell to its last, and is kept without its outputs."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from tests.conftest import ROOT
+from tests.demo.conftest import Shell
+
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+@pytest.mark.notebook
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_it_runs(notebook: Path, tmp_path: Path, shell: Shell) -> None:
+    copy = tmp_path / "notebooks" / notebook.name
+    copy.parent.mkdir()
+    shutil.copy(notebook, copy)
+    (tmp_path / "conf").symlink_to(ROOT / "conf")
+    nbmake = ["--nbmake", "--overwrite", "--nbmake-timeout=120", "-p", "no:cacheprovider"]
+    # A user who opens a notebook has not named the workers' Python: that is the notebook's to do.
+    shell.run(
+        [sys.executable, "-m", "pytest", *nbmake, copy], tmp_path, PYSPARK_PYTHON="/nonexistent"
+    )
+
+    outputs = [
+        output for cell in nbformat.read(copy, 4).cells for output in cell.get("outputs", [])
+    ]
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    noise = [output.text for output in outputs if output.get("name") == "stderr"]
+    assert (
+        "".join(noise).replace("WARNING: Using incubator modules: jdk.incubator.vector", "").strip()
+        == ""
+    )
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_it_is_stripped(notebook: Path) -> None:
+    kept = nbformat.read(notebook, 4)
+    nbformat.validate(kept)
+    for cell in kept.cells:
+        if cell.cell_type == "code":
+            assert cell.outputs == []
+            assert cell.execution_count is None

@@ -1,0 +1,85 @@
+"""The README's examples run as they stand there, and what it names is there.
+
+A fence with ``<!-- test: KIND -->`` above it is run; those of one kind in one folder.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spark_stream.datasource import options
+from tests.conftest import ROOT, stop_broker
+from tests.demo.conftest import Shell
+
+README = (ROOT / "README.md").read_text()
+
+
+def example(kind: str) -> str:
+    found = re.search(rf"<!-- test: {kind} -->\n```\w+\n(.*?)```", README, flags=re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def test_every_marked_example_is_run_here() -> None:
+    assert re.findall(r"<!-- test: (\w+) -->", README) == ["spark", "python", "sh", "flight"]
+
+
+@pytest.mark.spark
+def test_spark(tmp_path: Path, shell: Shell) -> None:
+    try:
+        said = shell.run([sys.executable, "-c", example("spark")], tmp_path)
+    finally:
+        stop_broker(tmp_path / "data")
+    assert re.search(r"\|\s*1000\|\s*998001\|", said), said
+    assert "only showing top 5 rows" in said
+
+
+def test_python_and_a_flight_client(tmp_path: Path, shell: Shell) -> None:
+    start = ["isolog", "broker", "start", "--dir", "data/", "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(
+        start, cwd=tmp_path, env=shell.environment, stdout=subprocess.PIPE, text=True
+    ) as broker:
+        try:
+            assert broker.stdout is not None
+            address = broker.stdout.readline().split()[-1]
+            said = shell.run([sys.executable, "-c", example("python")], tmp_path)
+            assert "0 b'en' b'hello'" in said
+            assert "carrier" in said
+            code = example("flight").replace("127.0.0.1:9092", address)
+            assert "spark_stream" not in code
+            said = shell.run([sys.executable, "-I", "-c", code], tmp_path)
+            assert "[b'flights'] 2" in said
+            assert "UA" in said
+        finally:
+            broker.send_signal(signal.SIGTERM)
+
+
+def test_command_line(tmp_path: Path, shell: Shell) -> None:
+    try:
+        said = shell.run(["bash", "-eu", "-o", "pipefail", "-c", example("sh")], tmp_path)
+    finally:
+        stop_broker(tmp_path / "data")
+    assert "\nhello\n" in said
+    assert "isolog broker stopped" in said
+
+
+def test_links_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
+
+
+def test_the_table_of_options_is_complete() -> None:
+    spark = README.partition("## Spark")[2].partition("### Isolation levels")[0]
+    shown = set(re.findall(r"`(\w+)`", spark))
+    of_spark = {"checkpointLocation"}
+    elsewhere = {"transactional", "replicationFactor"}  # under "Not yet"
+    known = {*options._SOURCE, *options._SINK}
+    assert known - shown == of_spark | elsewhere
+    for name in elsewhere:
+        assert f"`{name}" in README

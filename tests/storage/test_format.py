@@ -1,0 +1,167 @@
+"""docs/format.md against what is on the disk: whoever reads the page can read the files."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import google_crc32c
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from spark_stream.consistency.entries import CRC_SPAN, ENTRY, ENTRY_SIZE, Kind
+from spark_stream.storage.codec import END_OF_STREAM, crc32c
+from spark_stream.storage.directory import FORMAT_VERSION, open_directory
+from spark_stream.storage.log import PartitionLog
+from spark_stream.storage.settings import Compression
+from tests.conftest import ROOT
+from tests.storage import logs
+from tests.storage.logs import FACTS, NOW, append_next, everything, format_of, segment_path
+
+PAGE = (ROOT / "docs" / "format.md").read_text()
+
+
+def rows_of_table(heading: str) -> list[list[str]]:
+    """The cells of the first table below a heading."""
+    section = PAGE.split(heading, 1)[1]
+    lines = re.search(r"(?:^ *\|.*\n)+", section, re.MULTILINE).group().splitlines()
+    return [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in lines[2:]]
+
+
+@pytest.fixture(scope="module")
+def example() -> dict:
+    """The names that the page's Python example defines."""
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    names: dict = {}
+    exec(compile(code, "docs/format.md", "exec"), names)
+    return names
+
+
+@pytest.fixture(params=Compression)
+def log(request, tmp_path) -> PartitionLog:
+    """Two segments: one closed, with three batches; one active, with one."""
+    log = PartitionLog.open(tmp_path, format_of(compression=request.param))
+    for rows in (3, 1, 100):
+        append_next(log, rows)
+    log.roll()
+    append_next(log, 5)
+    return log
+
+
+def test_the_layout_of_an_entry_is_the_pages():
+    names = {"int64": "<i8", "int32": "<i4", "int16": "<i2", "uint32": "<u4", "uint8": "|u1"}
+    page = {
+        name.strip("`"): (int(byte), names[kind])
+        for byte, name, kind, _ in rows_of_table("## `.entries`: the table")
+    }
+    code = {name: (field[1], field[0].str) for name, field in ENTRY.fields.items()}
+    assert page == code
+    assert f"Rows of {ENTRY_SIZE} bytes" in PAGE
+    assert f"bytes 0 to {CRC_SPAN - 1} of this entry" in PAGE
+
+
+def test_kinds_are_the_pages():
+    assert ", ".join(f"{kind.value} {kind.name.lower()}" for kind in Kind) in PAGE
+
+
+def test_the_checksum_is_the_pages():
+    assert f"{crc32c(b'123456789'):08x}" == "e3069283"
+    assert "`e3069283`" in PAGE
+
+
+def test_the_version_is_the_pages(tmp_path):
+    assert f"Format version {FORMAT_VERSION}." in PAGE
+    open_directory(tmp_path)
+    facts = json.loads((tmp_path / "isolog.json").read_text())
+    line = re.search(r"^isolog\.json +(\{.*\})$", PAGE, re.MULTILINE).group(1)
+    told = json.loads(line)
+    assert told | {"cluster_id": ""} == facts | {"cluster_id": ""}
+    assert re.fullmatch("[0-9a-f]{32}", facts["cluster_id"])
+
+
+def test_the_example_reads_every_record_of_a_segment(log, example):
+    closed = example["read_all"](log.directory, 0)
+    active = example["read_all"](log.directory, 104)
+    assert closed.column("offset").to_pylist() == closed.column("id").to_pylist() == [*range(104)]
+    together = pa.concat_tables([closed, active]).drop(["offset"])
+    assert together.cast(logs.SCHEMA).equals(everything(log))
+
+
+def test_the_example_finds_one_record(log, example):
+    rows = everything(log).to_pylist()
+    for offset in (0, 2, 3, 4, 57, 103):
+        assert example["read_one"](log.directory, 0, offset) == rows[offset]
+    assert example["read_one"](log.directory, 104, 106) == rows[106]
+    assert example["ENTRY"] == ENTRY
+
+
+def test_the_files_are_those_of_the_page(log):
+    names = sorted(path.name for path in log.directory.iterdir())
+    assert names == [f"{base:020d}.{kind}" for base in (0, 104) for kind in ("arrow", "entries")]
+
+
+def test_a_closed_segment_ends_with_arrows_mark_and_the_active_one_does_not(log):
+    assert bytes.fromhex("ff ff ff ff 00 00 00 00") == END_OF_STREAM
+    assert segment_path(log, 0, "arrow").read_bytes().endswith(END_OF_STREAM)
+    assert not segment_path(log, 104, "arrow").read_bytes().endswith(END_OF_STREAM)
+
+
+def test_messages_lie_where_the_entries_say_aligned_and_without_a_gap(log):
+    for base in (0, 104):
+        data = segment_path(log, base, "arrow").read_bytes()
+        table = np.fromfile(segment_path(log, base, "entries"), ENTRY)
+        position = int.from_bytes(data[4:8], "little") + 8  # the schema message has no body
+        for row in table:
+            assert (int(row["position"]), int(row["length"]) % 8, position % 8) == (position, 0, 0)
+            message = data[position : position + int(row["length"])]
+            assert message[:4] == b"\xff\xff\xff\xff"
+            assert google_crc32c.value(message) == row["data_crc"]
+            assert google_crc32c.value(row.tobytes()[:84]) == row["entry_crc"]
+            position += int(row["length"])
+        assert data[position:] == (END_OF_STREAM if base == 0 else b"")
+
+
+def test_an_entry_says_what_was_appended(log):
+    (row,) = np.fromfile(segment_path(log, 104, "entries"), ENTRY)
+    told = {name: int(row[name]) for name in ENTRY.names}
+    for name in ("position", "length", "data_crc", "entry_crc"):
+        told.pop(name)
+    assert told == {
+        "entry_index": 3,
+        "base_offset": 104,
+        "producer_id": -1,
+        "transaction": -1,
+        "timestamp": NOW,
+        "appended": NOW,
+        "count": 5,
+        "leader_epoch": 0,
+        "base_sequence": -1,
+        "producer_epoch": -1,
+        "kind": 0,
+        "reserved": 0,
+    }
+
+
+def test_the_facts_of_the_schema_message_are_the_pages(log):
+    with pa.ipc.open_stream(segment_path(log, 104, "arrow")) as reader:
+        facts = {key.decode(): value.decode() for key, value in reader.schema.metadata.items()}
+    told = [
+        name for keys, _ in rows_of_table("One **schema message**") for name in keys.split(", ")
+    ]
+    assert {name.strip("`") for name in told} - set(facts) == {"isolog.topic_id"}  # the broker's
+    check = facts.pop("isolog.crc")
+    assert facts == dict(FACTS) | {"isolog.base_offset": "104", "isolog.base_entry": "3"}
+    lines = "".join(f"{name}={facts[name]}\n" for name in sorted(facts))
+    assert check == f"{google_crc32c.value(lines.encode()):08x}"
+
+
+def test_a_topics_own_metadata_stays_beside_ours(tmp_path):
+    schema = pa.schema([pa.field("a", pa.int8(), metadata={"unit": "m"})], metadata={"by": "me"})
+    log_format = logs.LogFormat(schema, facts=FACTS)
+    log = PartitionLog.open(tmp_path, log_format)
+    log.append(log_format.prepare(pa.record_batch([pa.array([1], pa.int8())], schema), NOW), 0, NOW)
+    with pa.ipc.open_stream(segment_path(log, 0, "arrow")) as reader:
+        assert reader.schema.metadata[b"by"] == b"me"
+        assert reader.schema.field("a").metadata == {b"unit": b"m"}
+    assert logs.reopened(log).cuts == ()

@@ -1,0 +1,328 @@
+"""Which schemas a topic may have, and how a batch is made to fit one: never with a loss."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import pyarrow as pa
+import pytest
+from hypothesis import event, given, reject, settings
+from hypothesis import strategies as st
+
+from spark_stream.errors import IsologError, SchemaMismatch, UnsupportedType
+from spark_stream.wire.schemas import (
+    DEFAULT_SCHEMA,
+    METADATA,
+    check_topic_schema,
+    fitted,
+    is_default,
+    mismatch,
+)
+
+SIMPLE = [
+    pa.null(),
+    pa.bool_(),
+    pa.int8(),
+    pa.uint64(),
+    pa.float16(),
+    pa.float64(),
+    pa.decimal128(38, 10),
+    pa.decimal256(76, -3),
+    pa.date32(),
+    pa.date64(),
+    pa.time32("ms"),
+    pa.time64("ns"),
+    pa.timestamp("s"),
+    pa.timestamp("ns", "Asia/Tokyo"),
+    pa.duration("us"),
+    pa.month_day_nano_interval(),
+    pa.string(),
+    pa.large_string(),
+    pa.binary(),
+    pa.large_binary(),
+    pa.binary(16),
+]
+REFUSED = [
+    pa.dictionary(pa.int8(), pa.string()),
+    pa.dense_union([pa.field("a", pa.int8())], [0]),
+    pa.sparse_union([pa.field("a", pa.int8())], [0]),
+    pa.string_view(),
+    pa.binary_view(),
+    pa.list_view(pa.int8()),
+    pa.large_list_view(pa.int8()),
+    pa.run_end_encoded(pa.int32(), pa.int8()),
+    pa.uuid(),
+]
+NESTS = {
+    "column {}": lambda kind: kind,
+    "column {}.item": pa.list_,
+    "a large list": pa.large_list,
+    "a list of three": lambda kind: pa.list_(kind, 3),
+    "a struct": lambda kind: pa.struct([("other", pa.int8()), ("inner", kind)]),
+    "the values of a map": lambda kind: pa.map_(pa.string(), kind),
+    "a list of structs of lists": lambda kind: pa.list_(pa.struct([("inner", pa.list_(kind))])),
+}
+
+
+def schema_of(*names: str) -> pa.Schema:
+    return pa.schema([pa.field(name, pa.int32()) for name in names])
+
+
+# -- which schemas a topic may have ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nest", NESTS.values(), ids=NESTS)
+@pytest.mark.parametrize("kind", SIMPLE, ids=str)
+def test_every_type_that_the_log_carries_is_taken_in_any_nest(kind, nest):
+    schema = pa.schema([("c", nest(kind))])
+    assert check_topic_schema(schema) is schema
+
+
+@pytest.mark.parametrize("nest", NESTS.values(), ids=NESTS)
+@pytest.mark.parametrize("kind", REFUSED, ids=str)
+def test_every_other_type_is_refused_by_its_columns_name_in_any_nest(kind, nest):
+    with pytest.raises(UnsupportedType, match="column 'price") as caught:
+        check_topic_schema(pa.schema([("good", pa.int8()), ("price", nest(kind))]))
+    assert caught.value.details["got"] == str(kind)
+    assert caught.value.details["column"].split(".")[0] == "price"
+
+
+def test_the_path_to_a_nested_type_is_named():
+    inner = pa.struct([("ok", pa.int8()), ("color", pa.dictionary(pa.int8(), pa.string()))])
+    with pytest.raises(UnsupportedType) as caught:
+        check_topic_schema(pa.schema([("cars", pa.list_(pa.field("item", inner)))]))
+    assert caught.value.details["column"] == "cars.item.color"
+
+
+def test_a_topic_needs_a_column():
+    with pytest.raises(SchemaMismatch, match="at least one column"):
+        check_topic_schema(pa.schema([]))
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (("id", "Id"), "'id' and 'Id' cannot be told apart"),
+        (("a", "b", "a"), "'a' and 'a' cannot be told apart"),
+        (("ok", ""), "a column has no name"),
+    ],
+)
+def test_columns_that_cannot_be_told_apart_are_refused(names, told):
+    with pytest.raises(SchemaMismatch, match=told) as caught:
+        check_topic_schema(schema_of(*names))
+    assert caught.value.details["column"] == names[-1]
+
+
+@pytest.mark.parametrize("name", [field.name for field in METADATA])
+def test_the_names_of_metadata_columns_are_ours(name):
+    for spelled in (name, name.upper()):
+        with pytest.raises(SchemaMismatch, match="isolog's own"):
+            check_topic_schema(schema_of("a", spelled))
+
+
+def test_a_field_of_a_struct_may_have_such_a_name():
+    check_topic_schema(pa.schema([("a", pa.struct([("_offset", pa.int64())]))]))
+
+
+def test_the_default_schema_is_kafkas_record():
+    assert check_topic_schema(DEFAULT_SCHEMA) is DEFAULT_SCHEMA
+    assert is_default(DEFAULT_SCHEMA.with_metadata({"by": "me"}))
+    assert not is_default(DEFAULT_SCHEMA.remove(2))
+    assert not is_default(
+        DEFAULT_SCHEMA.set(3, pa.field("timestamp", DEFAULT_SCHEMA.field("timestamp").type))
+    )
+
+
+# -- how a batch is made to fit --------------------------------------------------------------------
+
+WIDENED = [
+    (pa.int8(), pa.int16(), [1, None, -128]),
+    (pa.int32(), pa.int64(), [2**31 - 1]),
+    (pa.uint8(), pa.int16(), [255]),
+    (pa.uint32(), pa.int64(), [2**32 - 1]),
+    (pa.uint8(), pa.uint64(), [255]),
+    (pa.float16(), pa.float32(), [0.5]),
+    (pa.float32(), pa.float64(), [0.5]),
+    (pa.binary(2), pa.binary(), [b"ab", None]),
+    (pa.timestamp("s"), pa.timestamp("us"), [datetime(9999, 12, 31), datetime(1, 1, 1)]),
+    (pa.list_(pa.int8()), pa.large_list(pa.int16()), [[1], []]),
+    (pa.list_(pa.int8(), 2), pa.list_(pa.int16()), [[1, 2]]),
+    (pa.string(), pa.large_string(), ["ü", None]),
+    (pa.large_string(), pa.string(), ["ü", None]),
+    (pa.binary(), pa.large_binary(), [b"\xff"]),
+    (pa.large_binary(), pa.binary(), [b"\xff"]),
+    (pa.timestamp("us", "Europe/Zurich"), pa.timestamp("us", "UTC"), [-1, 0]),
+    (pa.dictionary(pa.int8(), pa.string()), pa.string(), ["a", "a", None]),
+    (pa.dictionary(pa.int8(), pa.int8()), pa.int64(), [1]),
+    (pa.list_(pa.field("element", pa.int8())), pa.list_(pa.int32()), [[1, None], None, []]),
+    (pa.list_(pa.field("item", pa.int8(), nullable=False)), pa.list_(pa.int8()), [[1]]),
+    (pa.struct([("a", pa.int8())]), pa.struct([("a", pa.int64())]), [{"a": 1}, None]),
+    (pa.map_(pa.string(), pa.int8()), pa.map_(pa.string(), pa.int32()), [[("a", 1)], None]),
+]
+
+
+@pytest.mark.parametrize(("have", "want", "values"), WIDENED, ids=str)
+def test_what_loses_nothing_is_done(have, want, values):
+    array = pa.array(values, have)
+    schema = pa.schema([("c", want)])
+    found = fitted(pa.RecordBatch.from_arrays([array], names=["c"]), schema)
+    assert found.schema.equals(schema)
+    found.validate(full=True)
+    expected = pa.array(values, want) if "[us, tz" not in str(want) else array.cast(want)
+    assert found.column(0).equals(expected)
+
+
+@pytest.mark.parametrize("kind", [*SIMPLE, *(nest(pa.int8()) for nest in NESTS.values())], ids=str)
+def test_a_column_without_any_value_takes_every_type(kind):
+    found = fitted(pa.RecordBatch.from_arrays([pa.nulls(3)], names=["c"]), pa.schema([("c", kind)]))
+    found.validate(full=True)
+    assert found.schema.types == [kind]
+    assert found.column(0).null_count == 3
+
+
+LOSING = [
+    (pa.int64(), pa.int32()),
+    (pa.uint64(), pa.int64()),
+    (pa.int8(), pa.uint8()),
+    (pa.int32(), pa.float64()),
+    (pa.int64(), pa.float64()),
+    (pa.float64(), pa.float32()),
+    (pa.float64(), pa.int64()),
+    (pa.string(), pa.binary()),
+    (pa.binary(), pa.string()),
+    (pa.timestamp("ns"), pa.timestamp("us")),
+    (pa.binary(), pa.binary(2)),
+    (pa.list_(pa.int8()), pa.list_(pa.int8(), 2)),
+    (pa.large_list(pa.int8()), pa.list_(pa.int8(), 2)),
+    (pa.timestamp("us"), pa.timestamp("us", "UTC")),
+    (pa.timestamp("us", "UTC"), pa.timestamp("us")),
+    (pa.date64(), pa.date32()),
+    (pa.decimal128(10, 2), pa.decimal128(9, 2)),
+    (pa.decimal128(10, 2), pa.decimal128(10, 3)),
+    (pa.bool_(), pa.int8()),
+    (pa.list_(pa.int64()), pa.list_(pa.int8())),
+    (pa.list_(pa.int8()), pa.int8()),
+    (pa.list_(pa.int8(), 2), pa.list_(pa.int8(), 3)),
+    (pa.struct([("a", pa.int8())]), pa.struct([("b", pa.int8())])),
+    (pa.struct([("a", pa.int8())]), pa.struct([("A", pa.int64())])),
+    (
+        pa.struct([("a", pa.int8()), ("b", pa.int8())]),
+        pa.struct([("b", pa.int8()), ("a", pa.int8())]),
+    ),
+    (pa.struct([("a", pa.int8())]), pa.struct([("a", pa.int8()), ("b", pa.int8())])),
+    (pa.list_(pa.struct([("a", pa.int8())])), pa.list_(pa.struct([("b", pa.int8())]))),
+    (pa.struct([("a", pa.int8())]), pa.map_(pa.string(), pa.int8())),
+    (pa.string_view(), pa.string()),
+]
+
+
+@pytest.mark.parametrize(("have", "want"), LOSING, ids=str)
+def test_what_could_lose_something_is_refused_naming_column_expected_and_got(have, want):
+    batch = pa.RecordBatch.from_arrays([pa.nulls(0, have)], names=["price"])
+    with pytest.raises(SchemaMismatch) as caught:
+        fitted(batch, pa.schema([("price", want)]))
+    assert f"column 'price': expected {want}, got {have}" in str(caught.value)
+    assert caught.value.details == {"column": "price", "expected": str(want), "got": str(have)}
+
+
+def test_a_struct_with_a_field_of_another_name_never_becomes_nulls():
+    """Arrow's own cast matches fields by name and fills what it does not find."""
+    batch = pa.record_batch({"who": pa.array([{"first": "Ada"}])})
+    with pytest.raises(SchemaMismatch, match="column 'who'"):
+        fitted(batch, pa.schema([("who", pa.struct([("given", pa.string())]))]))
+
+
+def test_a_null_within_a_value_that_takes_none_is_refused_by_name():
+    strict = pa.struct([pa.field("a", pa.int8(), nullable=False)])
+    batch = pa.record_batch({"c": pa.array([{"a": 1}, {"a": None}], pa.struct([("a", pa.int8())]))})
+    with pytest.raises(SchemaMismatch, match="column 'c'"):
+        fitted(batch, pa.schema([("c", strict)]))
+    assert fitted(batch.slice(0, 1), pa.schema([("c", strict)])).column(0).to_pylist() == [{"a": 1}]
+
+
+def test_a_moment_too_far_away_for_a_finer_unit_is_refused_by_name():
+    far = pa.array([datetime(9999, 12, 31)], pa.timestamp("us"))
+    with pytest.raises(SchemaMismatch, match=r"column 'at': expected timestamp\[ns\]"):
+        fitted(pa.record_batch({"at": far}), pa.schema([("at", pa.timestamp("ns"))]))
+
+
+def test_a_map_whose_parts_are_named_otherwise_is_the_same_map():
+    have = pa.map_(pa.field("k", pa.string(), nullable=False), pa.field("v", pa.int8()))
+    batch = pa.record_batch({"m": pa.array([[("a", 1)]], have)})
+    want = pa.map_(pa.string(), pa.int16())
+    assert fitted(batch, pa.schema([("m", want)])).to_pydict() == {"m": [[("a", 1)]]}
+
+
+def test_columns_come_in_any_order():
+    batch = pa.record_batch({"b": pa.array([1], pa.int32()), "a": pa.array(["x"])})
+    schema = pa.schema([("a", pa.string()), ("b", pa.int64())])
+    assert fitted(batch, schema).to_pydict() == {"a": ["x"], "b": [1]}
+
+
+def test_nullability_and_metadata_are_the_topics():
+    schema = pa.schema([pa.field("a", pa.int32(), nullable=False)], metadata={"by": "me"})
+    found = fitted(pa.record_batch({"a": pa.array([1], pa.int32())}), schema)
+    assert found.schema.equals(schema, check_metadata=True)
+
+
+def test_a_batch_that_fits_is_not_touched():
+    batch = pa.record_batch({"a": [1]})
+    assert fitted(batch, batch.schema) is batch
+
+
+def batch_of(*names: str) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([1], pa.int32()) for _ in names], names=names)
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (("a",), r"column 'b' \(int32\) is missing"),
+        ((), r"column 'a' \(int32\) is missing"),
+        (("a", "b", "c"), r"column 'c' \(int32\) is not one of the topic's columns \(a, b\)"),
+        (("a", "B"), r"column 'b' \(int32\) is missing"),
+        (("a", "b", "b"), "column 'b' is there more than once"),
+        (("a", "a"), "column 'a' is there more than once"),
+    ],
+    ids=str,
+)
+def test_a_missing_a_strange_and_a_doubled_column_are_refused_by_name(names, told):
+    with pytest.raises(SchemaMismatch, match=told):
+        fitted(batch_of(*names), schema_of("a", "b"))
+
+
+def test_mismatch_tells_the_order():
+    found = mismatch(schema_of("a", "b"), schema_of("b", "a"))
+    assert "in the order b, a; expected a, b" in str(found)
+    assert mismatch(schema_of("a"), schema_of("a")) is None
+
+
+leaves = st.sampled_from([*SIMPLE, *REFUSED, pa.int32(), pa.int64()])
+kinds = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        inner.map(pa.list_),
+        inner.map(lambda kind: pa.list_(kind, 2)),
+        st.lists(st.tuples(st.sampled_from("abA"), inner), max_size=3).map(pa.struct),
+        inner.map(lambda kind: pa.map_(pa.string(), kind)),
+    ),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=300)
+@given(kinds, kinds, st.sampled_from([0, 1, 3]))
+def test_any_two_types_fit_or_are_refused_with_a_typed_error(have, want, rows):
+    """A cast that Arrow cannot do, too, must not leave as Arrow's error."""
+    try:
+        batch = pa.RecordBatch.from_arrays([pa.nulls(rows, have)], names=["c"])
+        check_topic_schema(pa.schema([("c", want)]))
+    except (pa.ArrowException, IsologError):
+        reject()  # Arrow cannot make such an array, or a topic cannot be like that
+    try:
+        found = fitted(batch, pa.schema([("c", want)]))
+    except SchemaMismatch as error:
+        event(f"refused: {error.code}")
+    else:
+        assert found.schema.types == [want]
+        assert found.num_rows == rows
