@@ -314,6 +314,9 @@ def main() -> int:
     except isolog.errors.IsologError as error:
         print(error, file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
     finally:
         stopped = not asked.bootstrap and output.stop_broker()
     flights_report.show_files(asked.output, asked.bootstrap, stopped, time.monotonic() - began)

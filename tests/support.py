@@ -77,8 +77,7 @@ class BrokerProcess:
         """Starts it and waits for its ready line; the error it ended with if it did not come up."""
         with self._errors.open("a") as errors:
             process = subprocess.Popen(
-                [sys.executable, "-m", "spark_stream.broker", "--listen", self.listen]
-                + self._options,
+                [sys.executable, "-m", "spark_stream.broker", "--listen", self.listen, *self._options],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -130,7 +129,10 @@ class BrokerProcess:
         self.process.send_signal(number)
 
     def pause(self) -> None:
+        """SIGSTOP, and wait until it has stopped: the signal takes a moment to arrive."""
         self.signal(signal.SIGSTOP)
+        process = psutil.Process(self.pid)
+        eventually(lambda: process.status() == psutil.STATUS_STOPPED)
 
     def resume(self) -> None:
         self.signal(signal.SIGCONT)

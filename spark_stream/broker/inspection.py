@@ -5,7 +5,7 @@ A batch comes from the wire, so nothing in its buffers is believed before Arrow 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,9 @@ from spark_stream.errors import (
 )
 from spark_stream.wire.limits import BATCH_BYTES_MAX
 
+# A flag counts as a byte and is stored as a bit.
+_COUNTED_PER_STORED_MAX: Final = 8
+
 Sizes = npt.NDArray[np.int64]
 
 
@@ -47,20 +50,21 @@ def inspected(batch: pa.RecordBatch, required: tuple[str, ...], record_bytes_max
     if size > BATCH_BYTES_MAX:
         raise BatchTooLarge(f"a batch has at most {BATCH_BYTES_MAX} bytes, not {size}")
     flaws: list[Flaw] = []
+    rows = batch.num_rows
     invalid = _first_invalid(batch)
     if invalid is not None:
-        flaws.append(Flaw(invalid, Reason.INVALID_TEXT))
-        batch = batch.slice(0, invalid)
+        flaws.append(invalid)
+        batch = batch.slice(0, invalid.row)
     for name in required:
         column = batch.column(name)
         if column.null_count:
             mask = pc.is_null(column).to_numpy(zero_copy_only=False)
             found = first_marked(mask, Reason.NULL_VALUE, name)
             flaws += [found] if found else []
-    if size > record_bytes_max:  # else no record can be
+    if size * _COUNTED_PER_STORED_MAX > record_bytes_max:  # else no record can be
         found = first_too_large(record_sizes(batch), record_bytes_max)
         flaws += [found] if found else []
-    return admit(batch.num_rows + (invalid is not None), flaws)
+    return admit(rows, flaws)
 
 
 def refusal(flaw: Flaw, kept: int, offset: int | None, record_bytes_max: int) -> IsologError:
@@ -71,7 +75,8 @@ def refusal(flaw: Flaw, kept: int, offset: int | None, record_bytes_max: int) ->
     details: dict[str, Any] = {"kept": kept, "offset": offset if kept else None, "record": flaw.row}
     if flaw.reason is Reason.TOO_LARGE:
         return RecordTooLarge(
-            f"{where} has {flaw.size} bytes, the topic's max.record.bytes is {record_bytes_max}{tail}",
+            f"{where} has {flaw.size} bytes, the topic's max.record.bytes is"
+            f" {record_bytes_max}{tail}",
             **details,
         )
     if flaw.reason is Reason.NULL_VALUE:
@@ -80,26 +85,71 @@ def refusal(flaw: Flaw, kept: int, offset: int | None, record_bytes_max: int) ->
             column=flaw.column,
             **details,
         )
-    return InvalidRecord(f"{where} has a value that is not valid in its column{tail}", **details)
+    return InvalidRecord(
+        f"{where} has a value in column {flaw.column!r} that its type does not allow{tail}",
+        column=flaw.column,
+        **details,
+    )
 
 
-def _first_invalid(batch: pa.RecordBatch) -> int | None:
-    """The first row with a value its type does not allow (text that is not UTF-8); None: no row."""
+def _first_invalid(batch: pa.RecordBatch) -> Flaw | None:
+    """The first row with a value that its type does not allow (text that is not UTF-8)."""
     if _valid(batch):
         return None
-    low, high = 0, batch.num_rows - 1  # rows below low are valid, the slice to high + 1 is not
+    flaws = [
+        Flaw(row, Reason.INVALID_TEXT, column=name)
+        for name, column in zip(batch.schema.names, batch.columns, strict=True)
+        if (row := _first_invalid_row(column)) is not None
+    ]
+    return min(flaws, key=lambda flaw: flaw.row, default=None)
+
+
+def _first_invalid_row(array: pa.Array) -> int | None:
+    """The first invalid row of an array, without a look at what none of its rows refers to.
+
+    Arrow validates the children of a list as a whole, also for a slice of it: so the search goes
+    down to the arrays that have no children.
+    """
+    if _valid(array):
+        return None
+    kind = array.type
+    if pt.is_struct(kind):
+        rows = [_first_invalid_row(array.field(index)) for index in range(kind.num_fields)]
+        return min((row for row in rows if row is not None), default=None)
+    if pt.is_fixed_size_list(kind):
+        width = kind.list_size
+        row = _first_invalid_row(array.values.slice(array.offset * width, len(array) * width))
+        return None if row is None else row // width
+    if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_map(kind):
+        return _first_invalid_list(array)
+    low, high = 0, len(array) - 1  # rows below low are valid, the slice to high + 1 is not
     while low < high:
         middle = (low + high) // 2
-        if _valid(batch.slice(low, middle - low + 1)):
+        if _valid(array.slice(low, middle - low + 1)):
             low = middle + 1
         else:
             high = middle
     return low
 
 
-def _valid(batch: pa.RecordBatch) -> bool:
+def _first_invalid_list(array: pa.Array) -> int | None:
+    children = array.values
+    offsets = array.offsets.to_numpy(zero_copy_only=False)
+    starts, ends = offsets[:-1], offsets[1:]
+    jumps = np.flatnonzero((starts < 0) | (ends < starts) | (ends > len(children)))
+    sound = int(jumps[0]) if len(jumps) else len(array)
+    first = int(offsets[0]) if sound else 0
+    child = (
+        _first_invalid_row(children.slice(first, int(offsets[sound]) - first)) if sound else None
+    )
+    if child is not None:
+        return int(np.searchsorted(starts[:sound], first + child, side="right")) - 1
+    return sound if sound < len(array) else None
+
+
+def _valid(data: pa.RecordBatch | pa.Array) -> bool:
     try:
-        batch.validate(full=True)
+        data.validate(full=True)
     except pa.ArrowInvalid:
         return False
     return True
@@ -122,14 +172,11 @@ def _sizes(array: pa.Array) -> Sizes:
         for index in range(kind.num_fields):
             total += _sizes(array.field(index))
         return total
-    if pt.is_map(kind):
-        pairs = _sizes(array.keys) + _sizes(array.items)
-        return _summed(pairs, array)
-    if pt.is_list(kind) or pt.is_large_list(kind):
-        return _summed(_sizes(array.values), array)
+    if pt.is_map(kind) or pt.is_list(kind) or pt.is_large_list(kind):
+        return _list_sizes(array)
     if pt.is_fixed_size_list(kind):
         start, width = array.offset * kind.list_size, kind.list_size
-        values = _sizes(array.values)[start : start + rows * width]
+        values = _sizes(array.values.slice(start, rows * width))
         return values.reshape(rows, width).sum(axis=1) if width else np.zeros(rows, np.int64)
     if pt.is_primitive(kind) or pt.is_fixed_size_binary(kind) or pt.is_decimal(kind):
         return np.full(rows, max(1, kind.bit_width // 8), np.int64)
@@ -138,8 +185,10 @@ def _sizes(array: pa.Array) -> Sizes:
     )
 
 
-def _summed(values: Sizes, array: pa.Array) -> Sizes:
-    """For each list the sum of its values' sizes; ``values`` has one item per child value."""
-    edges = np.concatenate(([0], np.cumsum(values)))
+def _list_sizes(array: pa.Array) -> Sizes:
+    """For each list the sum of its values' sizes; what no list refers to is not looked at."""
     offsets = array.offsets.to_numpy(zero_copy_only=False)
-    return np.asarray(edges[offsets[1:]] - edges[offsets[:-1]], np.int64)
+    first, last = int(offsets[0]), int(offsets[-1])
+    values = _sizes(array.values.slice(first, last - first))
+    edges = np.concatenate(([0], np.cumsum(values)))
+    return np.asarray(edges[offsets[1:] - first] - edges[offsets[:-1] - first], np.int64)

@@ -24,6 +24,7 @@ from spark_stream.errors import BrokerUnavailable, RequestTimeout, StorageFailur
 
 READY: Final = "isolog broker ready "
 _START_SECONDS: Final = 60.0
+_END_SECONDS: Final = 5.0
 _POLL_S: Final = 0.02
 
 
@@ -81,17 +82,27 @@ def start(directory: Path, flags: list[str]) -> str:
         os.close(log)
     assert process.stdout is not None
     line = ""
-    if select.select([process.stdout], [], [], _START_SECONDS)[0]:
-        line = process.stdout.readline().decode().strip()
+    with process.stdout as said:
+        if select.select([said], [], [], _START_SECONDS)[0]:
+            line = said.readline().decode().strip()
     if line.startswith(READY):
         return line
+    _ended(process)
     with suppress(ValueError, KeyError, TypeError):
         raise from_wire(json.loads(line)["error"])
-    process.kill()
     raise BrokerUnavailable(
         f"the broker of {directory} did not come up",
         hint=f"Look into {directory / 'broker.log'}.",
     )
+
+
+def _ended(process: subprocess.Popen[bytes]) -> None:
+    """Waits for a broker that could not start; one that neither serves nor ends is killed."""
+    try:
+        process.wait(_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def stop(directory: Path, timeout_s: float) -> int:
@@ -138,9 +149,9 @@ def _handle(pid: int, directory: Path) -> int | None:
         return None
     try:
         lock = (directory / "broker.lock").stat()
-        for entry in os.scandir(f"/proc/{pid}/fd"):
+        for descriptor in os.listdir(f"/proc/{pid}/fd"):
             with suppress(OSError):
-                if os.path.samestat(os.stat(entry.path), lock):
+                if os.path.samestat(os.stat(f"/proc/{pid}/fd/{descriptor}"), lock):
                     return handle
     except OSError:
         pass  # another user's process

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from spark_stream.cli.ddl import type_name
+from spark_stream.cli.texts import list_ends
 from spark_stream.errors import InvalidRecord, IsologError, SchemaMismatch
 from spark_stream.wire.schemas import is_default
 
@@ -135,9 +136,9 @@ class Fitting:
         if pt.is_map(have) and pt.is_map(want):
             lists = array.cast(pa.list_(pa.struct([have.key_field, have.item_field])))
             keys, items = lists.flatten().flatten()
-            starts = pc.if_else(array.is_null(), pa.scalar(None, pa.int32()), _ends(lists)[:-1])
+            starts = pc.if_else(array.is_null(), pa.scalar(None, pa.int32()), list_ends(lists)[:-1])
             return pa.MapArray.from_arrays(
-                pa.concat_arrays([starts, _ends(lists)[-1:]]),  # a null start is a null map
+                pa.concat_arrays([starts, list_ends(lists)[-1:]]),  # a null start is a null map
                 self._converted(keys, want.key_type),
                 self._converted(items, want.item_type),
                 type=want,
@@ -145,7 +146,7 @@ class Fitting:
         if _is_list(have) and _is_list(want):
             values = self._converted(array.flatten(), want.value_type)
             kind = pa.LargeListArray if pt.is_large_list(want) else pa.ListArray
-            ends = _ends(array).cast(pa.int64() if pt.is_large_list(want) else pa.int32())
+            ends = list_ends(array).cast(pa.int64() if pt.is_large_list(want) else pa.int32())
             return kind.from_arrays(ends, values, type=want, mask=array.is_null())
         if pt.is_struct(have) and pt.is_struct(want):
             names = [have.field(i).name for i in range(have.num_fields)]
@@ -156,12 +157,6 @@ class Fitting:
             children = [self._converted(parts[field.name], field.type) for field in fields]
             return pa.StructArray.from_arrays(children, fields=fields, mask=array.is_null())
         raise _WrongTypeError
-
-
-def _ends(lists: pa.Array) -> pa.Array:
-    """The offsets of lists in their flattened values: 0, and where each list ends."""
-    lengths = pc.fill_null(pc.list_value_length(lists), 0).cast(pa.int32())
-    return pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(lengths)])
 
 
 def moments(texts: pa.StringArray, want: pa.DataType) -> pa.Array:

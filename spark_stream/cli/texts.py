@@ -11,6 +11,7 @@ import base64
 import json
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
@@ -134,11 +135,17 @@ def _json_maps(array: pa.MapArray, utf8: bool) -> pa.StringArray:
 
 def _list_joined(array: pa.Array, items: pa.StringArray) -> pa.StringArray:
     """For each list its items (all lists' items, one after another) with commas between."""
-    lengths = pc.fill_null(pc.list_value_length(array), 0).cast(pa.int64())
-    ends = pc.cumulative_sum(lengths).cast(pa.int32())
-    offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends])
-    lists = pa.ListArray.from_arrays(offsets, items, mask=array.is_null())
+    lists = pa.ListArray.from_arrays(list_ends(array), items, mask=array.is_null())
     return pc.binary_join(lists, ",")
+
+
+def list_ends(lists: pa.Array) -> pa.Array:
+    """The offsets of lists in their flattened values: 0, and where each list ends."""
+    lengths = pc.fill_null(pc.list_value_length(lists), 0)
+    ends = np.zeros(len(lists) + 1, np.int32)
+    np.cumsum(lengths.to_numpy(zero_copy_only=False), out=ends[1:])
+    # Without a validity bitmap, which Arrow does not take beside the lists' own.
+    return pa.Array.from_buffers(pa.int32(), len(ends), [None, pa.py_buffer(ends)])
 
 
 def _joined(*parts: Any) -> pa.StringArray:

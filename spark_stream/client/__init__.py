@@ -9,6 +9,8 @@
 ``partitioner``  which partition a key goes to, for whole batches
 ``fetching``     bounded reads of one partition
 ``appending``    one stream of appends, its acknowledgements, its futures
+``promises``     the futures of what was written
+``sockets``      how to give up a write that nobody reads
 ``pending``      records given one by one, until they are a batch
 ``producer``     ``Producer``: the above put together
 ``consumer``     ``Consumer``: all partitions of topics, followed

@@ -37,11 +37,6 @@ Settle = Callable[[int, IsologError | None], None]
 _FLIGHT_ERRORS: Final = (fl.FlightError, pa.ArrowException, OSError)
 _NO_ANSWER: Final = (BrokerUnavailable, RequestTimeout, InternalError)
 
-# A write can be stuck for as long as its stream lives (a stopped broker reads nothing), and nothing
-# but the stream's own deadline ends it. So a stream takes batches for this part of their timeout, and
-# its deadline leaves each of them the whole of it.
-_AGE: Final = 0.5
-
 
 @dataclass(slots=True)
 class _InFlight:
@@ -73,9 +68,7 @@ class AppendStream:
         self._finished = False
         self._client = client
         descriptor = fl.FlightDescriptor.for_command(request.to_bytes())
-        self._full_age = time.monotonic() + _AGE * self._timeout_s
-        options = fl.FlightCallOptions(timeout=(1 + _AGE) * self._timeout_s)
-        self._writer, self._acks = client.do_put(descriptor, topic.schema, options)
+        self._writer, self._acks = client.do_put(descriptor, topic.schema)
         self._reader = threading.Thread(
             target=self._read, name=f"isolog-acks-{topic.name}", daemon=True
         )
@@ -83,9 +76,7 @@ class AppendStream:
 
     def takes(self, topic: TopicDescription) -> bool:
         """Whether more batches for this topic may be written; else a new stream is needed."""
-        young = time.monotonic() < self._full_age
-        open_ = self._broken is None and not self._finished
-        return open_ and young and self._topic.id == topic.id
+        return self._broken is None and not self._finished and self._topic.id == topic.id
 
     def write(self, batch: pa.RecordBatch, partition: int, settle: Settle) -> bool:
         """Sends a batch. False if the stream had ended before: nothing was sent, nothing is settled."""
@@ -103,32 +94,28 @@ class AppendStream:
             try:
                 self._writer.write_with_metadata(batch, envelope)
             except _FLIGHT_ERRORS as error:
-                # The reader meets the end of the stream too and knows its reason; this is in case
-                # that it does not.
-                self._reader.join(1.0)
-                self._end(self._reason(error))
-            return True
+                failure = error
+            else:
+                return True
+        # The reader meets the end of the stream too and knows its reason; this is in case that it
+        # does not.
+        self._reader.join(1.0)
+        self._end(self._reason(failure))
+        return True
 
     def expire(self) -> None:
-        """Ends the stream if its oldest batch was not answered in time, or if nobody uses it.
+        """Ends the stream if its oldest batch was not answered in time. To be called now and then.
 
-        To be called now and then.
+        The connection ends with it: a write may be stuck in it, and the broker is to know.
         """
-        now = time.monotonic()
         with self._state_lock:
-            late = self._in_flight and self._in_flight[0].deadline < now
-            unused = not self._in_flight and self._full_age < now
-        if unused and self._write_lock.acquire(blocking=False):
-            try:
-                self._finish()
-            finally:
-                self._write_lock.release()
+            late = self._in_flight and self._in_flight[0].deadline < time.monotonic()
         if late:
+            address = self._connection.address
             self._end(
-                BrokerUnavailable(
-                    f"no acknowledgement from {self._connection.address} in {self._timeout_s:g} s"
-                )
+                BrokerUnavailable(f"no acknowledgement from {address} in {self._timeout_s:g} s")
             )
+            self._connection.break_off(self._client, address)
 
     def close(self) -> None:
         """Says that no more batches come, and waits for the last acknowledgements."""

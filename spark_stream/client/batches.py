@@ -1,10 +1,8 @@
-"""What callers hand to a producer, made into what can be sent; and futures put together."""
+"""What callers hand to a producer, made into what can be sent."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
-from concurrent.futures import Future
 from typing import Final
 
 import numpy as np
@@ -12,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_stream.client.pending import timestamp_us
-from spark_stream.client.values import TopicDescription, Written
-from spark_stream.errors import BatchTooLarge, InvalidRequest, IsologError, UnknownPartition
+from spark_stream.client.values import TopicDescription
+from spark_stream.errors import BatchTooLarge, InvalidRequest, UnknownPartition
 from spark_stream.wire.limits import BATCH_BYTES_MAX
 from spark_stream.wire.schemas import DEFAULT_SCHEMA, TIMESTAMP_COLUMN, TIMESTAMP_TYPE
 
@@ -107,39 +105,3 @@ def _as_binary(column: pa.Array) -> pa.Array:
 def _now(rows: int) -> pa.Array:
     moments = np.full(rows, timestamp_us(None), np.int64)
     return pa.Array.from_buffers(TIMESTAMP_TYPE, rows, [None, pa.py_buffer(moments)])
-
-
-def gathered(topic: str, parts: list[tuple[Future[Written], int]]) -> Future[Written]:
-    """One future for the parts of a batch; it fails with the first part that does.
-
-    Then the error's ``kept`` counts what stays of all parts, and its ``offset`` is of its own part.
-    """
-    whole: Future[Written] = Future()
-    lock = threading.Lock()
-    left = len(parts)
-
-    def one_done(_: Future[Written]) -> None:
-        nonlocal left
-        with lock:
-            left -= 1
-            if left:
-                return
-        errors = [each.exception() for each, _ in parts]
-        error = next(filter(None, errors), None)
-        if error is not None:
-            if isinstance(error, IsologError):
-                refused = sum(each.kept for each in errors if isinstance(each, IsologError))
-                stay = sum(each.result().count for each, _ in parts if not each.exception())
-                details = error.details | {"kept": refused + stay}
-                error = type(error)(error.message, hint=error.hint, **details)
-            whole.set_exception(error)
-            return
-        results = [(each.result(), first) for each, first in parts]
-        lead = min(results, key=lambda result: result[1])[0]
-        written = tuple(each for each, _ in results)
-        count = sum(each.count for each in written)
-        whole.set_result(Written(topic, lead.partition, lead.offset, count, written))
-
-    for part, _ in parts:
-        part.add_done_callback(one_done)
-    return whole

@@ -6,6 +6,7 @@ so whoever forks makes a new one.)
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from spark_stream.client.embedded import answers, ensure_broker, known_address
+from spark_stream.client.sockets import end_connections
 from spark_stream.errors import BrokerUnavailable, InvalidOption, InvalidRequest, IsologError
 from spark_stream.wire.flight import from_flight
 from spark_stream.wire.limits import REQUEST_TIMEOUT_S
@@ -44,6 +46,8 @@ class Connection:
     ) -> None:
         if (bootstrap is None) == (path is None):
             raise InvalidOption("give either bootstrap (host:port) or path (a directory)")
+        if not 0 < timeout_s < math.inf:
+            raise InvalidOption(f"timeout takes a number of seconds above 0, not {timeout_s!r}")
         self._addresses = _addresses(bootstrap) if bootstrap is not None else []
         self._path = path
         self._idle_seconds = idle_seconds
@@ -118,6 +122,11 @@ class Connection:
                 return address, _client_of(address)
         names = ", ".join(self._addresses)
         raise BrokerUnavailable(f"no broker answers at {names}", address=names)
+
+    def break_off(self, client: fl.FlightClient, address: str) -> None:
+        """Ends what this process has under way with a broker that does not answer."""
+        self._drop(client)
+        end_connections(address)
 
     def _drop(self, client: fl.FlightClient) -> None:
         with self._lock:

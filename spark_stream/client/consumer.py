@@ -125,7 +125,7 @@ class Consumer:
             if not isinstance(offset, Integral) or not 0 <= offset <= INT64_MAX:
                 raise InvalidOption(f"an offset is at least 0, not {offset!r}")
         self._seeks += 1
-        self._position.update(position)
+        self._position.update({key: int(offset) for key, offset in position.items()})
         self._stop_feed()
 
     def close(self) -> None:

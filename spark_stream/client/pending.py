@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -18,7 +17,7 @@ import pyarrow as pa
 
 from spark_stream.client.partitioner import partitions_of
 from spark_stream.client.positions import to_microseconds
-from spark_stream.client.values import Written
+from spark_stream.client.promises import Promise
 from spark_stream.errors import InvalidRecord
 from spark_stream.wire.messages import INT64_MAX
 from spark_stream.wire.schemas import DEFAULT_SCHEMA, HEADERS_TYPE, TIMESTAMP_TYPE
@@ -33,7 +32,7 @@ class Pending:
     headers: list[list[tuple[str, bytes | None]] | None] = field(default_factory=list)
     timestamps: list[int] = field(default_factory=list)
     partitions: list[int] = field(default_factory=list)
-    futures: list[Future[Written]] = field(default_factory=list)
+    futures: list[Promise] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     size: int = 0
     since: float = 0.0
@@ -48,7 +47,7 @@ class Pending:
         timestamp: int,
         partition: int | None,
         size: int,
-        future: Future[Written],
+        future: Promise,
     ) -> None:
         """Adds a record; ``timestamp`` in microseconds, ``size`` in bytes."""
         if not self.futures:

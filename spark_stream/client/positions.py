@@ -56,9 +56,9 @@ def named_resolved(
     topics: TopicsClient, topic: str, asked: Mapping[int, int], isolation: Isolation
 ) -> dict[int, int]:
     """The mapping with -2 (earliest) and -1 (latest) replaced by offsets."""
-    found = dict(asked)
+    found = {int(number): int(offset) for number, offset in asked.items()}
     for name in (EARLIEST, LATEST):
-        numbers = [number for number, offset in asked.items() if offset == name]
+        numbers = [number for number, offset in found.items() if offset == name]
         if numbers:
             at = topics.offsets(topic, at=name, isolation=isolation, partitions=numbers)
             found.update(at.offsets)

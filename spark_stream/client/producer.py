@@ -25,17 +25,18 @@ from spark_stream.client.batches import (
     check_partition,
     check_size,
     completed,
-    gathered,
     one_batch,
 )
 from spark_stream.client.connection import Connection
 from spark_stream.client.partitioner import partitions_of
 from spark_stream.client.pending import Pending, split, timestamp_us
+from spark_stream.client.promises import Gathering, Promise
 from spark_stream.client.topics import TopicsClient, level
 from spark_stream.client.values import TopicDescription, Written
 from spark_stream.consistency.isolation import PRODUCER_LEVELS
 from spark_stream.errors import (
     BufferFull,
+    InternalError,
     InvalidOption,
     InvalidRequest,
     IsologError,
@@ -102,7 +103,7 @@ class Producer:
         # Held from taking records to having written them: so nobody overtakes. Taken before _lock.
         self._order = threading.RLock()
         # One lock, two conditions: the sender is not woken by what only waiting callers care for.
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         self._room = threading.Condition(self._lock)
         self._pending: dict[str, list[Pending]] = {}
@@ -115,8 +116,10 @@ class Producer:
         self._failure: IsologError | None = None
         self._closed = False
         self._keyless = itertools.count()
+        self._ended = threading.Event()
         self._sender = threading.Thread(target=self._send, name="isolog-sender", daemon=True)
         self._sender.start()
+        threading.Thread(target=self._expire_streams, name="isolog-deadlines", daemon=True).start()
 
     # -- writing --------------------------------------------------------------------------------
 
@@ -150,7 +153,7 @@ class Producer:
             self._check_record(topic, partition, size)
         except IsologError as error:
             return self._refused(error)
-        future: Future[Written] = Future()
+        future = Promise()
         with self._lock:
             # Nagle's rule: with nothing under way a record goes at once, from this very thread; while
             # something is, records gather. So a lone record is quick, and a flood makes batches.
@@ -193,8 +196,8 @@ class Producer:
         except IsologError as error:
             return self._refused(error)
         if batch.num_rows == 0:
-            done: Future[Written] = Future()
-            done.set_result(Written(topic, partition or 0, -1, 0))
+            done = Promise()
+            done.settle(Written(topic, partition or 0, -1, 0))
             return done
         count = len(known.partitions)
         keyless = next(self._keyless) % count
@@ -205,10 +208,12 @@ class Producer:
             parts = [(place, rows, int(at[0])) for place, rows, at in split(batch, places)]
         with self._lock:
             self._reserve(sum(rows.nbytes for _, rows, _ in parts), len(parts))
+        whole = Gathering(topic, len(parts))
         with self._order:
             self._send_waiting(topic)
-            futures = [(self._append_part(known, rows, place), at) for place, rows, at in parts]
-        return futures[0][0] if len(futures) == 1 else gathered(topic, futures)
+            for place, rows, first in parts:
+                self._append_part(known, rows, place, first, whole)
+        return whole.promise
 
     def _check_record(self, topic: str, partition: int | None, size: int) -> None:
         known = self._topics.known(topic)
@@ -230,8 +235,8 @@ class Producer:
     def _refused(self, error: IsologError) -> Future[Written]:
         """A future for what was never sent."""
         self._note(error)
-        future: Future[Written] = Future()
-        future.set_exception(error)
+        future = Promise()
+        future.settle(error)
         return future
 
     def flush(self, timeout: float | None = None) -> None:
@@ -250,7 +255,6 @@ class Producer:
                     if left <= 0:
                         raise TimeoutError(f"{self._outstanding} records are not acknowledged yet")
                     self._room.wait(min(left, _TICK_S))
-                    self._expire_streams()
             finally:
                 self._flushing -= 1
             failure, self._failure = self._failure, None
@@ -269,11 +273,9 @@ class Producer:
                 self._work.notify()
                 self._room.notify_all()
             self._sender.join()
-            with self._streams_lock:
-                streams = list(self._streams.values())
-                self._streams.clear()
-            for stream in streams:
+            for stream in list(self._streams.values()):
                 stream.close()
+            self._ended.set()
 
     def __enter__(self) -> Self:
         return self
@@ -293,14 +295,13 @@ class Producer:
     # -- the sender -----------------------------------------------------------------------------
 
     def _send(self) -> None:
-        """Sends what is due, and looks for batches whose acknowledgement is overdue."""
+        """Sends what is due."""
         while True:
             with self._lock:
                 while not (due := self._due()):
                     if self._closed:
                         return
                     self._work.wait(self._next_due())
-                    self._expire_streams()
             for topic in due:
                 with self._order:
                     self._send_waiting(topic)
@@ -317,11 +318,12 @@ class Producer:
             or now - waiting[0].since >= self._linger_s
         ]
 
-    def _next_due(self) -> float:
-        """Seconds until something is due, or until the deadlines are to be looked at."""
-        first = min((each[0].since for each in self._pending.values()), default=time.monotonic())
-        wait = first + self._linger_s - time.monotonic() if self._pending else _TICK_S
-        return min(_TICK_S, max(0.0, wait))
+    def _next_due(self) -> float | None:
+        """Seconds until something is due; None while nothing waits."""
+        if not self._pending:
+            return None
+        first = min(waiting[0].since for waiting in self._pending.values())
+        return max(0.0, first + self._linger_s - time.monotonic())
 
     def _gathering(self, topic: str) -> Pending:
         """Where the topic's next record waits: no batch grows far above ``batch_bytes``."""
@@ -345,7 +347,11 @@ class Producer:
             places = pending.places(batch, len(known.partitions), keyless)
             parts = list(split(batch, places))
         except Exception as error:
-            self._fail(pending.futures, sum(pending.sizes), error)
+            failure = error if isinstance(error, IsologError) else InternalError(repr(error))
+            self._note(failure)
+            for future in pending.futures:
+                future.settle(failure)
+            self._release(sum(pending.sizes), len(pending.futures))
             return
         sizes = np.array(pending.sizes)
         for place, part, rows in parts:
@@ -355,51 +361,53 @@ class Producer:
     # -- streams --------------------------------------------------------------------------------
 
     def _append_part(
-        self, known: TopicDescription, batch: pa.RecordBatch, partition: int
-    ) -> Future[Written]:
-        future: Future[Written] = Future()
+        self,
+        known: TopicDescription,
+        batch: pa.RecordBatch,
+        partition: int,
+        first: int,
+        whole: Gathering,
+    ) -> None:
         size, rows = batch.nbytes, batch.num_rows
 
         def settle(offset: int, error: IsologError | None) -> None:
-            if error is None:
-                self._settled(future, Written(known.name, partition, offset, rows), size)
-            else:
-                self._fail([future], size, self._noted(known, error))
+            if error is not None:
+                self._noted(known, error)
+            whole.settle(first, error or Written(known.name, partition, offset, rows))
+            self._release(size, 1)
 
         self._sent(known, batch, partition, settle)
-        return future
 
     def _write(
         self,
         known: TopicDescription,
         batch: pa.RecordBatch,
         partition: int,
-        futures: list[Future[Written]],
+        promises: list[Promise],
         size: int,
     ) -> None:
-        """Sends records that each have a future of their own."""
+        """Sends records that each have a promise of their own."""
 
         def settle(offset: int, error: IsologError | None) -> None:
-            if error is None:
-                self._release(size, len(futures))
-                for row, future in enumerate(futures):
-                    future.set_result(Written(known.name, partition, offset + row))
-                return
-            kept = error.kept
-            refused = self._noted(known, error)
-            self._release(size, len(futures))
-            for row, future in enumerate(futures[:kept]):
-                future.set_result(Written(known.name, partition, offset + row))
-            whole = error.details.get("record") is None
-            for row, future in enumerate(futures[kept:]):
-                skipped = row > 0 and not whole
-                future.set_exception(
-                    RecordNotAttempted(f"not tried, for an earlier one was refused: {error.message}")
-                    if skipped
-                    else refused
-                )
+            kept = len(promises)
+            if error is not None:
+                self._noted(known, error)
+                kept = error.kept
+            for row, promise in enumerate(promises[:kept]):
+                promise.settle(Written(known.name, partition, offset + row))
+            if error is not None:
+                self._refuse(promises[kept:], error)
+            self._release(size, len(promises))
 
         self._sent(known, batch, partition, settle)
+
+    @staticmethod
+    def _refuse(promises: list[Promise], error: IsologError) -> None:
+        """The first has the error; the others too, unless it is about one record only."""
+        about_one = error.details.get("record") is not None
+        message = f"not tried, for an earlier one was refused: {error.message}"
+        for row, promise in enumerate(promises):
+            promise.settle(RecordNotAttempted(message) if row and about_one else error)
 
     def _sent(
         self, known: TopicDescription, batch: pa.RecordBatch, partition: int, settle: Settle
@@ -433,9 +441,14 @@ class Producer:
             return stream
 
     def _expire_streams(self) -> None:
-        # Without the lock: it is held while a connection is sought, and deadlines must not wait.
-        for stream in list(self._streams.values()):
-            stream.expire()
+        """Looks for batches whose time is over; on a thread of its own, for all others may be stuck.
+
+        Not under the streams' lock: it is held while a connection is sought, and deadlines must not
+        wait for that.
+        """
+        while not self._ended.wait(_TICK_S):
+            for stream in list(self._streams.values()):
+                stream.expire()
 
     # -- bookkeeping ----------------------------------------------------------------------------
 
@@ -463,27 +476,15 @@ class Producer:
                     f" {self._buffer_bytes}"
                 )
             self._room.wait(min(left, _TICK_S))
-            self._expire_streams()
 
-    def _settled(self, future: Future[Written], written: Written, size: int) -> None:
-        self._release(size, 1)
-        future.set_result(written)
-
-    def _fail(self, futures: list[Future[Written]], size: int, error: Exception) -> None:
-        self._note(error)
-        self._release(size, len(futures))
-        for future in futures:
-            future.set_exception(error)
-
-    def _noted(self, known: TopicDescription, error: IsologError) -> IsologError:
+    def _noted(self, known: TopicDescription, error: IsologError) -> None:
         if isinstance(error, UnknownTopic):
             self._topics.forget(known.name)
         self._note(error)
-        return error
 
-    def _note(self, error: BaseException | None) -> None:
+    def _note(self, error: IsologError) -> None:
         with self._lock:
-            if self._failure is None and isinstance(error, IsologError):
+            if self._failure is None:
                 self._failure = error
 
     def _release(self, size: int, records: int) -> None:

@@ -36,20 +36,21 @@ def ended(process: subprocess.Popen[bytes]) -> tuple[int, str]:
     return process.returncode, errors.decode()
 
 
-def test_lines_in_and_out(served):
+def test_lines_in_and_out(served, call, monkeypatch):
     served.log.create_topic("lines", partitions=2)
     sent = served.run(
         "produce", "lines", "--key-separator", ":", "--partition", "1", stdin="k:v\nno key\n\nlast"
     )
     assert (sent.code, sent.out, sent.err) == (0, "", "4 records to lines\n")
     assert served.run("consume", "lines").out == "v\nno key\n\nlast\n"
-    form = served.run("consume", "lines", "--format", r"{partition}/{offset}\t{key}", "--to", "2")
+    monkeypatch.setenv("ISOLOG_BOOTSTRAP", served.bootstrap)
+    form = call("consume", "lines", "--format", r"{partition}/{offset}\t{key}", "--to", "2")
     assert form.out == "1/0\tk\n1/1\t\n"
-    last = served.run("consume", "lines", "--from", "-2", "-n", "1", "--output", "json")
+    last = call("consume", "lines", "--from", "-2", "-n", "1", "--output", "json")
     record = json.loads(last.out)
     assert (record["offset"], record["value"], record["topic"]) == (2, "", "lines")
-    assert served.run("consume", "lines", "--partition", "0").out == ""
-    assert served.run("consume", "lines", "--from", "2999-01-01").out == ""
+    assert call("consume", "lines", "--partition", "0").out == ""
+    assert call("consume", "lines", "--from", "2999-01-01").out == ""
 
 
 def files(folder: Path) -> list[Path]:
@@ -61,7 +62,7 @@ def files(folder: Path) -> list[Path]:
     table = pa.Table.from_pylist(
         ROWS, pa.schema([("id", pa.int32()), ("name", "string"), ("at", "string")])
     )
-    moments = pa.compute.cast(table.column("at"), pa.timestamp("ms", "UTC"))
+    moments = pa.compute.cast(table.column("at"), pa.timestamp("us", "UTC"))
     table = table.set_column(2, "at", moments)
     pq.write_table(table, folder / "rows.parquet")
     with pa.ipc.new_file(folder / "rows.arrow", table.schema) as writer:
@@ -73,16 +74,17 @@ def quoted(text: str | None) -> str:
     return "" if text is None else '"' + text.replace('"', '""') + '"'
 
 
-def test_files_of_every_format_into_a_typed_topic(served, call, tmp_path):
+def test_files_of_every_format_into_a_typed_topic(served, call, monkeypatch, tmp_path):
+    monkeypatch.setenv("ISOLOG_BOOTSTRAP", served.bootstrap)
     served.log.create_topic("typed", schema=parse_schema(SCHEMA))
     for file in files(tmp_path):
-        sent = call("produce", "typed", "--file", str(file), "--bootstrap", served.bootstrap)
+        sent = call("produce", "typed", "--file", str(file))
         assert (sent.code, sent.err) == (0, "3 records to typed\n")
     piped = served.run(
         "produce", "typed", "--format", "csv", stdin=(tmp_path / "rows.csv").read_text()
     )
     assert piped.err == "3 records to typed\n"
-    out = served.run("consume", "typed", "--output", "json").out
+    out = call("consume", "typed", "--output", "json").out
     assert [json.loads(line) for line in out.splitlines()] == 5 * ROWS
 
     stream = served.start("consume", "typed", "--output", "arrow", "--to", "3")
@@ -91,11 +93,11 @@ def test_files_of_every_format_into_a_typed_topic(served, call, tmp_path):
     assert table.schema.equals(parse_schema(SCHEMA))
     assert table.column("id").to_pylist() == [1, 2, 3]
 
-    shown = served.run("consume", "typed", "-n", "1", "--metadata").out
+    shown = call("consume", "typed", "-n", "1", "--metadata").out
     assert [each.strip() for each in shown.splitlines()[0].split("│")] == [
         "id", "name", "at", "_topic", "_partition", "_offset", "_timestamp",
     ]  # fmt: skip
-    chosen = served.run("consume", "typed", "-n", "2", "-o", "csv", "--columns", "_offset,id")
+    chosen = call("consume", "typed", "-n", "2", "-o", "csv", "--columns", "_offset,id")
     assert chosen.out == '"_offset","id"\n0,1\n1,2\n'
 
 

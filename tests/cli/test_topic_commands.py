@@ -9,7 +9,8 @@ import pytest
 from tests.cli.conftest import run
 
 
-def test_a_topic_from_create_to_delete(served):
+def test_a_topic_from_create_to_delete(served, call, monkeypatch):
+    monkeypatch.setenv("ISOLOG_BOOTSTRAP", served.bootstrap)
     made = served.run(
         "topic",
         "create",
@@ -25,23 +26,23 @@ def test_a_topic_from_create_to_delete(served):
     assert "created topic flights: 2 partitions" in made.err
 
     assert served.run("topic", "list").out == "flights\n"
-    assert json.loads(served.run("topic", "list", "--output", "json").out) == ["flights"]
+    assert json.loads(call("topic", "list", "--output", "json").out) == ["flights"]
 
-    facts = json.loads(served.run("topic", "describe", "flights", "--output", "json").out)
+    facts = json.loads(call("topic", "describe", "flights", "--output", "json").out)
     assert facts["schema"] == "id bigint NOT NULL, tags array<string>"
     assert facts["config"]["compression"] == "zstd"
     assert [each["partition"] for each in facts["partitions"]] == [0, 1]
     partition = facts["partitions"][0]
     assert partition["log_end_offset"] == partition["high_watermark"] == 0
     assert partition["last_stable_offset"] == 0
-    shown = served.run("topic", "describe", "flights").out
+    shown = call("topic", "describe", "flights").out
     for word in ("array<string>", "compression", "LEO", "HW", "LSO", partition["leader"]):
         assert word in shown
 
     unsure = served.run("topic", "delete", "flights")
     assert (unsure.code, unsure.out) == (2, "")
     assert "--yes" in unsure.err
-    assert served.run("topic", "delete", "flights", "--yes").code == 0
+    assert call("topic", "delete", "flights", "--yes").code == 0
     assert served.log.topics() == []
 
 

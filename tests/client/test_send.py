@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta, timezone
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -343,3 +344,54 @@ def test_a_setting_out_of_range_is_refused_by_name(log, setting):
 def test_an_unknown_setting_is_the_callers_mistake(log):
     with pytest.raises(TypeError, match="linger"):
         log.producer(linger=5)
+
+
+def test_a_callback_may_call_the_producer_and_wait_for_room(log, topic):
+    """Callbacks run apart from the thread that reads acknowledgements: else this would be stuck."""
+    log.create_topic(topic)
+    ended = threading.Event()
+    with log.producer(buffer_bytes=2000, timeout_ms=20_000) as producer:
+
+        def again(future: Future[Written]) -> None:
+            if future.result().offset >= 300:
+                ended.set()
+                return
+            for _ in range(3):
+                producer.append(topic, values(b"x" * 500))
+            producer.send(topic, b"x" * 500).add_done_callback(again)
+
+        producer.send(topic, b"first").add_done_callback(again)
+        assert ended.wait(20)
+
+
+def test_after_flush_every_future_is_done(log, topic):
+    log.create_topic(topic, partitions=4)
+    with log.producer() as producer:
+        keys = [str(n).encode() for n in range(20)]
+        batch = pa.record_batch({"key": keys, "value": keys})
+        for _ in range(200):
+            futures = [producer.append(topic, batch), producer.send(topic, b"v")]
+            producer.flush()
+            assert all(future.done() for future in futures)
+
+
+def test_a_cancelled_future_harms_nothing(log, topic):
+    log.create_topic(topic)
+    with log.producer(linger_ms=200) as producer:
+        first = producer.send(topic, b"first")
+        second = producer.send(topic, b"second")
+        assert first.cancel()
+        assert second.result(20).offset == 1
+
+
+def test_numpy_numbers_are_numbers(log, topic):
+    log.create_topic(topic, partitions=2)
+    one = np.int64(1)
+    with log.producer() as producer:
+        assert producer.send(topic, b"a", partition=one, timestamp=one).result(20).partition == 1
+        assert producer.append(topic, values("b"), partition=one).result(20).offset == 1
+    assert log.read(topic, start=np.int64(0)).num_rows == 2
+    assert log.read(topic, start={one: one}).num_rows == 1
+    with log.consumer(topic) as consumer:
+        consumer.seek({(topic, 1): one})
+        assert len(list(consumer.records(until="latest"))) == 1

@@ -12,6 +12,8 @@ import pytest
 
 from tests.conftest import ROOT
 
+sys.path.append(str(ROOT / "examples"))  # as spark-submit does for the script that it runs
+
 
 class Shell:
     """Runs commands as a user would, and shows what they said when they fail."""
@@ -54,8 +56,3 @@ class Shell:
 @pytest.fixture(scope="session")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
     return Shell(tmp_path_factory.mktemp("tools"))
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _examples_on_path() -> None:
-    sys.path.append(str(ROOT / "examples"))

@@ -23,9 +23,8 @@ def test_it_says_the_defaults() -> None:
     default = BrokerConfig.load(None, dir=found.dir)
     assert found.model_dump(exclude={"topic"}) == default.model_dump(exclude={"topic"})
     assert found.topic_defaults == LogSettings()
-    assert {name: str(value) for name, value in found.topic.items()} == shown_settings(
-        LogSettings()
-    )
+    said = {name: str(value) for name, value in found.topic.items()}
+    assert said == shown_settings(LogSettings())
 
 
 @pytest.mark.parametrize("name", [*BrokerConfig.model_fields, *SETTINGS])

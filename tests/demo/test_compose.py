@@ -1,6 +1,7 @@
-"""docker-compose.yml and Dockerfile without Docker: they fit together, and their commands run as they are.
+"""docker-compose.yml and Dockerfile without Docker: they fit together, and their commands run.
 
-What a container would give (names of hosts, places of files, the port) is substituted, nothing else.
+What a container would give (names of hosts, places of files, the port) is substituted, nothing
+else.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def stages() -> dict[str, str]:
 
 def exec_form(stage: str, instruction: str) -> list[str]:
     """The arguments of an instruction such as CMD ["a", "b"]."""
-    found = re.search(rf"{instruction} (\[.*\])$", stages()[stage], flags=re.MULTILINE)
+    found = re.search(rf"^{instruction} (\[.*\])$", stages()[stage], flags=re.MULTILINE)
     assert found is not None
     arguments: list[str] = yaml.safe_load(found[1])
     return arguments
@@ -71,9 +72,8 @@ def test_the_images_have_what_the_services_name() -> None:
         assert services[name]["build"] == {"context": ".", "target": name}
         assert "USER isolog" in stages()[name].splitlines()
     assert exec_form("broker", "CMD") == services["broker"]["command"]
-    assert ["CMD", *exec_form("broker", r"HEALTHCHECK .*CMD")] == services["broker"]["healthcheck"][
-        "test"
-    ]
+    healthcheck = exec_form("broker", r"HEALTHCHECK .*CMD")
+    assert ["CMD", *healthcheck] == services["broker"]["healthcheck"]["test"]
     assert exec_form("demo", "CMD") == services["demo"]["command"][:2]
     assert "install -d -o isolog -g isolog /var/lib/isolog" in stages()["broker"]
     assert "/demo/demo-output" in stages()["demo"]
@@ -89,6 +89,7 @@ def test_what_the_images_copy_is_there_and_not_ignored() -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.timeout(600)
 def test_the_services_commands_run(tmp_path: Path, shell: Shell) -> None:
     services = compose(DEMO_MONTHS="1")["services"]
     broker, demo = services["broker"], services["demo"]

@@ -31,6 +31,7 @@ def brokers_of(directory: Path) -> list[psutil.Process]:
 
 
 @pytest.mark.spark
+@pytest.mark.timeout(600)
 def test_two_runs_in_one_folder(tmp_path: Path, shell: Shell) -> None:
     output = tmp_path / "demo-output"
 

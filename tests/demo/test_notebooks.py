@@ -13,9 +13,11 @@ from tests.conftest import ROOT
 from tests.demo.conftest import Shell
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+OF_JAVA = "WARNING: Using incubator modules: jdk.incubator.vector"
 
 
 @pytest.mark.notebook
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs(notebook: Path, tmp_path: Path, shell: Shell) -> None:
     copy = tmp_path / "notebooks" / notebook.name
@@ -28,15 +30,11 @@ def test_it_runs(notebook: Path, tmp_path: Path, shell: Shell) -> None:
         [sys.executable, "-m", "pytest", *nbmake, copy], tmp_path, PYSPARK_PYTHON="/nonexistent"
     )
 
-    outputs = [
-        output for cell in nbformat.read(copy, 4).cells for output in cell.get("outputs", [])
-    ]
+    cells = nbformat.read(copy, 4).cells
+    outputs = [output for cell in cells for output in cell.get("outputs", [])]
     assert any("image/png" in output.get("data", {}) for output in outputs)
-    noise = [output.text for output in outputs if output.get("name") == "stderr"]
-    assert (
-        "".join(noise).replace("WARNING: Using incubator modules: jdk.incubator.vector", "").strip()
-        == ""
-    )
+    noise = "".join(output.text for output in outputs if output.get("name") == "stderr")
+    assert noise.replace(OF_JAVA, "").strip() == ""
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)

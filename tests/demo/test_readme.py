@@ -31,6 +31,7 @@ def test_every_marked_example_is_run_here() -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.timeout(600)
 def test_spark(tmp_path: Path, shell: Shell) -> None:
     try:
         said = shell.run([sys.executable, "-c", example("spark")], tmp_path)

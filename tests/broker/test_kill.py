@@ -1,0 +1,120 @@
+"""kill -9 in mid-write, again and again: what was acknowledged is there, in order, once."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from bisect import bisect_left
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import spark_stream as isolog
+from spark_stream.client.values import Written
+from spark_stream.errors import IsologError
+from spark_stream.storage.log import LogFormat, PartitionLog
+from tests.support import BrokerProcess
+
+KILLS = 20
+PARTITIONS = 3
+SCHEMA = pa.schema([("writer", pa.int32()), ("n", pa.int64())])
+SEED = 20261121
+
+
+@dataclass
+class Writer:
+    """Appends batches of consecutive numbers to one partition until it is stopped."""
+
+    number: int
+    seed: int
+    next: int = 0
+    asked: list[tuple[int, int, Future[Written]]] = field(default_factory=list)
+
+    def run(self, log: isolog.Log, stop: threading.Event) -> None:
+        chance = random.Random(self.seed)
+        try:
+            with log.producer(timeout_ms=2_000) as producer:
+                while not stop.is_set():
+                    count = chance.choice([1, 3, 100, 5_000])
+                    numbers = pa.array(range(self.next, self.next + count), pa.int64())
+                    writers = pa.array([self.number] * count, pa.int32())
+                    batch = pa.record_batch([writers, numbers], schema=SCHEMA)
+                    future = producer.append("t", batch, partition=self.number % PARTITIONS)
+                    self.asked.append((self.next, count, future))
+                    self.next += count
+                    if chance.random() < 0.3:
+                        future.exception(timeout=10)
+        except IsologError:
+            pass  # the broker was killed: the futures say what became of each batch
+
+
+@pytest.mark.chaos
+def test_kill_9_in_mid_write_twenty_times(tmp_path: Path) -> None:
+    chance = random.Random(SEED)
+    writers = [Writer(number, SEED + number) for number in range(2 * PARTITIONS)]
+    broker = BrokerProcess(tmp_path / "log")
+    config = {"segment.bytes": 1 << 20, "segment.entries": 500}
+    with broker:
+        with broker.connect() as log:
+            log.create_topic("t", PARTITIONS, schema=SCHEMA, config=config)
+        for _ in range(KILLS):
+            stop = threading.Event()
+            with broker.connect(timeout=2) as log:
+                threads = [
+                    threading.Thread(target=writer.run, args=(log, stop)) for writer in writers
+                ]
+                for thread in threads:
+                    thread.start()
+                time.sleep(chance.uniform(0.05, 0.5))
+                broker.kill()
+                stop.set()
+                for thread in threads:
+                    thread.join(60)
+                    assert not thread.is_alive()
+            broker.restart()
+        with broker.connect() as log:
+            topic_id = log.describe("t").id
+            tables = log.read("t", metadata=True)
+        broker.terminate()
+
+    _check(writers, tables)
+    for partition in range(PARTITIONS):
+        folder = tmp_path / "log" / "topics" / "t" / topic_id / str(partition)
+        log_on_disk = PartitionLog.open(folder, LogFormat(SCHEMA))
+        assert log_on_disk.cuts == ()
+        log_on_disk.close()
+
+
+def _check(writers: list[Writer], table: pa.Table) -> None:
+    """Every acknowledged batch whole, at the offsets that were told, once, in the writer's order."""
+    rows = table.to_pydict()
+    by_place = {
+        (partition, offset): (writer, number)
+        for partition, offset, writer, number in zip(
+            rows["_partition"], rows["_offset"], rows["writer"], rows["n"], strict=True
+        )
+    }
+    assert len(by_place) == table.num_rows
+    acknowledged = 0
+    for writer in writers:
+        seen = [n for who, n in zip(rows["writer"], rows["n"], strict=True) if who == writer.number]
+        assert len(seen) == len(set(seen)), "a record is there twice"
+        assert seen == sorted(seen), "records are out of their writer's order"
+        for first, count, future in writer.asked:
+            if future.exception() is not None:
+                continue
+            written = future.result()
+            acknowledged += count
+            for step in (0, count // 2, count - 1):
+                place = (written.partition, written.offset + step)
+                assert by_place.get(place) == (writer.number, first + step)
+            assert set(range(first, first + count)) <= set(seen[_at(seen, first) :][:count])
+    assert acknowledged > 1_000
+
+
+def _at(seen: list[int], number: int) -> int:
+    return bisect_left(seen, number)
