@@ -77,7 +77,14 @@ class BrokerProcess:
         """Starts it and waits for its ready line; the error it ended with if it did not come up."""
         with self._errors.open("a") as errors:
             process = subprocess.Popen(
-                [sys.executable, "-m", "spark_stream.broker", "--listen", self.listen, *self._options],
+                [
+                    sys.executable,
+                    "-m",
+                    "spark_stream.broker",
+                    "--listen",
+                    self.listen,
+                    *self._options,
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -87,7 +94,7 @@ class BrokerProcess:
         line = self._first_line(process)
         self.lines.append(line)
         if not line.startswith(READY):
-            process.wait(START_S)
+            self.wait(START_S)
             try:
                 raise isolog.errors.from_wire(json.loads(line)["error"])
             except (ValueError, KeyError):

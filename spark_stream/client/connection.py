@@ -115,11 +115,11 @@ class Connection:
             address = known_address(self._path)
             if address is None or not answers(address):
                 address = ensure_broker(self._path, self._idle_seconds)
-            return address, _client_of(address)
+            return address, self._connected(address)
         for address in self._addresses:
             # A call would do as well, but a stopped broker does not answer it: calls have deadlines.
             if answers(address):
-                return address, _client_of(address)
+                return address, self._connected(address)
         names = ", ".join(self._addresses)
         raise BrokerUnavailable(f"no broker answers at {names}", address=names)
 
@@ -127,6 +127,18 @@ class Connection:
         """Ends what this process has under way with a broker that does not answer."""
         self._drop(client)
         end_connections(address)
+
+    def _connected(self, address: str) -> fl.FlightClient:
+        location = f"grpc://{address}"
+        if address.startswith("unix:"):
+            location = f"grpc+unix://{address.removeprefix('unix:')}"
+        options = [
+            # A pool of its own: a new client then really connects anew, without an old one's back-off.
+            ("grpc.use_local_subchannel_pool", 1),
+            # How long a connection may take to come about; gRPC's own 20 s are no matter of ours.
+            ("grpc.min_reconnect_backoff_ms", max(100, int(self.timeout_s * 500))),
+        ]
+        return fl.FlightClient(location, generic_options=options)
 
     def _drop(self, client: fl.FlightClient) -> None:
         with self._lock:
@@ -162,11 +174,3 @@ def _addresses(bootstrap: str) -> list[str]:
     if not addresses:
         raise InvalidOption("bootstrap is empty; give host:port[,host:port…]", option="bootstrap")
     return addresses
-
-
-def _client_of(address: str) -> fl.FlightClient:
-    location = f"grpc://{address}"
-    if address.startswith("unix:"):
-        location = f"grpc+unix://{address.removeprefix('unix:')}"
-    # A pool of its own: a new client then really connects anew, without an old one's back-off.
-    return fl.FlightClient(location, generic_options=[("grpc.use_local_subchannel_pool", 1)])

@@ -95,7 +95,7 @@ def nested(inner):
 columns = st.recursive(typed, nested, max_leaves=4)
 
 
-@settings(max_examples=250)
+@settings(max_examples=150)
 @given(columns, st.integers(0, 3), st.integers(0, 3), st.data())
 def test_the_sizes_of_records_are_those_of_their_values(column, before, after, data):
     """Also in slices: rows before and after them are not theirs."""

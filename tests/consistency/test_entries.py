@@ -106,7 +106,7 @@ CHECKED = {
 }
 
 
-@settings(max_examples=300)
+@settings(max_examples=200)
 @given(sketches.filter(lambda sketch: sketch.rows), st.data())
 def test_one_wrong_field_ends_the_valid_prefix_where_a_walk_ends_it(sketch, data):
     name = data.draw(st.sampled_from(sorted(CHECKED)))
@@ -142,7 +142,7 @@ def test_every_offset_is_found_in_its_batch_and_never_in_a_marker(sketch):
             assert at_offset(sketch.table, offset) == number
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(sketches, st.integers(-51, 51) | st.just(-(2**63)))
 def test_a_moment_is_found_in_the_first_batch_that_reaches_it_and_never_in_a_marker(sketch, moment):
     expected = None

@@ -42,7 +42,7 @@ def may_see(bounds: Bounds, isolation: Isolation, offset: int) -> bool:
             return offset < bounds.last_stable_offset
 
 
-@settings(max_examples=400)
+@settings(max_examples=250)
 @given(any_bounds(), st.sampled_from(CONSUMER_LEVELS), st.integers(0, 45), st.none() | OFFSETS)
 def test_a_range_shows_what_the_model_shows(bounds, isolation, start, end):
     found = visible_range(bounds, isolation, Offset(start), None if end is None else Offset(end))

@@ -41,6 +41,22 @@ def test_spark(tmp_path: Path, shell: Shell) -> None:
     assert "only showing top 5 rows" in said
 
 
+@pytest.mark.spark
+def test_what_spark_says_when_its_workers_python_lacks_isolog(tmp_path: Path, shell: Shell) -> None:
+    bare = tmp_path / "python3"
+    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')  # no site-packages
+    bare.chmod(0o755)
+    job = """
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.master("local[1]").getOrCreate()
+spark.read.format("isolog").option("path", "data/").option("subscribe", "a").load()
+"""
+    said = shell.run([sys.executable, "-c", job], tmp_path, code=1, PYSPARK_PYTHON=str(bare))
+    symptom = "[DATA_SOURCE_NOT_FOUND] Failed to find the data source: isolog"
+    assert symptom in said
+    assert f"`{symptom}`" in README
+
+
 def test_python_and_a_flight_client(tmp_path: Path, shell: Shell) -> None:
     start = ["isolog", "broker", "start", "--dir", "data/", "--listen", "127.0.0.1:0"]
     with subprocess.Popen(

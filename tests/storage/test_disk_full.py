@@ -20,7 +20,7 @@ from tests.storage.logs import append_next, everything, format_of, ids, read
 KIB = 1024
 
 
-@settings(max_examples=120)
+@settings(max_examples=50)
 @given(
     room=st.integers(0, 6 * KIB),
     sizes=st.lists(st.integers(1, 40), min_size=5, max_size=25),
@@ -165,7 +165,7 @@ def test_a_flush_that_failed_is_tried_again(tmp_path):
             log.flush()
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(
     st.lists(st.sampled_from(["append", "append", "roll", "restart", "tear"]), max_size=12),
 )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import threading
+
 import pyarrow as pa
 import pytest
 from hypothesis import settings
@@ -216,6 +219,38 @@ def test_a_reader_that_was_there_before_the_log_closed_gives_its_records(tmp_pat
     seen = next(reader).batch.num_rows
     log.close()
     assert seen + sum(chunk.batch.num_rows for chunk in reader) == 62
+
+
+def test_readers_are_not_disturbed_by_a_writer_that_rolls(tmp_path):
+    """Files close under the readers' hands; none of them fails, or is given another file's bytes."""
+    log = PartitionLog.open(tmp_path, format_of(segment_entries=3))
+    append_next(log)
+    wrong: list[object] = []
+    done = threading.Event()
+
+    def keep_reading(seed: int) -> None:
+        numbers = random.Random(seed)
+        while not done.is_set():
+            end = int(log.end.offset)
+            start = max(0, end - numbers.randint(1, 60))
+            try:
+                found = ids(read(log, start, end))
+            except Exception as error:
+                wrong.append(error)
+                return
+            if found != list(range(start, end)):
+                wrong.append((start, end, found))
+
+    readers = [threading.Thread(target=keep_reading, args=(seed,)) for seed in range(3)]
+    for reader in readers:
+        reader.start()
+    for _ in range(250):
+        append_next(log)
+    done.set()
+    for reader in readers:
+        reader.join()
+    assert wrong == []
+    assert len(log.segments) > 80
 
 
 def test_a_log_of_a_hundred_thousand_entries_opens_again(tmp_path):

@@ -50,7 +50,7 @@ keys = st.lists(st.binary(max_size=20) | st.binary(min_size=60, max_size=70), ma
 KINDS = [pa.binary(), pa.large_binary()]
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(keys, st.integers(0, 3), st.integers(0, 3), st.sampled_from(KINDS))
 def test_every_key_has_the_hash_that_the_algorithm_gives_it(keys, before, after, kind):
     """Also in a slice, and for keys without a byte."""
@@ -64,7 +64,7 @@ def test_a_text_has_the_hash_of_its_utf8(keys, kind):
     assert murmur2(pa.array(keys, kind)).tolist() == [murmur2_of(key.encode()) for key in keys]
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(
     st.lists(st.none() | st.binary(max_size=9), max_size=12),
     st.integers(0, 2),

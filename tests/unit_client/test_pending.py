@@ -29,7 +29,7 @@ def pending_of(records) -> Pending:
     return pending
 
 
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(rows)
 def test_the_batch_has_the_records_as_they_came(records):
     pending = pending_of(records)
@@ -45,7 +45,7 @@ def test_the_batch_has_the_records_as_they_came(records):
     assert pending.size == 10 * len(records)
 
 
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(rows, st.integers(0, 4))
 def test_a_record_goes_where_it_says_else_where_its_key_says_else_with_the_keyless(
     records, keyless
@@ -58,7 +58,7 @@ def test_a_record_goes_where_it_says_else_where_its_key_says_else_with_the_keyle
     ]
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=30))
 def test_a_split_batch_has_every_row_once_in_its_partition_in_its_order(places):
     batch = pa.record_batch({"row": pa.array(range(len(places)), pa.int64())})

@@ -310,7 +310,7 @@ kinds = st.recursive(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(kinds, kinds, st.sampled_from([0, 1, 3]))
 def test_any_two_types_fit_or_are_refused_with_a_typed_error(have, want, rows):
     """A cast that Arrow cannot do, too, must not leave as Arrow's error."""

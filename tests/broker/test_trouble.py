@@ -1,0 +1,138 @@
+"""A full disk and damaged files: typed errors, nothing lost, and no restart needed."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import spark_stream as isolog
+from spark_stream.errors import DamagedSegment, DiskFull
+from tests.support import NUMBERS, BrokerProcess, numbers
+
+NO_LIMIT = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+
+
+def limited(broker: BrokerProcess, size: int | None) -> None:
+    """Lets no file of the broker grow past ``size`` bytes: to it, a full disk."""
+    limit = NO_LIMIT if size is None else (size, resource.RLIM_INFINITY)
+    resource.prlimit(broker.pid, resource.RLIMIT_FSIZE, limit)
+
+
+def test_a_full_disk_refuses_appends_and_nothing_else_until_there_is_room(
+    broker: BrokerProcess,
+) -> None:
+    with broker.connect() as log:
+        log.create_topic("t", schema=NUMBERS)
+        producer = log.producer()
+        producer.append("t", numbers(0, 1_000), partition=0).result()
+        limited(broker, 20_000)
+        producer.append("t", numbers(1_000, 1_000), partition=0).result()
+        error = producer.append("t", numbers(2_000, 10_000), partition=0).exception()
+        assert isinstance(error, DiskFull)
+        assert error.retriable
+        assert error.kept == 0
+        assert log.read("t")["n"].to_pylist() == list(range(2_000))
+        with pytest.raises(DiskFull):
+            producer.flush()
+        limited(broker, None)
+        written = producer.append("t", numbers(2_000, 10_000), partition=0).result()
+        assert written.offset == 2_000
+        producer.close()
+        assert log.read("t")["n"].to_pylist() == list(range(12_000))
+        assert log.status().pid == broker.pid
+    broker.restart()
+    with broker.connect() as log:
+        assert log.read("t")["n"].to_pylist() == list(range(12_000))
+    assert "recovered" not in broker.said()
+
+
+def test_a_topic_that_finds_no_room_leaves_nothing_behind(broker: BrokerProcess) -> None:
+    with broker.connect(timeout=0.5) as log:
+        log.create_topic("before")
+        limited(broker, 100)
+        with pytest.raises((DiskFull, isolog.errors.StorageFailure)):
+            log.create_topic("t", partitions=3)
+        limited(broker, None)
+        assert log.topics() == ["before"]
+        assert log.create_topic("t", partitions=3).name == "t"
+        with log.producer() as producer:
+            producer.send("t", b"x").result()
+
+
+def segments(broker: BrokerProcess, topic: str, partition: int = 0) -> list[Path]:
+    return sorted((broker.directory / "topics" / topic).glob(f"*/{partition}/*.arrow"))
+
+
+@pytest.fixture
+def rolled(broker: BrokerProcess) -> BrokerProcess:
+    """A stopped broker with a topic of several segments in partition 0, and one in partition 1."""
+    with broker.connect() as log:
+        log.create_topic("t", 2, schema=NUMBERS, config={"segment.bytes": 65_536})
+        with log.producer() as producer:
+            for start in range(0, 40_000, 4_000):
+                producer.append("t", numbers(start, 4_000), partition=0)
+            producer.append("t", numbers(0, 10), partition=1)
+    broker.terminate()
+    assert len(segments(broker, "t")) > 3
+    return broker
+
+
+def flipped(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0x10
+    path.write_bytes(data)
+
+
+def test_damage_in_an_older_segment_costs_its_own_records_alone(rolled: BrokerProcess) -> None:
+    damaged, following = segments(rolled, "t")[1:3]
+    first, after = int(damaged.stem), int(following.stem)
+    flipped(damaged, damaged.stat().st_size // 2)
+    rolled.start()
+    with rolled.connect() as log:
+        with pytest.raises(DamagedSegment) as caught:
+            log.read("t")
+        error = caught.value
+        assert str(damaged) in error.message
+        assert first <= error.details["first"] < error.details["next"] <= after
+        assert log.read("t", start={0: after, 1: 0})["n"].to_pylist()[-1] == 9
+        assert log.read("t", start={0: 0, 1: 10}, end={0: first, 1: 10}).num_rows == first
+        with log.producer() as producer:
+            assert producer.append("t", numbers(0, 1), partition=0).result().offset == 40_000
+
+
+def test_a_partition_without_its_last_entries_does_not_open_and_others_do(
+    rolled: BrokerProcess,
+) -> None:
+    segments(rolled, "t")[-1].with_suffix(".entries").unlink()
+    rolled.start()
+    with rolled.connect() as log:
+        broken, sound = log.describe("t").partitions
+        assert isinstance(broken.error, DamagedSegment)
+        assert "is missing" in broken.error.message
+        assert sound.error is None
+        with log.producer() as producer:
+            assert producer.append("t", numbers(10, 5), partition=1).result().offset == 10
+            refused = producer.append("t", numbers(0, 1), partition=0)
+            assert isinstance(refused.exception(), DamagedSegment)
+            with pytest.raises(DamagedSegment):
+                producer.flush()
+        with pytest.raises(DamagedSegment):
+            log.read("t")
+
+
+def test_a_torn_tail_is_cut_and_said_in_one_line(rolled: BrokerProcess) -> None:
+    last = segments(rolled, "t")[-1]
+    with last.open("ab") as file:
+        file.write(b"\xff\xff\xff\xff torn")
+    rolled.start()
+    with rolled.connect() as log:
+        assert log.describe("t").partitions[0].log_end_offset == 40_000
+        assert log.read("t")["n"].to_pylist()[:40_000] == list(range(40_000))
+    (line,) = [line for line in rolled.said().splitlines() if "recovered" in line]
+    assert str(last) in line
+    assert "0 records" in line
+    with pa.ipc.open_stream(last) as reader:  # whole again for other programs too
+        assert sum(batch.num_rows for batch in reader) > 0
