@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from spark_stream.errors import InvalidConfig
-from spark_stream.storage.settings import LogSettings, parse_settings
+from spark_stream.storage.settings import SETTINGS, LogSettings, parse_settings
 
 IDLE_SECONDS_EMBEDDED = 300.0
 
@@ -74,6 +74,8 @@ class BrokerConfig(BaseSettings):
             name = ".".join(str(part) for part in first["loc"])
             unknown = first["type"] == "extra_forbidden"
             message = "there is no such setting" if unknown else first["msg"]
+            if unknown and name in {setting.partition(".")[0] for setting in SETTINGS}:
+                message = "the defaults of topics belong under [topic]"
             raise InvalidConfig(f"{name}: {message}", setting=name) from None
         _ = config.topic_defaults
         return config

@@ -30,7 +30,7 @@ from spark_stream.errors import (
 from spark_stream.storage.log import UNLIMITED
 from spark_stream.storage.reading import Chunk
 from spark_stream.wire.messages import EARLIEST, BoundsFacts, ChunkFacts, EndFacts, Fetch
-from spark_stream.wire.schemas import LEADER_COLUMNS, OFFSET, TIMESTAMP
+from spark_stream.wire.schemas import LEADER_COLUMNS, OFFSET, TIMESTAMP, empty_batch
 
 Answer = tuple[pa.RecordBatch, bytes]
 
@@ -183,7 +183,7 @@ class FetchStream:
 
     def _last(self) -> Answer:
         facts = EndFacts(next=self._position, bounds=bounds_facts(self._partition.bounds()))
-        empty = pa.RecordBatch.from_pylist([], schema=self.schema)
+        empty = empty_batch(self.schema)
         return empty, facts.to_bytes()
 
 

@@ -136,7 +136,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def _bind_place(listen: str) -> tuple[str, Path | None]:
-    """Where Flight is to bind; for a Unix socket its path too, where nothing is left of a dead one."""
+    """Where Flight is to bind; for a Unix socket its path too, cleared of a dead broker's."""
     if listen.startswith(UNIX):
         path = Path(listen.removeprefix(UNIX))
         if len(os.fsencode(path)) > SOCKET_PATH_MAX:

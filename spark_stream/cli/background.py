@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from spark_stream.client.embedded import _check_ours as check_ours
-from spark_stream.client.embedded import _lock_held as lock_held
+from spark_stream.client.embedded import check_ours, lock_held
 from spark_stream.errors import BrokerUnavailable, RequestTimeout, StorageFailure, from_wire
 
 READY: Final = "isolog broker ready "

@@ -23,6 +23,7 @@ import pyarrow.types as pt
 
 from spark_stream.cli.fitting import bad_record, check_names, first_bad, misfit
 from spark_stream.errors import InvalidRecord
+from spark_stream.wire.schemas import empty_batch
 
 Parse = Callable[[bytes, int], pa.RecordBatch]
 """A block, and the number of its first record, to a batch."""
@@ -71,7 +72,7 @@ class CsvBlocks:
             self.names, block = self._headed(block)
         strings = pa.schema([(name, pa.string()) for name in self.names])
         if not block.strip():
-            return pa.RecordBatch.from_pylist([], schema=strings)
+            return empty_batch(strings)
         seen: list[Any] = []
 
         def wrong_width(row: Any) -> str:
@@ -125,7 +126,7 @@ class JsonBlocks:
     def parse(self, block: bytes, first: int) -> pa.RecordBatch:
         """A block of whole lines."""
         if not block.strip():
-            return pa.RecordBatch.from_pylist([], schema=self.schema)
+            return empty_batch(self.schema)
         try:
             batch = self._read(block)
         except (pa.ArrowException, ValueError, TypeError):
@@ -238,7 +239,7 @@ def _pairs(value: Any, kind: pa.DataType) -> Any:
 
 def _one(table: pa.Table) -> pa.RecordBatch:
     batches = table.combine_chunks().to_batches()
-    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
+    return batches[0] if batches else empty_batch(table.schema)
 
 
 def _shown(line: bytes) -> str:

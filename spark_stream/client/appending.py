@@ -1,4 +1,4 @@
-"""One stream of appends to a topic: batches go out, acknowledgements come back, futures are settled.
+"""One stream of appends to a topic: batches go out, acknowledgements come back.
 
 Invariants: a batch is entered among those in flight before it is sent, so an acknowledgement always
 finds it; every batch that was entered is settled exactly once: by its acknowledgement, by the error
@@ -32,7 +32,7 @@ from spark_stream.errors import (
 from spark_stream.wire.messages import AppendTo, Envelope
 
 Settle = Callable[[int, IsologError | None], None]
-"""Called once a batch: with its first offset, or with the error (and -1, or the first kept offset)."""
+"""Called once a batch: with its first offset, or the error (and -1, or the first kept offset)."""
 
 _FLIGHT_ERRORS: Final = (fl.FlightError, pa.ArrowException, OSError)
 _NO_ANSWER: Final = (BrokerUnavailable, RequestTimeout, InternalError)
@@ -48,7 +48,7 @@ class _InFlight:
 
 
 class AppendStream:
-    """A DoPut to one topic. ``write`` may be called from any thread; batches keep the order of calls."""
+    """A DoPut to one topic. ``write`` is for any thread; batches keep the order of calls."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class AppendStream:
         return self._broken is None and not self._finished and self._topic.id == topic.id
 
     def write(self, batch: pa.RecordBatch, partition: int, settle: Settle) -> bool:
-        """Sends a batch. False if the stream had ended before: nothing was sent, nothing is settled."""
+        """Sends a batch. False if the stream had ended: nothing was sent, nothing is settled."""
         with self._write_lock:
             with self._state_lock:
                 if self._broken is not None or self._finished:
@@ -172,7 +172,9 @@ class AppendStream:
 
     def _outcome(self, batch: _InFlight, reason: IsologError) -> IsologError:
         if not isinstance(reason, _NO_ANSWER):
-            return reason  # the broker ended the stream here: what it did not answer it did not take
+            return (
+                reason  # the broker ended the stream here: what it did not answer it did not take
+            )
         return UnknownOutcome(
             f"{self._topic.name}/{batch.partition}: {batch.rows} records were sent and not"
             f" acknowledged: {reason.message}",

@@ -13,9 +13,10 @@ from spark_stream.client.pending import timestamp_us
 from spark_stream.client.values import TopicDescription
 from spark_stream.errors import BatchTooLarge, InvalidRequest, UnknownPartition
 from spark_stream.wire.limits import BATCH_BYTES_MAX
-from spark_stream.wire.schemas import DEFAULT_SCHEMA, TIMESTAMP_COLUMN, TIMESTAMP_TYPE
+from spark_stream.wire.schemas import DEFAULT_SCHEMA, TIMESTAMP_COLUMN, TIMESTAMP_TYPE, empty_batch
 
 ROWS_MAX: Final = (1 << 31) - 1  # what an Arrow IPC message can say
+
 
 def as_bytes(name: str, value: bytes | str | None) -> bytes | None:
     if value is None or isinstance(value, bytes):
@@ -54,9 +55,8 @@ def check_partition(known: TopicDescription, partition: int) -> int:
     """The partition, or UnknownPartition."""
     if not 0 <= partition < len(known.partitions):
         raise UnknownPartition(
-            f"topic {known.name!r} has partitions 0 to {len(known.partitions) - 1}, not {partition}",
-            topic=known.name,
-            partition=int(partition),
+            f"topic {known.name!r} has partitions 0 to {len(known.partitions) - 1}, not
+            {partition}", topic=known.name, partition=int(partition),
         )
     return int(partition)
 
@@ -69,7 +69,7 @@ def one_batch(table: pa.RecordBatch | pa.Table) -> pa.RecordBatch:
         raise TypeError(f"a batch is a RecordBatch or a Table, not a {type(table).__name__}")
     batches = table.combine_chunks().to_batches()
     if not batches:
-        return pa.RecordBatch.from_pylist([], schema=table.schema)
+        return empty_batch(table.schema)
     if len(batches) > 1:
         raise InvalidRequest("the table is too large for one batch", hint="Append its batches.")
     return batches[0]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from spark_stream.errors import SchemaMismatch
@@ -77,6 +78,7 @@ class View:
             if name not in everything.names:
                 raise SchemaMismatch(
                     f"topic {topic!r} has no column {name!r}; it has {', '.join(everything.names)}",
+                    hint="Choose among the topic's columns.",
                     column=name,
                 )
         schema = pa.schema([everything.field(name) for name in columns])
@@ -89,7 +91,7 @@ class View:
         return [name for name in self.schema.names if name not in made]
 
     def of_chunk(self, batch: pa.RecordBatch, partition: int, base: int) -> pa.RecordBatch:
-        """A chunk's rows, the first of which has offset ``base``, with exactly this view's columns."""
+        """A chunk's rows, whose first has offset ``base``, with exactly this view's columns."""
         rows = batch.num_rows
         sent = set(batch.schema.names)
         arrays = [
@@ -104,12 +106,17 @@ class View:
 
     def _made(self, field: pa.Field, rows: int, partition: int, base: int) -> pa.Array:
         if field.name in ("offset", OFFSET.name):
-            return pa.array(np.arange(base, base + rows, dtype=np.int64))
+            return _integers(np.arange(base, base + rows, dtype=np.int64), pa.int64())
         if field.name in ("topic", TOPIC.name):
             return pa.repeat(pa.scalar(self.topic, pa.string()), rows)
         of_partition = field.name in ("partition", PARTITION.name)
         constant = partition if of_partition else _TIMESTAMP_TYPE_CREATE
-        return pa.array(np.full(rows, constant, np.int32))
+        return _integers(np.full(rows, constant, np.int32), pa.int32())
+
+
+def _integers(values: npt.NDArray[np.signedinteger], kind: pa.DataType) -> pa.Array:
+    # Not pa.array(values): that imports pandas, half a second of a process's first read.
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
 _MADE_DEFAULT: Final = frozenset({"topic", "partition", "offset", "timestampType"})

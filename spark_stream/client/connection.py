@@ -1,7 +1,7 @@
 """Calls to a broker, with retries and a deadline: a lost broker is an error in time, never a hang.
 
-A connection belongs to the process that made it. (A process that has used gRPC and then forks hangs,
-so whoever forks makes a new one.)
+A connection belongs to the process that made it. (A process that has used gRPC and then forks
+hangs, so whoever forks makes a new one.)
 """
 
 from __future__ import annotations
@@ -117,7 +117,8 @@ class Connection:
                 address = ensure_broker(self._path, self._idle_seconds)
             return address, self._connected(address)
         for address in self._addresses:
-            # A call would do as well, but a stopped broker does not answer it: calls have deadlines.
+            # A call would do as well, but a stopped broker does not answer it: calls have
+            # deadlines.
             if answers(address):
                 return address, self._connected(address)
         names = ", ".join(self._addresses)
@@ -133,7 +134,8 @@ class Connection:
         if address.startswith("unix:"):
             location = f"grpc+unix://{address.removeprefix('unix:')}"
         options = [
-            # A pool of its own: a new client then really connects anew, without an old one's back-off.
+            # A pool of its own: a new client then really connects anew, without an old one's
+            # back-off.
             ("grpc.use_local_subchannel_pool", 1),
             # How long a connection may take to come about; gRPC's own 20 s are no matter of ours.
             ("grpc.min_reconnect_backoff_ms", max(100, int(self.timeout_s * 500))),

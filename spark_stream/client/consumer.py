@@ -1,7 +1,8 @@
 """Reads the records of topics as they come, under an isolation level.
 
-One thread a partition fetches ahead (long polls, so an idle log costs nothing); a bounded queue joins
-them. Within a partition records come in the order of their offsets; between partitions in any.
+One thread a partition fetches ahead (long polls, so an idle log costs nothing); a bounded queue
+joins them. Within a partition records come in the order of their offsets; between partitions in
+any.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ Key = tuple[str, int]
 class Consumer:
     """A consumer of one or more topics. Use it as a context manager, or call :meth:`close`.
 
-    ``batches()`` gives Arrow batches of any topic, ``records()`` the records of default-schema topics.
-    Both wait for more unless ``until="latest"``. Not for use from two threads at once.
+    ``batches()`` gives Arrow batches of any topic, ``records()`` the records of default-schema
+    topics. Both wait for more unless ``until="latest"``. Not for use from two threads at once.
     """
 
     def __init__(
@@ -154,7 +155,12 @@ class Consumer:
             self._stop_feed()
             feed = self._feed = _Feed(
                 [
-                    (key, self._source(views[key[0]], key), start, None if ends is None else ends[key])
+                    (
+                        key,
+                        self._source(views[key[0]], key),
+                        start,
+                        None if ends is None else ends[key],
+                    )
                     for key, start in self._position.items()
                 ]
             )

@@ -56,7 +56,7 @@ def ensure_broker(directory: Path, idle_seconds: float | None = None) -> str:
         BrokerUnavailable: it did not come up in time; the message names its log file.
     """
     directory = directory.absolute()
-    _check_ours(directory)
+    check_ours(directory)
     deadline = time.monotonic() + _START_SECONDS
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ def ensure_broker(directory: Path, idle_seconds: float | None = None) -> str:
                 address = known_address(directory)
                 if address is not None and answers(address):
                     return address
-                if not _lock_held(directory):
+                if not lock_held(directory):
                     return _started(directory, deadline, idle_seconds)
                 if time.monotonic() > deadline:  # it holds the lock but has no address (yet)
                     raise _not_up(directory)
@@ -74,7 +74,7 @@ def ensure_broker(directory: Path, idle_seconds: float | None = None) -> str:
         raise StorageFailure(f"{directory}: {error.strerror or error}") from error
 
 
-def _check_ours(directory: Path) -> None:
+def check_ours(directory: Path) -> None:
     """Refuses what is plainly not ours before a file of ours is put there."""
     if not directory.exists():
         return
@@ -90,9 +90,7 @@ def _check_ours(directory: Path) -> None:
 @contextmanager
 def _turn(directory: Path, deadline: float) -> Iterator[None]:
     """Holds ``start.lock``: one process at a time looks for the broker or starts it."""
-    descriptor = os.open(
-        directory / "start.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
-    )
+    descriptor = os.open(directory / "start.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         while True:
             try:
@@ -107,7 +105,7 @@ def _turn(directory: Path, deadline: float) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _lock_held(directory: Path) -> bool:
+def lock_held(directory: Path) -> bool:
     """Whether a broker holds the directory. Looking takes the lock for an instant if none does."""
     try:
         descriptor = os.open(directory / "broker.lock", os.O_RDWR | os.O_CLOEXEC)

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from spark_stream.client.connection import Connection
 from spark_stream.client.columns import View
+from spark_stream.client.connection import Connection
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.errors import IsologError, RequestTimeout
 from spark_stream.wire.limits import FETCH_BYTES_DEFAULT
 from spark_stream.wire.messages import Fetch
+from spark_stream.wire.schemas import empty_batch
 
 _RETRY_PAUSE_S = 0.1
 
@@ -61,8 +62,11 @@ class Source:
 
 
 def fetch_once(
-    source: Source, start: int, end: int | None, wait_ms: int = 0, max_bytes: int =
-    FETCH_BYTES_DEFAULT
+    source: Source,
+    start: int,
+    end: int | None,
+    wait_ms: int = 0,
+    max_bytes: int = FETCH_BYTES_DEFAULT,
 ) -> Iterator[Fetched]:
     """One fetch. The last item has no rows; its ``next`` is where to read on.
 
@@ -127,4 +131,4 @@ def fetch_range(source: Source, start: int, end: int) -> Iterator[Fetched]:
 
 
 def _empty(view: View) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([], schema=view.schema)
+    return empty_batch(view.schema)

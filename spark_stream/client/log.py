@@ -79,9 +79,7 @@ class Log:
             TopicExists, InvalidTopic, InvalidConfig, SchemaMismatch, UnsupportedType: nothing is
             made.
         """
-        return self._topics.create(
-            name, partitions, replication_factor, schema, dict(config or {})
-        )
+        return self._topics.create(name, partitions, replication_factor, schema, dict(config or {}))
 
     def topics(self) -> list[str]:
         """The names of all topics, sorted."""

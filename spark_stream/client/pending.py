@@ -111,7 +111,7 @@ def split(
 
 
 def timestamp_us(timestamp: int | datetime | None) -> int:
-    """A record's timestamp in microseconds: from milliseconds since the epoch, a datetime, or now."""
+    """A record's timestamp in microseconds: from milliseconds, a datetime, or now."""
     if timestamp is None:
         return time.time_ns() // 1000
     if isinstance(timestamp, datetime):

@@ -7,6 +7,7 @@ faster than the broker waits. Records of one partition stay in the order of the 
 from __future__ import annotations
 
 import itertools
+import random
 import threading
 import time
 from collections.abc import Iterable
@@ -68,8 +69,8 @@ class Producer:
     """A producer; from any thread. Use it as a context manager, or call :meth:`close`.
 
     ``isolation``: ``read_uncommitted`` is acknowledged when the leader has appended,
-    ``read_committed`` when the records are below the high watermark. ``linger_ms``: how long a record
-    waits for company (with 0, records that come while the sender is busy still go together).
+    ``read_committed`` when the records are below the high watermark. ``linger_ms``: how long a
+    record waits for company (with 0, records that come while the sender is busy still go together).
     ``batch_bytes``: a batch of this size goes at once. ``buffer_bytes``: what may wait to be
     acknowledged before a caller has to wait. ``timeout_ms``: how long an acknowledgement may take
     before the outcome counts as unknown, and how long a caller waits for room.
@@ -115,7 +116,8 @@ class Producer:
         self._crowded = 0
         self._failure: IsologError | None = None
         self._closed = False
-        self._keyless = itertools.count()
+        # Not from 0: many short-lived producers would all write to partition 0.
+        self._keyless = itertools.count(random.randrange(1 << 16))
         self._ended = threading.Event()
         self._sender = threading.Thread(target=self._send, name="isolog-sender", daemon=True)
         self._sender.start()
@@ -155,8 +157,9 @@ class Producer:
             return self._refused(error)
         future = Promise()
         with self._lock:
-            # Nagle's rule: with nothing under way a record goes at once, from this very thread; while
-            # something is, records gather. So a lone record is quick, and a flood makes batches.
+            # Nagle's rule: with nothing under way a record goes at once, from this very thread;
+            # while something is, records gather. So a lone record is quick, and a flood makes
+            # batches.
             alone = not self._outstanding and not self._linger_s
             self._reserve(size)
             pending = Pending() if alone else self._gathering(topic)
@@ -441,7 +444,7 @@ class Producer:
             return stream
 
     def _expire_streams(self) -> None:
-        """Looks for batches whose time is over; on a thread of its own, for all others may be stuck.
+        """Looks for batches whose time is over; on a thread of its own: others may be stuck.
 
         Not under the streams' lock: it is held while a connection is sought, and deadlines must not
         wait for that.

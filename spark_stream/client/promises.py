@@ -1,7 +1,8 @@
 """The futures that a producer gives: settled by the thread that reads the acknowledgements.
 
-That thread must never wait for a user's callback: the callback may itself wait for room that only the
-next acknowledgement makes. So callbacks run on a thread of their own, in the order of the futures.
+That thread must never wait for a user's callback: the callback may itself wait for room that only
+the next acknowledgement makes. So callbacks run on a thread of their own, in the order of the
+futures.
 """
 
 from __future__ import annotations

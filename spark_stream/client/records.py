@@ -54,5 +54,3 @@ def _headers(column: pa.Array) -> Iterator[list[tuple[str, bytes | None]]]:
         return ([] for _ in range(len(column)))
     lists: list[list[dict[str, Any]] | None] = column.to_pylist()
     return ([(each["key"], each["value"]) for each in headers or ()] for headers in lists)
-
-

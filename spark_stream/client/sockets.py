@@ -1,9 +1,9 @@
 """Ends this process's own connections to an address.
 
 gRPC knows no way to give up a write that the other side does not read: neither a deadline nor a
-cancellation ends it once its bytes wait for the socket, and on a Unix socket no keep-alive does. What
-ends it is the end of the socket. gRPC keeps that to itself, but the process can see its own sockets
-and ask each for its peer.
+cancellation ends it once its bytes wait for the socket, and on a Unix socket no keep-alive does.
+What ends it is the end of the socket. gRPC keeps that to itself, but the process can see its own
+sockets and ask each for its peer.
 """
 
 from __future__ import annotations

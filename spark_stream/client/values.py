@@ -91,5 +91,3 @@ class BrokerStatus:
     partitions: int
     uptime_s: float
     memory: int
-
-

@@ -67,9 +67,7 @@ def appended(state: LeaderState, records: int) -> LeaderState:
     """One entry with ``records`` records (0: a marker) is at the end of the leader's log."""
     if records < 0:
         raise ValueError(f"an entry has no negative number of records: {records}")
-    end = Position(
-        EntryIndex(state.log_end.entry + 1), Offset(state.log_end.offset + records)
-    )
+    end = Position(EntryIndex(state.log_end.entry + 1), Offset(state.log_end.offset + records))
     replicated = end if state.followers == 0 else state.replicated_to
     return LeaderState(
         state.leader_epoch, state.log_start, end, replicated, state.followers, state.first_undecided

@@ -18,7 +18,7 @@ from spark_stream.datasource.offsets import Offsets, Range, TopicOffsets
 from spark_stream.datasource.options import Named, SourceOptions
 from spark_stream.datasource.session import Session, session
 from spark_stream.errors import DataLoss, InvalidOption, SchemaMismatch, UnknownTopic
-from spark_stream.wire.schemas import fitted, is_default
+from spark_stream.wire.schemas import empty_batch, fitted, is_default
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class Planner:
         """SchemaMismatch if a topic lacks a column of the query, or has it in another type."""
         for name, topic in self.described().items():
             view = View.of(name, topic.schema, wanted.names)
-            fitted(pa.RecordBatch.from_pylist([], schema=view.schema), wanted)
+            fitted(empty_batch(view.schema), wanted)
 
     def latest(self) -> Found:
         """The present bounds of all topics; those that are gone are in ``missing``."""

@@ -13,7 +13,7 @@ import pyarrow.types as pt
 
 from spark_stream.client.pending import split
 from spark_stream.errors import InvalidRecord, SchemaMismatch, UnknownPartition
-from spark_stream.wire.schemas import DEFAULT_SCHEMA, HEADERS_TYPE, fitted, is_default
+from spark_stream.wire.schemas import DEFAULT_SCHEMA, HEADERS_TYPE, empty_batch, fitted, is_default
 
 TOPIC_COLUMN: Final = "topic"
 PARTITION_COLUMN: Final = "partition"
@@ -61,7 +61,7 @@ def check_fits(schema: pa.Schema, stored: pa.Schema, *, by_column: bool) -> None
     if is_default(stored):
         _check_default(wanted)
         return
-    fitted(pa.RecordBatch.from_pylist([], schema=wanted), stored)
+    fitted(empty_batch(wanted), stored)
 
 
 def topic_schema_of(schema: pa.Schema, stored: pa.Schema, *, by_column: bool) -> pa.Schema:

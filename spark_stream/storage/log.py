@@ -99,12 +99,17 @@ class PartitionLog:
         disk.make_directory(directory)
         names = disk.names(directory)
         for name in names:
-            if name.endswith(".new"):  # a replacement that a crash kept from its place
+            whole, dot, ending = name.rpartition(".")
+            if not dot or not _is_segment(whole):
+                continue
+            if ending == "new":  # a replacement that a crash kept from its place
                 disk.remove(directory / name)
-            if name.endswith(".entries.gone"):  # a removal that a crash left half done
-                SegmentName(directory, int(name.partition(".")[0])).finish_removal(disk)
-                names = disk.names(directory)
-        bases = sorted({int(name.partition(".")[0]) for name in names if _is_segment(name)})
+            if ending == "gone" and whole.endswith(
+                ".entries"
+            ):  # a removal that a crash left half done
+                SegmentName(directory, _base(whole)).finish_removal(disk)
+        names = disk.names(directory)
+        bases = sorted({_base(name) for name in names if _is_segment(name)})
         codec, facts = log_format.codec, dict(log_format.facts)
         if not bases:
             first = SegmentName(directory, 0)
@@ -291,4 +296,9 @@ class PartitionLog:
 
 def _is_segment(name: str) -> bool:
     base, dot, kind = name.partition(".")
-    return bool(dot) and base.isdigit() and len(base) == 20 and kind in ("arrow", "entries")
+    numbered = base.isascii() and base.isdigit() and len(base) == 20
+    return bool(dot) and numbered and kind in ("arrow", "entries")
+
+
+def _base(segment_file: str) -> int:
+    return int(segment_file.partition(".")[0])

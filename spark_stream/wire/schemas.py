@@ -39,6 +39,12 @@ METADATA: Final = (TOPIC, PARTITION, OFFSET, TIMESTAMP)
 """What ``includeMetadata`` (Spark) and ``metadata=True`` (Python) add to a typed topic."""
 
 
+def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
+    """A batch without rows. (``from_pylist`` would import pandas for it.)"""
+    arrays = [pa.nulls(0, field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
 def is_default(schema: pa.Schema) -> bool:
     """Whether a topic of this schema is a default-schema topic."""
     return bool(schema.equals(DEFAULT_SCHEMA, check_metadata=False))

@@ -26,9 +26,8 @@ def test_it_runs(notebook: Path, tmp_path: Path, shell: Shell) -> None:
     (tmp_path / "conf").symlink_to(ROOT / "conf")
     nbmake = ["--nbmake", "--overwrite", "--nbmake-timeout=120", "-p", "no:cacheprovider"]
     # A user who opens a notebook has not named the workers' Python: that is the notebook's to do.
-    shell.run(
-        [sys.executable, "-m", "pytest", *nbmake, copy], tmp_path, PYSPARK_PYTHON="/nonexistent"
-    )
+    other = {"PYSPARK_PYTHON": "/nonexistent", "PYSPARK_DRIVER_PYTHON": "/nonexistent"}
+    shell.run([sys.executable, "-m", "pytest", *nbmake, copy], tmp_path, **other)
 
     cells = nbformat.read(copy, 4).cells
     outputs = [output for cell in cells for output in cell.get("outputs", [])]

@@ -51,7 +51,8 @@ from pyspark.sql import SparkSession
 spark = SparkSession.builder.master("local[1]").getOrCreate()
 spark.read.format("isolog").option("path", "data/").option("subscribe", "a").load()
 """
-    said = shell.run([sys.executable, "-c", job], tmp_path, code=1, PYSPARK_PYTHON=str(bare))
+    python = {"PYSPARK_PYTHON": str(bare), "PYSPARK_DRIVER_PYTHON": str(bare)}
+    said = shell.run([sys.executable, "-c", job], tmp_path, code=1, **python)
     symptom = "[DATA_SOURCE_NOT_FOUND] Failed to find the data source: isolog"
     assert symptom in said
     assert f"`{symptom}`" in README

@@ -222,7 +222,7 @@ def test_a_reader_that_was_there_before_the_log_closed_gives_its_records(tmp_pat
 
 
 def test_readers_are_not_disturbed_by_a_writer_that_rolls(tmp_path):
-    """Files close under the readers' hands; none of them fails, or is given another file's bytes."""
+    """Files close under the readers' hands; none fails, or is given another file's bytes."""
     log = PartitionLog.open(tmp_path, format_of(segment_entries=3))
     append_next(log)
     wrong: list[object] = []
