@@ -55,8 +55,10 @@ def check_partition(known: TopicDescription, partition: int) -> int:
     """The partition, or UnknownPartition."""
     if not 0 <= partition < len(known.partitions):
         raise UnknownPartition(
-            f"topic {known.name!r} has partitions 0 to {len(known.partitions) - 1}, not
-            {partition}", topic=known.name, partition=int(partition),
+            f"topic {known.name!r} has partitions 0 to {len(known.partitions) - 1},"
+            f" not {partition}",
+            topic=known.name,
+            partition=int(partition),
         )
     return int(partition)
 
