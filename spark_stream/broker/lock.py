@@ -41,6 +41,7 @@ class DirectoryLock:
                 # A client that looks whether a broker lives holds the lock for an instant.
                 time.sleep(_PAUSE_S)
             else:
+                self._facts.unlink(missing_ok=True)  # of one that was killed
                 return
         os.close(self._descriptor)
         raise DirectoryInUse(f"another broker serves {directory}", path=str(directory))

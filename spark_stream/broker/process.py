@@ -48,6 +48,7 @@ class Broker:
         self._config = config
         self.activity = Activity()
         self._stop_asked = threading.Event()
+        os.umask(0o077)  # a broker's files, and its socket, belong to their owner alone
         _allow_many_files()
         path = config.dir.absolute()
         with contextlib.ExitStack() as undo:
@@ -59,7 +60,7 @@ class Broker:
             self._host = Host(directory, self._store, config.topic_defaults)
             undo.callback(self._host.close)
             bind, self._socket = _bind_place(config.listen)
-            with _private_files(), _bind_errors(config.listen):
+            with _bind_errors(config.listen):
                 self._service = FlightService(
                     bind,
                     self._host,
@@ -139,6 +140,8 @@ def _bind_place(listen: str) -> tuple[str, Path | None]:
     """Where Flight is to bind; for a Unix socket its path too, cleared of a dead broker's."""
     if listen.startswith(UNIX):
         path = Path(listen.removeprefix(UNIX))
+        if not path.name:
+            raise InvalidConfig(f"{listen!r} names no file", setting="listen")
         if len(os.fsencode(path)) > SOCKET_PATH_MAX:
             raise InvalidConfig(
                 f"{path}: the path of a Unix socket has at most {SOCKET_PATH_MAX} bytes",
@@ -181,16 +184,6 @@ def _bind_errors(listen: str) -> Iterator[None]:
         raise PortInUse(f"cannot listen on {listen}: {error}", address=listen) from error
 
 
-@contextlib.contextmanager
-def _private_files() -> Iterator[None]:
-    """Files (and sockets) made inside belong to their owner alone."""
-    before = os.umask(0o077)
-    try:
-        yield
-    finally:
-        os.umask(before)
-
-
 def _allow_many_files() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
@@ -208,6 +201,7 @@ def serve(config: BrokerConfig) -> NoReturn:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
     logging.Formatter.converter = time.gmtime
+    os.umask(0o077)  # whatever this process makes belongs to its owner alone
     broker = Broker(config)
     print(f"isolog broker ready {broker.address}", flush=True)
     broker.run()

@@ -172,9 +172,7 @@ class AppendStream:
 
     def _outcome(self, batch: _InFlight, reason: IsologError) -> IsologError:
         if not isinstance(reason, _NO_ANSWER):
-            return (
-                reason  # the broker ended the stream here: what it did not answer it did not take
-            )
+            return reason  # the broker ended the stream: what it did not answer it did not take
         return UnknownOutcome(
             f"{self._topic.name}/{batch.partition}: {batch.rows} records were sent and not"
             f" acknowledged: {reason.message}",

@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from spark_stream.client.embedded import answers, ensure_broker, known_address
+from spark_stream.client.embedded import answers, ensure_broker, live_address
 from spark_stream.client.sockets import end_connections
 from spark_stream.errors import BrokerUnavailable, InvalidOption, InvalidRequest, IsologError
 from spark_stream.wire.flight import from_flight
@@ -112,8 +112,8 @@ class Connection:
 
     def _found(self) -> tuple[str, fl.FlightClient]:
         if self._path is not None:
-            address = known_address(self._path)
-            if address is None or not answers(address):
+            address = live_address(self._path)
+            if address is None:
                 address = ensure_broker(self._path, self._idle_seconds)
             return address, self._connected(address)
         for address in self._addresses:

@@ -10,6 +10,7 @@ own, and it is nobody's child: a shell starts it and ends.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -28,15 +29,19 @@ from typing import Final
 
 from spark_stream.errors import (
     BrokerUnavailable,
+    InvalidConfig,
+    InvalidOption,
     NotALogDirectory,
     StorageFailure,
     from_wire,
 )
-from spark_stream.wire.limits import SOCKET_PATH_MAX
+from spark_stream.wire.limits import FORMAT_VERSION_MAX, SOCKET_PATH_MAX
 
 IDLE_SECONDS: Final = 300.0
 _START_SECONDS: Final = 60.0
 _POLL_S: Final = 0.02
+# Trying again helps against none of these.
+_NOT_FOR_US: Final = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP}
 _READY: Final = "isolog broker ready "
 
 
@@ -56,22 +61,36 @@ def ensure_broker(directory: Path, idle_seconds: float | None = None) -> str:
         BrokerUnavailable: it did not come up in time; the message names its log file.
     """
     directory = directory.absolute()
-    check_ours(directory)
     deadline = time.monotonic() + _START_SECONDS
     try:
+        check_ours(directory)
+        if not _readable(directory):
+            return _started(directory, deadline, idle_seconds, os.devnull)  # it will say why not
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _turn(directory, deadline):
-            while True:
-                address = known_address(directory)
-                if address is not None and answers(address):
+            while lock_held(directory):
+                address = live_address(directory)
+                if address is not None:
                     return address
-                if not lock_held(directory):
-                    return _started(directory, deadline, idle_seconds)
                 if time.monotonic() > deadline:  # it holds the lock but has no address (yet)
                     raise _not_up(directory)
                 time.sleep(_POLL_S)
+            return _started(directory, deadline, idle_seconds, directory / "broker.log")
+    except (NotADirectoryError, FileExistsError) as error:
+        raise NotALogDirectory(f"{directory} is not a directory", path=str(directory)) from error
     except OSError as error:
+        if error.errno in _NOT_FOR_US:
+            raise InvalidOption(f"path {directory}: {error.strerror}", option="path") from error
         raise StorageFailure(f"{directory}: {error.strerror or error}") from error
+
+
+def live_address(directory: Path) -> str | None:
+    """Where the directory's broker listens, if one lives. What a dead one said is not believed: its
+    port may be somebody else's by now."""
+    address = known_address(directory)
+    if address is None or not lock_held(directory) or not answers(address):
+        return None
+    return address
 
 
 def check_ours(directory: Path) -> None:
@@ -85,6 +104,18 @@ def check_ours(directory: Path) -> None:
         raise NotALogDirectory(
             f"{directory} is not empty and was not made by isolog", path=str(directory)
         )
+
+
+def _readable(directory: Path) -> bool:
+    """Whether a broker of this release may well open it; if not, no file of ours is put there."""
+    description = directory / "isolog.json"
+    if not description.exists():
+        return True
+    try:
+        facts = json.loads(description.read_text())
+        return bool(facts["format"] == "isolog" and 1 <= facts["version"] <= FORMAT_VERSION_MAX)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return False
 
 
 @contextmanager
@@ -135,17 +166,15 @@ def answers(address: str) -> bool:
     return True
 
 
-def _started(directory: Path, deadline: float, idle_seconds: float | None) -> str:
-    idle = idle_seconds
-    if idle is None:
-        idle = float(os.environ.get("ISOLOG_IDLE_SECONDS", IDLE_SECONDS))
+def _started(
+    directory: Path, deadline: float, idle_seconds: float | None, log_file: str | Path
+) -> str:
+    idle = _idle_seconds() if idle_seconds is None else idle_seconds
     command = [sys.executable, "-m", "spark_stream.broker", "--dir", str(directory)]
     command += ["--listen", f"unix:{socket_path(directory)}", "--idle-seconds", str(idle)]
     package_home = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, (package_home, os.environ.get("PYTHONPATH"))))
-    log = os.open(
-        directory / "broker.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
-    )
+    log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         with subprocess.Popen(
             ["/bin/sh", "-c", '"$@" </dev/null &', "sh", *command],
@@ -167,6 +196,16 @@ def _started(directory: Path, deadline: float, idle_seconds: float | None) -> st
         raise from_wire(json.loads(line)["error"])
     except (ValueError, KeyError, TypeError):
         raise _not_up(directory) from None
+
+
+def _idle_seconds() -> float:
+    value = os.environ.get("ISOLOG_IDLE_SECONDS", IDLE_SECONDS)
+    try:
+        return float(value)
+    except ValueError:
+        raise InvalidConfig(
+            f"ISOLOG_IDLE_SECONDS takes a number of seconds, not {value!r}", setting="idle_seconds"
+        ) from None
 
 
 def _first_line(descriptor: int, deadline: float) -> str:

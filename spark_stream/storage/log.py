@@ -59,6 +59,8 @@ class LogFormat:
 
     def prepare(self, batch: pa.RecordBatch, now: int) -> Prepared:
         """Encodes a batch of the topic's schema; ``now`` in microseconds since the epoch."""
+        if batch.num_rows == 0:
+            raise ValueError("a batch has at least one record")
         message = self.codec.encode(batch)
         return Prepared(batch.num_rows, message, crc32c(message), self._greatest(batch, now))
 

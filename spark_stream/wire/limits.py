@@ -22,5 +22,8 @@ REQUEST_TIMEOUT_S: Final = 30.0
 CANCEL_POLL_S: Final = 0.25
 """How often a waiting fetch looks whether its caller is gone or the broker stops."""
 
+FORMAT_VERSION_MAX: Final = 1
+"""The newest format of a log directory that this release's brokers open."""
+
 SOCKET_PATH_MAX: Final = 107
 """Bytes of a Unix socket's path: Linux's sun_path has 108, the last of them a NUL."""

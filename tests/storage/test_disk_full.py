@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -153,6 +155,33 @@ def test_what_could_not_be_taken_back_is_taken_back_before_the_next_append(tmp_p
 def _refuse(operation: str, failing: set[str]) -> None:
     if operation in failing:
         raise StorageFailure(f"{operation} refused")
+
+
+class WatchedDisk(SmallDisk):
+    """A small disk on which somebody reads at the very moment at which a write fails."""
+
+    def after_write(self, path: Path, written: int, wanted: int) -> None:
+        if written < wanted:
+            self.watch()
+        super().after_write(path, written, wanted)
+
+
+def test_a_reader_that_mapped_bytes_which_were_taken_back_reads_what_came_after_them(tmp_path):
+    """Batches above a mebibyte are read through a mapping, which then reaches beyond the file."""
+    disk = WatchedDisk()
+    log = PartitionLog.open(tmp_path, format_of(), disk)
+    append_next(log, rows=100, size=15_000)
+    disk.room = 3 << 20
+    disk.watch = lambda: everything(log)
+    with pytest.raises(DiskFull):
+        append_next(log, rows=100, size=60_000)
+    assert everything(log).num_rows == 100
+    disk.room = 1 << 30
+    append_next(log, rows=100, size=16_000)
+    append_next(log, rows=100, size=15_000)
+    expected = [logs.records(0, 100, 15_000), logs.records(100, 100, 16_000)]
+    expected.append(logs.records(200, 100, 15_000))
+    assert everything(log).equals(pa.Table.from_batches(expected))
 
 
 def test_a_flush_that_failed_is_tried_again(tmp_path):

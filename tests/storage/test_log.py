@@ -276,6 +276,15 @@ def test_a_log_opens_empty_and_again_empty(tmp_path):
     assert log.cuts == ()
 
 
+def test_a_batch_without_a_record_is_a_programmers_error(tmp_path):
+    """An entry without a record is none: the next open would cut it, with all that follows."""
+    log = PartitionLog.open(tmp_path, format_of())
+    with pytest.raises(ValueError, match="at least one record"):
+        append_next(log, rows=0)
+    append_next(log)
+    assert logs.reopened(log).end.offset == 10
+
+
 def test_a_roll_of_an_empty_segment_does_nothing(tmp_path):
     log = PartitionLog.open(tmp_path, format_of())
     log.roll()
