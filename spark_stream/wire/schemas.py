@@ -179,7 +179,7 @@ def _fitted(array: pa.Array, field: pa.Field) -> pa.Array:
         return array
     try:
         return array.cast(want)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
         return array  # a moment too far away for the finer unit, a null within what takes none
 
 

@@ -292,4 +292,5 @@ def test_a_value_of_ten_megabytes(log, topic):
     with log.producer() as producer:
         producer.send(topic, big)
         producer.append(topic, values(big, None))
-    assert [record.value for record in log.consumer(topic).records(until="latest")] == [big, big, None]
+    found = [record.value for record in log.consumer(topic).records(until="latest")]
+    assert found == [big, big, None]

@@ -1,4 +1,4 @@
-"""A broker that is gone, stopped or started again: an error in time, never a hang, never a guess."""
+"""A broker that is gone, stopped or started again: an error in time, no hang, no guess."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_every_call_to_a_lost_broker_fails_in_time(lost, call):
 
 
 def test_connecting_to_nobody_fails_in_time():
-    with within(TIMEOUT + 3), pytest.raises(BrokerUnavailable, match="127.0.0.1"):
+    with within(TIMEOUT + 3), pytest.raises(BrokerUnavailable, match="no broker answers"):
         isolog.connect(f"127.0.0.1:{free_port()}", timeout=TIMEOUT)
 
 
@@ -104,14 +104,26 @@ def test_connecting_to_something_else_fails_in_time():
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
-        address = "127.0.0.1:%d" % listener.getsockname()[1]
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
         with within(TIMEOUT + 3), pytest.raises(IsologError):
             isolog.connect(address, timeout=TIMEOUT)
 
 
 @pytest.mark.parametrize(
     "address",
-    ["", "host", "host:", ":1", "host:port", "host:0", "host:65536", "host:-1", ",", "a:1,b", "http://a"],
+    [
+        "",
+        "host",
+        "host:",
+        ":1",
+        "host:port",
+        "host:0",
+        "host:65536",
+        "host:-1",
+        ",",
+        "a:1,b",
+        "http://a",
+    ],
 )
 def test_an_address_that_is_none_is_refused_at_once(address):
     with within(1), pytest.raises(InvalidOption, match="bootstrap"):
@@ -119,9 +131,9 @@ def test_an_address_that_is_none_is_refused_at_once(address):
 
 
 def test_either_bootstrap_or_path(tmp_path):
-    with pytest.raises(InvalidOption, match="bootstrap.*path"):
+    with pytest.raises(InvalidOption, match=r"bootstrap.*path"):
         isolog.connect()
-    with pytest.raises(InvalidOption, match="bootstrap.*path"):
+    with pytest.raises(InvalidOption, match=r"bootstrap.*path"):
         isolog.connect("host:1", path=tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -225,7 +237,7 @@ def test_a_write_that_nobody_reads_ends_in_time(tmp_path, listen):
 
 
 def test_many_sends_to_a_stopped_broker_end_in_time(stopped):
-    """Whatever is in flight, waiting or asked for room: everything is settled, everybody goes on."""
+    """In flight, waiting, or asked for room: all is settled, everybody goes on."""
     producer = stopped.producer(timeout_ms=1000, buffer_bytes=200_000, batch_bytes=50_000)
     errors, futures = [], []
     with within(20):

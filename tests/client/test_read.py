@@ -90,7 +90,9 @@ def test_the_four_pairs_of_the_seeds(log, topic, producer_level, consumer_level)
             assert log.read(topic, isolation=consumer_level).num_rows == number + 1
 
 
-@pytest.mark.parametrize("place", ["first", "", 1.5, -3, {0: -3}, {5: 0}, {"0": 1}, None, True, 1 << 63])
+@pytest.mark.parametrize(
+    "place", ["first", "", 1.5, -3, {0: -3}, {5: 0}, {"0": 1}, None, True, 1 << 63]
+)
 def test_a_place_that_is_none_is_refused(log, two, place):
     with pytest.raises(InvalidOption):
         log.read(two, start=place)
@@ -191,7 +193,9 @@ def test_a_default_schema_topic_shows_kafkas_columns(log, topic):
     assert log.read(topic).to_pylist() == [expected]
     with_headers = expected | {"headers": [{"key": "a", "value": b"b"}]}
     assert log.read(topic, headers=True).to_pylist() == [with_headers]
-    assert log.read(topic, columns=["offset", "value"]).to_pylist() == [{"offset": 0, "value": b"v"}]
+    assert log.read(topic, columns=["offset", "value"]).to_pylist() == [
+        {"offset": 0, "value": b"v"}
+    ]
 
 
 def test_several_topics_are_a_dict_of_tables(log, topic):
@@ -224,7 +228,7 @@ def test_the_end_is_that_of_the_call(log, topic):
 
 
 def test_timestamps_find_the_first_record_at_or_after_them(log, topic):
-    """Also where timestamps do not rise: the first in the order of offsets is meant, as in Kafka."""
+    """Also where timestamps do not rise: the first by offset is meant, as in Kafka."""
     log.create_topic(topic)
     seconds = [10, 20, 15, 30, 5, 40, -86_400, 50]
     with log.producer() as producer:

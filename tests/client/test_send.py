@@ -23,7 +23,6 @@ from spark_stream.errors import (
 from tests.support import NUMBERS, values
 
 
-
 def kafka_murmur2(data: bytes) -> int:
     """Appleby's murmur2 as Kafka runs it, byte by byte: what ours is held against."""
     mask = 0xFFFFFFFF
@@ -77,7 +76,13 @@ def test_values_and_keys_are_bytes_or_text_or_nothing(log, topic, value):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"value": 1}, {"key": 1.5}, {"headers": [("h", 1)]}, {"headers": [(b"h", b"v")]}, {"headers": 7}],
+    [
+        {"value": 1},
+        {"key": 1.5},
+        {"headers": [("h", 1)]},
+        {"headers": [(b"h", b"v")]},
+        {"headers": 7},
+    ],
 )
 def test_a_value_of_a_wrong_type_is_the_callers_mistake_and_harms_nobody_elses_record(
     log, topic, wrong
@@ -208,9 +213,11 @@ def test_a_partition_that_is_not_there_is_told_by_the_future(log, topic, partiti
 
 
 def test_an_unknown_topic_is_told_by_the_future_and_by_the_with_block(log, topic):
-    with pytest.raises(UnknownTopic, match=topic), log.producer() as producer:
-        future = producer.send(topic, b"v")
-        assert isinstance(future.exception(20), UnknownTopic)
+    producer = log.producer()
+    future = producer.send(topic, b"v")
+    assert isinstance(future.exception(20), UnknownTopic)
+    with pytest.raises(UnknownTopic, match=topic), producer:
+        pass
 
 
 def test_a_typed_topic_takes_no_single_records(log, topic):
@@ -223,16 +230,17 @@ def test_a_typed_topic_takes_no_single_records(log, topic):
 
 
 def test_an_error_of_the_block_is_not_hidden_by_one_of_the_producer(log, topic):
-    with pytest.raises(ZeroDivisionError), log.producer() as producer:
-        producer.send(topic, b"v")
-        _ = 1 / 0
+    producer = log.producer()
+    producer.send(topic, b"v")
+    with pytest.raises(ZeroDivisionError), producer:
+        raise ZeroDivisionError
 
 
 def test_flush_waits_for_everything_and_raises_the_first_error_once(log, topic):
     log.create_topic(topic, config={"max.record.bytes": 100})
     with log.producer(linger_ms=60_000) as producer:
         futures = [producer.send(topic, b"x" * size) for size in (10, 200, 20, 300)]
-        with pytest.raises(RecordTooLarge, match="200|208"):
+        with pytest.raises(RecordTooLarge, match=r"has 208 bytes"):
             producer.flush()
         assert all(future.done() for future in futures)
         producer.flush()  # it was told
@@ -334,7 +342,13 @@ def test_a_producer_has_two_levels(log, isolation):
 
 @pytest.mark.parametrize(
     "setting",
-    [{"linger_ms": -1}, {"batch_bytes": 0}, {"buffer_bytes": 0}, {"timeout_ms": 0}, {"timeout_ms": 1 << 40}],
+    [
+        {"linger_ms": -1},
+        {"batch_bytes": 0},
+        {"buffer_bytes": 0},
+        {"timeout_ms": 0},
+        {"timeout_ms": 1 << 40},
+    ],
 )
 def test_a_setting_out_of_range_is_refused_by_name(log, setting):
     with pytest.raises(InvalidOption, match=next(iter(setting))):

@@ -1,4 +1,4 @@
-"""Topics through the client: made, described, listed, deleted; and every bad request refused by name."""
+"""Topics through the client: made, described, listed, deleted; bad requests refused by name."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from spark_stream.errors import (
     IsologError,
     SchemaMismatch,
     TopicExists,
-    Unsupported,
     UnknownTopic,
+    Unsupported,
     UnsupportedType,
 )
 from spark_stream.wire.schemas import DEFAULT_SCHEMA
@@ -93,7 +93,21 @@ def test_a_second_topic_of_a_name_is_refused_and_the_first_is_untouched(log, top
 
 @pytest.mark.parametrize(
     "name",
-    ["", ".", "..", ".hidden", "a/b", "../x", "a b", "ü", "x" * 201, "x" * 300, "a\nb", "a\0b", "\ud800"],
+    [
+        "",
+        ".",
+        "..",
+        ".hidden",
+        "a/b",
+        "../x",
+        "a b",
+        "ü",
+        "x" * 201,
+        "x" * 300,
+        "a\nb",
+        "a\0b",
+        "\ud800",
+    ],
 )
 def test_a_name_that_could_not_be_a_folder_is_refused(log, name):
     before = log.topics()

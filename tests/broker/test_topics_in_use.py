@@ -1,0 +1,297 @@
+"""Topics that are deleted, made anew, rolled and cut by retention while others read and write them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pyarrow.flight as fl
+import pytest
+
+import spark_stream as isolog
+from spark_stream.errors import IsologError, OffsetEvicted, TopicExists, UnknownTopic
+from tests.support import (
+    CALL,
+    NUMBERS,
+    BrokerProcess,
+    act,
+    eventually,
+    fetched,
+    numbers,
+    ticket,
+    typed,
+    values,
+)
+
+SMALL = {"segment.bytes": 65_536}
+
+
+def test_readers_of_a_deleted_topic_are_told_at_once(log, flight, topic):
+    """Also those that wait, for a while or without end."""
+    log.create_topic(topic, schema=NUMBERS)
+    asked = [
+        ticket(topic, start=0, wait_ms=30_000),
+        ticket(topic, start=0, follow=True),
+        ticket(topic, start=0, follow=True, topic_id=log.describe(topic).id),
+    ]
+    readers = [flight.do_get(each, CALL) for each in asked]
+    begun = time.monotonic()
+    log.delete_topic(topic)
+    for reader in readers:
+        with pytest.raises(fl.FlightError) as caught:
+            reader.read_chunk()
+        error = typed(caught.value)
+        assert isinstance(error, UnknownTopic)
+        assert topic in error.message
+    assert time.monotonic() - begun < 5
+
+
+def test_a_consumer_of_a_deleted_topic_ends_with_the_reason(log, topic):
+    log.create_topic(topic)
+    with log.producer() as producer, log.consumer(topic) as consumer:
+        producer.send(topic, b"a").result(20)
+        records = consumer.records()
+        next(records)
+        log.delete_topic(topic)
+        with pytest.raises(UnknownTopic, match=topic):
+            next(records)
+
+
+def test_a_consumer_does_not_read_on_in_a_topic_of_the_same_name(log, topic):
+    """Its offsets mean nothing there: the id tells."""
+    log.create_topic(topic)
+    with log.producer() as producer, log.consumer(topic) as consumer:
+        producer.append(topic, values("old 0", "old 1")).result(20)
+        records = consumer.records()
+        assert next(records).value == b"old 0"
+        log.delete_topic(topic)
+        log.create_topic(topic)
+        with log.producer() as fresh:
+            fresh.append(topic, values("new 0", "new 1", "new 2")).result(20)
+        seen = []
+        with pytest.raises(UnknownTopic, match=topic):
+            seen.extend(iter(records))
+        assert [record.value for record in seen] in ([], [b"old 1"])
+        with pytest.raises(UnknownTopic, match="made anew"):
+            list(consumer.records(until="latest"))
+
+
+def test_a_producer_goes_on_in_a_topic_made_anew_after_one_error(log, topic):
+    first = log.create_topic(topic, schema=NUMBERS)
+    producer = log.producer()
+    producer.append(topic, numbers(0, 3)).result(20)
+    log.delete_topic(topic)
+    assert isinstance(producer.append(topic, numbers(3, 3)).exception(20), UnknownTopic)
+    second = log.create_topic(topic, partitions=2, schema=NUMBERS)
+    assert second.id != first.id
+    outcomes = [producer.append(topic, numbers(n, 1), 1).exception(20) for n in range(3)]
+    assert outcomes[1:] == [None, None]
+    assert outcomes[0] is None or isinstance(outcomes[0], UnknownTopic)
+    with pytest.raises(UnknownTopic):
+        producer.close()
+    assert log.read(topic)["n"].to_pylist()[-2:] == [1, 2]
+
+
+def test_a_producer_finds_out_that_somebody_else_made_the_topic_anew(shared, log, topic):
+    """What it remembers, the schema and the number of partitions, is of the topic before."""
+    log.create_topic(topic, partitions=3, schema=NUMBERS)
+    producer = log.producer()
+    producer.append(topic, numbers(0, 1), 2).result(20)
+    with shared.connect() as other:
+        other.delete_topic(topic)
+        other.create_topic(topic, partitions=1)
+    first = producer.append(topic, numbers(1, 1), 2).exception(20)
+    assert isinstance(first, UnknownTopic)
+    assert producer.send(topic, b"now a default-schema topic").result(20).partition == 0
+    with pytest.raises(UnknownTopic):
+        producer.close()
+
+
+def test_a_deleted_topics_files_are_gone(shared, log, topic):
+    log.create_topic(topic, partitions=3, schema=NUMBERS)
+    with log.producer() as producer:
+        producer.append(topic, numbers(0, 1000))
+    folder = shared.directory / "topics" / topic
+    assert len(list(folder.rglob("*.arrow"))) == 3
+    log.delete_topic(topic)
+    assert not folder.exists()
+    held = [each.path for each in psutil.Process(shared.pid).open_files()]
+    assert [path for path in held if f"/{topic}/" in path] == []
+
+
+def test_deleting_while_many_write_and_read_harms_nobody(log, topic):
+    names = [f"{topic}-{number}" for number in range(3)]
+    stop = threading.Event()
+    wrong: list[BaseException] = []
+
+    def busy(step) -> None:
+        while not stop.is_set():
+            try:
+                step()
+            except IsologError as error:
+                if not isinstance(error, UnknownTopic | TopicExists):
+                    wrong.append(error)
+            except BaseException as error:
+                wrong.append(error)
+
+    def write(name: str, producer: isolog.Producer) -> None:
+        error = producer.append(name, numbers(0, 10)).exception(20)
+        if error is not None:
+            raise error
+
+    with log.producer() as producer:
+        steps = [lambda name=name: log.create_topic(name, 2, schema=NUMBERS) for name in names]
+        steps += [lambda name=name: log.delete_topic(name) for name in names]
+        steps += [lambda name=name: write(name, producer) for name in names]
+        steps += [lambda name=name: log.read(name) for name in names]
+        with ThreadPoolExecutor(len(steps)) as pool:
+            for step in steps:
+                pool.submit(busy, step)
+            try:
+                threading.Event().wait(2.0)  # that long they get into each other's way
+            finally:
+                stop.set()
+        with pytest.raises(UnknownTopic):
+            producer.flush()
+            raise UnknownTopic("none was met by a write")
+    assert wrong == []
+    for name in names:
+        if name not in log.topics():
+            log.create_topic(name, schema=NUMBERS)
+        with log.producer() as fresh:
+            fresh.append(name, numbers(0, 5)).result(20)
+
+
+def test_reading_while_segments_roll_misses_nothing(flight, log, topic):
+    """Readers take no lock: a segment may be closed, and the next one begun, under their hands."""
+    log.create_topic(topic, schema=NUMBERS, config=SMALL | {"segment.entries": 16})
+    total, each = 60_000, 20
+    failures: list[BaseException] = []
+
+    def read_all(chunk: dict) -> None:
+        position, expected = 0, 0
+        try:
+            while position < total:
+                batches, end = fetched(flight, topic, start=position, wait_ms=1000, **chunk)
+                for batch, facts in batches:
+                    assert facts["base"] == expected
+                    found = batch.column("n").to_numpy()
+                    assert (found == range(expected, expected + len(found))).all()
+                    expected += len(found)
+                position = end["next"]
+                assert position == expected
+        except BaseException as error:
+            failures.append(error)
+
+    readers = [
+        threading.Thread(target=read_all, args=(chunk,))
+        for chunk in ({}, {"max_records": 100}, {"max_bytes": 3000}, {"columns": ["n"]})
+    ]
+    for reader in readers:
+        reader.start()
+    with log.producer() as producer:
+        for first in range(0, total, each):
+            producer.append(topic, numbers(first, each), partition=0)
+    for reader in readers:
+        reader.join(60)
+    assert failures == []
+
+
+def test_a_reader_under_whom_retention_removes_the_files_sees_no_wrong_byte(broker: BrokerProcess):
+    """It reads what it holds, or is told the first offset left; a mapped file is never shrunk."""
+    with broker.connect() as log, broker.flight() as flight:
+        config = SMALL | {"retention.bytes": 1}
+        log.create_topic("t", schema=NUMBERS, config=config)
+        with log.producer() as producer:
+            for first in range(0, 200_000, 5000):
+                producer.append("t", numbers(first, 5000), partition=0)
+        # A slow reader: the transport holds back what it does not take.
+        reader = flight.do_get(ticket("t", start=0, follow=True), CALL)
+        rows, evicted = 0, None
+        try:
+            while rows < 200_000:
+                chunk = reader.read_chunk()
+                found = chunk.data.column("n").to_pylist()
+                assert found == list(range(rows, rows + len(found)))
+                rows += len(found)
+                if rows < 50_000:
+                    threading.Event().wait(0.2)
+        except fl.FlightError as error:
+            evicted = typed(error)
+        if evicted is not None:
+            assert isinstance(evicted, OffsetEvicted)
+            assert evicted.details["log_start_offset"] > rows
+        else:
+            reader.cancel()
+        start = eventually(lambda: log.describe("t").partitions[0].log_start_offset)
+        assert log.read("t")["n"].to_pylist() == list(range(start, 200_000))
+    assert "Traceback" not in broker.said()
+
+
+def test_retention_by_age_closes_and_removes_a_segment_that_nobody_writes_to(broker: BrokerProcess):
+    with broker.connect() as log:
+        log.create_topic("t", config={"retention.ms": 300})
+        with log.producer() as producer:
+            producer.append("t", values("a", "b"), partition=0).result(20)
+        eventually(lambda: log.describe("t").partitions[0].log_start_offset == 2)
+        assert log.read("t").num_rows == 0
+        with pytest.raises(OffsetEvicted, match="first left is 2"):
+            log.read("t", start=0)
+        with log.producer() as producer:
+            assert producer.send("t", b"c").result(20).offset == 2
+    broker.kill()
+    broker.restart()
+    with broker.connect() as log:
+        described = log.describe("t").partitions[0]
+        assert described.log_end_offset == 3
+        assert described.log_start_offset in (2, 3)
+
+
+def test_many_who_wait_at_once_are_all_answered(log, flight, topic):
+    log.create_topic(topic, schema=NUMBERS)
+    with ThreadPoolExecutor(60) as pool:
+        waiting = [
+            pool.submit(fetched, flight, topic, start=0, wait_ms=30_000, isolation=isolation)
+            for isolation in ["read_uncommitted", "read_committed"] * 30
+        ]
+        with log.producer() as producer:
+            producer.append(topic, numbers(0, 5), partition=0).result(20)
+        for each in waiting:
+            batches, end = each.result(20)
+            assert end["next"] == 5
+            assert sum(batch.num_rows for batch, _ in batches) == 5
+
+
+def test_a_follower_that_goes_away_is_let_go(broker: BrokerProcess):
+    with broker.connect() as log, broker.flight() as flight:
+        log.create_topic("t", schema=NUMBERS)
+        process = psutil.Process(broker.pid)
+        act(flight, "status")
+        readers = [flight.do_get(ticket("t", start=0, follow=True)) for _ in range(20)]
+        busy = process.num_threads()
+        for reader in readers:
+            reader.cancel()
+        with log.producer() as producer:
+            producer.append("t", numbers(0, 1)).result(20)
+        eventually(lambda: process.num_threads() < busy - 10)
+        assert broker.terminate(5) == 0
+
+
+def test_a_topic_that_fails_to_be_made_leaves_no_file_open(broker: BrokerProcess, tmp_path: Path):
+    with broker.connect(timeout=1) as log:
+        process = psutil.Process(broker.pid)
+        log.topics()
+        before = process.num_fds()
+        blocked = broker.directory / "topics"
+        blocked.write_text("in the way")
+        for number in range(5):
+            with pytest.raises(IsologError):
+                log.create_topic(f"t{number}", partitions=20)
+        blocked.unlink()
+        assert log.topics() == []
+        log.create_topic("t0", partitions=2)
+        log.delete_topic("t0")
+        eventually(lambda: process.num_fds() <= before + 2)
