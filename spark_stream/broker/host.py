@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 import threading
@@ -133,7 +134,8 @@ class Host:
             partition.close(deleted=True)
         folder = self._directory.topic(name, topic.id)
         shutil.rmtree(folder, ignore_errors=True)
-        if folder.parent.is_dir() and not any(folder.parent.iterdir()):
+        # Under the lock: a topic of the same name may be in the making.
+        with self._lock, contextlib.suppress(OSError):
             folder.parent.rmdir()
 
     def housekeep(self) -> None:

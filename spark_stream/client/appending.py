@@ -66,6 +66,7 @@ class AppendStream:
         self._next_number = 0
         self._broken: IsologError | None = None
         self._finished = False
+        self._write_failure: Exception | None = None
         self._client = client
         descriptor = fl.FlightDescriptor.for_command(request.to_bytes())
         self._writer, self._acks = client.do_put(descriptor, topic.schema)
@@ -94,7 +95,7 @@ class AppendStream:
             try:
                 self._writer.write_with_metadata(batch, envelope)
             except _FLIGHT_ERRORS as error:
-                failure = error
+                failure = self._write_failure = error
             else:
                 return True
         # The reader meets the end of the stream too and knows its reason; this is in case that it
@@ -144,7 +145,11 @@ class AppendStream:
         except _FLIGHT_ERRORS as error:
             self._end(self._reason(error))
             return
-        self._end(BrokerUnavailable("the broker ended the stream"))
+        # Whoever asks Flight first is told the reason, and that may be a write.
+        with self._write_lock:
+            failure = self._write_failure
+        ended = BrokerUnavailable("the broker ended the stream")
+        self._end(ended if failure is None else self._reason(failure))
 
     def _acknowledged(self, ack: dict[str, object]) -> None:
         with self._state_lock:

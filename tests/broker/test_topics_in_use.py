@@ -1,7 +1,8 @@
-"""Topics that are deleted, made anew, rolled and cut by retention while others read and write them."""
+"""Topics deleted, made anew, rolled and cut by retention while others read and write them."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -154,9 +155,8 @@ def test_deleting_while_many_write_and_read_harms_nobody(log, topic):
                 threading.Event().wait(2.0)  # that long they get into each other's way
             finally:
                 stop.set()
-        with pytest.raises(UnknownTopic):
+        with contextlib.suppress(UnknownTopic):
             producer.flush()
-            raise UnknownTopic("none was met by a write")
     assert wrong == []
     for name in names:
         if name not in log.topics():

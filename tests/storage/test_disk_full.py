@@ -133,7 +133,8 @@ def test_an_append_that_the_disk_refuses_keeps_nothing(tmp_path, refused):
     assert ids(read(log, 0)) == list(range(13))
 
 
-def test_what_could_not_be_taken_back_is_taken_back_before_the_next_append(tmp_path):
+@pytest.mark.parametrize("rolls", [False, True])
+def test_what_could_not_be_taken_back_is_taken_back_before_what_comes_next(tmp_path, rolls):
     disk = FailingDisk()
     log = PartitionLog.open(tmp_path, format_of(flush=Flush.BATCH), disk)
     append_next(log, rows=10, size=500)
@@ -141,15 +142,16 @@ def test_what_could_not_be_taken_back_is_taken_back_before_the_next_append(tmp_p
     disk.before = lambda operation, path: _refuse(operation, failing)
     with pytest.raises(StorageFailure):
         append_next(log, rows=10, size=500)
-    with pytest.raises(StorageFailure):
-        log.roll()  # a segment with torn bytes behind its end is not closed
+    if rolls:
+        with pytest.raises(StorageFailure):
+            log.roll()  # a segment with torn bytes behind its end is not closed
     failing.clear()
-    append_next(log, rows=2)
-    log.roll()
-    append_next(log, rows=1)
-    log = logs.reopened(log)
+    if rolls:
+        log.roll()
+    append_next(log, rows=2)  # smaller than what is torn
+    log = PartitionLog.open(tmp_path, log.format)
     assert log.cuts == ()
-    assert ids(read(log, 0)) == list(range(13))
+    assert ids(read(log, 0)) == list(range(12))
 
 
 def _refuse(operation: str, failing: set[str]) -> None:

@@ -206,29 +206,54 @@ def test_a_flipped_bit_in_the_schema_message_costs_no_record_and_is_mended(sampl
         assert holds_exactly(log, 24)
 
 
-@settings(max_examples=60)
+def emptied(folder: Path) -> PartitionLog:
+    """A closed log of which retention left nothing: its next entry is the 25th, its offset 50."""
+    log = PartitionLog.open(folder, format_of(retention_ms=100))
+    for _ in range(25):
+        append_next(log, rows=2)
+    log.housekeep(logs.NOW + 10**6, log.end.offset)
+    assert log.start == log.end
+    log.close()
+    return log
+
+
+def goes_on_where_it_was_or_is_refused(log: PartitionLog) -> str:
+    path = segment_path(log, 50, "arrow")
+    again, error = opened_or_refused(log)
+    if again is None:
+        assert str(path) in str(error)
+        return "refused"
+    assert (again.end.entry, again.end.offset) == (25, 50)
+    append_next(again)
+    assert pa.ipc.open_stream(path).read_all().num_rows == 10
+    again.close()
+    return "went on"
+
+
+@settings(max_examples=40)
 @given(st.data())
 def test_a_flipped_bit_never_changes_where_an_empty_log_goes_on(data):
     """After retention only the schema message tells the first entry's index: it has a checksum."""
     with logs.folder() as folder:
-        log = PartitionLog.open(folder, format_of(retention_ms=100))
-        for _ in range(25):
-            append_next(log, rows=2)
-        log.housekeep(logs.NOW + 10**6, log.end.offset)
-        assert log.start == log.end
-        assert log.end.entry == 25
-        log.close()
+        log = emptied(folder)
         path = segment_path(log, 50, "arrow")
         position = data.draw(st.integers(0, path.stat().st_size - 1))
         flip(path, position, data.draw(st.integers(0, 7)))
-        again, error = opened_or_refused(log)
-        if again is None:
-            assert str(path) in str(error)
-        else:
-            assert (again.end.entry, again.end.offset) == (25, 50)
-            append_next(again)
-            assert pa.ipc.open_stream(path).read_all().num_rows == 10
-            again.close()
+        goes_on_where_it_was_or_is_refused(log)
+
+
+def test_a_flipped_digit_of_the_first_entrys_index_is_known(tmp_path):
+    log = emptied(tmp_path)
+    path = segment_path(log, 50, "arrow")
+    whole = path.read_bytes()
+    digits = [at for at in range(len(whole)) if whole[at : at + 2] == b"25"]
+    outcomes = set()
+    for position in digits:
+        flip(path, position, 0)
+        outcomes.add(goes_on_where_it_was_or_is_refused(log))
+        path.write_bytes(whole)
+        segment_path(log, 50, "entries").write_bytes(b"")
+    assert "refused" in outcomes
 
 
 @settings(max_examples=60)

@@ -24,9 +24,9 @@ def bases(log: PartitionLog) -> list[int]:
 
 
 @given(
-    closed=st.lists(st.tuples(st.integers(0, 100), st.integers(0, 50) | st.none()), max_size=8),
+    closed=st.lists(st.tuples(st.integers(0, 100), st.integers(90, 100) | st.none()), max_size=8),
     active_size=st.integers(0, 100),
-    retention_s=st.integers(-1, 60),
+    retention_s=st.integers(-1, 10),
     retention_bytes=st.integers(-1, 500),
     limit=st.integers(0, 90),
 )
