@@ -25,6 +25,16 @@ for name in ("ISOLOG_PATH", "ISOLOG_BOOTSTRAP", "ISOLOG_DIR", "ISOLOG_LISTEN"):
     os.environ.pop(name, None)
 
 
+# What starts processes takes seconds: `make test-fast` leaves these folders out.
+SLOW_FOLDERS = ("broker", "cli", "client", "demo")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.relative_to(ROOT / "tests").parts[0] in SLOW_FOLDERS:
+            item.add_marker("slow")
+
+
 def stop_broker(directory: Path, *, number: int = signal.SIGTERM, timeout_s: float = 20.0) -> None:
     """Ends the broker that serves the directory, if one does, and waits until it is gone."""
     from spark_stream.client.embedded import known_address

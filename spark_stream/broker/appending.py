@@ -12,7 +12,7 @@ import pyarrow.flight as fl
 
 from spark_stream.broker.host import Host, HostedTopic
 from spark_stream.consistency.isolation import PRODUCER_LEVELS
-from spark_stream.errors import InternalError, InvalidRequest, IsologError
+from spark_stream.errors import InternalError, InvalidRequest, IsologError, UnknownPartition
 from spark_stream.wire.messages import Ack, AppendTo, Envelope
 from spark_stream.wire.schemas import mismatch
 
@@ -39,10 +39,17 @@ def target_of(descriptor: fl.FlightDescriptor) -> Target:
         path = [part.decode("utf-8", "replace") for part in descriptor.path]
         if not 1 <= len(path) <= 2 or not path[0]:
             raise InvalidRequest(f"a path is [topic] or [topic, partition], not {path}")
-        if len(path) == 2 and not path[1].isdecimal():
-            raise InvalidRequest(f"{path[1]!r} is not the number of a partition")
-        return Target(AppendTo(topic=path[0][:255]), int(path[1]) if len(path) == 2 else None)
+        number = _partition_of(path[1]) if len(path) == 2 else None
+        return Target(AppendTo(topic=path[0][:255]), number)
     return Target(AppendTo.from_bytes(descriptor.command))
+
+
+def _partition_of(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise InvalidRequest(f"{text[:40]!r} is not the number of a partition")
+    if len(text) > 9:
+        raise UnknownPartition(f"no topic has a partition {text[:40]}")
+    return int(text)
 
 
 def serve_appends(
@@ -75,7 +82,9 @@ def _batches(
             chunk = reader.read_chunk()
         except StopIteration:
             return
-        except pa.ArrowInvalid as error:
+        except fl.FlightError:
+            raise
+        except (pa.ArrowException, OSError) as error:
             raise InvalidRequest(f"the stream is not valid Arrow IPC: {error}") from None
         if chunk.data is None:
             raise InvalidRequest("a message without a batch")

@@ -18,7 +18,7 @@ from spark_stream.broker.appending import serve_appends, target_of
 from spark_stream.broker.fetching import Answer, FetchStream, projection_of
 from spark_stream.broker.host import Host, HostedTopic
 from spark_stream.broker.partition import Partition
-from spark_stream.errors import InternalError, InvalidRequest, IsologError
+from spark_stream.errors import InternalError, InvalidRequest, IsologError, Unsupported
 from spark_stream.wire.flight import to_flight
 from spark_stream.wire.messages import ACTIONS, Fetch
 
@@ -77,6 +77,16 @@ class FlightService(fl.FlightServerBase):
     def _answers(self, stream: FetchStream) -> Iterator[Answer]:
         with self._activity.call(), translated("fetch"):
             yield from stream.answers()
+
+    def do_exchange(
+        self,
+        context: fl.ServerCallContext,
+        descriptor: fl.FlightDescriptor,
+        reader: fl.MetadataRecordBatchReader,
+        writer: fl.MetadataRecordBatchWriter,
+    ) -> None:
+        with self._activity.call(), translated("exchange"):
+            raise Unsupported("there is no DoExchange: DoPut appends, DoGet reads")
 
     def do_action(self, context: fl.ServerCallContext, action: fl.Action) -> Iterator[fl.Result]:
         with self._activity.call(), translated(f"action {action.type}"):

@@ -75,6 +75,11 @@ class AppendStream:
         )
         self._reader.start()
 
+    @property
+    def broken(self) -> bool:
+        """Whether the stream has ended."""
+        return self._broken is not None
+
     def takes(self, topic: TopicDescription) -> bool:
         """Whether more batches for this topic may be written; else a new stream is needed."""
         return self._broken is None and not self._finished and self._topic.id == topic.id

@@ -159,8 +159,9 @@ class Producer:
         with self._lock:
             # Nagle's rule: with nothing under way a record goes at once, from this very thread;
             # while something is, records gather. So a lone record is quick, and a flood makes
-            # batches.
-            alone = not self._outstanding and not self._linger_s
+            # batches. Where there is no stream yet the sender connects, and no caller waits for it.
+            stream = self._streams.get(topic)
+            alone = not (self._outstanding or self._linger_s or stream is None or stream.broken)
             self._reserve(size)
             pending = Pending() if alone else self._gathering(topic)
             first = not pending.futures

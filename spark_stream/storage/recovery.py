@@ -130,7 +130,8 @@ def open_active(
     tail = data.slice(data_end)
     cut = None
     # A mark of the end is what a roll leaves that went no further; the next append replaces it.
-    if whole != good * ENTRY_SIZE or tail.to_pybytes() not in (b"", END_OF_STREAM):
+    ended = tail.size == 0 or tail.equals(pa.py_buffer(END_OF_STREAM))
+    if whole != good * ENTRY_SIZE or not ended:
         cut = _cut(disk, name, whole, table, good, data, data_end)
     data_start = int(kept[0]["position"]) if good else int(header or 0)
     if not codec.describes(data.slice(0, data_start)):

@@ -209,7 +209,7 @@ class ListOffsets(Message):
     topic: Name
     partitions: list[PartitionField] | None = None
     at: Annotated[int, Field(ge=EARLIEST, le=LATEST)] = LATEST
-    timestamp: int | None = None
+    timestamp: Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)] | None = None
     isolation: Isolation = Isolation.READ_UNCOMMITTED
 
 

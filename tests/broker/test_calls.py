@@ -301,10 +301,11 @@ def test_schemas(flight, log, hundred, topic):
 def test_every_action_that_is_listed_can_be_called(flight, hundred):
     for action in flight.list_actions(CALL):
         assert "→" in action.description
-        try:
-            list(flight.do_action(fl.Action(action.type, b"{}"), CALL))
-        except fl.FlightError as error:
-            assert typed(error).code == "INVALID_REQUEST"
+        call = fl.Action(action.type, b"{}")
+        if action.type in ("list-topics", "status"):
+            list(flight.do_action(call, CALL))
+        else:
+            assert code_of(lambda c=call: list(flight.do_action(c, CALL))) == "INVALID_REQUEST"
     assert (
         code_of(lambda: list(flight.do_action(fl.Action("drop", b""), CALL))) == "INVALID_REQUEST"
     )

@@ -37,7 +37,7 @@ class Writer:
     def run(self, log: isolog.Log, stop: threading.Event) -> None:
         chance = random.Random(self.seed)
         try:
-            with log.producer(timeout_ms=2_000) as producer:
+            with log.producer(timeout_ms=2_000, buffer_bytes=1 << 20) as producer:
                 while not stop.is_set():
                     count = chance.choice([1, 3, 100, 5_000])
                     numbers = pa.array(range(self.next, self.next + count), pa.int64())
@@ -52,20 +52,49 @@ class Writer:
             pass  # the broker was killed: the futures say what became of each batch
 
 
+@dataclass
+class Sender:
+    """Sends numbered records one by one, the number as the value, until it is stopped."""
+
+    number: int
+    next: int = 0
+    asked: list[tuple[int, Future[Written]]] = field(default_factory=list)
+
+    def run(self, log: isolog.Log, stop: threading.Event) -> None:
+        try:
+            with log.producer(timeout_ms=2_000) as producer:
+                while not stop.is_set():
+                    for _ in range(50):
+                        if stop.is_set():
+                            break
+                        value = f"{self.number}:{self.next}"
+                        partition = self.number % PARTITIONS
+                        future = producer.send("s", value, key="k", partition=partition)
+                        self.asked.append((self.next, future))
+                        self.next += 1
+                    future.exception(timeout=10)
+        except IsologError:
+            pass
+
+
 @pytest.mark.chaos
 def test_kill_9_in_mid_write_twenty_times(tmp_path: Path) -> None:
+    print("seed", SEED)
     chance = random.Random(SEED)
+    senders = [Sender(number) for number in range(PARTITIONS)]
     writers = [Writer(number, SEED + number) for number in range(2 * PARTITIONS)]
     broker = BrokerProcess(tmp_path / "log")
     config = {"segment.bytes": 1 << 20, "segment.entries": 500}
     with broker:
         with broker.connect() as log:
             log.create_topic("t", PARTITIONS, schema=SCHEMA, config=config)
+            log.create_topic("s", PARTITIONS, config=config)
         for _ in range(KILLS):
             stop = threading.Event()
-            with broker.connect(timeout=2) as log:
+            with broker.connect(timeout=0.5) as log:
                 threads = [
-                    threading.Thread(target=writer.run, args=(log, stop)) for writer in writers
+                    threading.Thread(target=each.run, args=(log, stop))
+                    for each in (*writers, *senders)
                 ]
                 for thread in threads:
                     thread.start()
@@ -77,16 +106,19 @@ def test_kill_9_in_mid_write_twenty_times(tmp_path: Path) -> None:
                     assert not thread.is_alive()
             broker.restart()
         with broker.connect() as log:
-            topic_id = log.describe("t").id
+            topics = [log.describe("t"), log.describe("s")]
             table = log.read("t", metadata=True)
+            sent = log.read("s", columns=["value", "partition", "offset"])
         broker.terminate()
 
     _check(writers, table)
-    for partition in range(PARTITIONS):
-        folder = tmp_path / "log" / "topics" / "t" / topic_id / str(partition)
-        log_on_disk = PartitionLog.open(folder, LogFormat(SCHEMA))
-        assert log_on_disk.cuts == ()
-        log_on_disk.close()
+    _check_sent(senders, sent)
+    for topic in topics:
+        for partition in range(PARTITIONS):
+            folder = tmp_path / "log" / "topics" / topic.name / topic.id / str(partition)
+            log_on_disk = PartitionLog.open(folder, LogFormat(topic.schema))
+            assert log_on_disk.cuts == ()
+            log_on_disk.close()
 
 
 def _check(writers: list[Writer], table: pa.Table) -> None:
@@ -110,3 +142,22 @@ def _check(writers: list[Writer], table: pa.Table) -> None:
             assert (numbers[at][:count] == np.arange(first, first + count)).all()
             acknowledged += count
     assert acknowledged > 1_000
+
+
+def _check_sent(senders: list[Sender], table: pa.Table) -> None:
+    """The same for single records: each acknowledged one is at its offset, none is there twice."""
+    at = {
+        (partition, offset): value.decode()
+        for partition, offset, value in zip(
+            *(table[name].to_pylist() for name in ("partition", "offset", "value")), strict=True
+        )
+    }
+    values = list(at.values())
+    for sender in senders:
+        mine = [int(v.partition(":")[2]) for v in values if v.startswith(f"{sender.number}:")]
+        assert mine == sorted(set(mine)), "a record is there twice, or out of its sender's order"
+        acknowledged = [each for each in sender.asked if each[1].exception() is None]
+        assert len(acknowledged) > 100
+        for number, future in acknowledged:
+            written = future.result()
+            assert at[written.partition, written.offset] == f"{sender.number}:{number}"

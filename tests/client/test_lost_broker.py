@@ -168,6 +168,16 @@ def test_a_send_to_a_killed_broker_fails_in_time(gone):
             producer.close()
 
 
+def test_sending_to_a_killed_broker_keeps_no_caller_waiting(gone):
+    """The futures tell, in time; ``send`` itself does not look for a broker."""
+    producer = gone.producer(timeout_ms=1000)
+    with within(1):
+        futures = [producer.send("t", b"v") for _ in range(100)]
+    with within(10), pytest.raises(IsologError):
+        producer.close()
+    assert all(isinstance(future.exception(0), BrokerUnavailable) for future in futures)
+
+
 def test_what_was_sent_and_not_answered_has_an_unknown_outcome(broker):
     with broker.connect(timeout=TIMEOUT) as log:
         log.create_topic("t")
