@@ -25,6 +25,7 @@ def session() -> SparkSession:
         SparkSession.builder.master("local[2]")
         .appName("isolog bench")
         .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
         .config("spark.python.unix.domain.socket.enabled", "true")
         .config("spark.driver.memory", "4g")
         .config("spark.sql.streaming.numRecentProgressUpdates", "1000")
