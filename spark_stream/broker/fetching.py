@@ -59,9 +59,11 @@ class Projection:
     def _made(self, name: str, chunk: Chunk) -> pa.Array:
         if name == OFFSET.name:
             base, rows = chunk.base_offset, chunk.batch.num_rows
-            return pa.array(np.arange(base, base + rows, dtype=np.int64))
-        moments = np.repeat(chunk.timestamps, chunk.counts)
-        return pa.array(moments, pa.int64()).cast(TIMESTAMP.type)
+            values, kind = np.arange(base, base + rows, dtype=np.int64), OFFSET.type
+        else:
+            values, kind = np.repeat(chunk.timestamps, chunk.counts), TIMESTAMP.type
+        # Not pa.array(values): that imports pandas.
+        return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
 def projection_of(hosted: HostedTopic, columns: list[str] | None) -> Projection:

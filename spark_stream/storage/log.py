@@ -68,7 +68,9 @@ class LogFormat:
         if self.timestamp_column is None:
             return now
         moments = batch.column(self.timestamp_column).view(pa.int64())
-        return int(moments.to_numpy(zero_copy_only=False).max())
+        # Not by to_numpy, which imports pandas: a third of a second, once, and memory for good.
+        values = np.frombuffer(moments.buffers()[1], np.int64, len(moments), 8 * moments.offset)
+        return int(values.max())
 
 
 class PartitionLog:

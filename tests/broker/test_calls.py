@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -329,3 +330,17 @@ def test_a_projection_is_applied_at_the_leader(flight, log, topic):
     ((batch, _),), _ = fetched(flight, topic, columns=["small"])
     assert (batch.schema.names, batch.num_rows) == (["small"], 100)
     assert pa.ipc.get_record_batch_size(batch) < 5000
+
+
+def test_a_broker_that_appends_and_reads_needs_no_pandas(broker):
+    """pyarrow imports it for some conversions: half of the broker's memory, at the first append."""
+    with broker.connect() as log, broker.flight() as client:
+        log.create_topic("t")
+        log.create_topic("n", schema=NUMBERS)
+        with log.producer() as producer:
+            producer.send("t", b"v", key=b"k", headers=[("h", b"v")]).result(20)
+            producer.append("n", numbers(0, 10)).result(20)
+        fetched(client, "t", columns=["_offset", "_timestamp", "value"])
+        fetched(client, "n", max_records=3)
+        maps = Path(f"/proc/{broker.pid}/maps").read_text()
+        assert "/pandas/" not in maps

@@ -168,7 +168,7 @@ def test_deleting_while_many_write_and_read_harms_nobody(log, topic):
 def test_reading_while_segments_roll_misses_nothing(flight, log, topic):
     """Readers take no lock: a segment may be closed, and the next one begun, under their hands."""
     log.create_topic(topic, schema=NUMBERS, config=SMALL | {"segment.entries": 16})
-    total, each = 60_000, 20
+    total, each = 30_000, 20
     failures: list[BaseException] = []
 
     def read_all(chunk: dict) -> None:
@@ -281,7 +281,7 @@ def test_a_follower_that_goes_away_is_let_go(broker: BrokerProcess):
 
 
 def test_a_topic_that_fails_to_be_made_leaves_no_file_open(broker: BrokerProcess, tmp_path: Path):
-    with broker.connect(timeout=1) as log:
+    with broker.connect(timeout=0.2) as log:
         process = psutil.Process(broker.pid)
         log.topics()
         before = process.num_fds()

@@ -1,65 +1,14 @@
-"""A full disk and damaged files: typed errors, nothing lost, and no restart needed."""
+"""Damaged files: a typed error for what is damaged, and everything else goes on."""
 
 from __future__ import annotations
 
-import resource
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-import spark_stream as isolog
-from spark_stream.errors import DamagedSegment, DiskFull
+from spark_stream.errors import DamagedSegment
 from tests.support import NUMBERS, BrokerProcess, numbers
-
-NO_LIMIT = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-
-
-def limited(broker: BrokerProcess, size: int | None) -> None:
-    """Lets no file of the broker grow past ``size`` bytes: to it, a full disk."""
-    limit = NO_LIMIT if size is None else (size, resource.RLIM_INFINITY)
-    resource.prlimit(broker.pid, resource.RLIMIT_FSIZE, limit)
-
-
-def test_a_full_disk_refuses_appends_and_nothing_else_until_there_is_room(
-    broker: BrokerProcess,
-) -> None:
-    with broker.connect() as log:
-        log.create_topic("t", schema=NUMBERS)
-        producer = log.producer()
-        producer.append("t", numbers(0, 1_000), partition=0).result()
-        limited(broker, 20_000)
-        producer.append("t", numbers(1_000, 1_000), partition=0).result()
-        error = producer.append("t", numbers(2_000, 10_000), partition=0).exception()
-        assert isinstance(error, DiskFull)
-        assert error.retriable
-        assert error.kept == 0
-        assert log.read("t")["n"].to_pylist() == list(range(2_000))
-        with pytest.raises(DiskFull):
-            producer.flush()
-        limited(broker, None)
-        written = producer.append("t", numbers(2_000, 10_000), partition=0).result()
-        assert written.offset == 2_000
-        producer.close()
-        assert log.read("t")["n"].to_pylist() == list(range(12_000))
-        assert log.status().pid == broker.pid
-    broker.restart()
-    with broker.connect() as log:
-        assert log.read("t")["n"].to_pylist() == list(range(12_000))
-    assert "recovered" not in broker.said()
-
-
-def test_a_topic_that_finds_no_room_leaves_nothing_behind(broker: BrokerProcess) -> None:
-    with broker.connect(timeout=0.5) as log:
-        log.create_topic("before")
-        limited(broker, 100)
-        with pytest.raises((DiskFull, isolog.errors.StorageFailure)):
-            log.create_topic("t", partitions=3)
-        limited(broker, None)
-        assert log.topics() == ["before"]
-        assert log.create_topic("t", partitions=3).name == "t"
-        with log.producer() as producer:
-            producer.send("t", b"x").result()
 
 
 def segments(broker: BrokerProcess, topic: str, partition: int = 0) -> list[Path]:

@@ -1,0 +1,116 @@
+"""A disk that is full in the middle of something: nothing half done stays, nothing kept is lost."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spark_stream.errors import DiskFull, IsologError
+from tests.support import NUMBERS, BrokerProcess, numbers
+
+NO_LIMIT = resource.RLIM_INFINITY
+
+
+def limited(broker: BrokerProcess, size: int) -> None:
+    """Lets no file of the broker grow past ``size`` bytes: to it, a full disk."""
+    resource.prlimit(broker.pid, resource.RLIMIT_FSIZE, (size, NO_LIMIT))
+
+
+def only_segment(broker: BrokerProcess, topic: str) -> Path:
+    (path,) = (broker.directory / "topics" / topic).rglob("*.arrow")
+    return path
+
+
+@pytest.mark.parametrize("room", [0, 1, 7])
+def test_no_room_for_the_end_of_a_segment(broker: BrokerProcess, room: int) -> None:
+    """Rolling fails at the last bytes of the old segment: neither it nor the next may be lost."""
+    with broker.connect() as log, log.producer() as producer:
+        log.create_topic("t", schema=NUMBERS, config={"segment.bytes": 65_536})
+        producer.append("t", numbers(0, 7_000), partition=0).result(20)
+        limited(broker, only_segment(broker, "t").stat().st_size + room)
+        error = producer.append("t", numbers(7_000, 7_000), partition=0).exception(20)
+        assert isinstance(error, DiskFull)
+        with pytest.raises(DiskFull):
+            producer.flush()
+        assert log.read("t").num_rows == 7_000
+        limited(broker, NO_LIMIT)
+        # What fits goes into the old segment after all, and then it is full indeed.
+        producer.append("t", numbers(7_000, 10), partition=0).result(20)
+        producer.append("t", numbers(7_010, 7_000), partition=0).result(20)
+        assert log.read("t")["n"].to_pylist() == list(range(14_010))
+        broker.kill()
+        broker.restart()
+        assert log.describe("t").partitions[0].error is None
+        assert log.read("t")["n"].to_pylist() == list(range(14_010))
+    assert "recovered" not in broker.said()
+
+
+def test_killed_while_the_disk_is_full(broker: BrokerProcess) -> None:
+    with broker.connect() as log, log.producer() as producer:
+        log.create_topic("t", schema=NUMBERS, config={"segment.bytes": 65_536})
+        producer.append("t", numbers(0, 7_000), partition=0).result(20)
+        limited(broker, only_segment(broker, "t").stat().st_size + 3)
+        for count in (7_000, 100, 7_000, 1):
+            refused = producer.append("t", numbers(7_000, count), partition=0)
+            assert isinstance(refused.exception(20), DiskFull)
+        with pytest.raises(DiskFull):
+            producer.flush()
+        broker.kill()
+        broker.restart()
+        assert log.read("t")["n"].to_pylist() == list(range(7_000))
+        assert producer.append("t", numbers(7_000, 1), partition=0).result(20).offset == 7_000
+
+
+def test_other_calls_go_on_and_a_failed_one_can_be_repeated(broker: BrokerProcess) -> None:
+    with broker.connect(timeout=0.5) as log, log.producer() as producer:
+        log.create_topic("a", schema=NUMBERS)
+        log.create_topic("b", schema=NUMBERS)
+        producer.append("a", numbers(0, 5_000), partition=0).result(20)
+        limited(broker, 30_000)
+        with pytest.raises(IsologError) as caught:
+            log.create_topic("c", partitions=50)
+        assert caught.value.retriable
+        with pytest.raises(IsologError):
+            log.delete_topic("b")
+        assert isinstance(producer.append("a", numbers(0, 1)).exception(20), DiskFull)
+        # A partition whose files have room is not concerned.
+        assert producer.append("b", numbers(0, 100), partition=0).result(20).count == 100
+        assert log.read("a").num_rows == 5_000
+        assert log.topics() == ["a", "b"]
+        limited(broker, NO_LIMIT)
+        log.create_topic("c", partitions=50)
+        log.delete_topic("b")
+        with pytest.raises(DiskFull):
+            producer.flush()
+        assert log.topics() == ["a", "c"]
+    broker.restart()
+    with broker.connect() as log:
+        assert log.topics() == ["a", "c"]
+        assert len(log.describe("c").partitions) == 50
+        assert all(each.error is None for each in log.describe("c").partitions)
+
+
+def test_a_broker_that_starts_on_a_full_disk_says_so(broker: BrokerProcess) -> None:
+    with broker.connect() as log, log.producer() as producer:
+        log.create_topic("t", schema=NUMBERS)
+        producer.append("t", numbers(0, 1_000), partition=0).result(20)
+    broker.kill()
+    started = [sys.executable, "-m", "spark_stream.broker", "--listen", "127.0.0.1:0"]
+    ended = subprocess.run(
+        ["/bin/sh", "-c", 'ulimit -f 0; exec "$@"', "sh", *started, "--dir", broker.directory],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 1
+    error = json.loads(ended.stdout)["error"]
+    assert error["code"] in ("DISK_FULL", "STORAGE_FAILURE")
+    broker.restart()
+    with broker.connect() as log:
+        assert log.read("t").num_rows == 1_000
