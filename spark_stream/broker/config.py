@@ -18,8 +18,6 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from spark_stream.errors import InvalidConfig
 from spark_stream.storage.settings import SETTINGS, LogSettings, parse_settings
 
-IDLE_SECONDS_EMBEDDED = 300.0
-
 
 class BrokerConfig(BaseSettings):
     """A broker's configuration.

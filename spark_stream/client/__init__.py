@@ -14,5 +14,6 @@
 ``pending``      records given one by one, until they are a batch
 ``producer``     ``Producer``: the above put together
 ``consumer``     ``Consumer``: all partitions of topics, followed
+``closing``      what a ``with`` block closes
 ``values``       what calls return
 """

@@ -13,11 +13,11 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from numbers import Integral
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import pyarrow as pa
 
+from spark_stream.client.closing import Closing
 from spark_stream.client.columns import View
 from spark_stream.client.connection import Connection
 from spark_stream.client.fetching import Fetched, Source, fetch_once
@@ -38,7 +38,7 @@ _TICK_S: Final = 0.25
 Key = tuple[str, int]
 
 
-class Consumer:
+class Consumer(Closing):
     """A consumer of one or more topics. Use it as a context manager, or call :meth:`close`.
 
     ``batches()`` gives Arrow batches of any topic, ``records()`` the records of default-schema
@@ -133,17 +133,6 @@ class Consumer:
         """Ends the fetches; iterators that are under way end."""
         self._closed = True
         self._stop_feed()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _fetched(
         self, views: Mapping[str, View], until: str | None

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import pyarrow as pa
 
+from spark_stream.client.closing import Closing
 from spark_stream.client.columns import View
 from spark_stream.client.connection import Connection
 from spark_stream.client.consumer import Consumer
@@ -56,7 +56,7 @@ def connect(
     return log
 
 
-class Log:
+class Log(Closing):
     """A connection to a log. Use it as a context manager, or call :meth:`close`."""
 
     def __init__(self, connection: Connection) -> None:
@@ -194,17 +194,6 @@ class Log:
     def close(self) -> None:
         """Lets go of the connection. The broker of a ``path`` goes on until it is idle."""
         self._connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import base64
 import json
-from typing import Annotated, Any, Final, Self, TypeVar
+from typing import Annotated, Any, Final, Self
 
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -245,8 +245,6 @@ ACTIONS: Final[dict[str, str]] = {
     "list-offsets": "ListOffsets → Offsets",
     "status": "Empty → Status",
 }
-
-M = TypeVar("M", bound=Message)
 
 
 def schema_to_text(schema: pa.Schema) -> str:
