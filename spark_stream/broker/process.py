@@ -31,7 +31,7 @@ from spark_stream.broker.lock import DirectoryLock
 from spark_stream.broker.service import FlightService, location_of
 from spark_stream.cluster.sqlite import SqliteStore
 from spark_stream.errors import InvalidConfig, PortInUse
-from spark_stream.storage.directory import open_directory
+from spark_stream.storage.directory import check_directory, open_directory
 from spark_stream.wire.limits import SOCKET_PATH_MAX
 
 logger = logging.getLogger(__name__)
@@ -52,9 +52,10 @@ class Broker:
         _allow_many_files()
         path = config.dir.absolute()
         with contextlib.ExitStack() as undo:
-            directory = open_directory(path)
+            check_directory(path)  # before the lock leaves a file in somebody else's directory
             self._lock = DirectoryLock(path)
             undo.callback(self._lock.release)
+            directory = open_directory(path)
             self._store = SqliteStore(directory.metadata)
             undo.callback(self._store.close)
             self._host = Host(directory, self._store, config.topic_defaults)

@@ -46,8 +46,10 @@ class LogDirectory:
         return self.topic(name, topic_id) / str(partition)
 
 
-def open_directory(path: Path) -> LogDirectory:
-    """Opens a directory, or makes a missing or empty one ours.
+def check_directory(path: Path) -> None:
+    """Makes a missing directory; refuses one that cannot be ours, and leaves nothing in it.
+
+    Needs no lock: it holds while another broker makes the directory its own.
 
     Raises:
         NotALogDirectory: it holds other people's files, or is no directory.
@@ -57,6 +59,27 @@ def open_directory(path: Path) -> LogDirectory:
         raise NotALogDirectory(f"{path} is not a directory", path=str(path))
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        strange = sorted(set(os.listdir(path)) - _OURS)
+        if (path / "isolog.json").exists():  # asked after the listing: it is made before the rest
+            _described(path)
+        elif strange:
+            shown = ", ".join(strange[:3]) + (", …" if len(strange) > 3 else "")
+            raise NotALogDirectory(
+                f"{path} is not empty and was not made by isolog (it holds {shown})",
+                path=str(path),
+            )
+    except OSError as error:
+        raise StorageFailure(f"{path}: {error.strerror or error}", path=str(path)) from error
+
+
+def open_directory(path: Path) -> LogDirectory:
+    """Opens a directory, or makes a missing or empty one ours. The caller holds the broker's lock.
+
+    Raises:
+        NotALogDirectory, NewerFormat: as :func:`check_directory`.
+    """
+    check_directory(path)
+    try:
         return _described(path) if (path / "isolog.json").exists() else _made(path)
     except OSError as error:
         raise StorageFailure(f"{path}: {error.strerror or error}", path=str(path)) from error
@@ -82,12 +105,6 @@ def _described(path: Path) -> LogDirectory:
 
 
 def _made(path: Path) -> LogDirectory:
-    strange = sorted(set(os.listdir(path)) - _OURS)
-    if strange:
-        shown = ", ".join(strange[:3]) + (", …" if len(strange) > 3 else "")
-        raise NotALogDirectory(
-            f"{path} is not empty and was not made by isolog (it holds {shown})", path=str(path)
-        )
     cluster_id = uuid.uuid4().hex
     facts = {"format": _FORMAT, "version": FORMAT_VERSION, "cluster_id": cluster_id}
     fresh = path / "isolog.json.new"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -424,6 +425,17 @@ def test_two_brokers_never_open_one_directory(tmp_path):
     finally:
         for broker in started:
             broker.kill()
+
+
+def test_a_broker_without_the_lock_makes_nothing_in_an_empty_directory(tmp_path):
+    """Whose directory it is, is decided under the lock: else two brokers could both decide it."""
+    path = tmp_path / "data"
+    path.mkdir()
+    with (path / "broker.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(DirectoryInUse, match=str(path)):
+            BrokerProcess(path).start()
+    assert [each.name for each in path.iterdir()] == ["broker.lock"]
 
 
 def test_a_busy_port_is_told(tmp_path):

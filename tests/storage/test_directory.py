@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_stream.errors import IsologError, NewerFormat, NotALogDirectory
-from spark_stream.storage.directory import FORMAT_VERSION, open_directory
+from spark_stream.storage.directory import FORMAT_VERSION, check_directory, open_directory
 from tests.storage import logs
 
 
@@ -43,6 +43,11 @@ def test_a_directory_of_somebody_elses_files_is_refused_and_left_alone(tmp_path)
     with pytest.raises(NotALogDirectory, match=r"it holds a\.png, b\.png, c\.png, …"):
         open_directory(tmp_path)
     assert sorted(os.listdir(tmp_path)) == ["a.png", "b.png", "c.png", "thesis.tex"]
+
+
+def test_a_check_makes_the_directory_and_leaves_it_empty(tmp_path):
+    check_directory(tmp_path / "log")
+    assert list((tmp_path / "log").iterdir()) == []
 
 
 def test_a_file_is_no_directory(tmp_path):
