@@ -162,6 +162,50 @@ class BufferFull(IsologError):
     hint = "The broker takes records more slowly than they come; wait, or allow more buffer_bytes."
 
 
+class ProducerFenced(IsologError):
+    code = "PRODUCER_FENCED"
+    hint = (
+        "A newer producer has taken over this identity: end this one; give every producer its own."
+    )
+
+
+class TransactionAborted(IsologError):
+    code = "TRANSACTION_ABORTED"
+    hint = "Nothing of it is visible to read_committed: begin another transaction and write again."
+
+
+class UnknownTransaction(IsologError):
+    code = "UNKNOWN_TRANSACTION"
+    hint = "`isolog transactions list` shows those there are."
+
+
+class InvalidTransaction(IsologError):
+    code = "INVALID_TRANSACTION"
+    hint = "A transaction is begun, then written to, then committed or aborted, once."
+
+
+class ForeignBranch(IsologError):
+    code = "FOREIGN_BRANCH"
+    hint = "A commit names producer ids that were opened as branches of the same transaction."
+
+
+class OutOfOrderSequence(IsologError):
+    code = "OUT_OF_ORDER_SEQUENCE"
+    hint = "A batch before this one is missing, or this one is too old: make a new producer."
+
+
+class SinkInUse(IsologError):
+    code = "SINK_IN_USE"
+    hint = "Give every query a sinkId of its own, or leave the option out."
+
+
+class StaleBatch(IsologError):
+    code = "STALE_BATCH"
+    hint = (
+        "The checkpoint is older than the sink: restore the newer one, or start a new checkpoint."
+    )
+
+
 class DiskFull(IsologError):
     code = "DISK_FULL"
     retriable = True

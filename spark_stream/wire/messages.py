@@ -24,12 +24,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.errors import InvalidRequest
-from spark_stream.wire.limits import CONTROL_BYTES_MAX, WAIT_MS_MAX
+from spark_stream.wire.limits import CONTROL_BYTES_MAX, TRANSACTION_TIMEOUT_MS_MAX, WAIT_MS_MAX
 
 INT64_MAX: Final = (1 << 63) - 1
+EPOCH_MAX: Final = (1 << 15) - 1
+SEQUENCE_MAX: Final = (1 << 31) - 1
 OffsetField = Annotated[int, Field(ge=0, le=INT64_MAX)]
 PartitionField = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
 Name = Annotated[str, Field(min_length=1, max_length=255)]
+TransactionalId = Annotated[str, Field(min_length=1, max_length=255)]
+TimeoutField = Annotated[int, Field(ge=1, le=TRANSACTION_TIMEOUT_MS_MAX)]
 
 EARLIEST: Final = -2
 LATEST: Final = -1
@@ -118,29 +122,211 @@ class EndFacts(Message):
 
 
 class AppendTo(Message):
-    """Opens a stream of appends to one topic."""
+    """Opens a stream of appends to one topic; batches in a transaction need its owner's id."""
 
     topic: Name
+    transactional_id: TransactionalId | None = None
     isolation: Isolation = Isolation.READ_UNCOMMITTED
     timeout_ms: Annotated[int, Field(ge=1, le=3_600_000)] = 30_000
     topic_id: str | None = None
 
 
+class StampFacts(Message):
+    """Who writes a batch, and the batch's place in that producer's order in the partition.
+
+    ``sequence`` counts batches, from 0 in each partition; after 2^31-1 comes 0. ``transaction`` is
+    None outside any.
+    """
+
+    producer_id: OffsetField
+    epoch: Annotated[int, Field(ge=0, le=EPOCH_MAX)]
+    sequence: Annotated[int, Field(ge=0, le=SEQUENCE_MAX)]
+    transaction: OffsetField | None = None
+
+
 class Envelope(Message):
-    """Which partition a batch is for; ``number`` comes back with its acknowledgement."""
+    """Which partition a batch is for; ``number`` comes back with its acknowledgement.
+
+    Without a ``stamp`` the batch has no producer: sent twice, it is there twice.
+    """
 
     number: Annotated[int, Field(ge=0, le=INT64_MAX)] = 0
     partition: PartitionField
+    stamp: StampFacts | None = None
 
 
 class Ack(Message):
-    """What became of a batch: first offset and count, or an error (whose details have kept)."""
+    """What became of a batch: first offset and count, or an error (whose details have kept).
+
+    ``duplicate``: the batch was there already; offset and count are those it got then.
+    """
 
     number: int
     partition: int
     offset: int | None = None
     count: int = 0
+    duplicate: bool = False
     error: dict[str, Any] | None = None
+
+
+# -- transactions ---------------------------------------------------------------------------------
+
+
+class ProducerFacts(Message):
+    """A producer id that nobody else has, with its first epoch."""
+
+    producer_id: int
+    epoch: int = 0
+
+
+class InitTransactions(Message):
+    """``instance`` takes over a transactional id: the one before is fenced, its transaction aborted.
+
+    ``instance`` is any text that no other producer has; every later call names it.
+    """
+
+    transactional_id: TransactionalId
+    instance: Name
+    timeout_ms: TimeoutField = 60_000
+
+
+class BeginTransaction(Message):
+    """Begins the transaction after number ``after`` (-1: the first of this instance)."""
+
+    transactional_id: TransactionalId
+    instance: Name
+    after: Annotated[int, Field(ge=-1, le=INT64_MAX)] = -1
+
+
+class OpenBranch(Message):
+    """A branch of the transaction that writes batch ``batch`` of a sink; begins it if need be.
+
+    ``query`` is who the sink belongs to for good, ``instance`` the query's present run: a new run
+    fences those before it.
+    """
+
+    transactional_id: TransactionalId
+    query: Name
+    instance: Name
+    batch: OffsetField
+    timeout_ms: TimeoutField = 60_000
+
+
+class BranchFacts(Message):
+    """Under which identity to write. ``committed``: the batch is in the log; write nothing."""
+
+    transactional_id: str
+    number: int
+    producer_id: int
+    epoch: int
+    committed: bool = False
+
+
+class ConsumerPosition(Message):
+    """Where a named consumer goes on in one partition."""
+
+    consumer: Name
+    topic: Name
+    topic_id: str
+    partition: PartitionField
+    offset: OffsetField
+
+
+class CommitTransaction(Message):
+    """Commits transaction ``number`` with the ``branches`` (producer ids) it takes.
+
+    Other branches abort. ``batch`` is remembered as the sink's last. Answered when it is visible.
+    """
+
+    transactional_id: TransactionalId
+    instance: Name
+    number: OffsetField
+    branches: list[int]
+    batch: OffsetField | None = None
+    positions: list[ConsumerPosition] = []
+
+
+class EndTransaction(Message):
+    """Aborts (or renews the deadline of) transaction ``number``."""
+
+    transactional_id: TransactionalId
+    instance: Name
+    number: OffsetField
+
+
+class NamedTransaction(Message):
+    """The transactional id that an operator's action is about."""
+
+    transactional_id: TransactionalId
+
+
+class TransactionPartition(Message):
+    """A partition that a transaction has written to."""
+
+    topic: str
+    partition: int
+    first_offset: int | None = None
+
+
+class TransactionFacts(Message):
+    """A transactional id and its present or last transaction. Times in ms since the epoch.
+
+    ``state``: empty | open | committing | aborting | committed | aborted. ``number`` is -1 before
+    the first transaction, ``committed_batch`` -1 where no sink's batch was committed.
+    """
+
+    transactional_id: str
+    state: str
+    number: int
+    producer_id: int
+    epoch: int
+    instance: str
+    query: str
+    branches: list[int]
+    partitions: list[TransactionPartition]
+    timeout_ms: int
+    began_ms: int
+    deadline_ms: int
+    committed_batch: int
+
+
+class TransactionList(Message):
+    """All transactional ids, by name."""
+
+    transactions: list[TransactionFacts]
+
+
+class NamedConsumer(Message):
+    """A consumer's name."""
+
+    consumer: Name
+
+
+class Positions(Message):
+    """Where named consumers go on."""
+
+    positions: list[ConsumerPosition]
+
+
+class CutTopic(Message):
+    """A topic of a cut: no offset below ``lower`` (where the reader is) or above ``upper``."""
+
+    topic: Name
+    topic_id: str | None = None
+    lower: dict[int, int] = {}
+    upper: dict[int, int] = {}
+
+
+class AtomicCut(Message):
+    """Asks for offsets, one a partition, such that no transaction lies on both sides of them."""
+
+    topics: list[CutTopic]
+
+
+class Cut(Message):
+    """The cut: by topic, its id and its offsets by partition."""
+
+    offsets: dict[str, dict[int, int]]
 
 
 # -- administration -------------------------------------------------------------------------------
@@ -179,6 +365,7 @@ class PartitionFacts(Message):
     high_watermark: int
     last_stable_offset: int
     size: int
+    open_transactions: int = 0
     error: dict[str, Any] | None = None
 
 
@@ -244,6 +431,19 @@ ACTIONS: Final[dict[str, str]] = {
     "list-topics": "Empty → TopicNames",
     "list-offsets": "ListOffsets → Offsets",
     "status": "Empty → Status",
+    "new-producer": "Empty → ProducerFacts",
+    "init-transactions": "InitTransactions → TransactionFacts",
+    "begin-transaction": "BeginTransaction → BranchFacts",
+    "open-branch": "OpenBranch → BranchFacts",
+    "renew-transaction": "EndTransaction → TransactionFacts",
+    "commit-transaction": "CommitTransaction → TransactionFacts",
+    "abort-transaction": "EndTransaction → TransactionFacts",
+    "list-transactions": "Empty → TransactionList",
+    "describe-transaction": "NamedTransaction → TransactionFacts",
+    "kill-transaction": "NamedTransaction → TransactionFacts",
+    "consumer-position": "NamedConsumer → Positions",
+    "commit-position": "Positions → Empty",
+    "atomic-cut": "AtomicCut → Cut",
 }
 
 

@@ -1,0 +1,133 @@
+"""Transactions as a client asks for them: one call each, safe to repeat when an answer is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from spark_stream.client.connection import Connection
+from spark_stream.wire.messages import (
+    AtomicCut,
+    BeginTransaction,
+    BranchFacts,
+    CommitTransaction,
+    ConsumerPosition,
+    Cut,
+    CutTopic,
+    Empty,
+    EndTransaction,
+    InitTransactions,
+    NamedConsumer,
+    NamedTransaction,
+    OpenBranch,
+    Positions,
+    ProducerFacts,
+    TransactionFacts,
+    TransactionList,
+)
+
+
+class TransactionsClient:
+    """The transactions behind a connection; errors are the broker's, typed."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def new_producer(self) -> ProducerFacts:
+        """A producer id for writes outside transactions."""
+        return self._connection.act("new-producer", Empty(), ProducerFacts)
+
+    def init(self, transactional_id: str, instance: str, timeout_ms: int) -> TransactionFacts:
+        """Takes over the transactional id; see ``wire.messages.InitTransactions``."""
+        asked = InitTransactions.of(
+            transactional_id=transactional_id, instance=instance, timeout_ms=timeout_ms
+        )
+        return self._connection.act("init-transactions", asked, TransactionFacts)
+
+    def begin(self, transactional_id: str, instance: str, after: int) -> BranchFacts:
+        """Begins the transaction that follows number ``after``.
+
+        Raises:
+            ProducerFenced, InvalidTransaction: another instance took over; one is open.
+        """
+        asked = BeginTransaction(transactional_id=transactional_id, instance=instance, after=after)
+        return self._connection.act("begin-transaction", asked, BranchFacts)
+
+    def open_branch(
+        self, transactional_id: str, query: str, instance: str, batch: int, timeout_ms: int
+    ) -> BranchFacts:
+        """A branch to write a sink's batch under.
+
+        Raises:
+            SinkInUse, StaleBatch, ProducerFenced.
+        """
+        asked = OpenBranch.of(
+            transactional_id=transactional_id,
+            query=query,
+            instance=instance,
+            batch=batch,
+            timeout_ms=timeout_ms,
+        )
+        return self._connection.act("open-branch", asked, BranchFacts)
+
+    def renew(self, transactional_id: str, instance: str, number: int) -> TransactionFacts:
+        """Sets the deadline of an open transaction anew, its timeout from now."""
+        asked = EndTransaction(transactional_id=transactional_id, instance=instance, number=number)
+        return self._connection.act("renew-transaction", asked, TransactionFacts)
+
+    def commit(
+        self,
+        transactional_id: str,
+        instance: str,
+        number: int,
+        branches: Iterable[int],
+        *,
+        batch: int | None = None,
+        positions: Iterable[ConsumerPosition] = (),
+    ) -> TransactionFacts:
+        """Commits; returns when everything in it is visible to the next read_committed read.
+
+        Raises:
+            TransactionAborted, ProducerFenced, UnknownTransaction, ForeignBranch,
+            InvalidTransaction: nothing of it is visible.
+        """
+        asked = CommitTransaction(
+            transactional_id=transactional_id,
+            instance=instance,
+            number=number,
+            branches=sorted(branches),
+            batch=batch,
+            positions=list(positions),
+        )
+        return self._connection.act("commit-transaction", asked, TransactionFacts)
+
+    def abort(self, transactional_id: str, instance: str, number: int) -> TransactionFacts:
+        """Aborts; a decided commit is never undone: InvalidTransaction then."""
+        asked = EndTransaction(transactional_id=transactional_id, instance=instance, number=number)
+        return self._connection.act("abort-transaction", asked, TransactionFacts)
+
+    def list(self) -> list[TransactionFacts]:
+        """All transactional ids with their present or last transaction."""
+        return self._connection.act("list-transactions", Empty(), TransactionList).transactions
+
+    def describe(self, transactional_id: str) -> TransactionFacts:
+        """One of them, or UnknownTransaction."""
+        asked = NamedTransaction.of(transactional_id=transactional_id)
+        return self._connection.act("describe-transaction", asked, TransactionFacts)
+
+    def kill(self, transactional_id: str) -> TransactionFacts:
+        """Aborts an open transaction whoever owns it, and fences its owner."""
+        asked = NamedTransaction.of(transactional_id=transactional_id)
+        return self._connection.act("kill-transaction", asked, TransactionFacts)
+
+    def position(self, consumer: str) -> list[ConsumerPosition]:
+        """Where a named consumer goes on; empty if it never committed a position."""
+        asked = NamedConsumer.of(consumer=consumer)
+        return self._connection.act("consumer-position", asked, Positions).positions
+
+    def commit_position(self, positions: Iterable[ConsumerPosition]) -> None:
+        """Stores positions outside any transaction."""
+        self._connection.act("commit-position", Positions(positions=list(positions)), Empty)
+
+    def cut(self, topics: Iterable[CutTopic]) -> Mapping[str, Mapping[int, int]]:
+        """Offsets that no transaction lies on both sides of; by topic and partition."""
+        return self._connection.act("atomic-cut", AtomicCut(topics=list(topics)), Cut).offsets
