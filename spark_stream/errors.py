@@ -164,9 +164,7 @@ class BufferFull(IsologError):
 
 class ProducerFenced(IsologError):
     code = "PRODUCER_FENCED"
-    hint = (
-        "A newer producer has taken over this identity: end this one; give every producer its own."
-    )
+    hint = "A newer producer has taken over this identity: give every producer one of its own."
 
 
 class TransactionAborted(IsologError):
@@ -201,9 +199,7 @@ class SinkInUse(IsologError):
 
 class StaleBatch(IsologError):
     code = "STALE_BATCH"
-    hint = (
-        "The checkpoint is older than the sink: restore the newer one, or start a new checkpoint."
-    )
+    hint = "The checkpoint is older than the sink: restore the newer, or start a new one."
 
 
 class DiskFull(IsologError):

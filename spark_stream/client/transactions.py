@@ -105,7 +105,7 @@ class TransactionsClient:
         asked = EndTransaction(transactional_id=transactional_id, instance=instance, number=number)
         return self._connection.act("abort-transaction", asked, TransactionFacts)
 
-    def list(self) -> list[TransactionFacts]:
+    def all(self) -> list[TransactionFacts]:
         """All transactional ids with their present or last transaction."""
         return self._connection.act("list-transactions", Empty(), TransactionList).transactions
 

@@ -29,4 +29,4 @@ SOCKET_PATH_MAX: Final = 107
 """Bytes of a Unix socket's path: Linux's sun_path has 108, the last of them a NUL."""
 
 TRANSACTION_TIMEOUT_MS_MAX: Final = 24 * 3_600_000
-"""An open transaction holds back every read_committed reader: a day is longer than any has reason."""
+"""An open transaction holds back read_committed readers: nobody has reason for more than a day."""

@@ -180,7 +180,7 @@ class ProducerFacts(Message):
 
 
 class InitTransactions(Message):
-    """``instance`` takes over a transactional id: the one before is fenced, its transaction aborted.
+    """``instance`` takes over an id: the one before is fenced, its open transaction aborted.
 
     ``instance`` is any text that no other producer has; every later call names it.
     """
