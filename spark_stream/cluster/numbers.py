@@ -1,0 +1,44 @@
+"""Numbers that nobody else gets: of producers and of transactions.
+
+A block of them is taken by one compare-and-set and given out from memory, so most cost nothing. What
+a broker has not given out when it ends is lost: numbers have gaps.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Final
+
+from spark_stream.cluster.store import MetadataStore
+
+BLOCK: Final = 1_000
+
+
+class Numbers:
+    """Rising numbers from 0, under one key of the store. From any thread."""
+
+    def __init__(self, store: MetadataStore, key: str, block: int = BLOCK) -> None:
+        self._store = store
+        self._key = key
+        self._block = block
+        self._lock = threading.Lock()
+        self._next = 0
+        self._end = 0
+
+    def take(self) -> int:
+        """A number that no other broker gives out, now or later."""
+        with self._lock:
+            if self._next == self._end:
+                self._next = self._taken_block()
+                self._end = self._next + self._block
+            number = self._next
+            self._next += 1
+            return number
+
+    def _taken_block(self) -> int:
+        while True:
+            record = self._store.get(self._key)
+            start = 0 if record is None else int(record.value["next"])
+            version = 0 if record is None else record.version
+            if self._store.put(self._key, {"next": start + self._block}, version) is not None:
+                return start

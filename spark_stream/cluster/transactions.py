@@ -1,0 +1,129 @@
+"""Transactions as records of the metadata store: every change is one compare-and-set.
+
+``change`` reads a record, asks a rule for the next one, and writes it if nobody wrote meanwhile;
+else it asks again with what is there now. So a rule may be asked more than once, and what was
+written is what the rule said of the record that was there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields
+from typing import Any, Final
+
+from spark_stream.cluster.store import MetadataStore
+from spark_stream.consistency.transactions import (
+    Cause,
+    Denied,
+    Joined,
+    Outcome,
+    PositionOf,
+    State,
+    Transaction,
+)
+
+_PREFIX: Final = "transactions/"
+_CONSUMERS: Final = "consumers/"
+_PLAIN: Final = tuple(
+    field.name
+    for field in fields(Transaction)
+    if field.name
+    not in ("state", "cause", "fenced", "branches", "taken", "partitions", "positions")
+)
+
+
+class TransactionRecords:
+    """The transactions of a store."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+
+    def get(self, transactional_id: str) -> Transaction | None:
+        """The record, or None."""
+        record = self._store.get(_PREFIX + transactional_id)
+        return None if record is None else _transaction(record.value)
+
+    def all(self) -> list[Transaction]:
+        """Every record, by transactional id."""
+        return [_transaction(record.value) for record in self._store.list(_PREFIX)]
+
+    def change(self, transactional_id: str, rule: Callable[[Transaction], Outcome]) -> Outcome:
+        """What the rule makes of the record, once that is what the store holds."""
+        key = _PREFIX + transactional_id
+        while True:
+            record = self._store.get(key)
+            before = Transaction(transactional_id) if record is None else _transaction(record.value)
+            after = rule(before)
+            if isinstance(after, Denied) or after == before:
+                return after
+            version = 0 if record is None else record.version
+            if self._store.put(key, _value(after), version) is not None:
+                return after
+
+    def forget(self, finished: Transaction) -> None:
+        """Removes a record, if it is still this one."""
+        record = self._store.get(_PREFIX + finished.transactional_id)
+        if record is not None and _transaction(record.value) == finished:
+            self._store.delete(record.key, record.version)
+
+
+class ConsumerRecords:
+    """Where named consumers go on."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+
+    def get(self, consumer: str) -> list[PositionOf]:
+        """The positions, by topic and partition; empty if none was ever stored."""
+        record = self._store.get(_CONSUMERS + consumer)
+        return [] if record is None else _positions(record.value["positions"])
+
+    def store(self, positions: list[PositionOf], still: Callable[[], bool] = lambda: True) -> None:
+        """Puts the positions in the place of the earlier ones, unless ``still`` turns false.
+
+        ``still`` is asked after a record was read and before it is written, so that whoever is late
+        (another has finished the transaction, and a later one has moved on) changes nothing.
+        """
+        for name in sorted({each.consumer for each in positions}):
+            mine = [each for each in positions if each.consumer == name]
+            while True:
+                record = self._store.get(_CONSUMERS + name)
+                if not still():
+                    return
+                known = [] if record is None else _positions(record.value["positions"])
+                merged = {(each.topic, each.partition): each for each in (*known, *mine)}
+                value = {"positions": [asdict(merged[place]) for place in sorted(merged)]}
+                version = 0 if record is None else record.version
+                if self._store.put(_CONSUMERS + name, value, version) is not None:
+                    break
+
+
+def _value(transaction: Transaction) -> dict[str, Any]:
+    return {name: getattr(transaction, name) for name in _PLAIN} | {
+        "state": transaction.state.value,
+        "cause": transaction.cause.value,
+        "fenced": list(transaction.fenced),
+        "branches": list(transaction.branches),
+        "taken": list(transaction.taken),
+        "partitions": [
+            [each.topic, each.topic_id, each.partition] for each in transaction.partitions
+        ],
+        "positions": [asdict(each) for each in transaction.positions],
+    }
+
+
+def _transaction(value: Mapping[str, Any]) -> Transaction:
+    return Transaction(
+        **{name: value[name] for name in _PLAIN},
+        state=State(value["state"]),
+        cause=Cause(value["cause"]),
+        fenced=tuple(value["fenced"]),
+        branches=tuple(value["branches"]),
+        taken=tuple(value["taken"]),
+        partitions=tuple(Joined(*each) for each in value["partitions"]),
+        positions=tuple(_positions(value["positions"])),
+    )
+
+
+def _positions(values: list[dict[str, Any]]) -> list[PositionOf]:
+    return [PositionOf(**each) for each in values]

@@ -1,0 +1,243 @@
+"""What a partition knows of its producers: duplicates, order, fencing, open transactions.
+
+A producer numbers its batches in each partition 0, 1, 2, … (after 2^31-1 comes 0), anew with each
+epoch. So the leader can tell a batch that is sent again from a new one, and a gap from either.
+
+Invariants of a producer's state:
+
+* its epoch never falls, and a batch of a lower epoch is fenced;
+* the recent batches have consecutive sequences (but for those the leader refused), at most five;
+* it has at most one open transaction, which ends with a marker; a marker ends its epoch too: the
+  next transaction has a higher one, so a delayed batch of the earlier can do nothing to the later;
+* a state with an open transaction never expires.
+
+Everything but the sequences of refused batches is derived from the entries table when a log opens.
+Followers do not judge: they take what the leader decided.
+
+Source: Kafka's ProducerStateManager (the window of five batches); KIP-890 (an epoch a transaction).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+import numpy as np
+
+from spark_stream.consistency.entries import Kind, Table
+from spark_stream.consistency.ids import NO_TRANSACTION, Offset
+
+WINDOW: Final = 5
+ENDED_AGE: Final = 300 * 1_000_000  # microseconds
+SEQUENCE_MAX: Final = (1 << 31) - 1
+EPOCH_MAX: Final = (1 << 15) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """Who writes a batch: producer id, its epoch, the batch's place in its order here."""
+
+    producer_id: int
+    epoch: int
+    sequence: int
+    transaction: int = NO_TRANSACTION
+
+
+@dataclass(frozen=True, slots=True)
+class Recent:
+    """A batch that was kept: its sequence, where it begins, how many records it has."""
+
+    sequence: int
+    offset: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerState:
+    """One producer in one partition. ``used`` is the leader's clock (µs) at its last entry.
+
+    ``last_sequence`` is -1 before the first batch of the epoch. ``transaction`` is the open one,
+    ``first_offset`` where it begins. ``ended``: a marker has ended this epoch.
+    """
+
+    epoch: int
+    last_sequence: int = -1
+    recent: tuple[Recent, ...] = ()
+    transaction: int = NO_TRANSACTION
+    first_offset: int = -1
+    ended: bool = False
+    used: int = 0
+
+    @property
+    def open(self) -> bool:
+        return self.transaction != NO_TRANSACTION
+
+
+class Wrong(StrEnum):
+    """Why a batch is refused."""
+
+    FENCED = "fenced"  # a higher epoch was seen
+    ENDED = "ended"  # its transaction has ended here
+    GAP = "gap"  # a batch before it is missing
+    TOO_OLD = "too_old"  # before the window: nobody knows any more whether it is a duplicate
+    OTHER_BATCH = "other_batch"  # its sequence was another batch's
+    OUTSIDE = "outside"  # a write outside the producer's open transaction
+    ANOTHER = "another"  # a second transaction while one is open
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The batch is the next one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """The batch is in the log: the answer is the one it got then."""
+
+    offset: Offset
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The batch changes nothing; ``expected`` is the sequence that would be taken."""
+
+    wrong: Wrong
+    expected: int
+
+
+def following(sequence: int) -> int:
+    """The sequence after this one: 0 follows 2^31-1."""
+    return 0 if sequence == SEQUENCE_MAX else sequence + 1
+
+
+def judge(
+    state: ProducerState | None, stamp: Stamp, records: int
+) -> Accepted | Duplicate | Refused:
+    """What becomes of a batch of which ``records`` are good."""
+    if state is None or stamp.epoch > state.epoch:
+        if state is not None and state.open:
+            return Refused(Wrong.ANOTHER, following(state.last_sequence))
+        return Accepted() if stamp.sequence == 0 else Refused(Wrong.GAP, 0)
+    expected = following(state.last_sequence)
+    if stamp.epoch < state.epoch:
+        return Refused(Wrong.FENCED, expected)
+    if state.open and stamp.transaction != state.transaction:
+        outside = stamp.transaction == NO_TRANSACTION
+        return Refused(Wrong.OUTSIDE if outside else Wrong.ANOTHER, expected)
+    if state.ended:
+        return Refused(Wrong.ENDED, expected)
+    if stamp.transaction != NO_TRANSACTION and not state.open and state.recent:
+        return Refused(Wrong.ANOTHER, expected)  # the epoch has written outside any
+    if stamp.sequence == expected:
+        return Accepted()
+    for batch in state.recent:
+        if batch.sequence == stamp.sequence:
+            if batch.count != records:
+                return Refused(Wrong.OTHER_BATCH, expected)
+            return Duplicate(Offset(batch.offset), batch.count)
+    ahead = (stamp.sequence - expected) % (SEQUENCE_MAX + 1)
+    gap = not state.recent or ahead <= SEQUENCE_MAX // 2
+    return Refused(Wrong.GAP if gap else Wrong.TOO_OLD, expected)
+
+
+def appended(
+    state: ProducerState | None, stamp: Stamp, offset: int, records: int, now: int
+) -> ProducerState:
+    """The state after an accepted batch; with 0 records it only used up its sequence."""
+    before = state if state is not None and state.epoch == stamp.epoch else None
+    recent = before.recent if before else ()
+    if records:
+        recent = (*recent, Recent(stamp.sequence, offset, records))[-WINDOW:]
+    transaction: int = NO_TRANSACTION
+    first = -1
+    if before is not None and before.open:
+        transaction, first = before.transaction, before.first_offset
+    elif records and stamp.transaction != NO_TRANSACTION:
+        transaction, first = stamp.transaction, offset
+    return ProducerState(stamp.epoch, stamp.sequence, recent, transaction, first, False, now)
+
+
+def ended(state: ProducerState | None, epoch: int, now: int) -> ProducerState:
+    """The state after a marker; a higher epoch than the known one is adopted."""
+    if state is None or epoch > state.epoch:
+        return ProducerState(epoch, ended=True, used=now)
+    return replace(state, transaction=NO_TRANSACTION, first_offset=-1, ended=True, used=now)
+
+
+def expired(state: ProducerState, now: int, age: int) -> bool:
+    """Whether a state that was not used for longer than ``age`` (µs) may be forgotten.
+
+    Of an ended transaction nothing can come but a request that was delayed: those are refused by
+    the transaction's record too, so it is remembered for as long only as requests live.
+    """
+    return not state.open and now - state.used > (min(age, ENDED_AGE) if state.ended else age)
+
+
+def derived(tables: Sequence[Table], now: int, age: int) -> dict[int, ProducerState]:
+    """The states of all producers that have not expired, from the log's entries tables in order.
+
+    What a producer did in the order of the log decides: its last epoch, the last five batches of
+    it, and the marker behind them, if there is one.
+    """
+    # Column by column: a table of millions of entries is never copied as a whole.
+    columns = {name: _joined(tables, name) for name in _COLUMNS}
+    stamped = np.flatnonzero(columns["producer_id"] >= 0)
+    if not len(stamped):
+        return {}
+    columns = {name: column[stamped] for name, column in columns.items()}
+    producers, inverse = np.unique(columns["producer_id"], return_inverse=True)
+    order = np.argsort(inverse, kind="stable")
+    edges = np.searchsorted(inverse[order], np.arange(len(producers) + 1))
+    last = order[edges[1:] - 1]
+    marked = columns["kind"][last] != Kind.DATA
+    kept_for = np.where(marked, min(age, ENDED_AGE), age)
+    in_transaction = columns["transaction"][last] != NO_TRANSACTION
+    alive = (now - columns["appended"][last] <= kept_for) | (in_transaction & ~marked)
+    states = {}
+    for each in np.flatnonzero(alive):
+        rows = order[edges[each] : edges[each + 1]]
+        states[int(producers[each])] = _of_producer(columns, rows)
+    return states
+
+
+_COLUMNS: Final = (
+    "producer_id",
+    "producer_epoch",
+    "base_sequence",
+    "transaction",
+    "base_offset",
+    "count",
+    "kind",
+    "appended",
+)
+
+
+def _joined(tables: Sequence[Table], name: str) -> np.ndarray:
+    parts = [table[name] for table in tables]
+    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+
+def _of_producer(columns: Mapping[str, np.ndarray], rows: np.ndarray) -> ProducerState:
+    """From the rows of one producer, in the order of the log."""
+    epoch = int(columns["producer_epoch"][rows[-1]])
+    rows = rows[columns["producer_epoch"][rows] == epoch]
+    data = rows[columns["kind"][rows] == Kind.DATA]
+    used = int(columns["appended"][rows[-1]])
+    recent = tuple(
+        Recent(
+            int(columns["base_sequence"][row]),
+            int(columns["base_offset"][row]),
+            int(columns["count"][row]),
+        )
+        for row in data[-WINDOW:]
+    )
+    last = recent[-1].sequence if recent else -1
+    over = len(data) < len(rows)
+    if over or not len(data) or columns["transaction"][data[-1]] == NO_TRANSACTION:
+        return ProducerState(epoch, last, recent, ended=over, used=used)
+    transaction = int(columns["transaction"][data[-1]])
+    first = int(columns["base_offset"][data[0]])
+    return ProducerState(epoch, last, recent, transaction, first, used=used)
