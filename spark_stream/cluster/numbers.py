@@ -1,6 +1,6 @@
 """Numbers that nobody else gets: of producers and of transactions.
 
-A block of them is taken by one compare-and-set and given out from memory, so most cost nothing. What
+A block of them is taken by one compare-and-set and given out from memory: most cost nothing. What
 a broker has not given out when it ends is lost: numbers have gaps.
 """
 

@@ -1,0 +1,231 @@
+"""What a partition makes of stamped batches: duplicates, gaps, fencing, open transactions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_stream.consistency import producers
+from spark_stream.consistency.entries import ENTRY, Kind
+from spark_stream.consistency.producers import (
+    ENDED_AGE,
+    SEQUENCE_MAX,
+    WINDOW,
+    Accepted,
+    Duplicate,
+    ProducerState,
+    Refused,
+    Stamp,
+    Wrong,
+    appended,
+    derived,
+    ended,
+    expired,
+    following,
+    judge,
+)
+
+DAY = 24 * 3_600 * 1_000_000
+
+
+def written(count: int, *, epoch: int = 0, first: int = 0, transaction: int = -1) -> ProducerState:
+    """A producer that has written ``count`` batches of two records, from offset 100 on."""
+    state = None
+    sequence = first
+    for number in range(count):
+        if state is None and first:
+            state = ProducerState(epoch, (first - 1) % (SEQUENCE_MAX + 1))
+        stamp = Stamp(7, epoch, sequence, transaction)
+        state = appended(state, stamp, 100 + 2 * number, 2, number)
+        sequence = following(sequence)
+    assert state is not None
+    return state
+
+
+def wrong(state: ProducerState | None, stamp: Stamp, records: int = 2) -> Wrong:
+    verdict = judge(state, stamp, records)
+    assert isinstance(verdict, Refused), verdict
+    return verdict.wrong
+
+
+# -- sequences ------------------------------------------------------------------------------------
+
+
+def test_a_producers_first_batch_has_sequence_0():
+    assert judge(None, Stamp(7, 0, 0), 2) == Accepted()
+    assert judge(None, Stamp(7, 0, 1), 2) == Refused(Wrong.GAP, 0)
+
+
+@pytest.mark.parametrize("back", range(WINDOW))
+def test_the_last_five_batches_are_duplicates_with_their_original_offsets(back):
+    state = written(8)
+    assert judge(state, Stamp(7, 0, 7 - back), 2) == Duplicate(100 + 2 * (7 - back), 2)
+
+
+def test_an_older_batch_than_the_window_is_refused():
+    assert wrong(written(8), Stamp(7, 0, 7 - WINDOW)) is Wrong.TOO_OLD
+
+
+def test_a_batch_that_only_partly_is_one_that_was_kept_is_refused():
+    assert wrong(written(3), Stamp(7, 0, 2), records=3) is Wrong.OTHER_BATCH
+
+
+@given(st.integers(1, 1_000_000))
+def test_a_gap_is_refused_naming_the_sequence_that_is_missing(ahead):
+    assert judge(written(3), Stamp(7, 0, 3 + ahead), 2) == Refused(Wrong.GAP, 3)
+
+
+def test_sequences_wrap_from_the_greatest_to_0_and_to_nothing_else():
+    state = written(3, first=SEQUENCE_MAX - 2)
+    assert state.last_sequence == SEQUENCE_MAX
+    assert judge(state, Stamp(7, 0, 0), 2) == Accepted()
+    for sequence in (1, 2, SEQUENCE_MAX - 3):
+        assert isinstance(judge(state, Stamp(7, 0, sequence), 2), Refused)
+    assert judge(state, Stamp(7, 0, SEQUENCE_MAX), 2) == Duplicate(104, 2)
+
+
+def test_duplicates_are_known_across_the_wrap():
+    state = written(4, first=SEQUENCE_MAX - 1)
+    assert [batch.sequence for batch in state.recent] == [SEQUENCE_MAX - 1, SEQUENCE_MAX, 0, 1]
+    assert judge(state, Stamp(7, 0, SEQUENCE_MAX), 2) == Duplicate(102, 2)
+    assert judge(state, Stamp(7, 0, 2), 2) == Accepted()
+
+
+def test_a_refused_batch_uses_up_its_sequence():
+    state = appended(written(3), Stamp(7, 0, 3), -1, 0, 9)
+    assert judge(state, Stamp(7, 0, 4), 2) == Accepted()
+    assert judge(state, Stamp(7, 0, 2), 2) == Duplicate(104, 2)
+
+
+# -- epochs ---------------------------------------------------------------------------------------
+
+
+def test_a_new_epoch_starts_at_0():
+    state = written(3)
+    assert judge(state, Stamp(7, 1, 0), 2) == Accepted()
+    assert judge(state, Stamp(7, 1, 3), 2) == Refused(Wrong.GAP, 0)
+    assert appended(state, Stamp(7, 1, 0), 200, 2, 9).recent == (producers.Recent(0, 200, 2),)
+
+
+def test_an_old_epoch_is_fenced():
+    state = appended(written(3), Stamp(7, 4, 0), 200, 2, 9)
+    assert wrong(state, Stamp(7, 3, 0)) is Wrong.FENCED
+    assert wrong(state, Stamp(7, 0, 3)) is Wrong.FENCED
+
+
+def test_a_marker_with_a_higher_epoch_is_adopted():
+    state = ended(written(3), 5, 9)
+    assert state.epoch == 5
+    assert wrong(state, Stamp(7, 0, 3)) is Wrong.FENCED
+    assert wrong(state, Stamp(7, 5, 0)) is Wrong.ENDED
+    assert judge(state, Stamp(7, 6, 0), 2) == Accepted()
+
+
+# -- transactions ---------------------------------------------------------------------------------
+
+
+def test_a_write_outside_of_its_open_transaction_is_refused():
+    assert wrong(written(2, transaction=40), Stamp(7, 0, 2)) is Wrong.OUTSIDE
+    assert wrong(written(2, transaction=40), Stamp(7, 0, 2, 41)) is Wrong.ANOTHER
+    assert wrong(written(2, transaction=40), Stamp(7, 1, 0, 41)) is Wrong.ANOTHER
+
+
+def test_a_marker_ends_the_epoch_so_a_delayed_batch_of_it_does_nothing():
+    state = ended(written(2, transaction=40), 0, 9)
+    assert not state.open
+    assert wrong(state, Stamp(7, 0, 2, 40)) is Wrong.ENDED
+    assert wrong(state, Stamp(7, 0, 1, 40)) is Wrong.ENDED
+    after = appended(state, Stamp(7, 1, 0, 41), 300, 2, 9)
+    assert (after.transaction, after.first_offset) == (41, 300)
+    assert wrong(after, Stamp(7, 0, 2, 40)) in (Wrong.FENCED, Wrong.ANOTHER)
+
+
+def test_a_transaction_begins_where_its_first_kept_batch_is():
+    state = appended(None, Stamp(7, 0, 0, 40), -1, 0, 1)
+    assert not state.open
+    state = appended(state, Stamp(7, 0, 1, 40), 50, 2, 2)
+    state = appended(state, Stamp(7, 0, 2, 40), 60, 2, 3)
+    assert (state.transaction, state.first_offset) == (40, 50)
+
+
+# -- expiry ---------------------------------------------------------------------------------------
+
+
+def test_producers_with_open_transactions_never_expire_others_do():
+    assert not expired(written(2, transaction=40), 10**18, DAY)
+    assert expired(written(2), 2 + DAY, DAY)
+    assert not expired(written(2), 1 + DAY, DAY)
+
+
+def test_an_ended_transaction_is_remembered_as_long_as_requests_live():
+    state = ended(written(2, transaction=40), 0, 10)
+    assert not expired(state, 10 + ENDED_AGE, DAY)
+    assert expired(state, 11 + ENDED_AGE, DAY)
+
+
+# -- derivation -----------------------------------------------------------------------------------
+
+
+@st.composite
+def histories(draw):
+    """Entries as a leader would have taken them, and the states it then had."""
+    states: dict[int, ProducerState] = {}
+    rows, offset = [], 0
+    for now in range(draw(st.integers(0, 60))):
+        producer = draw(st.integers(0, 3))
+        known = states.get(producer)
+        if known is not None and known.open and draw(st.booleans()):
+            kind = draw(st.sampled_from([Kind.COMMIT, Kind.ABORT]))
+            rows.append((offset, producer, known.transaction, now, 0, -1, known.epoch, kind))
+            states[producer] = ended(known, known.epoch, now)
+            continue
+        epoch = 0 if known is None else known.epoch
+        transaction = -1 if known is None else known.transaction
+        sequence = 0 if known is None else following(known.last_sequence)
+        if known is None or (not known.open and (known.ended or draw(st.booleans()))):
+            epoch, sequence = (0 if known is None else known.epoch + 1), 0
+            transaction = draw(st.sampled_from([-1, 100 + now]))
+        stamp = Stamp(producer, epoch, sequence, transaction)
+        count = draw(st.integers(1, 3))
+        assert judge(known, stamp, count) == Accepted()
+        rows.append((offset, producer, transaction, now, count, sequence, epoch, Kind.DATA))
+        states[producer] = appended(known, stamp, offset, count, now)
+        offset += count
+    table = np.zeros(len(rows), ENTRY)
+    names = (
+        "base_offset",
+        "producer_id",
+        "transaction",
+        "appended",
+        "count",
+        "base_sequence",
+        "producer_epoch",
+        "kind",
+    )
+    for name, column in zip(names, zip(*rows, strict=True), strict=False):
+        table[name] = column
+    cut = draw(st.integers(0, len(rows)))
+    return [table[:cut], table[cut:]], states
+
+
+@given(histories())
+def test_what_is_derived_from_the_log_is_what_the_leader_knew(history):
+    tables, states = history
+    assert derived(tables, 60, DAY) == states
+
+
+@given(histories(), st.integers(0, 80))
+def test_what_has_expired_is_not_derived(history, age):
+    tables, states = history
+    now = 70
+    kept = {each: state for each, state in states.items() if not expired(state, now, age)}
+    assert derived(tables, now, age) == kept
+
+
+def test_entries_of_nobody_in_particular_are_no_producer():
+    table = np.zeros(2, ENTRY)
+    table["producer_id"] = -1
+    assert derived([table], 0, DAY) == {}
+    assert derived([], 0, DAY) == {}

@@ -1,0 +1,412 @@
+"""A transaction's life: only the transitions of the table, by those who may ask for them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from spark_stream.consistency import transactions as rules
+from spark_stream.consistency.producers import EPOCH_MAX
+from spark_stream.consistency.transactions import (
+    ABORTS,
+    COMMITS,
+    DECIDED,
+    TABLE,
+    Cause,
+    Denial,
+    Denied,
+    Event,
+    Fresh,
+    Joined,
+    Outcome,
+    PositionOf,
+    State,
+    Transaction,
+)
+
+AT = Joined("t", "id", 0)
+OTHER = Joined("t", "id", 1)
+TIMEOUT = 60_000
+
+
+def ok(outcome: Outcome) -> Transaction:
+    assert isinstance(outcome, Transaction), outcome
+    return outcome
+
+
+def denied(outcome: Outcome) -> Denial:
+    assert isinstance(outcome, Denied), outcome
+    return outcome.why
+
+
+def owned(instance: str = "a") -> Transaction:
+    return ok(rules.init(Transaction("x"), instance, TIMEOUT))
+
+
+def opened(number: int = 5, producer: int = 70) -> Transaction:
+    return ok(rules.begin(owned(), "a", -1, Fresh(number, producer), 1_000))
+
+
+def joined() -> Transaction:
+    found = opened()
+    return ok(rules.join(found, found.number, found.producer_id, found.epoch, AT))
+
+
+def committed() -> Transaction:
+    return ok(rules.finish(ok(rules.commit(joined(), "a", 5, [70])), 5))
+
+
+def aborted(cause: str = "asked") -> Transaction:
+    asked = {
+        "asked": lambda: rules.abort(joined(), "a", 5),
+        "expired": lambda: rules.expire(joined(), 1_001 + TIMEOUT),
+        "killed": lambda: rules.kill(joined()),
+    }[cause]
+    return ok(rules.finish(ok(asked()), 5))
+
+
+def sink(found: Transaction, run: str, batch: int, number: int, producer: int) -> Outcome:
+    return rules.branch(found, "q", run, batch, TIMEOUT, Fresh(number, producer), 1_000)
+
+
+# -- beginning ------------------------------------------------------------------------------------
+
+
+def test_the_owners_epoch_rises_with_every_transaction():
+    again = ok(rules.begin(committed(), "a", 5, Fresh(6, 71), 2_000))
+    assert (again.producer_id, again.epoch, again.number) == (70, 1, 6)
+    assert (again.partitions, again.branches, again.taken) == ((), (), ())
+
+
+def test_after_the_last_epoch_comes_a_new_producer_id():
+    found = replace(committed(), epoch=EPOCH_MAX)
+    again = ok(rules.begin(found, "a", 5, Fresh(6, 71), 2_000))
+    assert (again.producer_id, again.epoch) == (71, 0)
+
+
+def test_a_repeated_begin_gets_the_same_answer():
+    found = opened()
+    assert ok(rules.begin(found, "a", -1, Fresh(6, 71), 9_000)) == found
+
+
+def test_a_delayed_begin_of_an_earlier_transaction_does_nothing():
+    assert denied(rules.begin(committed(), "a", -1, Fresh(6, 71), 9_000)) is Denial.INVALID
+    third = ok(rules.begin(committed(), "a", 5, Fresh(6, 71), 2_000))
+    done = ok(rules.finish(ok(rules.abort(third, "a", 6)), 6))
+    assert denied(rules.begin(done, "a", 5, Fresh(7, 72), 9_000)) is Denial.INVALID
+
+
+def test_a_second_transaction_inside_one_is_denied():
+    assert denied(rules.begin(opened(), "a", 5, Fresh(6, 71), 9_000)) is Denial.INVALID
+
+
+def test_an_id_that_nobody_owns_is_unknown():
+    nobody = Transaction("x")
+    assert denied(rules.begin(nobody, "a", -1, Fresh(6, 71), 0)) is Denial.UNKNOWN
+    assert denied(rules.commit(nobody, "a", 1, [])) is Denial.UNKNOWN
+
+
+# -- fencing --------------------------------------------------------------------------------------
+
+
+def test_a_new_instance_fences_the_old_and_aborts_its_transaction_once():
+    taken = ok(rules.init(joined(), "b", TIMEOUT))
+    assert (taken.state, taken.cause, taken.instance) == (State.ABORTING, Cause.FENCED, "b")
+    for call in (
+        lambda found: rules.commit(found, "a", 5, [70]),
+        lambda found: rules.abort(found, "a", 5),
+        lambda found: rules.begin(found, "a", 5, Fresh(6, 71), 0),
+        lambda found: rules.renew(found, "a", 5, 0),
+        lambda found: rules.init(found, "a", TIMEOUT),
+    ):
+        assert denied(call(taken)) is Denial.FENCED
+        assert denied(call(ok(rules.finish(taken, 5)))) is Denial.FENCED
+    assert denied(rules.join(taken, 5, 70, 0, OTHER)) is Denial.FENCED
+    assert ok(rules.init(taken, "b", TIMEOUT)) == taken
+
+
+def test_taking_over_a_decided_transaction_waits_until_it_is_finished():
+    committing = ok(rules.commit(joined(), "a", 5, [70]))
+    assert denied(rules.init(committing, "b", TIMEOUT)) is Denial.PENDING
+    assert ok(rules.init(ok(rules.finish(committing, 5)), "b", TIMEOUT)).state is State.COMMITTED
+
+
+# -- deciding -------------------------------------------------------------------------------------
+
+
+def test_commit_after_commit_is_fine_and_abort_after_it_is_refused():
+    for found in (ok(rules.commit(joined(), "a", 5, [70])), committed()):
+        assert ok(rules.commit(found, "a", 5, [70])) == found
+        assert denied(rules.abort(found, "a", 5)) is Denial.INVALID
+        assert denied(rules.kill(found)) is Denial.INVALID
+        assert denied(rules.expire(found, 10**15)) is Denial.INVALID
+
+
+def test_abort_after_abort_is_fine_and_commit_after_it_is_refused():
+    for found in (ok(rules.abort(joined(), "a", 5)), aborted()):
+        assert ok(rules.abort(found, "a", 5)) == found
+        assert denied(rules.commit(found, "a", 5, [70])) is Denial.INVALID
+
+
+def test_a_repeated_commit_that_takes_other_branches_is_refused():
+    assert denied(rules.commit(committed(), "a", 5, [])) is Denial.INVALID
+
+
+def test_a_commit_of_an_unknown_transaction_is_refused():
+    assert denied(rules.commit(joined(), "a", 6, [70])) is Denial.UNKNOWN
+    assert denied(rules.abort(joined(), "a", 6)) is Denial.UNKNOWN
+
+
+def test_a_delayed_request_of_an_earlier_transaction_does_nothing_to_a_later_one():
+    later = ok(rules.begin(committed(), "a", 5, Fresh(6, 71), 2_000))
+    assert denied(rules.commit(later, "a", 5, [70])) is Denial.OVER
+    assert denied(rules.abort(later, "a", 5)) is Denial.OVER
+    assert denied(rules.join(later, 5, 70, 0, AT)) is Denial.OVER
+    assert denied(rules.renew(later, "a", 5, 0)) is Denial.OVER
+    assert denied(rules.finish(later, 5)) is Denial.OVER
+
+
+def test_a_branch_that_is_not_of_this_transaction_is_refused():
+    assert denied(rules.commit(joined(), "a", 5, [70, 99])) is Denial.FOREIGN
+    assert denied(rules.join(opened(), 5, 99, 0, AT)) is Denial.FOREIGN
+    assert denied(rules.join(opened(), 5, 70, 1, AT)) is Denial.FOREIGN
+
+
+def test_no_partition_joins_after_the_decision():
+    committing = ok(rules.commit(joined(), "a", 5, [70]))
+    assert denied(rules.join(committing, 5, 70, 0, OTHER)) is Denial.INVALID
+
+
+# -- time and operators ---------------------------------------------------------------------------
+
+
+def test_an_expired_transaction_is_aborted_and_its_owner_is_refused():
+    found = joined()
+    assert denied(rules.expire(found, found.deadline_ms)) is Denial.INVALID
+    late = ok(rules.expire(found, found.deadline_ms + 1))
+    assert (late.state, late.cause) == (State.ABORTING, Cause.EXPIRED)
+    assert denied(rules.commit(late, "a", 5, [70])) is Denial.ABORTED
+    assert denied(rules.join(late, 5, 70, 0, OTHER)) is Denial.ABORTED
+    assert denied(rules.begin(late, "a", 5, Fresh(6, 71), 0)) is Denial.PENDING
+    assert ok(rules.begin(ok(rules.finish(late, 5)), "a", 5, Fresh(6, 71), 0)).epoch == 1
+
+
+def test_a_sign_of_life_moves_the_deadline():
+    found = ok(rules.renew(joined(), "a", 5, 50_000))
+    assert found.deadline_ms == 50_000 + TIMEOUT
+
+
+def test_an_operator_ends_an_open_transaction():
+    assert denied(rules.commit(aborted("killed"), "a", 5, [70])) is Denial.ABORTED
+    assert denied(rules.kill(aborted())) is Denial.INVALID
+
+
+# -- sinks ----------------------------------------------------------------------------------------
+
+
+def test_every_attempt_of_a_task_gets_a_branch_of_its_own():
+    first = ok(sink(Transaction("s"), "run", 0, 5, 70))
+    second = ok(sink(first, "run", 0, 6, 71))
+    assert (second.number, second.branches) == (5, (70, 71))
+    done = ok(rules.commit(second, "run", 5, [71], 0))
+    assert rules.takes(done, 71)
+    assert not rules.takes(done, 70)
+
+
+def test_a_replayed_batch_is_recognised():
+    found = ok(sink(Transaction("s"), "run", 3, 5, 70))
+    done = ok(rules.finish(ok(rules.commit(found, "run", 5, [70], 3)), 5))
+    assert done.committed_batch == 3
+    assert denied(sink(done, "run", 3, 6, 71)) is Denial.DONE
+    assert denied(sink(done, "another run", 3, 6, 71)) is Denial.DONE
+    assert ok(sink(done, "run", 4, 6, 71)).number == 6
+
+
+def test_a_batch_below_the_last_committed_one_is_stale():
+    found = ok(sink(Transaction("s"), "run", 3, 5, 70))
+    done = ok(rules.finish(ok(rules.commit(found, "run", 5, [70], 3)), 5))
+    assert denied(sink(done, "run", 2, 6, 71)) is Denial.STALE
+
+
+def test_a_new_run_fences_the_branches_of_the_old_one():
+    found = ok(sink(Transaction("s"), "old", 3, 5, 70))
+    taken = ok(sink(found, "new", 3, 6, 71))
+    assert (taken.state, taken.cause) == (State.ABORTING, Cause.FENCED)
+    assert denied(sink(taken, "new", 3, 6, 71)) is Denial.PENDING
+    begun = ok(sink(ok(rules.finish(taken, 5)), "new", 3, 6, 71))
+    assert (begun.number, begun.branches) == (6, (71,))
+    assert denied(sink(begun, "old", 3, 7, 72)) is Denial.FENCED
+    assert denied(rules.commit(begun, "old", 5, [70], 3)) is Denial.FENCED
+
+
+def test_a_sink_of_another_query_is_in_use():
+    found = ok(sink(Transaction("s"), "run", 0, 5, 70))
+    taken = rules.branch(found, "another", "run 2", 0, TIMEOUT, Fresh(6, 71), 0)
+    assert denied(taken) is Denial.IN_USE
+
+
+def test_a_commit_of_another_batch_than_was_begun_is_refused():
+    found = ok(sink(Transaction("s"), "run", 3, 5, 70))
+    assert denied(rules.commit(found, "run", 5, [70], 4)) is Denial.INVALID
+    assert denied(rules.commit(found, "run", 5, [70])) is Denial.INVALID
+
+
+def test_the_fenced_instances_that_are_remembered_are_bounded():
+    found = owned("0")
+    for run in range(1, 3 * rules.FENCED_KEPT):
+        found = ok(rules.init(found, str(run), TIMEOUT))
+    assert len(found.fenced) == rules.FENCED_KEPT
+    assert found.fenced[-1] == str(3 * rules.FENCED_KEPT - 2)
+
+
+# -- the table ------------------------------------------------------------------------------------
+
+CALLS = {
+    Event.INIT: lambda found: rules.init(found, "b", TIMEOUT),
+    Event.BEGIN: lambda found: rules.begin(found, "a", found.number, Fresh(90, 91), 0),
+    Event.JOIN: lambda found: rules.join(found, 5, 70, 0, OTHER),
+    Event.RENEW: lambda found: rules.renew(found, "a", 5, 77),
+    Event.COMMIT: lambda found: rules.commit(found, "a", 5, [70]),
+    Event.ABORT: lambda found: rules.abort(found, "a", 5),
+    Event.EXPIRE: lambda found: rules.expire(found, 10**15),
+    Event.KILL: rules.kill,
+    Event.FINISH: lambda found: rules.finish(found, 5),
+}
+STATES = {
+    State.EMPTY: owned,
+    State.OPEN: joined,
+    State.COMMITTING: lambda: ok(rules.commit(joined(), "a", 5, [70])),
+    State.ABORTING: lambda: ok(rules.abort(joined(), "a", 5)),
+    State.COMMITTED: committed,
+    State.ABORTED: aborted,
+}
+
+
+@pytest.mark.parametrize("event", CALLS)
+@pytest.mark.parametrize("state", STATES)
+def test_only_the_transitions_of_the_table_are_possible(state, event):
+    before = STATES[state]()
+    assert before.state is state
+    after = CALLS[event](before)
+    goal = TABLE.get((state, event))
+    if goal is None:
+        assert isinstance(after, Denied)
+    else:
+        assert ok(after).state is goal
+
+
+def test_what_is_committed_never_aborts_and_the_reverse():
+    for (state, event), goal in TABLE.items():
+        if state in COMMITS and event is not Event.BEGIN:
+            assert goal in COMMITS
+        if state in ABORTS and event is not Event.BEGIN:
+            assert goal in ABORTS
+    assert {State.COMMITTING, State.ABORTING} == DECIDED
+
+
+class TransactionMachine(RuleBasedStateMachine):
+    """Producers, runs of a sink, operators and finishers ask for anything, at any time."""
+
+    @initialize()
+    def start(self):
+        self.record = Transaction("x")
+        self.fates: dict[int, State] = {}
+        self.batches: list[int] = []
+        self.epochs: list[tuple[int, int]] = []
+        self.now = 0
+        self.numbers = 0
+
+    def fresh(self) -> Fresh:
+        self.numbers += 1
+        return Fresh(self.numbers, 1_000 + self.numbers)
+
+    def take(self, outcome: Outcome) -> None:
+        if isinstance(outcome, Denied):
+            assert outcome.transaction == self.record
+            return
+        before, self.record = self.record, outcome
+        self.now += 1
+        assert outcome.number >= before.number
+        if outcome.number > before.number:
+            assert before.state not in (State.OPEN, *DECIDED)
+            if outcome.producer_id >= 0 and not outcome.branches:
+                mine = (outcome.producer_id, outcome.epoch)
+                assert mine not in self.epochs
+                self.epochs.append(mine)
+        if outcome.committed_batch != before.committed_batch:
+            assert outcome.committed_batch > before.committed_batch
+            self.batches.append(outcome.committed_batch)
+
+    instances = st.sampled_from(["a", "b", "c", "d"])
+    near = st.integers(-1, 1)
+
+    @rule(instance=instances)
+    def init(self, instance):
+        self.take(rules.init(self.record, instance, 10))
+
+    @rule(instance=instances, first=st.booleans(), off=near)
+    def begin(self, instance, first, off):
+        after = -1 if first else max(-1, self.record.number + off)
+        self.take(rules.begin(self.record, instance, after, self.fresh(), self.now))
+
+    @rule(run=instances, query=st.sampled_from(["q", "q", "q", "r"]), batch=st.integers(0, 4))
+    def branch(self, run, query, batch):
+        self.take(rules.branch(self.record, query, run, batch, 10, self.fresh(), self.now))
+
+    @rule(off=near, partition=st.integers(0, 2), own=st.booleans())
+    def join(self, off, partition, own):
+        found = self.record
+        producer = found.producer_id if own else (found.branches or (0,))[-1]
+        epoch = found.epoch if own else 0
+        at = Joined("t", "id", partition)
+        self.take(rules.join(found, found.number + off, producer, epoch, at))
+
+    @rule(instance=instances, off=near, every=st.booleans())
+    def commit(self, instance, off, every):
+        found = self.record
+        owner = [] if found.branches else [found.producer_id]
+        taken = [*owner, *(found.branches if every else found.branches[:1])]
+        batch = found.batch if found.batch >= 0 else None
+        moves = [PositionOf("c", "t", "id", 0, self.now)]
+        self.take(rules.commit(found, instance, found.number + off, taken, batch, moves))
+
+    @rule(instance=instances, off=near)
+    def abort(self, instance, off):
+        self.take(rules.abort(self.record, instance, self.record.number + off))
+
+    @rule(late=st.booleans())
+    def expire(self, late):
+        self.now += 11 if late else 0
+        self.take(rules.expire(self.record, self.now))
+
+    @rule()
+    def kill(self):
+        self.take(rules.kill(self.record))
+
+    @rule(off=near)
+    def finish(self, off):
+        self.take(rules.finish(self.record, self.record.number + off))
+
+    @invariant()
+    def a_fate_never_changes(self):
+        found = self.record
+        fate = State.COMMITTED if found.state in COMMITS else State.ABORTED
+        if found.state in (*COMMITS, *ABORTS) and found.number >= 0:
+            assert self.fates.setdefault(found.number, fate) is fate
+
+    @invariant()
+    def a_batch_is_committed_once(self):
+        assert len(set(self.batches)) == len(self.batches)
+
+    @invariant()
+    def what_is_taken_was_a_part(self):
+        found = self.record
+        assert set(found.taken) <= {found.producer_id, *found.branches}
+
+
+TransactionMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=40)
+test_transactions_under_any_order_of_events = TransactionMachine.TestCase

@@ -1,0 +1,48 @@
+"""What holds a partition's last stable offset back."""
+
+from __future__ import annotations
+
+from spark_stream.consistency.ids import EntryIndex
+from spark_stream.consistency.undecided import Undecided
+
+
+def test_the_earliest_open_producer_decides():
+    undecided = Undecided()
+    assert undecided.first() is None
+    undecided.began(1, 10, 5)
+    undecided.began(2, 11, 3)
+    undecided.began(1, 10, 9)
+    assert undecided.first() == 3
+    undecided.marked(2, 11, 20)
+    undecided.replicated(EntryIndex(21))
+    assert undecided.first() == 5
+
+
+def test_a_marker_decides_only_below_the_high_watermark():
+    undecided = Undecided()
+    undecided.began(1, 10, 5)
+    undecided.marked(1, 10, 7)
+    undecided.replicated(EntryIndex(7))
+    assert undecided.first() == 5
+    assert (1, 10) not in undecided
+    undecided.replicated(EntryIndex(8))
+    assert undecided.first() is None
+
+
+def test_branches_of_one_transaction_are_held_apart():
+    undecided = Undecided()
+    undecided.began(1, 10, 5)
+    undecided.began(1, 11, 6)
+    assert sorted(undecided.producers(1)) == [10, 11]
+    undecided.marked(1, 10, 7)
+    assert undecided.producers(1) == [11]
+    assert undecided.open() == {(1, 11): 6}
+
+
+def test_a_second_marker_changes_nothing():
+    undecided = Undecided()
+    undecided.began(1, 10, 5)
+    undecided.marked(1, 10, 7)
+    undecided.marked(1, 10, 9)
+    undecided.replicated(EntryIndex(8))
+    assert undecided.first() is None
