@@ -10,10 +10,10 @@ import tempfile
 from pathlib import Path
 
 import spark_stream as isolog
-from bench import native_bench
+from bench import native_bench, transactions_bench
 from bench.results import Results
 
-PARTS = ("native", "spark", "memory")
+PARTS = ("native", "transactions", "spark", "memory")
 
 
 def main() -> None:
@@ -24,6 +24,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="pairs of Spark measurements")
     parser.add_argument("--seconds", type=float, default=2.0, help="for each native rate")
     parser.add_argument("--gibibytes", type=float, default=10.0, help="of log, for the memory")
+    parser.add_argument("--transactions", type=int, default=1_000_000, help="of a history")
     given = parser.parse_args()
     parts = set(given.parts or PARTS)
     if not parts <= set(PARTS):
@@ -36,6 +37,8 @@ def main() -> None:
             try:
                 if "native" in parts:
                     native_bench.run(log, results, given.seconds)
+                if "transactions" in parts:
+                    transactions_bench.run(log, results, given.seconds, given.transactions)
                 if "spark" in parts:
                     from bench.spark_bench import Bench, session
 

@@ -61,14 +61,18 @@ class Bench:
                 rounds,
             )
         log.create_topic("written", partitions=2, schema=batch_of("value", 1).schema)
-        self._paired(
-            "streaming write",
-            "rows/s",
-            lambda: self._rate(self._ceiling("value"), sink="ceiling"),
-            lambda: self._rate(self._ceiling("value"), sink="isolog"),
-            rounds,
-        )
+        for name, transactional in (("exactly once", True), ("at least once", False)):
+            self._paired(
+                f"streaming write, {name}",
+                "rows/s",
+                lambda: self._rate(self._ceiling("value"), sink="ceiling"),
+                lambda transactional=transactional: self._rate(
+                    self._ceiling("value"), sink="isolog", transactional=transactional
+                ),
+                rounds,
+            )
         self._small(log)
+        self._commits(log)
 
     def _fill(self, log: isolog.Log, columns: str) -> None:
         typed = columns == "value"
@@ -87,11 +91,12 @@ class Bench:
         reader = self._spark.readStream.format("isolog").option("path", self._path)
         return reader.option("subscribe", f"read-{columns}").load()
 
-    def _rate(self, frame: DataFrame, sink: str = "noop") -> float:
+    def _rate(self, frame: DataFrame, sink: str = "noop", *, transactional: bool = True) -> float:
         """Rows a second of the first micro-batch with rows, planning and commit left out."""
         writer = frame.writeStream.format(sink)
         if sink == "isolog":
             writer = writer.option("path", self._path).option("topic", "written")
+            writer = writer.option("transactional", transactional)
         with tempfile.TemporaryDirectory(dir=self._place) as checkpoint:
             query = writer.option("checkpointLocation", checkpoint).start()
             try:
@@ -153,6 +158,29 @@ class Bench:
             measured=medians["isolog"],
             ceiling=medians["ceiling"],
             note=f"{medians['isolog'] - medians['ceiling']:+.0f} ms over the ceiling",
+        )
+
+    def _commits(self, log: isolog.Log, rounds: int = 60) -> None:
+        """A micro-batch of 20 rows into a topic: the whole trigger, exactly and at least once."""
+        log.create_topic("committed", schema=batch_of("value", 1).schema)
+        few = self._spark.readStream.format("ceiling")
+        frame = few.options(rows=SMALL, tasks=1, batches=rounds, batchrows=SMALL).load()
+        medians: dict[bool, float] = {}
+        for transactional in (False, True, False, True):
+            with tempfile.TemporaryDirectory(dir=self._place) as checkpoint:
+                writer = frame.writeStream.format("isolog").option("path", self._path)
+                writer = writer.option("topic", "committed").option("transactional", transactional)
+                query = writer.option("checkpointLocation", checkpoint).start()
+                _until(lambda query=query: len(_with_rows(query)) >= rounds, 120)
+                took = [each["durationMs"]["triggerExecution"] for each in _with_rows(query)[10:]]
+                query.stop()
+            medians[transactional] = statistics.median(took)
+        self._results.add(
+            "micro-batch of 20 rows into a topic, exactly once",
+            "ms",
+            measured=medians[True],
+            ceiling=medians[False],
+            note=f"{medians[True] - medians[False]:+.0f} ms over at least once",
         )
 
 

@@ -51,6 +51,8 @@ def free_port() -> int:
 class BrokerProcess:
     """``python -m spark_stream.broker`` on a directory; ends with the ``with`` block."""
 
+    module = ("-m", "spark_stream.broker")
+
     def __init__(
         self,
         directory: Path,
@@ -77,14 +79,7 @@ class BrokerProcess:
         """Starts it and waits for its ready line; the error it ended with if it did not come up."""
         with self._errors.open("a") as errors:
             process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "spark_stream.broker",
-                    "--listen",
-                    self.listen,
-                    *self._options,
-                ],
+                [sys.executable, *self.module, "--listen", self.listen, *self._options],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -164,7 +159,7 @@ class BrokerProcess:
 
     def restart(self) -> BrokerProcess:
         """Another process on the same directory, at the same address."""
-        if self.alive:
+        if self._process is not None:
             self.terminate()
         self.listen = self.address or self.listen
         return self.start()

@@ -12,7 +12,9 @@ import psutil
 
 from spark_stream.broker.host import Host, HostedTopic
 from spark_stream.broker.partition import Partition
-from spark_stream.consistency.isolation import Isolation, upper_bound
+from spark_stream.broker.transaction_actions import TRANSACTION_ACTIONS, TransactionActions
+from spark_stream.broker.transactions import TransactionDesk
+from spark_stream.consistency.isolation import upper_bound
 from spark_stream.errors import InvalidRequest, IsologError
 from spark_stream.storage.settings import shown_settings
 from spark_stream.version import VERSION
@@ -47,15 +49,19 @@ class BrokerFacts:
 class Actions:
     """The actions of one broker."""
 
-    def __init__(self, host: Host, facts: BrokerFacts) -> None:
+    def __init__(self, host: Host, desk: TransactionDesk, facts: BrokerFacts) -> None:
         self._host = host
+        self._transactions = TransactionActions(host, desk)
         self._facts = facts
         self._process = psutil.Process()
 
     def run(self, name: str, body: bytes) -> Message:
         """Runs the action of this name; InvalidRequest if there is none."""
+        if name in TRANSACTION_ACTIONS:
+            return self._transactions.run(name, body)
         if name not in _TABLE:
-            raise InvalidRequest(f"there is no action {name!r}; there are {', '.join(_TABLE)}")
+            known = ", ".join((*_TABLE, *TRANSACTION_ACTIONS))
+            raise InvalidRequest(f"there is no action {name!r}; there are {known}")
         kind, action = _TABLE[name]
         return action(self, kind.from_bytes(body))
 
@@ -139,12 +145,13 @@ class Actions:
             high_watermark=seen.high_watermark,
             last_stable_offset=seen.last_stable_offset,
             size=found.log.size,
+            open_transactions=len({each.transaction for each in found.open_transactions()}),
         )
 
 
 def _place(partition: Partition, asked: ListOffsets) -> int:
-    bounds = partition.bounds()
-    limit = upper_bound(bounds, Isolation(asked.isolation))
+    bounds = partition.bounds(asked.isolation)
+    limit = upper_bound(bounds, asked.isolation)
     if asked.timestamp is not None:
         found = partition.log.offset_at(asked.timestamp)
         return int(limit if found is None else min(found, limit))

@@ -11,9 +11,20 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from spark_stream.broker.host import Host, HostedTopic
+from spark_stream.broker.partition import Appended, Partition
+from spark_stream.broker.transactions import TransactionDesk
+from spark_stream.consistency.ids import NO_TRANSACTION
 from spark_stream.consistency.isolation import PRODUCER_LEVELS
-from spark_stream.errors import InternalError, InvalidRequest, IsologError, UnknownPartition
-from spark_stream.wire.messages import Ack, AppendTo, Envelope
+from spark_stream.consistency.producers import Stamp
+from spark_stream.errors import (
+    InternalError,
+    InvalidRequest,
+    InvalidTransaction,
+    IsologError,
+    ProducerFenced,
+    UnknownPartition,
+)
+from spark_stream.wire.messages import Ack, AppendTo, Envelope, StampFacts
 from spark_stream.wire.schemas import mismatch
 
 logger = logging.getLogger(__name__)
@@ -53,7 +64,11 @@ def _partition_of(text: str) -> int:
 
 
 def serve_appends(
-    host: Host, target: Target, reader: fl.MetadataRecordBatchReader, acks: AckWriter
+    host: Host,
+    desk: TransactionDesk,
+    target: Target,
+    reader: fl.MetadataRecordBatchReader,
+    acks: AckWriter,
 ) -> None:
     """Appends batch after batch. A refused batch is answered by its error and ends nothing.
 
@@ -71,7 +86,7 @@ def serve_appends(
         raise wrong
     for batch, metadata in _batches(reader):
         envelope = _envelope(target, metadata)
-        acks.write(_answered(hosted, envelope, batch).to_bytes())
+        acks.write(_answered(hosted, desk, request.transactional_id, envelope, batch).to_bytes())
 
 
 def _batches(
@@ -99,19 +114,59 @@ def _envelope(target: Target, metadata: pa.Buffer | None) -> Envelope:
     return Envelope(partition=target.partition)
 
 
-def _answered(hosted: HostedTopic, envelope: Envelope, batch: pa.RecordBatch) -> Ack:
+def _answered(
+    hosted: HostedTopic,
+    desk: TransactionDesk,
+    transactional_id: str | None,
+    envelope: Envelope,
+    batch: pa.RecordBatch,
+) -> Ack:
     number, partition = envelope.number, envelope.partition
     try:
         # With no followers HW = LEO once the batch is in the log, so both isolation levels of a
         # producer are answered here at once.
-        done = hosted.partition(partition).append(batch)
+        target = hosted.partition(partition)
+        stamp = _stamp(envelope.stamp)
+        if stamp is None or stamp.transaction == NO_TRANSACTION:
+            done = target.append(batch, stamp)
+        else:
+            done = _in_transaction(target, desk, transactional_id, stamp, batch)
     except IsologError as error:
         return Ack(number=number, partition=partition, error=error.to_wire())
     except Exception:
         logger.exception("append to %s/%d", hosted.topic.name, partition)
         failure = InternalError(f"the append to {hosted.topic.name}/{partition} failed")
         return Ack(number=number, partition=partition, error=failure.to_wire())
-    refused = done.refused.to_wire() if done.refused else None
     return Ack(
-        number=number, partition=partition, offset=done.offset, count=done.count, error=refused
+        number=number,
+        partition=partition,
+        offset=done.offset,
+        count=done.count,
+        duplicate=done.duplicate,
+        error=done.refused.to_wire() if done.refused else None,
     )
+
+
+def _stamp(facts: StampFacts | None) -> Stamp | None:
+    if facts is None:
+        return None
+    transaction = NO_TRANSACTION if facts.transaction is None else facts.transaction
+    return Stamp(facts.producer_id, facts.epoch, facts.sequence, transaction)
+
+
+def _in_transaction(
+    target: Partition,
+    desk: TransactionDesk,
+    transactional_id: str | None,
+    stamp: Stamp,
+    batch: pa.RecordBatch,
+) -> Appended:
+    if transactional_id is None:
+        raise InvalidRequest("a batch in a transaction needs the stream's transactional_id")
+    if not target.holds(stamp.transaction, stamp.producer_id):
+        # On record before anything of it is in the log: so whoever decides knows of it.
+        desk.join(transactional_id, stamp.transaction, stamp.producer_id, stamp.epoch, target)
+    try:
+        return target.append(batch, stamp)
+    except (InvalidTransaction, ProducerFenced) as error:
+        raise desk.refusal(transactional_id, stamp.transaction, error) from None

@@ -24,7 +24,8 @@ class BrokerConfig(BaseSettings):
 
     ``listen`` is ``host:port`` (port 0: any free one) or ``unix:PATH``. ``advertise`` is the
     address that others are told, where it differs. ``idle_seconds``: the broker ends after so long
-    without a call; 0 means never. ``topic`` holds the defaults of topics (``segment.bytes`` …).
+    without a call; 0 means never. ``producer_expiry_seconds``: how long a producer that writes
+    nothing is remembered. ``topic`` holds the defaults of topics (``segment.bytes`` …).
     """
 
     model_config = SettingsConfigDict(env_prefix="ISOLOG_", extra="forbid", frozen=True)
@@ -34,6 +35,7 @@ class BrokerConfig(BaseSettings):
     advertise: str | None = None
     idle_seconds: float = Field(default=0.0, ge=0.0)
     housekeeping_seconds: float = Field(default=1.0, gt=0.0, le=3600.0)
+    producer_expiry_seconds: float = Field(default=86_400.0, gt=0.0, le=31_536_000.0)
     log_level: str = "INFO"
     topic: dict[str, Any] = {}
 

@@ -13,6 +13,7 @@ from spark_stream.broker.host import Host, HostedTopic
 from spark_stream.broker.partition import Partition
 from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.isolation import (
+    DROPS_ABORTED,
     Bounds,
     Evicted,
     OutOfRange,
@@ -58,8 +59,7 @@ class Projection:
 
     def _made(self, name: str, chunk: Chunk) -> pa.Array:
         if name == OFFSET.name:
-            base, rows = chunk.base_offset, chunk.batch.num_rows
-            values, kind = np.arange(base, base + rows, dtype=np.int64), OFFSET.type
+            values, kind = chunk.offsets(), OFFSET.type
         else:
             values, kind = np.repeat(chunk.timestamps, chunk.counts), TIMESTAMP.type
         # Not pa.array(values): that imports pandas.
@@ -107,12 +107,13 @@ class FetchStream:
         return self._projection.schema
 
     def _start(self) -> Offset:
-        bounds, start = self._partition.bounds(), self._request.start
+        isolation, start = self._request.isolation, self._request.start
+        bounds = self._partition.bounds(isolation)
         if start >= 0:
             return Offset(start)
         if start == EARLIEST:
             return bounds.log_start_offset
-        return upper_bound(bounds, self._request.isolation)
+        return upper_bound(bounds, isolation)
 
     def _visible(self) -> VisibleRange:
         """What can be read now from the present position on.
@@ -122,7 +123,8 @@ class FetchStream:
         """
         request = self._request
         end = None if request.end is None else Offset(request.end)
-        found = visible_range(self._partition.bounds(), request.isolation, self._position, end)
+        bounds = self._partition.bounds(request.isolation)
+        found = visible_range(bounds, request.isolation, self._position, end)
         where = f"{request.topic}/{request.partition}"
         if isinstance(found, OutOfRange):
             raise OffsetOutOfRange(
@@ -173,12 +175,13 @@ class FetchStream:
             self._projection.stored,
             max_records,
             self._request.max_bytes or UNLIMITED,
+            committed=self._request.isolation in DROPS_ABORTED,
         )
         try:
             for chunk in chunks:
                 self._position = chunk.next_offset
-                facts = ChunkFacts(base=chunk.base_offset, next=chunk.next_offset)
-                yield self._projection.applied(chunk), facts.to_bytes()
+                if chunk.batch.num_rows:
+                    yield self._projection.applied(chunk), _facts(chunk).to_bytes()
         except StorageFailure:
             self._visible()  # the segment may have been evicted meanwhile: that is the better error
             raise
@@ -187,6 +190,11 @@ class FetchStream:
         facts = EndFacts(next=self._position, bounds=bounds_facts(self._partition.bounds()))
         empty = empty_batch(self.schema)
         return empty, facts.to_bytes()
+
+
+def _facts(chunk: Chunk) -> ChunkFacts:
+    spans = chunk.spans.tolist() if len(chunk.spans) > 1 else None
+    return ChunkFacts(base=chunk.base_offset, next=chunk.next_offset, spans=spans)
 
 
 def bounds_facts(bounds: Bounds) -> BoundsFacts:

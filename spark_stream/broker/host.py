@@ -9,7 +9,7 @@ import threading
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -29,6 +29,8 @@ from spark_stream.storage.settings import Flush, LogSettings, parse_settings
 from spark_stream.wire.schemas import TIMESTAMP_COLUMN, check_topic_schema, is_default
 
 logger = logging.getLogger(__name__)
+
+PRODUCER_AGE_US: Final = 24 * 3_600 * 1_000_000
 
 
 @dataclass(frozen=True)
@@ -61,11 +63,17 @@ class Host:
     """The topics of one directory."""
 
     def __init__(
-        self, directory: LogDirectory, store: MetadataStore, defaults: LogSettings
+        self,
+        directory: LogDirectory,
+        store: MetadataStore,
+        defaults: LogSettings,
+        producer_age_us: int = PRODUCER_AGE_US,
     ) -> None:
+        """``producer_age_us``: how long a producer that writes nothing is remembered."""
         self._directory = directory
         self._topics = Topics(store)
         self._defaults = defaults
+        self._producer_age = producer_age_us
         self._lock = threading.Lock()
         self._stopping = False
         self._hosted = {topic.name: self._opened(topic) for topic in self._topics.all()}
@@ -185,5 +193,7 @@ class Host:
                 continue
             for cut in log.cuts:
                 logger.warning("recovered %s", cut)
-            hosted.partitions.append(Partition(topic.name, number, log))
+            hosted.partitions.append(
+                Partition(topic.name, topic.id, number, log, self._producer_age)
+            )
         return hosted

@@ -1,7 +1,11 @@
-"""One partition: its log, its leader's state, and who waits for it.
+"""One partition: its log, its leader's state, its producers, and who waits for it.
 
 One lock a partition guards log and state together. A batch is inspected, encoded and checksummed
-before the lock is taken. Readers hold it only to look at the bounds.
+before the lock is taken. Readers take it only to wait.
+
+Order of steps in an append: the rules judge the batch, the log takes it, then the new state is
+published in one assignment; so no reader ever sees an end without the transaction that holds it
+back.
 """
 
 from __future__ import annotations
@@ -9,19 +13,25 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from spark_stream.broker.inspection import inspected, refusal
-from spark_stream.consistency import leader
-from spark_stream.consistency.ids import LeaderEpoch, Offset
+from spark_stream.broker.refusals import of_stamp
+from spark_stream.consistency import leader, producers
+from spark_stream.consistency.atomic import Spans, SpansSnapshot, greatest_cut
+from spark_stream.consistency.entries import Kind
+from spark_stream.consistency.ids import NO_TRANSACTION, LeaderEpoch, Offset
 from spark_stream.consistency.isolation import Bounds, Isolation, upper_bound
+from spark_stream.consistency.producers import Duplicate, ProducerState, Refused, Stamp
+from spark_stream.consistency.undecided import Undecided
 from spark_stream.errors import BrokerStopping, IsologError, UnknownTopic
-from spark_stream.storage.log import PartitionLog
+from spark_stream.storage.log import PartitionLog, Prepared
 from spark_stream.wire.limits import CANCEL_POLL_S
 
 FIRST_EPOCH = LeaderEpoch(0)
+_ENDED_KEPT = 4_096  # transactions that a delayed batch may still name
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +39,22 @@ class Appended:
     """What became of a message: ``count`` records from ``offset`` on are in the log.
 
     ``refused`` is the error for the first bad record, if there was one; those before it count.
+    ``duplicate``: they were there already.
     """
 
     offset: Offset
     count: int
     refused: IsologError | None = None
+    duplicate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """A producer's part of an open transaction in a partition."""
+
+    transaction: int
+    producer_id: int
+    first_offset: Offset
 
 
 def now_us() -> int:
@@ -44,50 +65,162 @@ def now_us() -> int:
 class Partition:
     """A partition that this broker leads."""
 
-    def __init__(self, topic: str, number: int, log: PartitionLog) -> None:
+    def __init__(
+        self, topic: str, topic_id: str, number: int, log: PartitionLog, producer_age_us: int
+    ) -> None:
         self.topic = topic
+        self.topic_id = topic_id
         self.number = number
         self.log = log
+        self._producer_age = producer_age_us
         self._changed = threading.Condition()
-        self._state = leader.opened(FIRST_EPOCH, log.start, log.end)
         self._closed: IsologError | None = None
         self._last_flush = time.monotonic()
         schema = log.format.schema
         self._required = tuple(field.name for field in schema if not field.nullable)
+        tables = log.tables()
+        self._producers = producers.derived(tables, now_us(), producer_age_us)
+        self._spans = Spans.derived(tables)
+        self._undecided = Undecided()
+        self._ended: dict[int, None] = {}  # in the order in which they ended
+        for producer_id, producer in self._producers.items():
+            if producer.open:
+                self._undecided.began(producer.transaction, producer_id, producer.first_offset)
+        state = leader.opened(FIRST_EPOCH, log.start, log.end)
+        self._state = leader.undecided_from(state, self._undecided.first())
+        self._cut = (Offset(-1), Offset(-1))
 
     @property
     def leader_epoch(self) -> LeaderEpoch:
         return self._state.leader_epoch
 
-    def bounds(self) -> Bounds:
-        """LEO, HW, LSO and the log's start, as one observation."""
-        return self._state.bounds()
+    def bounds(self, isolation: Isolation | None = None) -> Bounds:
+        """LEO, HW, LSO and the log's start, as one observation; the cut too if it is asked for."""
+        bounds = self._state.bounds()
+        if isolation is Isolation.READ_ATOMIC:
+            return replace(bounds, atomic_cut=self._own_cut(bounds.last_stable_offset))
+        return bounds
 
-    def append(self, batch: pa.RecordBatch) -> Appended:
+    def _own_cut(self, stable: Offset) -> Offset:
+        # What lies below the LSO is decided and changes no more: the cut is a function of the LSO.
+        known, cut = self._cut
+        if known != stable:
+            cut = Offset(int(greatest_cut([stable], [self.spans()])[0]))
+            self._cut = (stable, cut)
+        return cut
+
+    def spans(self) -> SpansSnapshot:
+        """The extents of this partition's transactions, as they are now."""
+        with self._changed:
+            return self._spans.snapshot()
+
+    def append(self, batch: pa.RecordBatch, stamp: Stamp | None = None) -> Appended:
         """Appends a message: all of it, or the records before its first bad one.
+
+        In a transaction it is all or nothing. A batch that is there already is not appended again.
 
         Raises:
             DiskFull, StorageFailure: nothing was kept.
             BatchTooLarge, InvalidRecord: the message as a whole is none.
+            ProducerFenced, OutOfOrderSequence, InvalidTransaction: the stamp does not fit.
             BrokerStopping, UnknownTopic: the partition is closed.
         """
         record_bytes_max = self.log.format.settings.max_record_bytes
         verdict = inspected(batch, self._required, record_bytes_max)
-        offset = self._state.log_end.offset
-        if verdict.kept:
-            kept = batch if verdict.kept == batch.num_rows else batch.slice(0, verdict.kept)
-            now = now_us()
-            prepared = self.log.format.prepare(kept, now)
-            with self._changed:
-                if self._closed is not None:
-                    raise self._closed
-                offset = self.log.append(prepared, self._state.leader_epoch, now)
-                self._state = leader.appended(self._state, verdict.kept)
-                self._changed.notify_all()
+        kept = verdict.kept
+        if stamp is not None and stamp.transaction != NO_TRANSACTION and verdict.flaw is not None:
+            kept = 0
+        now = now_us()
+        prepared = None
+        if kept:
+            whole = kept == batch.num_rows
+            prepared = self.log.format.prepare(batch if whole else batch.slice(0, kept), now)
+        with self._changed:
+            if self._closed is not None:
+                raise self._closed
+            done = self._appended(prepared, stamp, now)
         error = None
         if verdict.flaw is not None:
-            error = refusal(verdict.flaw, verdict.kept, offset, record_bytes_max)
-        return Appended(offset, verdict.kept, error)
+            error = refusal(verdict.flaw, kept, done.offset, record_bytes_max)
+        return replace(done, refused=error)
+
+    def _appended(self, prepared: Prepared | None, stamp: Stamp | None, now: int) -> Appended:
+        """Judges and appends; the caller holds the lock. None: a message with no good record."""
+        end = self._state.log_end.offset
+        records = 0 if prepared is None else prepared.records
+        if stamp is not None:
+            known = self._producers.get(stamp.producer_id)
+            if stamp.transaction in self._ended:
+                raise of_stamp(self, stamp, Refused(producers.Wrong.ENDED, 0))
+            verdict = producers.judge(known, stamp, records)
+            if isinstance(verdict, Duplicate):
+                return Appended(verdict.offset, verdict.count, duplicate=True)
+            if isinstance(verdict, Refused):
+                if prepared is None:  # its own error says more
+                    return Appended(end, 0)
+                raise of_stamp(self, stamp, verdict)
+        if prepared is not None:
+            self.log.append(prepared, self._state.leader_epoch, now, stamp)
+        if stamp is not None:
+            self._producers[stamp.producer_id] = producers.appended(
+                self._producers.get(stamp.producer_id), stamp, end, records, now
+            )
+            if records and stamp.transaction != NO_TRANSACTION:
+                self._undecided.began(stamp.transaction, stamp.producer_id, end)
+                last = end + records - 1
+                self._spans.appended(stamp.transaction, stamp.producer_id, end, last)
+        if prepared is not None:
+            self._publish(leader.appended(self._state, records))
+        return Appended(end, records)
+
+    def _publish(self, state: leader.LeaderState) -> None:
+        self._undecided.replicated(state.replicated_to.entry)
+        self._state = leader.undecided_from(state, self._undecided.first())
+        self._changed.notify_all()
+
+    # -- transactions ---------------------------------------------------------------------------
+
+    def holds(self, transaction: int, producer_id: int) -> bool:
+        """Whether the producer has written here in the transaction, which is still open."""
+        return (transaction, producer_id) in self._undecided
+
+    def open_transactions(self) -> list[OpenTransaction]:
+        """The open ones, with where each producer's part of them begins."""
+        with self._changed:
+            found = self._undecided.open()
+        return [OpenTransaction(*key, Offset(first)) for key, first in found.items()]
+
+    def end_transaction(self, transaction: int, takes: Callable[[int], bool]) -> None:
+        """Writes the markers of a decided transaction: commits for the producer ids it takes.
+
+        What is ended already stays as it is, and nothing more is taken of the transaction.
+
+        Raises:
+            DiskFull, StorageFailure: some markers may be missing; the call can be repeated.
+            BrokerStopping, UnknownTopic: the partition is closed.
+        """
+        with self._changed:
+            if self._closed is not None:
+                raise self._closed
+            self._ended[transaction] = None
+            if len(self._ended) > _ENDED_KEPT:
+                del self._ended[next(iter(self._ended))]
+            for producer_id in self._undecided.producers(transaction):
+                self._mark(transaction, producer_id, committed=takes(producer_id))
+
+    def _mark(self, transaction: int, producer_id: int, *, committed: bool) -> None:
+        now = now_us()
+        state: ProducerState = self._producers[producer_id]
+        kind = Kind.COMMIT if committed else Kind.ABORT
+        marker = self._state.log_end.entry
+        self.log.mark(kind, producer_id, state.epoch, transaction, self._state.leader_epoch, now)
+        if not committed:
+            self._spans.aborted(transaction, producer_id)
+        self._producers[producer_id] = producers.ended(state, state.epoch, now)
+        self._undecided.marked(transaction, producer_id, marker)
+        self._publish(leader.appended(self._state, 0))
+
+    # -- waiting and keeping ----------------------------------------------------------------------
 
     def wait_beyond(
         self,
@@ -105,7 +238,7 @@ class Partition:
             BrokerStopping, UnknownTopic: the partition was closed meanwhile.
         """
         with self._changed:
-            while upper_bound(self.bounds(), isolation) <= offset:
+            while upper_bound(self.bounds(isolation), isolation) <= offset:
                 if self._closed is not None:
                     raise self._closed
                 left = CANCEL_POLL_S if deadline is None else deadline - time.monotonic()
@@ -121,10 +254,22 @@ class Partition:
                 return
             self.log.housekeep(now_us(), self.bounds().last_stable_offset)
             self._state = leader.evicted(self._state, self.log.start)
+            self._spans.evicted(self._state.log_start.offset)
+            self._forget_producers()
             now = time.monotonic()
             if flush_interval_s is not None and now - self._last_flush >= flush_interval_s:
                 self._last_flush = now
                 self.log.flush()
+
+    def _forget_producers(self) -> None:
+        now = now_us()
+        old = [
+            producer_id
+            for producer_id, state in self._producers.items()
+            if producers.expired(state, now, self._producer_age)
+        ]
+        for producer_id in old:
+            del self._producers[producer_id]
 
     def close(self, *, deleted: bool = False) -> None:
         """Ends appends and waits, then closes the files. Everything acknowledged is in them."""

@@ -17,7 +17,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -29,6 +29,7 @@ from spark_stream.broker.config import BrokerConfig
 from spark_stream.broker.host import Host
 from spark_stream.broker.lock import DirectoryLock
 from spark_stream.broker.service import FlightService, location_of
+from spark_stream.broker.transactions import TransactionDesk
 from spark_stream.cluster.sqlite import SqliteStore
 from spark_stream.errors import InvalidConfig, PortInUse
 from spark_stream.storage.directory import check_directory, open_directory
@@ -38,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 _GRACE_SECONDS: Final = 1.0
+_SWEEP_SECONDS: Final = 0.5  # how late an expired transaction is aborted at most
 UNIX: Final = "unix:"
 
 
@@ -58,15 +60,24 @@ class Broker:
             directory = open_directory(path)
             self._store = SqliteStore(directory.metadata)
             undo.callback(self._store.close)
-            self._host = Host(directory, self._store, config.topic_defaults)
+            self._host = Host(
+                directory,
+                self._store,
+                config.topic_defaults,
+                int(config.producer_expiry_seconds * 1_000_000),
+            )
             undo.callback(self._host.close)
+            self._desk = TransactionDesk(self._store, self._host)
+            self._desk.sweep()  # what was decided is finished before anybody reads
             bind, self._socket = _bind_place(config.listen)
             with _bind_errors(config.listen):
                 self._service = FlightService(
                     bind,
                     self._host,
+                    self._desk,
                     lambda port: Actions(
                         self._host,
+                        self._desk,
                         BrokerFacts(self._named(port), str(path), directory.cluster_id),
                     ),
                     self._reachable,
@@ -76,10 +87,10 @@ class Broker:
             self.address = self._named(self._service.port)
             self._lock.publish({"address": self.address, "pid": os.getpid()})
             undo.pop_all()
-        self._housekeeper = threading.Thread(
-            target=self._housekeep, name="housekeeper", daemon=True
-        )
-        self._housekeeper.start()
+        self._keepers = [
+            self._keeper("housekeeper", config.housekeeping_seconds, self._host.housekeep),
+            self._keeper("transactions", _SWEEP_SECONDS, self._desk.sweep),
+        ]
 
     def run(self) -> None:
         """Serves until SIGTERM, SIGINT, or too long without a call; then stops cleanly."""
@@ -99,19 +110,26 @@ class Broker:
         ended = threading.Thread(target=self._service.shutdown, name="shutdown", daemon=True)
         ended.start()
         ended.join(_GRACE_SECONDS)
-        self._housekeeper.join(_GRACE_SECONDS)
+        for keeper in self._keepers:
+            keeper.join(_GRACE_SECONDS)
         self._store.close()
         if self._socket is not None:
             self._socket.unlink(missing_ok=True)
         self._lock.release()
         logger.info("broker stopped")
 
-    def _housekeep(self) -> None:
-        while not self._stop_asked.wait(self._config.housekeeping_seconds):
-            try:
-                self._host.housekeep()
-            except Exception:
-                logger.exception("housekeeping")
+    def _keeper(self, name: str, pause_s: float, task: Callable[[], None]) -> threading.Thread:
+        def keep() -> None:
+            while not self._stop_asked.wait(pause_s):
+                try:
+                    task()
+                except Exception:
+                    if not self._stop_asked.is_set():
+                        logger.exception("%s", name)
+
+        thread = threading.Thread(target=keep, name=name, daemon=True)
+        thread.start()
+        return thread
 
     def _named(self, port: int) -> str:
         """The address as users write it: ``host:port`` or ``unix:PATH``."""

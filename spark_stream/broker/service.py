@@ -18,6 +18,7 @@ from spark_stream.broker.appending import serve_appends, target_of
 from spark_stream.broker.fetching import Answer, FetchStream, projection_of
 from spark_stream.broker.host import Host, HostedTopic
 from spark_stream.broker.partition import Partition
+from spark_stream.broker.transactions import TransactionDesk
 from spark_stream.errors import InternalError, InvalidRequest, IsologError, Unsupported
 from spark_stream.wire.flight import to_flight
 from spark_stream.wire.messages import ACTIONS, Fetch
@@ -46,12 +47,14 @@ class FlightService(fl.FlightServerBase):
         self,
         bind: str,
         host: Host,
+        desk: TransactionDesk,
         actions: Callable[[int], Actions],
         location: Callable[[int], str],
         activity: Activity,
     ) -> None:
         """``actions`` and ``location`` take the port that was bound (0: none, a Unix socket)."""
         self._host = host
+        self._desk = desk
         self._activity = activity
         self._actions: Actions | None = None
         super().__init__(bind)
@@ -66,7 +69,7 @@ class FlightService(fl.FlightServerBase):
         writer: fl.FlightMetadataWriter,
     ) -> None:
         with self._activity.call(), translated("append"):
-            serve_appends(self._host, target_of(descriptor), reader, writer)
+            serve_appends(self._host, self._desk, target_of(descriptor), reader, writer)
 
     def do_get(self, context: fl.ServerCallContext, ticket: fl.Ticket) -> fl.FlightDataStream:
         with self._activity.call(), translated("fetch"):

@@ -13,6 +13,7 @@ overlap.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -143,6 +144,80 @@ def at_offset(table: Table, offset: int) -> int:
     Markers share the base offset of the batch after them, so of equal ones the last is meant.
     """
     return int(np.searchsorted(table["base_offset"], offset, side="right")) - 1
+
+
+def aborted_rows(tables: Sequence[Table]) -> list[npt.NDArray[np.bool_] | None]:
+    """For each table of one log its aborted batches, shape (rows,); None where it has none.
+
+    A batch is aborted if the log has, in any of its tables, the ABORT marker of the batch's
+    transaction and producer id.
+    """
+    transactions = [table["transaction"] for table in tables]
+    producers = [table["producer_id"] for table in tables]
+    kinds = [table["kind"] for table in tables]
+    marked = [np.flatnonzero(kind == Kind.ABORT) for kind in kinds]
+    if not sum(len(rows) for rows in marked):
+        return [None] * len(tables)
+    of_markers = _picked(transactions, marked)
+    ended = np.unique(of_markers)
+    suspects = [
+        np.flatnonzero((kind == Kind.DATA) & (column >= 0) & _among(column, ended))
+        for kind, column in zip(kinds, transactions, strict=True)
+    ]
+    # A pair as one number: the places of both in the lists of all there are.
+    _, number = np.unique(
+        np.concatenate((of_markers, _picked(transactions, suspects))), return_inverse=True
+    )
+    known, writer = np.unique(
+        np.concatenate((_picked(producers, marked), _picked(producers, suspects))),
+        return_inverse=True,
+    )
+    pairs = number.astype(np.int64) * len(known) + writer
+    hit = np.isin(pairs[len(of_markers) :], pairs[: len(of_markers)])
+    masks: list[npt.NDArray[np.bool_] | None] = []
+    for table, rows in zip(tables, suspects, strict=True):
+        mine, hit = hit[: len(rows)], hit[len(rows) :]
+        mask = None
+        if mine.any():
+            mask = np.zeros(len(table), np.bool_)
+            mask[rows[mine]] = True
+        masks.append(mask)
+    return masks
+
+
+def open_transactions(tables: Sequence[Table]) -> dict[tuple[int, int], int]:
+    """(transaction, producer id) of a log without a marker, and the index of its first entry."""
+    rows = [np.flatnonzero(table["transaction"] != NO_TRANSACTION) for table in tables]
+    if not sum(len(each) for each in rows):
+        return {}
+    transaction, producer, kind, entry = (
+        _picked([table[name] for table in tables], rows)
+        for name in ("transaction", "producer_id", "kind", "entry_index")
+    )
+    order = np.lexsort((producer, transaction))  # stable: each group is in the order of the log
+    transaction, producer = transaction[order], producer[order]
+    starts = np.flatnonzero(
+        np.concatenate(
+            (
+                [True],
+                (transaction[1:] != transaction[:-1]) | (producer[1:] != producer[:-1]),
+            )
+        )
+    )
+    ended = np.logical_or.reduceat(kind[order] != Kind.DATA, starts)
+    found = starts[~ended]
+    keys = zip(transaction[found].tolist(), producer[found].tolist(), strict=True)
+    return dict(zip(keys, entry[order][found].tolist(), strict=True))
+
+
+def _picked(columns: Sequence[np.ndarray], rows: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate([column[each] for column, each in zip(columns, rows, strict=True)])
+
+
+def _among(values: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Which values are among the known ones, which are sorted and at least one."""
+    place = np.minimum(np.searchsorted(known, values), len(known) - 1)
+    return np.asarray(known[place] == values)
 
 
 def first_at_or_after(table: Table, timestamp: int) -> int | None:

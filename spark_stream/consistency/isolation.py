@@ -32,12 +32,16 @@ PRODUCER_LEVELS: Final = (Isolation.READ_UNCOMMITTED, Isolation.READ_COMMITTED)
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The offsets that bound a partition's reads, as one consistent observation."""
+    """The offsets that bound a partition's reads, as one consistent observation.
+
+    ``atomic_cut`` is the partition's own (``consistency.atomic``); None where nobody asked for it.
+    """
 
     log_start_offset: Offset
     last_stable_offset: Offset
     high_watermark: Offset
     log_end_offset: Offset
+    atomic_cut: Offset | None = None
 
     def __post_init__(self) -> None:
         ordered = (
@@ -51,14 +55,20 @@ class Bounds:
             raise ValueError(f"bounds out of order: {self}")
 
 
-# read_atomic reads to a cut at or below the LSO. Without transactions nothing can be seen in part,
-# so the LSO itself is such a cut.
+def _atomic(bounds: Bounds) -> Offset:
+    if bounds.atomic_cut is None:
+        raise ValueError("read_atomic needs a cut")
+    return max(bounds.log_start_offset, bounds.atomic_cut)
+
+
 UPPER_BOUND: Final[Mapping[Isolation, Callable[[Bounds], Offset]]] = {
     Isolation.READ_UNCOMMITTED: lambda bounds: bounds.log_end_offset,
     Isolation.READ_REPLICATED: lambda bounds: bounds.high_watermark,
     Isolation.READ_COMMITTED: lambda bounds: bounds.last_stable_offset,
-    Isolation.READ_ATOMIC: lambda bounds: bounds.last_stable_offset,
+    Isolation.READ_ATOMIC: _atomic,
 }
+
+DROPS_ABORTED: Final = frozenset({Isolation.READ_COMMITTED, Isolation.READ_ATOMIC})
 
 
 @dataclass(frozen=True, slots=True)

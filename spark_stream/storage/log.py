@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Final
@@ -16,9 +16,17 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from spark_stream.consistency.entries import Entry, first_at_or_after
-from spark_stream.consistency.ids import EntryIndex, LeaderEpoch, Offset
+from spark_stream.consistency.entries import (
+    Entry,
+    Kind,
+    Table,
+    aborted_rows,
+    first_at_or_after,
+    open_transactions,
+)
+from spark_stream.consistency.ids import NO_TRANSACTION, EntryIndex, LeaderEpoch, Offset
 from spark_stream.consistency.leader import Position
+from spark_stream.consistency.producers import Stamp
 from spark_stream.storage.codec import Codec, crc32c
 from spark_stream.storage.disk import Disk, OsDisk
 from spark_stream.storage.reading import Budget, Chunk, read_segment
@@ -91,6 +99,11 @@ class PartitionLog:
         self._disk = disk
         self._closed = segments
         self._active = active
+        tables = self.tables()
+        for segment, mask in zip(self.segments, aborted_rows(tables), strict=True):
+            segment.set_aborted(mask)
+        # (transaction, producer id) without a marker -> the index of its first entry
+        self._open = open_transactions(tables)
 
     @classmethod
     def open(cls, directory: Path, log_format: LogFormat, disk: Disk | None = None) -> PartitionLog:
@@ -157,10 +170,16 @@ class PartitionLog:
         active = self._active
         return (*(each for each in self._closed if each.name != active.name), active)
 
+    def tables(self) -> list[Table]:
+        """The entries tables of all segments, oldest first, as they are now."""
+        return [segment.table for segment in self.segments]
+
     # -- writing --------------------------------------------------------------------------------
 
-    def append(self, batch: Prepared, leader_epoch: LeaderEpoch, now: int) -> Offset:
-        """Appends one batch and returns the offset of its first record.
+    def append(
+        self, batch: Prepared, leader_epoch: LeaderEpoch, now: int, stamp: Stamp | None = None
+    ) -> Offset:
+        """Appends one batch and returns the offset of its first record; ``stamp``: who wrote it.
 
         Raises:
             DiskFull, StorageFailure: nothing of the batch is kept; a later append can succeed.
@@ -176,9 +195,64 @@ class PartitionLog:
             leader_epoch=leader_epoch,
             data_crc=batch.crc,
         )
-        forced = self.format.settings.flush is Flush.BATCH
-        self._active.append(entry, batch.message, forced=forced)
+        if stamp is not None:
+            entry = replace(
+                entry,
+                producer_id=stamp.producer_id,
+                producer_epoch=stamp.epoch,
+                base_sequence=stamp.sequence,
+                transaction=stamp.transaction,
+            )
+        self._active.append(entry, batch.message, forced=self._forced)
+        if stamp is not None and stamp.transaction != NO_TRANSACTION:
+            key = (stamp.transaction, stamp.producer_id)
+            self._open.setdefault(key, int(end.entry))
         return end.offset
+
+    def mark(
+        self,
+        kind: Kind,
+        producer_id: int,
+        epoch: int,
+        transaction: int,
+        leader_epoch: LeaderEpoch,
+        now: int,
+    ) -> None:
+        """Ends what the producer id wrote in the transaction: ``kind`` is COMMIT or ABORT.
+
+        After an ABORT its batches are aborted at once. The marker takes no offset.
+
+        Raises:
+            DiskFull, StorageFailure: no marker is kept; a later call can succeed.
+        """
+        if kind is Kind.DATA:
+            raise ValueError("a marker is COMMIT or ABORT")
+        self._make_room(0, now)
+        end = self.end
+        entry = Entry(
+            entry_index=end.entry,
+            base_offset=end.offset,
+            timestamp=now,
+            appended=now,
+            count=0,
+            leader_epoch=leader_epoch,
+            data_crc=0,
+            kind=kind,
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            transaction=transaction,
+        )
+        self._active.append(entry, None, forced=self._forced)
+        first = self._open.pop((transaction, producer_id), None)
+        if kind is Kind.ABORT and first is not None:
+            for segment in reversed(self.segments):
+                segment.abort(transaction, producer_id, first)
+                if segment.first.entry <= first:
+                    break
+
+    @property
+    def _forced(self) -> bool:
+        return self.format.settings.flush is Flush.BATCH
 
     def _make_room(self, length: int, now: int) -> None:
         active, settings = self._active, self.format.settings
@@ -231,11 +305,16 @@ class PartitionLog:
         columns: Sequence[str] | None = None,
         max_records: int = UNLIMITED,
         max_bytes: int = UNLIMITED,
+        *,
+        committed: bool = False,
     ) -> Iterator[Chunk]:
         """The records of ``[start, end)`` in order, in batches of a good size.
 
         ``max_bytes`` counts stored bytes; at least one record is given. The range must lie between
-        the log's start and end.
+        the log's start and end. ``committed``: aborted records are left out and count against
+        neither limit; the range must lie below the last stable offset. Where that leaves nothing
+        of a segment, a chunk without rows says how far the read got: unless a limit or damage ends
+        the read, the last chunk's ``next_offset`` is ``end``.
 
         Raises:
             DamagedSegment: the next record of the range is damaged.
@@ -247,7 +326,7 @@ class PartitionLog:
                 return
             if position >= segment.end.offset:
                 continue
-            for chunk in read_segment(segment, position, end, columns, budget):
+            for chunk in read_segment(segment, position, end, columns, budget, committed):
                 position = chunk.next_offset
                 yield chunk
             if position < min(end, segment.end.offset):

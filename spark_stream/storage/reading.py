@@ -1,7 +1,9 @@
 """From a range of offsets to few, well-sized Arrow batches.
 
 Neighbouring entries are read together, up to a size, and arrive as one batch: a log of one-row
-batches reads nearly as fast as one of large batches. No loop here touches a row; the loops are over
+batches reads nearly as fast as one of large batches. Markers have neither bytes nor offsets, so
+they part nothing. Aborted entries that are small are decoded with their neighbours and dropped by
+one filter; a long stretch of them is skipped unread. No loop here touches a row; the loops are over
 runs of entries.
 """
 
@@ -9,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 import pyarrow as pa
 
-from spark_stream.consistency.entries import Kind, Table, at_offset, next_offset
+from spark_stream.consistency.entries import Kind, at_offset
 from spark_stream.consistency.ids import Offset
 from spark_stream.errors import DamagedSegment
 from spark_stream.storage.segment import Segment
@@ -23,24 +25,36 @@ from spark_stream.storage.segment import Segment
 RUN_BYTES_MAX: Final = 2 << 20
 # Entries that are this large alone gain nothing from being copied together with a neighbour.
 _ALONE_BYTES_MIN: Final = 256 << 10
+# So many bytes of aborted entries in a row cost more to decode than a second run costs.
+_SKIPPED_BYTES_MIN: Final = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Consecutive records: ``batch`` has the wanted columns, its first row has ``base_offset``.
+    """Records in the order of their offsets: ``batch`` has the wanted columns.
 
-    ``timestamps`` (microseconds) and ``counts`` have one item for each entry the batch came from:
-    ``timestamps[i]`` is the greatest record timestamp of the ``counts[i]`` rows of entry i.
+    ``spans`` are the runs of consecutive offsets among its rows: (base offset, count), int64, shape
+    (runs, 2); more than one only where aborted records lie between. ``timestamps`` (microseconds)
+    and ``counts`` have one item for each entry the batch came from: ``timestamps[i]`` is the
+    greatest record timestamp of the ``counts[i]`` rows of entry i.
+
+    ``next_offset`` is where to read on: behind the last row and the aborted records that follow it.
+    A chunk without rows says only that, and ``base_offset`` is where it began to look.
     """
 
     base_offset: Offset
     batch: pa.RecordBatch
     timestamps: np.ndarray
     counts: np.ndarray
+    spans: np.ndarray
+    next_offset: Offset
 
-    @property
-    def next_offset(self) -> Offset:
-        return Offset(self.base_offset + self.batch.num_rows)
+    def offsets(self) -> np.ndarray:
+        """The offset of every row, int64, shape (rows,)."""
+        counts = self.spans[:, 1]
+        before = np.cumsum(counts) - counts
+        rows = np.arange(self.batch.num_rows, dtype=np.int64)
+        return np.asarray(rows + np.repeat(self.spans[:, 0] - before, counts))
 
 
 @dataclass(slots=True)
@@ -55,30 +69,67 @@ class Budget:
         return self.started and (self.records <= 0 or self.bytes <= 0)
 
 
-def runs(table: Table, first: int, last: int) -> Iterator[tuple[int, int]]:
-    """Rows ``first`` to ``last`` (exclusive) as ranges of data entries that are read in one go."""
-    rows = table[first:last]
-    data = rows["kind"] == Kind.DATA
-    lengths = rows["length"]
-    ends = np.cumsum(lengths)
-    row = 0
-    while row < len(rows):
-        if not data[row]:
-            row += 1
-            continue
-        stop = row + 1
-        if lengths[row] < _ALONE_BYTES_MIN:
-            start = int(ends[row] - lengths[row])
-            stop = max(stop, int(np.searchsorted(ends, start + RUN_BYTES_MAX, side="right")))
-            breaks = ~data[row:stop] | (lengths[row:stop] >= _ALONE_BYTES_MIN)
-            if breaks.any():
-                stop = row + max(1, int(breaks.argmax()))
-        yield first + row, first + stop
-        row = stop
+@dataclass(frozen=True, slots=True)
+class Visible:
+    """The visible batches of a range of a segment, one item each; ``places`` are their rows there.
+
+    ``starts`` and ``lengths`` are bytes in the file, ``until`` the end of the range.
+    """
+
+    places: np.ndarray
+    bases: np.ndarray
+    counts: np.ndarray
+    starts: np.ndarray
+    lengths: np.ndarray
+    timestamps: np.ndarray
+    until: Offset
+
+    @classmethod
+    def of(cls, segment: Segment, start: Offset, end: Offset, *, committed: bool) -> Visible:
+        """Those of ``[start, end)``, which is not empty and can be read."""
+        table = segment.table
+        aborted = segment.aborted(table) if committed else None
+        first, last = at_offset(table, start), at_offset(table, Offset(end - 1)) + 1
+        rows = table[first:last]
+        seen = rows["kind"] == Kind.DATA
+        if aborted is not None:
+            seen &= ~aborted[first:last]
+        places = np.flatnonzero(seen)
+        whole = len(places) == len(rows)
+        columns = (
+            rows[name] if whole else rows[name][places]
+            for name in ("base_offset", "count", "position", "length", "timestamp")
+        )
+        bases, counts, starts, lengths, timestamps = columns
+        return cls(first + places, bases, counts.astype(np.int64), starts, lengths, timestamps, end)
+
+    def runs(self) -> Iterator[tuple[int, int]]:
+        """Ranges of neighbours that are read in one go."""
+        ends = self.starts + self.lengths
+        large = self.lengths >= _ALONE_BYTES_MIN
+        parted = large[1:] | large[:-1] | (self.starts[1:] - ends[:-1] >= _SKIPPED_BYTES_MIN)
+        edges = np.flatnonzero(parted) + 1
+        low, count = 0, len(self.places)
+        while low < count:
+            edge = int(np.searchsorted(edges, low, side="right"))
+            high = int(edges[edge]) if edge < len(edges) else count
+            limit = int(self.starts[low]) + RUN_BYTES_MAX
+            high = min(high, max(low + 1, int(np.searchsorted(ends, limit, side="right"))))
+            yield low, high
+            low = high
+
+    def following(self, item: int) -> Offset:
+        """Where to read on behind the last row of an item."""
+        return Offset(int(self.bases[item + 1])) if item + 1 < len(self.bases) else self.until
 
 
 def read_segment(
-    segment: Segment, start: Offset, end: Offset, columns: Sequence[str] | None, budget: Budget
+    segment: Segment,
+    start: Offset,
+    end: Offset,
+    columns: Sequence[str] | None,
+    budget: Budget,
+    committed: bool = False,
 ) -> Iterator[Chunk]:
     """The records of ``[start, end)`` in this segment, in order, until the budget is spent.
 
@@ -87,7 +138,7 @@ def read_segment(
             what is good before it is given, and the next read meets the damage.
     """
     try:
-        for chunk in _chunks(segment, start, end, columns, budget):
+        for chunk in _chunks(segment, start, end, columns, budget, committed):
             start = chunk.next_offset
             yield chunk
         if start < min(end, segment.end.offset) and not budget.spent():
@@ -98,59 +149,105 @@ def read_segment(
 
 
 def _chunks(
-    segment: Segment, start: Offset, end: Offset, columns: Sequence[str] | None, budget: Budget
+    segment: Segment,
+    start: Offset,
+    end: Offset,
+    columns: Sequence[str] | None,
+    budget: Budget,
+    committed: bool,
 ) -> Iterator[Chunk]:
-    table = segment.table
     end = min(end, Offset(segment.sound_end))
     if start >= end:
         return
     wanted = None if columns is None else list(columns)
-    for begin, stop in runs(table, at_offset(table, start), at_offset(table, end - 1) + 1):
-        rows = table[begin:stop]
-        stops = min(end, next_offset(rows, start))
+    visible = Visible.of(segment, start, end, committed=committed)
+    if not len(visible.places):
+        yield _nothing(segment, start, end, wanted)
+    for low, high in visible.runs():
+        stops = visible.following(high - 1)
         while start < stops:
             if budget.spent():
                 return
-            chunk = _chunk(segment, rows, begin, start, end, wanted, budget)
+            chunk = _chunk(segment, visible, low, high, start, wanted, budget)
             start = chunk.next_offset
             yield chunk
 
 
+def _nothing(segment: Segment, start: Offset, end: Offset, columns: list[str] | None) -> Chunk:
+    none = np.zeros(0, np.int64)
+    return Chunk(start, segment.blank(columns), none, none, np.zeros((0, 2), np.int64), end)
+
+
 def _chunk(
     segment: Segment,
-    rows: Table,
-    begin: int,
+    visible: Visible,
+    first: int,
+    last: int,
     start: Offset,
-    end: Offset,
     columns: list[str] | None,
     budget: Budget,
 ) -> Chunk:
-    base = int(rows[0]["base_offset"])
-    counts = rows["count"].astype(np.int64)
-    total = int(counts.sum())
-    size = int(rows["length"].sum())
-    skip = max(0, start - base)
-    take = min(end - base, total) - skip
-    take = min(take, max(1, budget.records))
+    """The next chunk from ``start`` on of the items from ``first`` to ``last`` (exclusive)."""
+    items = slice(first, last)
+    bases, counts, places = visible.bases[items], visible.counts[items], visible.places[items]
+    edges = np.cumsum(counts)
+    total, size = int(edges[-1]), int(visible.lengths[items].sum())
+    at = int(np.searchsorted(bases + counts, start, side="right"))
+    skip = int(edges[at] - counts[at]) + max(0, int(start - bases[at]))
+    beyond = max(0, int(bases[-1] + counts[-1]) - visible.until)
+    take = min(total - beyond - skip, max(1, budget.records))
     if size > budget.bytes:
         take = min(take, max(1, total * max(0, budget.bytes) // size))
     # Only the entries that the rows come from are loaded, and maybe not all of them.
-    edges = np.cumsum(counts)
-    low = int(np.searchsorted(edges, skip, side="right"))
     high = int(np.searchsorted(edges, skip + take, side="left")) + 1
-    batch, stop = segment.decode(begin + low, begin + high, columns)
-    high = stop - begin
+    batch, stop = _decoded(segment, places[at:high], columns)
+    high = int(np.searchsorted(places, stop, side="left"))
     take = min(take, int(edges[high - 1]) - skip)
-    lead = skip - int(edges[low] - counts[low])
+    lead = skip - int(edges[at] - counts[at])
     if lead or take != batch.num_rows:
         batch = batch.slice(lead, take)
     budget.started = True
     budget.records -= take
     budget.bytes -= max(1, size * take // total)
-    inside = np.clip(edges[low:high], skip, skip + take)
+    kept = np.diff(np.clip(edges[at:high], skip, skip + take), prepend=skip)
+    froms = bases[at:high].copy()
+    froms[0] += lead
+    end = Offset(int(froms[-1] + kept[-1]))
+    if end == bases[high - 1] + counts[high - 1]:
+        end = visible.following(first + high - 1)
     return Chunk(
-        Offset(base + skip),
+        Offset(int(froms[0])),
         batch,
-        rows["timestamp"][low:high],
-        np.diff(inside, prepend=skip),
+        visible.timestamps[first + at : first + high],
+        kept,
+        _spans(froms, kept),
+        min(end, visible.until),
     )
+
+
+def _decoded(
+    segment: Segment, places: np.ndarray, columns: list[str] | None
+) -> tuple[pa.RecordBatch, int]:
+    """The rows of the batches at these places, and the place where it ends."""
+    begin, stop = int(places[0]), int(places[-1]) + 1
+    batch, stop = segment.decode(begin, stop, columns)
+    rows = segment.table[begin:stop]
+    counts = rows["count"]
+    seen = np.zeros(len(rows), np.bool_)
+    seen[places[: int(np.searchsorted(places, stop, side="left"))] - begin] = True
+    kept = int(counts[seen].sum())
+    if kept == batch.num_rows:
+        return batch, stop
+    if not batch.num_columns:
+        return batch.slice(0, kept), stop
+    bits = np.packbits(np.repeat(seen, counts), bitorder="little")
+    # Not pa.array(mask): that imports pandas.
+    mask = pa.Array.from_buffers(pa.bool_(), batch.num_rows, [None, pa.py_buffer(bits)])
+    return cast(pa.RecordBatch, batch.filter(mask)), stop
+
+
+def _spans(bases: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Neighbouring runs of offsets joined; shape (runs, 2)."""
+    apart = np.flatnonzero(bases[1:] != bases[:-1] + counts[:-1]) + 1
+    starts = np.concatenate((np.zeros(1, np.int64), apart))
+    return np.stack((bases[starts], np.add.reduceat(counts, starts)), axis=1)

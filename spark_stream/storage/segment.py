@@ -18,7 +18,14 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE, Entry, Table, next_offset
+from spark_stream.consistency.entries import (
+    ENTRY,
+    ENTRY_SIZE,
+    Entry,
+    Kind,
+    Table,
+    next_offset,
+)
 from spark_stream.consistency.ids import EntryIndex, Offset
 from spark_stream.consistency.leader import Position
 from spark_stream.errors import DamagedSegment, IsologError
@@ -71,7 +78,8 @@ class Segment:
     """A closed segment; :class:`ActiveSegment` is the one that grows.
 
     Readers need no lock: rows of ``table`` below its length never change, and a longer table is put
-    in the place of a shorter one.
+    in the place of a shorter one. Which rows are aborted does change, but for rows below the last
+    stable offset it does not: whoever drops them reads no further.
     """
 
     def __init__(
@@ -90,6 +98,7 @@ class Segment:
         self._disk = disk
         self._codec = codec
         self._table = table
+        self._aborted: np.ndarray | None = None
         self._mapped = pa.py_buffer(b"")
         self._hole_end = hole_end
         self._verified: np.ndarray | None = None if verified else np.zeros(len(table), np.bool_)
@@ -98,6 +107,33 @@ class Segment:
     def table(self) -> Table:
         """The published entries."""
         return self._table
+
+    def aborted(self, table: Table) -> np.ndarray | None:
+        """Which rows of ``table``, got from here before, are aborted; None: none is."""
+        mask = self._aborted
+        return None if mask is None else mask[: len(table)]
+
+    def set_aborted(self, mask: np.ndarray | None) -> None:
+        """What an open derived from the whole log; shape (rows,)."""
+        self._aborted = mask
+
+    def abort(self, transaction: int, producer_id: int, entry: int) -> None:
+        """Its batches of this producer id in the transaction are aborted from now on.
+
+        The first of them in the log is the entry with index ``entry``. Under the partition's lock.
+        """
+        first = max(0, entry - self.first.entry)
+        rows = self._table[first:]
+        found = (rows["transaction"] == transaction) & (rows["producer_id"] == producer_id)
+        found &= rows["kind"] == Kind.DATA
+        if not found.any():
+            return
+        if self._aborted is None:
+            self._aborted = self._blank_mask()
+        self._aborted[first : first + len(rows)] |= found
+
+    def _blank_mask(self) -> np.ndarray:
+        return np.zeros(len(self._table), np.bool_)
 
     @property
     def end(self) -> Position:
@@ -145,15 +181,24 @@ class Segment:
     ) -> tuple[pa.RecordBatch, int]:
         """Rows ``first`` to ``last`` (exclusive) of the table as one batch, and where it ends.
 
-        It ends before ``last`` where a later batch fails its checksum, or where the batch would be
-        too large in memory.
+        The first row is a batch; markers may lie between. It ends before ``last`` where a later
+        batch fails its checksum, or where the batch would be too large in memory.
 
         Raises:
             DamagedSegment: the first batch fails its checksum.
         """
         data, rows = self._load(first, last)
-        batch, taken = self._codec.decode(data, rows, columns)
-        return batch, first + taken
+        batches = np.flatnonzero(self._table[first : first + rows]["kind"] == Kind.DATA)
+        batch, taken = self._codec.decode(data, len(batches), columns)
+        return batch, first + (rows if taken == len(batches) else int(batches[taken]))
+
+    def blank(self, columns: list[str] | None) -> pa.RecordBatch:
+        """A batch without rows, of the same columns as :meth:`decode` gives."""
+        schema = self._codec.schema
+        if columns is not None:
+            schema = pa.schema([schema.field(name) for name in columns])
+        arrays = [pa.nulls(0, field.type) for field in schema]
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def _load(self, first: int, last: int) -> tuple[pa.Buffer, int]:
         """The checked bytes of the rows from ``first`` on, and how many rows they are."""
@@ -288,7 +333,19 @@ class ActiveSegment(Segment):
     def closed(self) -> Segment:
         """The same segment for readers only. What this process wrote needs no second check."""
         table = np.frombuffer(self._disk.map(self.name.entries), ENTRY, count=len(self._table))
-        return Segment(self._disk, self.name, self._codec, self.first, table, verified=True)
+        segment = Segment(self._disk, self.name, self._codec, self.first, table, verified=True)
+        segment.set_aborted(self.aborted(table))
+        return segment
+
+    def set_aborted(self, mask: np.ndarray | None) -> None:
+        if mask is not None:
+            longer = self._blank_mask()
+            longer[: len(mask)] = mask
+            mask = longer
+        self._aborted = mask
+
+    def _blank_mask(self) -> np.ndarray:
+        return np.zeros(len(self._grown), np.bool_)
 
     def _publish(self, entry: bytes) -> None:
         rows = len(self._table)
@@ -296,6 +353,8 @@ class ActiveSegment(Segment):
             grown = np.zeros(2 * rows, ENTRY)
             grown[:rows] = self._grown
             self._grown = grown
+            # Before the table: a reader takes the table first, so its mask is never the shorter.
+            self.set_aborted(self._aborted)
         self._grown[rows] = np.frombuffer(entry, ENTRY)[0]
         self._table = self._grown[: rows + 1]
 

@@ -104,10 +104,15 @@ class BoundsFacts(Message):
 
 
 class ChunkFacts(Message):
-    """Rows ``base``, ``base + 1``, … of a partition; the next batch starts at or after ``next``."""
+    """Rows ``base``, ``base + 1``, … of a partition; the next batch starts at or after ``next``.
+
+    Where rows are missing (records of aborted transactions were dropped), ``spans`` has the offsets
+    that there are: [first, count] of each run of rows.
+    """
 
     base: OffsetField
     next: OffsetField
+    spans: list[list[OffsetField]] | None = None
 
 
 class EndFacts(Message):

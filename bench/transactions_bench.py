@@ -1,0 +1,187 @@
+"""Transactions: what they cost to write, to wait for, to read past, and to open again."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+
+import spark_stream as isolog
+from bench.results import Results
+from bench.sources import values
+from spark_stream.broker.partition import Partition
+from spark_stream.consistency.entries import Kind
+from spark_stream.consistency.ids import LeaderEpoch
+from spark_stream.consistency.producers import Stamp
+from spark_stream.storage.log import LogFormat, PartitionLog
+
+_EPOCH = LeaderEpoch(0)
+_DAY_US = 24 * 3_600 * 1_000_000
+
+
+def run(log: isolog.Log, results: Results, seconds: float, transactions: int) -> None:
+    """Everything here; ``transactions`` is the length of the history that is opened."""
+    batch = pa.record_batch({"value": values(10_000)})
+    _writes(log, results, batch, seconds)
+    _reads(log, results, batch)
+    _latency(log, results, partitions=1)
+    _latency(log, results, partitions=4)
+    _history(results, transactions)
+
+
+def _writes(log: isolog.Log, results: Results, batch: pa.RecordBatch, seconds: float) -> None:
+    """The same batches in transactions of about half a second, next to the same without."""
+    log.create_topic("written-by-both", schema=batch.schema)
+    plain: list[float] = []
+    within: list[float] = []
+    with log.producer() as outside, log.producer(transactional_id="bench") as inside:
+        for _ in range(5):
+            plain.append(_rate(outside, batch, seconds / 2))
+            started, rows = time.perf_counter(), 0
+            while time.perf_counter() - started < seconds / 2:
+                with inside.transaction():
+                    for _ in range(500):
+                        inside.append("written-by-both", batch, partition=0)
+                        rows += batch.num_rows
+            within.append(rows / (time.perf_counter() - started))
+    results.add(
+        "append in transactions, 100 B, 10,000 rows a batch",
+        "rows/s",
+        measured=statistics.median(within),
+        ceiling=statistics.median(plain),
+        note="ceiling: outside of any",
+    )
+    log.delete_topic("written-by-both")
+
+
+def _rate(producer: isolog.Producer, batch: pa.RecordBatch, seconds: float) -> float:
+    started, rows = time.perf_counter(), 0
+    while time.perf_counter() - started < seconds:
+        for _ in range(500):
+            producer.append("written-by-both", batch, partition=0)
+            rows += batch.num_rows
+        producer.flush()
+    return rows / (time.perf_counter() - started)
+
+
+def _reads(log: isolog.Log, results: Results, batch: pa.RecordBatch) -> None:
+    for rows, per_transaction in ((10_000, 1), (100, 1)):
+        part = batch.slice(0, rows)
+        times = 1_500 if rows == 10_000 else 4_000
+        for aborted in (False, True):
+            name = f"read-{rows}-{aborted}"
+            log.create_topic(name, schema=batch.schema)
+            with log.producer(transactional_id=name) as producer:
+                for number in range(times):
+                    producer.begin_transaction()
+                    for _ in range(per_transaction):
+                        producer.append(name, part, partition=0)
+                    if aborted and number % 2:
+                        producer.abort_transaction()
+                    else:
+                        producer.commit_transaction()
+            what = f"{rows:,}-row transactions, {'half' if aborted else 'none'} aborted"
+            _compared(
+                results,
+                f"read_committed, {what}",
+                lambda name=name: _read(log, name, "read_committed"),
+                lambda name=name: _read(log, name, "read_uncommitted"),
+            )
+            log.delete_topic(name)
+
+
+def _compared(
+    results: Results, name: str, measured: Callable[[], float], ceiling: Callable[[], float]
+) -> None:
+    ceiling(), measured()
+    pairs = [(measured(), ceiling()) for _ in range(5)]
+    results.add(
+        name,
+        "visible rows/s",
+        measured=statistics.median(pair[0] for pair in pairs),
+        ceiling=statistics.median(pair[1] for pair in pairs),
+        note="ceiling: read_uncommitted",
+    )
+
+
+def _read(log: isolog.Log, topic: str, level: str) -> float:
+    with log.consumer(topic, isolation=level) as consumer:
+        started = time.perf_counter()
+        rows = sum(each.num_rows for each in consumer.batches(until="latest"))
+        return rows / (time.perf_counter() - started)
+
+
+def _latency(log: isolog.Log, results: Results, partitions: int, rounds: int = 1_000) -> None:
+    """From begin to a commit that is acknowledged, and so visible."""
+    topic = f"transactions-{partitions}"
+    rows = 1 if partitions == 1 else 20
+    batch = pa.record_batch({"value": values(rows)})
+    log.create_topic(topic, partitions, schema=batch.schema)
+    took = []
+    with log.producer(transactional_id=topic) as producer:
+        for _ in range(rounds + 50):
+            started = time.perf_counter()
+            producer.begin_transaction()
+            for partition in range(partitions):
+                producer.append(topic, batch, partition=partition)
+            producer.commit_transaction()
+            took.append((time.perf_counter() - started) * 1e3)
+    took = sorted(took[50:])
+    name = f"transaction of {rows} row(s) on each of {partitions} partition(s)"
+    results.add(f"{name}, p50", "ms", measured=statistics.median(took))
+    results.add(f"{name}, p99", "ms", measured=took[int(len(took) * 0.99)])
+
+
+def _history(results: Results, transactions: int) -> None:
+    """A log of one-row transactions, opened and read, next to one of as many plain batches."""
+    batch = pa.record_batch({"value": values(1)})
+    log_format = LogFormat(batch.schema)
+    now = time.time_ns() // 1000
+    with tempfile.TemporaryDirectory(prefix="isolog-bench-") as folder:
+        places = {}
+        for name in ("plain", "transactions"):
+            places[name] = Path(folder) / name
+            made = PartitionLog.open(places[name], log_format)
+            prepared = log_format.prepare(batch, now)
+            for number in range(transactions):
+                epoch, producer = number % 32_767, number // 32_767
+                if name == "plain":
+                    made.append(prepared, _EPOCH, now)
+                    continue
+                made.append(prepared, _EPOCH, now, Stamp(producer, epoch, 0, number))
+                made.mark(Kind.COMMIT, producer, epoch, number, _EPOCH, now)
+            made.close()
+        took, rates = {}, {}
+        for name, place in places.items():
+            started = time.perf_counter()
+            opened = PartitionLog.open(place, log_format)
+            Partition("t", "id", 0, opened, _DAY_US)
+            took[name] = time.perf_counter() - started
+            rates[name] = _whole(opened, committed=name == "transactions")
+            opened.close()
+    shown = f"{transactions:,} one-row"
+    results.add(
+        f"open of a partition, {shown} transactions",
+        "s",
+        measured=took["transactions"],
+        ceiling=took["plain"],
+        note="ceiling: plain batches, half the entries",
+    )
+    results.add(
+        f"read of {shown} transactions, read_committed",
+        "rows/s",
+        measured=rates["transactions"],
+        ceiling=rates["plain"],
+        note="ceiling: plain batches",
+    )
+
+
+def _whole(log: PartitionLog, *, committed: bool) -> float:
+    started = time.perf_counter()
+    chunks = log.read(log.start.offset, log.end.offset, committed=committed)
+    rows = sum(chunk.batch.num_rows for chunk in chunks)
+    return rows / (time.perf_counter() - started)

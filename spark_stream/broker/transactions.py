@@ -1,0 +1,313 @@
+"""Transactions as a broker carries them out: rules decide, the store records, partitions mark.
+
+Every call can be repeated: what was decided stays decided, and what a broker that died left half
+done, the next call or the next sweep finishes.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from spark_stream.broker.host import Host
+from spark_stream.broker.partition import Partition
+from spark_stream.broker.refusals import of_transaction
+from spark_stream.cluster.numbers import Numbers
+from spark_stream.cluster.store import MetadataStore
+from spark_stream.cluster.transactions import ConsumerRecords, TransactionRecords
+from spark_stream.consistency import transactions as rules
+from spark_stream.consistency.producers import EPOCH_MAX
+from spark_stream.consistency.transactions import (
+    Denial,
+    Denied,
+    Fresh,
+    Joined,
+    Outcome,
+    PositionOf,
+    State,
+    Transaction,
+)
+from spark_stream.errors import IsologError, UnknownTopic, UnknownTransaction
+
+logger = logging.getLogger(__name__)
+
+FORGET_AFTER_MS: Final = 7 * 24 * 3_600_000
+_JOIN: Final = "a write"
+
+
+def now_ms() -> int:
+    """The wall clock, milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
+class TransactionDesk:
+    """The transactions of one broker's store."""
+
+    def __init__(self, store: MetadataStore, host: Host) -> None:
+        self._host = host
+        self._records = TransactionRecords(store)
+        self._consumers = ConsumerRecords(store)
+        self._numbers = Numbers(store, "numbers/transactions")
+        self._producer_ids = Numbers(store, "numbers/producers")
+
+    # -- what producers ask -----------------------------------------------------------------------
+
+    def new_producer(self) -> int:
+        """A producer id that nobody else has."""
+        return self._producer_ids.take()
+
+    def init(self, transactional_id: str, instance: str, timeout_ms: int) -> Transaction:
+        """The instance owns the id from now on.
+
+        Raises:
+            ProducerFenced: a later instance took it over already.
+        """
+        return self._decided(
+            transactional_id,
+            lambda found: rules.init(found, instance, timeout_ms),
+            None,
+            "taking it over",
+        )
+
+    def begin(self, transactional_id: str, instance: str, after: int) -> Transaction:
+        """A new transaction of the owner.
+
+        Raises:
+            ProducerFenced, InvalidTransaction, UnknownTransaction.
+        """
+        fresh = Fresh(self._numbers.take(), -1)
+
+        def rule(found: Transaction) -> Outcome:
+            nonlocal fresh
+            if fresh.producer_id < 0 and (found.producer_id < 0 or found.epoch >= EPOCH_MAX):
+                fresh = Fresh(fresh.number, self.new_producer())
+            return rules.begin(found, instance, after, fresh, now_ms())
+
+        return self._decided(transactional_id, rule, None, "beginning a transaction")
+
+    def open_branch(
+        self, transactional_id: str, query: str, instance: str, batch: int, timeout_ms: int
+    ) -> tuple[Transaction, int | None]:
+        """The transaction that writes a sink's batch, and a producer id to write under.
+
+        None in its place: the batch is committed.
+
+        Raises:
+            SinkInUse, StaleBatch, ProducerFenced.
+        """
+        fresh = Fresh(self._numbers.take(), self.new_producer())
+        asked = f"batch {batch} of query {query}"
+        while True:
+            outcome = self._changed(
+                transactional_id,
+                lambda found: rules.branch(
+                    found, query, instance, batch, timeout_ms, fresh, now_ms()
+                ),
+            )
+            if isinstance(outcome, Denied):
+                if outcome.why is Denial.DONE:
+                    return outcome.transaction, None
+                raise of_transaction(outcome, None, asked)
+            if fresh.producer_id in outcome.branches:
+                return outcome, fresh.producer_id
+            self._finished(outcome)  # what the run before left open; then begin
+
+    def join(
+        self, transactional_id: str, number: int, producer_id: int, epoch: int, at: Partition
+    ) -> None:
+        """The partition takes part from now on.
+
+        Raises:
+            ProducerFenced, TransactionAborted, InvalidTransaction, UnknownTransaction,
+            ForeignBranch: it must not take the batch.
+        """
+        joined = Joined(at.topic, at.topic_id, at.number)
+        outcome = self._records.change(
+            transactional_id,
+            lambda found: rules.join(found, number, producer_id, epoch, joined),
+        )
+        if isinstance(outcome, Denied):
+            asked = f"{_JOIN} by producer {producer_id} of epoch {epoch}"
+            raise of_transaction(outcome, number, asked)
+
+    def renew(self, transactional_id: str, instance: str, number: int) -> Transaction:
+        """The owner is alive: the deadline moves."""
+        return self._decided(
+            transactional_id,
+            lambda found: rules.renew(found, instance, number, now_ms()),
+            number,
+            "a new deadline",
+        )
+
+    def commit(
+        self,
+        transactional_id: str,
+        instance: str,
+        number: int,
+        taken: Iterable[int],
+        batch: int | None,
+        positions: Iterable[PositionOf],
+    ) -> Transaction:
+        """Commits; returns when the markers are below the high watermark everywhere.
+
+        Raises:
+            ProducerFenced, TransactionAborted, UnknownTransaction, ForeignBranch,
+            InvalidTransaction: nothing of it is visible.
+            DiskFull, StorageFailure: it is decided; repeat the call, or the next sweep finishes it.
+        """
+        chosen, moves = tuple(taken), tuple(positions)
+        return self._decided(
+            transactional_id,
+            lambda found: rules.commit(found, instance, number, chosen, batch, moves),
+            number,
+            f"a commit of {sorted(chosen)}",
+        )
+
+    def abort(self, transactional_id: str, instance: str, number: int) -> Transaction:
+        """Takes the transaction back.
+
+        Raises:
+            InvalidTransaction: it is committed, and stays so.
+            ProducerFenced, UnknownTransaction.
+        """
+        return self._decided(
+            transactional_id,
+            lambda found: rules.abort(found, instance, number),
+            number,
+            "an abort",
+        )
+
+    def refusal(self, transactional_id: str, number: int, error: IsologError) -> IsologError:
+        """Why a partition takes no more of a transaction, as its record tells; else ``error``."""
+        found = self._records.get(transactional_id)
+        if found is None or found.number != number or found.state not in rules.ABORTS:
+            return error
+        why = Denial.FENCED if found.cause is rules.Cause.FENCED else Denial.ABORTED
+        return of_transaction(Denied(why, found), number, _JOIN)
+
+    # -- what operators ask -----------------------------------------------------------------------
+
+    def all(self) -> list[Transaction]:
+        """Every transactional id's record, by id."""
+        return self._records.all()
+
+    def get(self, transactional_id: str) -> Transaction:
+        """One of them, or UnknownTransaction."""
+        found = self._records.get(transactional_id)
+        if found is None:
+            raise UnknownTransaction(f"there is no transactional id {transactional_id!r}")
+        return found
+
+    def kill(self, transactional_id: str) -> Transaction:
+        """Aborts an open transaction, whoever owns it.
+
+        Raises:
+            UnknownTransaction, InvalidTransaction: there is none, or it is not open.
+        """
+        number = self.get(transactional_id).number
+        return self._decided(transactional_id, rules.kill, number, "an abort")
+
+    def positions(self, consumer: str) -> list[PositionOf]:
+        """Where a named consumer goes on, decided transactions included."""
+        for record in self._records.all():
+            moves = record.state is State.COMMITTING and any(
+                each.consumer == consumer for each in record.positions
+            )
+            if moves:
+                self._finished(record)
+        return self._consumers.get(consumer)
+
+    def store_positions(self, positions: list[PositionOf]) -> None:
+        """Stores positions outside any transaction."""
+        self._consumers.store(positions)
+
+    # -- finishing --------------------------------------------------------------------------------
+
+    def sweep(self) -> None:
+        """Aborts what is too old, finishes what is decided, forgets what nobody asks for again."""
+        for record in self._records.all():
+            try:
+                self._swept(record)
+            except IsologError:
+                logger.exception("transaction %d of %r", record.number, record.transactional_id)
+
+    def _swept(self, record: Transaction) -> None:
+        now = now_ms()
+        name = record.transactional_id
+        if record.state in rules.DECIDED:
+            self._finished(record)
+        elif record.state is State.OPEN and now > record.deadline_ms:
+            outcome = self._records.change(name, lambda found: rules.expire(found, now_ms()))
+            if isinstance(outcome, Transaction):
+                logger.warning(
+                    "transaction %d of %r was open for more than %d ms: aborted",
+                    outcome.number,
+                    name,
+                    outcome.timeout_ms,
+                )
+                self._finished(outcome)
+        elif record.state is not State.OPEN and now - record.deadline_ms > FORGET_AFTER_MS:
+            self._forgotten(record)
+
+    def _forgotten(self, record: Transaction) -> None:
+        # What a sink has written it must remember for ever: its query may be started again.
+        if record.committed_batch < 0 or record.query == record.transactional_id:
+            self._records.forget(record)
+
+    def _decided(
+        self,
+        transactional_id: str,
+        rule: Callable[[Transaction], Outcome],
+        number: int | None,
+        asked: str,
+    ) -> Transaction:
+        """The record after the event, finished if it was decided."""
+        outcome = self._changed(transactional_id, rule)
+        if isinstance(outcome, Denied):
+            raise of_transaction(outcome, number, asked)
+        return self._finished(outcome) if outcome.state in rules.DECIDED else outcome
+
+    def _changed(self, transactional_id: str, rule: Callable[[Transaction], Outcome]) -> Outcome:
+        """As the records' ``change``, after what has to be finished first."""
+        while True:
+            outcome = self._records.change(transactional_id, rule)
+            if not (isinstance(outcome, Denied) and outcome.why is Denial.PENDING):
+                return outcome
+            self._finished(outcome.transaction)
+
+    def _finished(self, decided: Transaction) -> Transaction:
+        """Writes the markers that are missing, stores the positions, and says that it is done.
+
+        Raises:
+            DiskFull, StorageFailure, DamagedSegment: a partition could not be marked; all others
+                are.
+        """
+        failure: IsologError | None = None
+        for joined in decided.partitions:
+            try:
+                partition = self._host.topic(joined.topic, joined.topic_id).partition(
+                    joined.partition
+                )
+                partition.end_transaction(
+                    decided.number, lambda producer_id: rules.takes(decided, producer_id)
+                )
+            except UnknownTopic:
+                continue  # it was deleted, and what the transaction wrote with it
+            except IsologError as error:
+                failure = error
+        if failure is not None:
+            raise failure
+        if decided.state is State.COMMITTING and decided.positions:
+            self._consumers.store(
+                list(decided.positions), lambda: self._still(decided, State.COMMITTING)
+            )
+        outcome = self._records.change(
+            decided.transactional_id, lambda found: rules.finish(found, decided.number)
+        )
+        return outcome if isinstance(outcome, Transaction) else outcome.transaction
+
+    def _still(self, decided: Transaction, state: State) -> bool:
+        found = self._records.get(decided.transactional_id)
+        return found is not None and (found.number, found.state) == (decided.number, state)

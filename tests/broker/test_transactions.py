@@ -1,0 +1,438 @@
+"""Transactions at the broker, by plain Flight calls: decided once, visible together or never."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as fl
+import pytest
+
+from spark_stream.errors import (
+    ForeignBranch,
+    InvalidTransaction,
+    ProducerFenced,
+    SinkInUse,
+    StaleBatch,
+    TransactionAborted,
+    UnknownTransaction,
+)
+from tests.broker.stamped import Appender, Owner, bounds, refused, seen
+from tests.faults import FaultyBroker
+from tests.support import NUMBERS, BrokerProcess, act, eventually, fetched
+
+COMMITTED = "read_committed"
+LEVELS = ("read_uncommitted", "read_replicated", "read_committed", "read_atomic")
+
+
+@pytest.fixture
+def t(log, topic) -> str:
+    log.create_topic(topic, 2, schema=NUMBERS)
+    return topic
+
+
+def table(flight, topic, partition=0) -> dict[str, list[int]]:
+    return {level: seen(flight, topic, level, partition) for level in LEVELS}
+
+
+# -- what each level sees -------------------------------------------------------------------------
+
+
+def test_an_open_transaction_is_seen_by_two_levels_and_holds_the_others_back(flight, t):
+    Appender(flight, t).put(1, 1, act(flight, "new-producer")["producer_id"], 0)
+    owner = Owner(flight).begin()
+    owner.put(t, 2, 2)
+    Appender(flight, t).put(4, 1, act(flight, "new-producer")["producer_id"], 0)
+    assert table(flight, t) == dict(zip(LEVELS, [[1, 2, 3, 4]] * 2 + [[1]] * 2, strict=True))
+    assert bounds(flight, t) == (1, 4, 4)
+    owner.commit()
+    assert table(flight, t) == {level: [1, 2, 3, 4] for level in LEVELS}
+    assert bounds(flight, t) == (4, 4, 4)
+
+
+def test_aborted_records_never_travel_to_those_who_read_committed(flight, t):
+    owner = Owner(flight).begin()
+    owner.put(t, 2, 2)
+    Appender(flight, t).put(4, 1, act(flight, "new-producer")["producer_id"], 0)
+    owner.abort()
+    assert table(flight, t) == dict(zip(LEVELS, [[2, 3, 4]] * 2 + [[4]] * 2, strict=True))
+    batches, end = fetched(flight, t, isolation=COMMITTED, columns=["_offset", "n"])
+    assert batches[0][0].to_pydict() == {"_offset": [2], "n": [4]}
+    assert end["next"] == 3
+
+
+def test_a_range_in_which_nothing_is_visible_returns_at_once_with_the_next_offset(flight, t):
+    owner = Owner(flight).begin()
+    owner.put(t, 1, 50)
+    owner.abort()
+    for level in LEVELS[2:]:
+        batches, end = fetched(flight, t, isolation=level, wait_ms=20_000)
+        assert (batches, end["next"]) == ([], 50)
+        batches, end = fetched(flight, t, isolation=level, start=10, end=20, wait_ms=20_000)
+        assert (batches, end["next"]) == ([], 20)
+
+
+def test_rows_with_gaps_say_their_offsets(flight, t):
+    plain = act(flight, "new-producer")["producer_id"]
+    stream = Appender(flight, t)
+    owner = Owner(flight)
+    for n in range(6):
+        stream.put(10 * n, 1, plain, n)
+        owner.begin().put(t, 10 * n + 1, 1)
+        owner.abort()
+    batches, end = fetched(flight, t, isolation=COMMITTED, columns=["_offset", "n"])
+    found = [row for batch, _ in batches for row in zip(*batch.to_pydict().values(), strict=True)]
+    assert found == [(2 * n, 10 * n) for n in range(6)]
+    assert end["next"] == 12
+    (_, facts), *others = batches
+    if not others:
+        assert facts["spans"] == [[2 * n, 1] for n in range(6)]
+    batches, end = fetched(flight, t, isolation=COMMITTED, max_records=2)
+    assert sum(batch.num_rows for batch, _ in batches) == 2
+    assert end["next"] in (3, 4)
+
+
+def test_latest_is_the_bound_of_the_callers_level(flight, t):
+    owner = Owner(flight).begin()
+    owner.put(t, 1, 5)
+    found = {
+        level: act(flight, "list-offsets", topic=t, isolation=level)["offsets"]["0"]
+        for level in LEVELS
+    }
+    assert found == dict(zip(LEVELS, (5, 5, 0, 0), strict=True))
+    at = {
+        level: act(flight, "list-offsets", topic=t, timestamp=0, isolation=level)["offsets"]["0"]
+        for level in LEVELS
+    }
+    assert at == dict.fromkeys(LEVELS, 0)
+    owner.commit()
+    assert act(flight, "list-offsets", topic=t, isolation=COMMITTED)["offsets"]["0"] == 5
+
+
+# -- over partitions and topics -------------------------------------------------------------------
+
+
+def test_a_transaction_spans_partitions_and_topics(flight, log, t):
+    log.create_topic(f"{t}-too", schema=NUMBERS)
+    owner = Owner(flight).begin()
+    owner.put(t, 1, 1, partition=0)
+    owner.put(t, 2, 1, partition=1)
+    owner.put(f"{t}-too", 3, 1)
+    places = [(t, 0), (t, 1), (f"{t}-too", 0)]
+    assert [seen(flight, name, COMMITTED, number) for name, number in places] == [[], [], []]
+    facts = owner.described()
+    assert [(each["topic"], each["partition"]) for each in facts["partitions"]] == places
+    owner.commit()
+    assert [seen(flight, name, COMMITTED, number) for name, number in places] == [[1], [2], [3]]
+
+
+def test_a_transaction_with_no_write_leaves_no_trace(broker: BrokerProcess, tmp_path: Path):
+    with broker.connect() as log:
+        log.create_topic("t", schema=NUMBERS)
+    with broker.flight() as flight:
+        Owner(flight).begin().commit()
+        Owner(flight).begin().abort()
+        assert bounds(flight, "t") == (0, 0, 0)
+    entries = list((tmp_path / "log" / "topics").rglob("*.entries"))
+    assert [os.stat(each).st_size for each in entries] == [0]
+
+
+def test_a_topic_that_is_deleted_meanwhile_holds_nothing_up(flight, log, t):
+    log.create_topic(f"{t}-gone", schema=NUMBERS)
+    owner = Owner(flight).begin()
+    owner.put(t, 1, 1)
+    owner.put(f"{t}-gone", 2, 1)
+    log.delete_topic(f"{t}-gone")
+    assert owner.commit()["state"] == "committed"
+    assert seen(flight, t, COMMITTED) == [1]
+
+
+def test_a_branch_that_the_commit_does_not_name_aborts(flight, t):
+    who = {"transactional_id": f"sink-{t}", "query": "q", "instance": "run", "batch": 0}
+    one, two = (act(flight, "open-branch", **who) for _ in range(2))
+    stream = Appender(flight, t, f"sink-{t}")
+    for branch, number in ((one, 1), (two, 2), (one, 3)):
+        stream.put(number, 1, branch["producer_id"], number // 3, transaction=branch["number"])
+    owner = {"transactional_id": f"sink-{t}", "instance": "run", "number": one["number"]}
+    error = refused(
+        lambda: act(flight, "commit-transaction", **owner, branches=[one["producer_id"], 10**9])
+    )
+    assert isinstance(error, ForeignBranch)
+    assert seen(flight, t, COMMITTED) == []
+    act(flight, "commit-transaction", **owner, branches=[one["producer_id"]], batch=0)
+    assert seen(flight, t, COMMITTED) == [1, 3]
+    assert act(flight, "open-branch", **who)["committed"] is True
+    refusals = {
+        SinkInUse: who | {"query": "another"},
+        StaleBatch: who | {"batch": 0},
+    }
+    act(flight, "open-branch", **who | {"batch": 1})
+    assert isinstance(refused(lambda: act(flight, "open-branch", **refusals[SinkInUse])), SinkInUse)
+    assert act(flight, "open-branch", **who)["committed"] is True
+
+
+# -- fencing and time -----------------------------------------------------------------------------
+
+
+def test_a_new_instance_fences_the_old_and_its_transaction_is_aborted_once(flight, t):
+    old = Owner(flight).begin()
+    old.put(t, 1, 1)
+    new = Owner(flight, old.name)
+    assert old.described()["state"] == "aborted"
+    assert isinstance(refused(old.commit), ProducerFenced)
+    assert isinstance(refused(old.abort), ProducerFenced)
+    assert isinstance(refused(old.begin), ProducerFenced)
+    stream = Appender(flight, t, old.name)
+    late = stream.refused(2, 1, old.producer, 1, epoch=old.epoch, transaction=old.number)
+    assert isinstance(late, ProducerFenced)
+    elsewhere = stream.refused(
+        2, 1, old.producer, 0, epoch=old.epoch, transaction=old.number, partition=1
+    )
+    assert isinstance(elsewhere, ProducerFenced)
+    new.begin().put(t, 3, 1)
+    new.commit()
+    assert seen(flight, t, COMMITTED) == [3]
+    assert seen(flight, t, "read_uncommitted") == [1, 3]
+
+
+def test_an_expired_transaction_is_aborted_and_its_owner_refused(flight, t):
+    owner = Owner(flight, timeout_ms=200).begin()
+    owner.put(t, 1, 1)
+    eventually(lambda: owner.described()["state"] == "aborted")
+    assert bounds(flight, t) == (1, 1, 1)
+    error = refused(owner.commit)
+    assert isinstance(error, TransactionAborted)
+    assert "200 ms" in str(error)
+    stream = Appender(flight, t, owner.name)
+    for partition in (0, 1):
+        late = stream.refused(
+            2,
+            1,
+            owner.producer,
+            1 - partition,
+            epoch=owner.epoch,
+            transaction=owner.number,
+            partition=partition,
+        )
+        assert isinstance(late, TransactionAborted)
+    owner.begin().put(t, 5, 1)
+    owner.commit()
+    assert seen(flight, t, COMMITTED) == [5]
+
+
+def test_a_sign_of_life_keeps_a_transaction_open(flight, t):
+    owner = Owner(flight, timeout_ms=60_000).begin()
+    before = owner.described()["deadline_ms"]
+    eventually(
+        lambda: (
+            act(flight, "renew-transaction", **owner.who, number=owner.number)["deadline_ms"]
+            > before
+        )
+    )
+
+
+# -- asking twice, too late, or for nothing -------------------------------------------------------
+
+
+def test_a_repeated_call_gets_the_same_answer_and_the_opposite_is_refused(flight, t):
+    owner = Owner(flight).begin()
+    owner.put(t, 1, 1)
+    assert owner.commit() == owner.commit()
+    assert isinstance(refused(owner.abort), InvalidTransaction)
+    owner.begin().put(t, 2, 1)
+    assert owner.abort() == owner.abort()
+    assert isinstance(refused(owner.commit), InvalidTransaction)
+    assert seen(flight, t, COMMITTED) == [1]
+
+
+def test_a_delayed_request_of_an_earlier_transaction_does_nothing_to_a_later_one(flight, t):
+    owner = Owner(flight).begin()
+    owner.put(t, 1, 1)
+    first = (owner.producer, owner.epoch, owner.number)
+    owner.commit()
+    owner.begin().put(t, 2, 1)
+    producer, epoch, number = first
+    stream = Appender(flight, t, owner.name)
+    for sequence, partition in ((0, 0), (1, 0), (0, 1)):
+        late = stream.put(
+            9, 1, producer, sequence, epoch=epoch, transaction=number, partition=partition
+        )
+        assert "error" in late
+    for call in ("commit-transaction", "abort-transaction"):
+        more = {"branches": [producer]} if call.startswith("commit") else {}
+        error = refused(
+            lambda call=call, more=more: act(flight, call, **owner.who, number=number, **more)
+        )
+        assert isinstance(error, InvalidTransaction)
+    error = refused(lambda: act(flight, "begin-transaction", **owner.who, after=-1))
+    assert isinstance(error, InvalidTransaction)
+    owner.commit()
+    assert seen(flight, t, "read_uncommitted") == [1, 2]
+    assert seen(flight, t, COMMITTED) == [1, 2]
+
+
+def test_a_commit_of_an_unknown_transaction_is_refused(flight):
+    owner = Owner(flight).begin()
+    unknown = refused(lambda: owner.commit(number=owner.number + 1_000))
+    assert isinstance(unknown, UnknownTransaction)
+    nobody = refused(
+        lambda: act(
+            flight,
+            "commit-transaction",
+            transactional_id="nobody",
+            instance="i",
+            number=1,
+            branches=[],
+        )
+    )
+    assert isinstance(nobody, UnknownTransaction)
+    assert "nobody" in str(nobody)
+
+
+def test_a_batch_of_a_transaction_needs_its_owner(flight, t):
+    owner = Owner(flight).begin()
+    stream = Appender(flight, t)
+    error = stream.refused(1, 1, owner.producer, 0, transaction=owner.number)
+    assert error.code == "INVALID_REQUEST"
+    stranger = Appender(flight, t, owner.name)
+    error = stranger.refused(1, 1, 10**9, 0, transaction=owner.number)
+    assert isinstance(error, ForeignBranch)
+    assert bounds(flight, t) == (0, 0, 0)
+
+
+def test_a_message_with_a_bad_record_keeps_nothing_in_a_transaction(flight, log, topic):
+    log.create_topic(topic, schema=NUMBERS, config={"max.record.bytes": 4})
+    owner = Owner(flight).begin()
+    ack = owner.put(topic, 1, 2)
+    assert (ack["count"], ack["error"]["code"]) == (0, "RECORD_TOO_LARGE")
+    assert bounds(flight, topic) == (0, 0, 0)
+    owner.abort()
+
+
+# -- operators ------------------------------------------------------------------------------------
+
+
+def test_operators_list_transactions_see_the_open_ones_and_abort_them(flight, t):
+    owner = Owner(flight).begin()
+    owner.put(t, 1, 3, partition=1)
+    listed = act(flight, "list-transactions")["transactions"]
+    (mine,) = [each for each in listed if each["transactional_id"] == owner.name]
+    assert (mine["state"], mine["number"]) == ("open", owner.number)
+    assert mine["partitions"] == [{"topic": t, "partition": 1, "first_offset": 0}]
+    described = act(flight, "describe-topic", topic=t)["partitions"]
+    assert [each["open_transactions"] for each in described] == [0, 1]
+    killed = act(flight, "kill-transaction", transactional_id=owner.name)
+    assert killed["state"] == "aborted"
+    assert isinstance(refused(owner.commit), TransactionAborted)
+    again = refused(lambda: act(flight, "kill-transaction", transactional_id=owner.name))
+    assert isinstance(again, InvalidTransaction)
+    unknown = refused(lambda: act(flight, "kill-transaction", transactional_id="nobody"))
+    assert isinstance(unknown, UnknownTransaction)
+
+
+# -- kill -9 --------------------------------------------------------------------------------------
+
+
+def interrupted(call: Callable[[], Any]) -> None:
+    """The call gets no answer: its broker dies meanwhile."""
+    try:
+        call()
+    except (fl.FlightError, pa.ArrowException, OSError, AttributeError):
+        return  # AttributeError: an acknowledgement that is None, the stream having ended
+    raise AssertionError("the call was answered")
+
+
+def test_an_open_transaction_outlives_its_broker(broker: BrokerProcess):
+    with broker.connect() as log:
+        log.create_topic("t", schema=NUMBERS)
+    with broker.flight() as flight:
+        owner = Owner(flight).begin()
+        owner.put("t", 1, 2)
+    broker.kill()
+    broker.restart()
+    with broker.flight() as flight:
+        owner.flight = flight
+        assert bounds(flight, "t") == (0, 2, 2)
+        owner.put("t", 3, 1)
+        owner.commit()
+        assert seen(flight, "t", COMMITTED) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("decision", "point"),
+    [
+        ("commit", "decided"),
+        ("commit", "half marked"),
+        ("commit", "marked"),
+        ("commit", "positions stored"),
+        ("commit", "finished"),
+        ("abort", "decided"),
+        ("abort", "half marked"),
+        ("abort", "finished"),
+    ],
+)
+def test_a_transaction_whose_finisher_died_is_finished_by_the_next_broker(
+    tmp_path: Path, point: str, decision: str
+):
+    with FaultyBroker(tmp_path / "log", point) as broker:
+        with broker.connect() as log:
+            log.create_topic("t", 3, schema=NUMBERS)
+        with broker.flight() as flight:
+            owner = Owner(flight).begin()
+            for partition in range(3):
+                owner.put("t", partition, 1, partition=partition)
+            broker.arm()
+            fate = "committed" if decision == "commit" else "aborted"
+            moved = {
+                "consumer": "c",
+                "topic": "t",
+                "topic_id": "i",
+                "partition": 0,
+                "offset": 7,
+            }
+
+            def decide() -> dict[str, Any]:
+                if decision == "commit":
+                    return owner.commit(positions=[moved])
+                return owner.abort()
+
+            interrupted(decide)
+            eventually(lambda: broker.died)
+        broker.restart()
+        with broker.flight() as flight:
+            owner.flight = flight
+            whole = [[0], [1], [2]] if decision == "commit" else [[], [], []]
+            assert [seen(flight, "t", COMMITTED, partition) for partition in range(3)] == whole
+            assert owner.described()["state"] == fate
+            positions = act(flight, "consumer-position", consumer="c")["positions"]
+            assert positions == ([moved] if decision == "commit" else [])
+            assert decide()["state"] == fate
+            owner.begin().put("t", 9, 1)
+            owner.commit()
+            assert seen(flight, "t", COMMITTED)[-1] == 9
+
+
+@pytest.mark.parametrize("point", ["joined", "appended"])
+def test_a_batch_whose_broker_died_around_it_is_there_once_after_a_retry(
+    tmp_path: Path, point: str
+):
+    with FaultyBroker(tmp_path / "log", point) as broker:
+        with broker.connect() as log:
+            log.create_topic("t", schema=NUMBERS)
+        with broker.flight() as flight:
+            owner = Owner(flight).begin()
+            broker.arm()
+            interrupted(lambda: owner.put("t", 1, 2))
+            eventually(lambda: broker.died)
+        broker.restart()
+        with broker.flight() as flight:
+            owner.flight = flight
+            ack = Appender(flight, "t", owner.name).put(
+                1, 2, owner.producer, 0, epoch=owner.epoch, transaction=owner.number
+            )
+            assert (ack["offset"], ack["duplicate"]) == (0, point == "appended")
+            owner.commit()
+            assert seen(flight, "t", COMMITTED) == [1, 2]

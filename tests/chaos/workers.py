@@ -1,0 +1,251 @@
+"""Writers and readers that go on whatever happens to the broker, and note what they were told."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import pandas as pd
+import pyarrow as pa
+
+import spark_stream as isolog
+from spark_stream.client.values import Written
+from spark_stream.errors import (
+    InvalidTransaction,
+    IsologError,
+    ProducerFenced,
+    TransactionAborted,
+    UnknownOutcome,
+)
+from tests.chaos.checker import READ, WRITE
+
+SCHEMA = pa.schema([("writer", pa.string()), ("number", pa.int64())])
+TOPICS = {"t": 3, "u": 1}
+_transactions = itertools.count()
+
+
+def rows(writer: str, first: int, count: int) -> pa.RecordBatch:
+    numbers = pa.array(range(first, first + count), pa.int64())
+    return pa.RecordBatch.from_arrays([pa.array([writer] * count), numbers], schema=SCHEMA)
+
+
+@dataclass
+class Notes:
+    """What all workers noted, as frames for the checker."""
+
+    writes: list[pd.DataFrame] = field(default_factory=list)
+    reads: list[pd.DataFrame] = field(default_factory=list)
+    surprises: list[BaseException] = field(default_factory=list)
+    commits: int = 0
+    aborts: int = 0
+
+    def wrote(
+        self,
+        writer: str,
+        first: int,
+        count: int,
+        *,
+        to: tuple[str, int],
+        transaction: int,
+        outcome: str,
+    ) -> None:
+        self.writes.append(
+            pd.DataFrame(
+                {
+                    "writer": writer,
+                    "number": range(first, first + count),
+                    "topic": to[0],
+                    "partition": to[1],
+                    "transaction": transaction,
+                    "outcome": outcome,
+                },
+                columns=WRITE,
+            )
+        )
+
+    def read(
+        self, reader: str, level: str, snapshot: int, batch: pa.RecordBatch | pa.Table
+    ) -> None:
+        frame = pd.DataFrame(
+            {
+                "reader": reader,
+                "level": level,
+                "snapshot": snapshot,
+                "topic": batch.column("_topic").to_pandas(),
+                "partition": batch.column("_partition").to_pandas(),
+                "offset": batch.column("_offset").to_pandas(),
+                "writer": batch.column("writer").to_pandas(),
+                "number": batch.column("number").to_pandas(),
+            },
+            columns=READ,
+        )
+        self.reads.append(frame)
+
+
+class Worker(threading.Thread):
+    """A thread with a seeded randomness of its own; what it did not foresee fails the test."""
+
+    def __init__(
+        self,
+        name: str,
+        seed: int,
+        notes: Notes,
+        stop: threading.Event,
+        task: Callable[[Worker], None],
+    ) -> None:
+        super().__init__(name=name, daemon=True)
+        self.random = random.Random(f"{seed}/{name}")
+        self.notes = notes
+        self.stopped = stop
+        self.number = 0
+        self._task = task
+
+    def run(self) -> None:
+        try:
+            self._task(self)
+        except BaseException as error:
+            self.notes.surprises.append(error)
+
+    def place(self) -> tuple[str, int]:
+        topic = self.random.choice(list(TOPICS))
+        return topic, self.random.randrange(TOPICS[topic])
+
+    def pause(self) -> None:
+        time.sleep(self.random.random() * 0.02)
+
+
+@dataclass
+class Sent:
+    first: int
+    count: int
+    to: tuple[str, int]
+    future: Future[Written]
+
+
+def send(worker: Worker, producer: isolog.Producer, rows_max: int) -> Sent:
+    count = worker.random.randint(1, rows_max)
+    first, worker.number = worker.number, worker.number + count
+    to = worker.place()
+    future = producer.append(to[0], rows(worker.name, first, count), partition=to[1])
+    return Sent(first, count, to, future)
+
+
+def outcome_of(sent: Sent) -> str:
+    """What the producer was told of a write outside any transaction."""
+    try:
+        sent.future.result(120)
+    except UnknownOutcome:
+        return "unknown"
+    return "acknowledged"
+
+
+def plain_writer(connect: Callable[[], isolog.Log]) -> Callable[[Worker], None]:
+    """Appends outside any transaction; several batches under way at a time."""
+
+    def task(worker: Worker) -> None:
+        with connect() as log, log.producer() as producer:
+            while not worker.stopped.is_set():
+                sent = [send(worker, producer, 20) for _ in range(worker.random.randint(1, 5))]
+                for each in sent:
+                    worker.notes.wrote(
+                        worker.name,
+                        each.first,
+                        each.count,
+                        to=each.to,
+                        transaction=-1,
+                        outcome=outcome_of(each),
+                    )
+                worker.pause()
+
+    return task
+
+
+def transactional_writer(connect: Callable[[], isolog.Log]) -> Callable[[Worker], None]:
+    """Transactions over several partitions and topics, of which a third is aborted."""
+
+    def task(worker: Worker) -> None:
+        with connect() as log, log.producer(transactional_id=worker.name) as producer:
+            while not worker.stopped.is_set():
+                transaction = next(_transactions)
+                sent, outcome = one_transaction(worker, log, producer)
+                for each in sent:
+                    worker.notes.wrote(
+                        worker.name,
+                        each.first,
+                        each.count,
+                        to=each.to,
+                        transaction=transaction,
+                        outcome=outcome,
+                    )
+                worker.pause()
+
+    return task
+
+
+def one_transaction(
+    worker: Worker, log: isolog.Log, producer: isolog.Producer
+) -> tuple[list[Sent], str]:
+    sent: list[Sent] = []
+    try:
+        producer.begin_transaction()
+        sent += [send(worker, producer, 10) for _ in range(worker.random.randint(1, 6))]
+        if worker.random.random() < 1 / 3:
+            producer.abort_transaction()
+            worker.notes.aborts += 1
+            return sent, "aborted"
+        producer.commit_transaction()
+    except (TransactionAborted, ProducerFenced, InvalidTransaction):
+        worker.notes.aborts += 1
+        return sent, "aborted"
+    worker.notes.commits += 1
+    return sent, "committed"
+
+
+def following_reader(
+    connect: Callable[[], isolog.Log], level: str, end: threading.Event
+) -> Callable[[Worker], None]:
+    """Reads on from where it is, until ``end`` is set and it has reached its level's bound."""
+
+    def task(worker: Worker) -> None:
+        with connect() as log:
+            consumer = log.consumer(list(TOPICS), isolation=level, metadata=True)
+            last = False
+            while not last:
+                last = end.is_set()
+                try:
+                    for batch in consumer.batches(until="latest"):
+                        worker.notes.read(worker.name, level, -1, batch)
+                except IsologError as error:
+                    if not error.retriable:
+                        raise
+                    last = False
+                time.sleep(0.02)
+            consumer.close()
+
+    return task
+
+
+def snapshot_reader(connect: Callable[[], isolog.Log], level: str) -> Callable[[Worker], None]:
+    """Reads both topics as a whole, again and again: each time one snapshot."""
+
+    def task(worker: Worker) -> None:
+        with connect() as log:
+            snapshots = itertools.count()
+            while not worker.stopped.is_set():
+                try:
+                    tables = log.read(list(TOPICS), isolation=level, metadata=True)
+                except IsologError as error:
+                    if not error.retriable:
+                        raise
+                    continue
+                number = next(snapshots)
+                for table in tables.values():
+                    worker.notes.read(worker.name, level, number, table)
+                time.sleep(0.2)
+
+    return task
