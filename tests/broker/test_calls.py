@@ -303,7 +303,7 @@ def test_every_action_that_is_listed_can_be_called(flight, hundred):
     for action in flight.list_actions(CALL):
         assert "→" in action.description
         call = fl.Action(action.type, b"{}")
-        if action.type in ("list-topics", "status"):
+        if action.description.startswith("Empty "):
             list(flight.do_action(call, CALL))
         else:
             assert code_of(lambda c=call: list(flight.do_action(c, CALL))) == "INVALID_REQUEST"

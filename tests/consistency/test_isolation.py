@@ -22,13 +22,15 @@ from spark_stream.consistency.isolation import (
 OFFSETS = st.integers(0, 40)
 
 
-def bounds_of(start: int, stable: int, replicated: int, end: int) -> Bounds:
-    return Bounds(Offset(start), Offset(stable), Offset(replicated), Offset(end))
+def bounds_of(start: int, stable: int, replicated: int, end: int, cut: int | None = None) -> Bounds:
+    at = stable if cut is None else cut
+    return Bounds(Offset(start), Offset(stable), Offset(replicated), Offset(end), Offset(at))
 
 
 @st.composite
 def any_bounds(draw) -> Bounds:
-    return bounds_of(*sorted(draw(st.tuples(OFFSETS, OFFSETS, OFFSETS, OFFSETS))))
+    start, *rest = sorted(draw(st.tuples(OFFSETS, OFFSETS, OFFSETS, OFFSETS)))
+    return bounds_of(start, *rest, cut=draw(st.integers(0, rest[0])))
 
 
 def may_see(bounds: Bounds, isolation: Isolation, offset: int) -> bool:
@@ -38,8 +40,11 @@ def may_see(bounds: Bounds, isolation: Isolation, offset: int) -> bool:
             return offset < bounds.log_end_offset
         case Isolation.READ_REPLICATED:
             return offset < bounds.high_watermark
-        case Isolation.READ_COMMITTED | Isolation.READ_ATOMIC:
+        case Isolation.READ_COMMITTED:
             return offset < bounds.last_stable_offset
+        case Isolation.READ_ATOMIC:
+            assert bounds.atomic_cut is not None
+            return offset < bounds.atomic_cut
 
 
 @settings(max_examples=250)
@@ -76,12 +81,12 @@ def test_each_level_sees_no_more_than_the_one_before(bounds):
 
 
 def test_the_four_levels_of_one_log():
-    bounds = bounds_of(2, 5, 7, 9)
+    bounds = bounds_of(2, 5, 7, 9, cut=4)
     assert {level: upper_bound(bounds, level) for level in CONSUMER_LEVELS} == {
         "read_uncommitted": 9,
         "read_replicated": 7,
         "read_committed": 5,
-        "read_atomic": 5,
+        "read_atomic": 4,
     }
 
 
