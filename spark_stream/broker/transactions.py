@@ -66,7 +66,7 @@ class TransactionDesk:
         """
         return self._decided(
             transactional_id,
-            lambda found: rules.init(found, instance, timeout_ms),
+            lambda found: rules.init(found, instance, timeout_ms, now_ms()),
             None,
             "taking it over",
         )

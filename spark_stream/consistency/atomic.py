@@ -284,7 +284,7 @@ def next_cut(
     start = np.array(lower, np.int64)
     limit = np.maximum(np.asarray(bounds, np.int64), start)
     wanted = np.clip(np.asarray(upper, np.int64), start, limit)
-    if (wanted == start).all():
+    if (np.asarray(upper, np.int64) <= start).all():
         return start
     cut = _lowered(wanted.copy(), start, spans)
     if (cut > start).any():

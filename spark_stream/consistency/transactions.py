@@ -151,7 +151,8 @@ class PositionOf:
 class Transaction:
     """The record of a transactional id. Times in milliseconds since the epoch.
 
-    ``after`` is the number that its BEGIN named; ``fresh`` that this instance has begun none yet;
+    ``deadline_ms`` also says when an id that has nothing open was last used. ``after`` is the
+    number that its BEGIN named; ``fresh`` that this instance has begun none yet;
     ``fenced`` the instances that were displaced, the latest last.
     """
 
@@ -201,7 +202,7 @@ def moved(transaction: Transaction, event: Event) -> State | None:
     return TABLE.get((transaction.state, event))
 
 
-def init(transaction: Transaction, instance: str, timeout_ms: int) -> Outcome:
+def init(transaction: Transaction, instance: str, timeout_ms: int, now_ms: int) -> Outcome:
     """An instance takes the id over. Its owner is fenced, an open transaction aborted."""
     if instance in transaction.fenced:
         return Denied(Denial.FENCED, transaction)
@@ -210,7 +211,12 @@ def init(transaction: Transaction, instance: str, timeout_ms: int) -> Outcome:
     after = moved(transaction, Event.INIT)
     if after is None:
         return Denied(Denial.PENDING, transaction)
-    return replace(_owned(transaction, instance), state=after, timeout_ms=timeout_ms)
+    return replace(
+        _owned(transaction, instance),
+        state=after,
+        timeout_ms=timeout_ms,
+        deadline_ms=now_ms + timeout_ms,
+    )
 
 
 def begin(

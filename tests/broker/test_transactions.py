@@ -223,6 +223,16 @@ def test_an_expired_transaction_is_aborted_and_its_owner_refused(flight, t):
     assert seen(flight, t, COMMITTED) == [5]
 
 
+def test_an_id_that_begins_nothing_for_a_while_is_still_there(flight, t):
+    owner = Owner(flight)
+    others = [Owner(flight, timeout_ms=1).begin() for _ in range(2)]
+    for other in others:  # two looks at all transactions have passed when both have expired
+        eventually(lambda other=other: other.described()["state"] == "aborted")
+    owner.begin().put(t, 1, 1)
+    owner.commit()
+    assert seen(flight, t, COMMITTED) == [1]
+
+
 def test_a_sign_of_life_keeps_a_transaction_open(flight, t):
     owner = Owner(flight, timeout_ms=60_000).begin()
     before = owner.described()["deadline_ms"]

@@ -44,7 +44,7 @@ def denied(outcome: Outcome) -> Denial:
 
 
 def owned(instance: str = "a") -> Transaction:
-    return ok(rules.init(Transaction("x"), instance, TIMEOUT))
+    return ok(rules.init(Transaction("x"), instance, TIMEOUT, 1_000))
 
 
 def opened(number: int = 5, producer: int = 70) -> Transaction:
@@ -71,6 +71,13 @@ def aborted(cause: str = "asked") -> Transaction:
 
 def sink(found: Transaction, run: str, batch: int, number: int, producer: int) -> Outcome:
     return rules.branch(found, "q", run, batch, TIMEOUT, Fresh(number, producer), 1_000)
+
+
+def test_an_id_that_was_just_taken_over_counts_as_used():
+    """Else the sweep would forget it for its age before it begins anything."""
+    assert owned().deadline_ms == 1_000 + TIMEOUT
+    again = ok(rules.init(committed(), "b", TIMEOUT, 500_000))
+    assert again.deadline_ms == 500_000 + TIMEOUT
 
 
 # -- beginning ------------------------------------------------------------------------------------
@@ -114,25 +121,28 @@ def test_an_id_that_nobody_owns_is_unknown():
 
 
 def test_a_new_instance_fences_the_old_and_aborts_its_transaction_once():
-    taken = ok(rules.init(joined(), "b", TIMEOUT))
+    taken = ok(rules.init(joined(), "b", TIMEOUT, 1_000))
     assert (taken.state, taken.cause, taken.instance) == (State.ABORTING, Cause.FENCED, "b")
     for call in (
         lambda found: rules.commit(found, "a", 5, [70]),
         lambda found: rules.abort(found, "a", 5),
         lambda found: rules.begin(found, "a", 5, Fresh(6, 71), 0),
         lambda found: rules.renew(found, "a", 5, 0),
-        lambda found: rules.init(found, "a", TIMEOUT),
+        lambda found: rules.init(found, "a", TIMEOUT, 1_000),
     ):
         assert denied(call(taken)) is Denial.FENCED
         assert denied(call(ok(rules.finish(taken, 5)))) is Denial.FENCED
     assert denied(rules.join(taken, 5, 70, 0, OTHER)) is Denial.FENCED
-    assert ok(rules.init(taken, "b", TIMEOUT)) == taken
+    assert ok(rules.init(taken, "b", TIMEOUT, 1_000)) == taken
 
 
 def test_taking_over_a_decided_transaction_waits_until_it_is_finished():
     committing = ok(rules.commit(joined(), "a", 5, [70]))
-    assert denied(rules.init(committing, "b", TIMEOUT)) is Denial.PENDING
-    assert ok(rules.init(ok(rules.finish(committing, 5)), "b", TIMEOUT)).state is State.COMMITTED
+    assert denied(rules.init(committing, "b", TIMEOUT, 1_000)) is Denial.PENDING
+    assert (
+        ok(rules.init(ok(rules.finish(committing, 5)), "b", TIMEOUT, 1_000)).state
+        is State.COMMITTED
+    )
 
 
 # -- deciding -------------------------------------------------------------------------------------
@@ -258,7 +268,7 @@ def test_a_commit_of_another_batch_than_was_begun_is_refused():
 def test_the_fenced_instances_that_are_remembered_are_bounded():
     found = owned("0")
     for run in range(1, 3 * rules.FENCED_KEPT):
-        found = ok(rules.init(found, str(run), TIMEOUT))
+        found = ok(rules.init(found, str(run), TIMEOUT, 1_000))
     assert len(found.fenced) == rules.FENCED_KEPT
     assert found.fenced[-1] == str(3 * rules.FENCED_KEPT - 2)
 
@@ -266,7 +276,7 @@ def test_the_fenced_instances_that_are_remembered_are_bounded():
 # -- the table ------------------------------------------------------------------------------------
 
 CALLS = {
-    Event.INIT: lambda found: rules.init(found, "b", TIMEOUT),
+    Event.INIT: lambda found: rules.init(found, "b", TIMEOUT, 1_000),
     Event.BEGIN: lambda found: rules.begin(found, "a", found.number, Fresh(90, 91), 0),
     Event.JOIN: lambda found: rules.join(found, 5, 70, 0, OTHER),
     Event.RENEW: lambda found: rules.renew(found, "a", 5, 77),
@@ -346,7 +356,7 @@ class TransactionMachine(RuleBasedStateMachine):
 
     @rule(instance=instances)
     def init(self, instance):
-        self.take(rules.init(self.record, instance, 10))
+        self.take(rules.init(self.record, instance, 10, 1_000))
 
     @rule(instance=instances, first=st.booleans(), off=near)
     def begin(self, instance, first, off):

@@ -1,0 +1,203 @@
+"""Atomic cuts against a search through all of them; extents kept up against extents derived."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_stream.consistency import atomic
+from spark_stream.consistency.atomic import Spans, greatest_cut, least_cut, next_cut
+from spark_stream.consistency.entries import ENTRY, Kind
+
+Records = list[int]
+"""Of one partition: the transaction of each record by offset; -1: none."""
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """So that few transactions already lie in several blocks."""
+    monkeypatch.setattr(atomic, "_RECENT_MAX", 3)
+
+
+def spans_of(records: Records) -> Spans:
+    spans = Spans()
+    for offset, transaction in enumerate(records):
+        if transaction >= 0:
+            spans.appended(transaction, 100 + transaction, offset, offset)
+    return spans
+
+
+def snapshots(partitions: list[Records]):
+    return [spans_of(records).snapshot() for records in partitions]
+
+
+def is_atomic(cut, partitions: list[Records], lower=None) -> bool:
+    """Whether no transaction lies on both sides; what is below ``lower`` is not looked at."""
+    lower = lower or [0] * len(cut)
+    below, above = set(), set()
+    for end, start, records in zip(cut, lower, partitions, strict=True):
+        below |= {each for each in records[start:end] if each >= 0}
+        above |= {each for each in records[max(start, end) :] if each >= 0}
+    return not below & above
+
+
+def all_cuts(low, high):
+    return itertools.product(
+        *(range(first, last + 1) for first, last in zip(low, high, strict=True))
+    )
+
+
+partitions = st.lists(st.lists(st.integers(-1, 5), min_size=0, max_size=6), min_size=1, max_size=3)
+
+
+@st.composite
+def bounded(draw):
+    found = draw(partitions)
+    return found, [draw(st.integers(0, len(records))) for records in found]
+
+
+@settings(max_examples=1500, deadline=None)
+@given(bounded())
+def test_the_greatest_cut_is_the_greatest(drawn):
+    found, bounds = drawn
+    cut = greatest_cut(bounds, snapshots(found)).tolist()
+    sound = [each for each in all_cuts([0] * len(bounds), bounds) if is_atomic(each, found)]
+    assert tuple(cut) in sound
+    assert cut == np.max(sound, axis=0).tolist()
+
+
+@settings(max_examples=1500, deadline=None)
+@given(bounded(), st.data())
+def test_the_least_cut_is_the_least(drawn, data):
+    found, bounds = drawn
+    spans = snapshots(found)
+    limit = greatest_cut(bounds, spans).tolist()
+    floors = [data.draw(st.integers(0, each)) for each in limit]
+    cut = least_cut(floors, limit, spans).tolist()
+    sound = [each for each in all_cuts(floors, limit) if is_atomic(each, found)]
+    assert tuple(cut) in sound
+    assert cut == np.min(sound, axis=0).tolist()
+
+
+@settings(max_examples=1500, deadline=None)
+@given(bounded(), st.data())
+def test_the_next_cut_goes_on(drawn, data):
+    found, bounds = drawn
+    spans = snapshots(found)
+    lower = [data.draw(st.integers(0, each)) for each in bounds]
+    upper = [data.draw(st.integers(0, len(records))) for records in found]
+    cut = next_cut(lower, upper, bounds, spans).tolist()
+    assert all(low <= each <= bound for low, each, bound in zip(lower, cut, bounds, strict=True))
+    assert is_atomic(cut, found, lower)
+    if (np.array(upper) <= lower).all():
+        assert cut == lower
+    elif bounds == [len(records) for records in found]:
+        assert cut != lower  # all is decided
+
+
+@settings(max_examples=1500, deadline=None)
+@given(bounded(), st.data())
+def test_from_an_atomic_cut_the_next_one_is_the_greatest_within_the_limit(drawn, data):
+    found, bounds = drawn
+    spans = snapshots(found)
+    lower = greatest_cut([data.draw(st.integers(0, each)) for each in bounds], spans).tolist()
+    upper = [data.draw(st.integers(low, len(each))) for low, each in zip(lower, found, strict=True)]
+    cut = next_cut(lower, upper, bounds, spans).tolist()
+    within = greatest_cut(np.minimum(upper, bounds), spans).tolist()
+    if within != lower:
+        assert cut == within
+    elif upper != lower:
+        greatest = greatest_cut(bounds, spans).tolist()
+        assert cut != lower or greatest == lower
+        target = np.minimum(upper, greatest)
+        if (target > lower).any():
+            assert cut == least_cut(target, greatest, spans).tolist()
+
+
+@dataclass
+class Written:
+    """A partition's entries in the making."""
+
+    rows: list[tuple[int, int, int, Kind]]  # transaction, producer id, count, kind
+
+    def tables(self, split: int):
+        table = np.zeros(len(self.rows), ENTRY)
+        offset = 0
+        for number, (transaction, producer, count, kind) in enumerate(self.rows):
+            row = table[number]
+            row["entry_index"], row["base_offset"], row["count"] = number, offset, count
+            row["transaction"], row["producer_id"], row["kind"] = transaction, producer, kind
+            offset += count
+        return [table[:split], table[split:]]
+
+
+def extents(spans: Spans) -> dict[tuple[int, int], tuple[int, int]]:
+    found: dict[tuple[int, int], tuple[int, int]] = {}
+    for block in spans.snapshot().blocks:
+        columns = (block.transactions, block.producers, block.firsts, block.lasts)
+        for number, producer, first, last in zip(*(each.tolist() for each in columns), strict=True):
+            low, high = found.get((number, producer), (first, last))
+            found[number, producer] = (min(low, first), max(high, last))
+    return found
+
+
+steps = st.lists(
+    st.tuples(st.integers(-1, 8), st.integers(0, 1), st.integers(0, 3), st.booleans()), max_size=40
+)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(steps, st.integers(0, 40), st.integers(0, 30), st.booleans())
+def test_extents_kept_up_are_those_derived(taken, split, gone, look):
+    written, spans, ended = Written([]), Spans(), set()
+    offset = 0
+    for transaction, branch, count, commits in taken:
+        key = (transaction, 10 * transaction + branch)
+        if transaction < 0 or key in ended:
+            written.rows.append((-1, -1, count + 1, Kind.DATA))
+            offset += count + 1
+        elif count:
+            written.rows.append((*key, count, Kind.DATA))
+            spans.appended(*key, offset, offset + count - 1)
+            offset += count
+        else:
+            ended.add(key)
+            written.rows.append((*key, 0, Kind.COMMIT if commits else Kind.ABORT))
+            if not commits:
+                spans.aborted(*key)
+        if look:
+            spans.snapshot()
+    derived = Spans.derived(written.tables(min(split, len(written.rows))))
+    assert extents(spans) == extents(derived)
+    for each in (spans, derived):
+        each.evicted(gone)
+    kept = {key: (max(gone, low), high) for key, (low, high) in extents(spans).items()}
+    # Of a part that is gone the rest may begin later than the whole did.
+    for found in (extents(spans), extents(derived)):
+        assert {key: last for key, (_, last) in found.items()} == {
+            key: last for key, (_, last) in kept.items() if last >= gone
+        }
+        assert all(first >= gone for first, _ in found.values())
+
+
+def test_a_snapshot_stays_as_it_was():
+    spans = spans_of([1, 2, 1, 3, 4, 5, 6, 7])
+    before = spans.snapshot()
+    spans.aborted(1, 101)
+    spans.appended(8, 108, 8, 8)
+    spans.evicted(5)
+    assert greatest_cut([2], [before]).tolist() == [0]
+    assert greatest_cut([6], [spans.snapshot()]).tolist() == [6]
+
+
+def test_overlap_without_end_stands_still():
+    overlapping = [0, *(each for k in range(1, 50) for each in (k, k - 1)), 49]
+    spans = [spans_of(overlapping).snapshot()]
+    assert greatest_cut([80], spans).tolist() == [0]
+    assert greatest_cut([100], spans).tolist() == [100]
+    assert next_cut([0], [10], [100], spans).tolist() == [100]
