@@ -224,6 +224,17 @@ def test_what_has_expired_is_not_derived(history, age):
     assert derived(tables, now, age) == kept
 
 
+def test_followers_take_what_the_leader_decided():
+    """Gaps (a refused batch used up its sequence) and falling epochs are not judged again."""
+    table = np.zeros(4, ENTRY)
+    table["producer_id"], table["transaction"], table["count"] = 7, -1, 1
+    table["base_offset"] = range(4)
+    table["base_sequence"], table["producer_epoch"] = [0, 5, 0, 9], [3, 3, 1, 1]
+    assert derived([table], 0, DAY)[7] == ProducerState(
+        1, 9, (producers.Recent(0, 2, 1), producers.Recent(9, 3, 1))
+    )
+
+
 def test_entries_of_nobody_in_particular_are_no_producer():
     table = np.zeros(2, ENTRY)
     table["producer_id"] = -1

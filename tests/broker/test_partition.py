@@ -1,0 +1,116 @@
+"""One partition in this process: what readers see of its bounds while others write."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from spark_stream.broker.partition import Partition
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.producers import Stamp
+from spark_stream.errors import InvalidTransaction, UnknownTopic
+from spark_stream.storage.log import LogFormat, PartitionLog
+from tests.support import NUMBERS, numbers
+
+DAY_US = 24 * 3_600 * 1_000_000
+
+
+def opened(folder: Path) -> Partition:
+    return Partition("t", "id", 0, PartitionLog.open(folder, LogFormat(NUMBERS)), DAY_US)
+
+
+def stable(partition: Partition) -> int:
+    return int(partition.bounds().last_stable_offset)
+
+
+def test_no_reader_ever_sees_an_undecided_record_below_the_last_stable_offset(tmp_path: Path):
+    """Every record of an odd transaction is aborted, of an even one committed, one batch each.
+
+    Whoever reads committed in between, at any moment, sees even numbers only, all of them.
+    """
+    partition, rounds = opened(tmp_path), 600
+    done = threading.Event()
+    wrong: list[object] = []
+    looks = [0]
+
+    def look() -> None:
+        seen = 0
+        while not wrong and (not done.is_set() or seen < stable(partition)):
+            end = partition.bounds(Isolation.READ_COMMITTED).last_stable_offset
+            chunks = partition.log.read(0, end, committed=True)
+            found = [n for chunk in chunks for n in chunk.batch.column("n").to_pylist()]
+            if found != [2 * n for n in range((int(end) + 1) // 2)]:
+                wrong.append((int(end), found[-5:]))
+            seen = int(end)
+            looks[0] += 1
+
+    readers = [threading.Thread(target=look) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    for number in range(rounds):
+        partition.append(numbers(number, 1), Stamp(1, number, 0, number))
+        partition.end_transaction(number, lambda _, number=number: number % 2 == 0)
+    done.set()
+    for reader in readers:
+        reader.join(60)
+    assert not wrong
+    assert looks[0] > 0
+    assert stable(partition) == rounds
+
+
+def test_what_is_derived_when_it_opens_is_what_it_knew(tmp_path: Path):
+    before = opened(tmp_path)
+    before.append(numbers(0, 2), Stamp(1, 0, 0, 10))
+    before.append(numbers(2, 1), Stamp(2, 0, 0))
+    before.append(numbers(3, 1), Stamp(3, 0, 0, 11))
+    before.end_transaction(10, lambda _: False)
+    before.append(numbers(4, 1), Stamp(4, 0, 0, 11))
+    after = opened(tmp_path)
+    assert after.bounds(Isolation.READ_ATOMIC) == before.bounds(Isolation.READ_ATOMIC)
+    assert stable(after) == 3
+    assert set(after.open_transactions()) == set(before.open_transactions())
+    assert after.append(numbers(2, 1), Stamp(2, 0, 0)).duplicate
+    after.end_transaction(11, lambda producer: producer == 3)
+    chunks = after.log.read(0, after.bounds().last_stable_offset, committed=True)
+    assert [n for chunk in chunks for n in chunk.batch.column("n").to_pylist()] == [2, 3]
+
+
+def test_nothing_is_taken_of_a_transaction_that_has_ended_here(tmp_path: Path):
+    """Even where it had written nothing yet: the batch passed the check before the decision."""
+    partition = opened(tmp_path)
+    partition.end_transaction(10, lambda _: True)
+    with pytest.raises(InvalidTransaction, match="has ended"):
+        partition.append(numbers(0, 1), Stamp(1, 0, 0, 10))
+    assert partition.bounds().log_end_offset == 0
+
+
+def test_a_transaction_ends_once(tmp_path: Path):
+    partition = opened(tmp_path)
+    partition.append(numbers(0, 1), Stamp(1, 0, 0, 10))
+    partition.end_transaction(10, lambda _: True)
+    entries = partition.log.end.entry
+    partition.end_transaction(10, lambda _: False)
+    assert partition.log.end.entry == entries
+    assert stable(partition) == 1
+
+
+def test_the_own_cut_stands_before_what_overlaps(tmp_path: Path):
+    partition = opened(tmp_path)
+    partition.append(numbers(0, 1), Stamp(1, 0, 0, 10))
+    partition.append(numbers(1, 1), Stamp(2, 0, 0, 11))
+    partition.append(numbers(2, 1), Stamp(1, 0, 1, 10))
+    partition.end_transaction(10, lambda _: True)
+    bounds = partition.bounds(Isolation.READ_ATOMIC)
+    assert (bounds.last_stable_offset, bounds.atomic_cut) == (1, 0)
+    partition.end_transaction(11, lambda _: True)
+    assert partition.bounds(Isolation.READ_ATOMIC).atomic_cut == 3
+
+
+def test_a_partition_whose_topic_is_deleted_says_so(tmp_path: Path):
+    partition = opened(tmp_path)
+    partition.append(numbers(0, 1), Stamp(1, 0, 0, 10))
+    partition.close(deleted=True)
+    with pytest.raises(UnknownTopic):
+        partition.end_transaction(10, lambda _: True)
