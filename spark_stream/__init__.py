@@ -10,11 +10,13 @@ from spark_stream import errors
 from spark_stream.client.consumer import Consumer
 from spark_stream.client.log import Log, connect
 from spark_stream.client.producer import Producer
+from spark_stream.client.transactional import TransactionalProducer
 from spark_stream.client.values import (
     BrokerStatus,
     PartitionDescription,
     Record,
     TopicDescription,
+    TransactionDescription,
     Written,
 )
 from spark_stream.version import VERSION
@@ -29,6 +31,8 @@ __all__ = [
     "Producer",
     "Record",
     "TopicDescription",
+    "TransactionDescription",
+    "TransactionalProducer",
     "Written",
     "__version__",
     "connect",

@@ -72,12 +72,15 @@ def test_the_defaults_of_options_are_the_pages() -> None:
         "includeHeaders": str(source.include_headers).lower(),
         "includeMetadata": str(source.include_metadata).lower(),
         "createTopic": str(sink.create_topic).lower(),
+        "transactional": str(sink.transactional).lower(),
     }
     for names, whom, default, _ in option_rows():
         for name in names:
             if name in shown and not (name == "isolation" and whom == "sink"):
                 assert f"`{shown[name]}`" == default, name
-    assert sink.isolation == "read_uncommitted"
+    once = options.sink_options({"path": "x", "topic": "t", "transactional": "false"})
+    (row,) = (row for row in option_rows() if row[0] == ["isolation"] and row[1] == "sink")
+    assert row[2] == f"`{sink.isolation}` when transactional, else `{once.isolation}`"
     assert source.max_offsets is None
 
 
@@ -132,6 +135,11 @@ def test_connect_takes_an_address_or_a_path() -> None:
         (isolog.Producer.send, ["key", "headers", "partition", "timestamp"]),
         (isolog.Producer.append, ["partition"]),
         (isolog.Consumer.records, ["until"]),
+        (isolog.TransactionalProducer.transaction, []),
+        (isolog.TransactionalProducer.begin_transaction, []),
+        (isolog.TransactionalProducer.commit_transaction, []),
+        (isolog.TransactionalProducer.abort_transaction, []),
+        (isolog.TransactionalProducer.commit_position, []),
         (isolog.Log.topics, []),
         (isolog.Log.describe, []),
         (isolog.Log.delete_topic, []),
@@ -176,8 +184,7 @@ def test_what_a_write_and_a_record_have() -> None:
 def test_the_errors_have_the_pages_names() -> None:
     said = FACE.partition("Errors derive from")[2].partition("…")[0]
     names = re.findall(r"`([A-Z]\w+)`", said)
-    later = {"ProducerFenced", "TransactionAborted"}
-    for name in set(names) - later:
+    for name in names:
         assert issubclass(getattr(isolog.errors, name), isolog.errors.IsologError)
     for attribute in ("code", "retriable", "hint", "kept", "offset"):
         assert hasattr(isolog.errors.IsologError, attribute)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 import threading
@@ -166,13 +167,20 @@ def plain_writer(connect: Callable[[], isolog.Log]) -> Callable[[Worker], None]:
 
 
 def transactional_writer(connect: Callable[[], isolog.Log]) -> Callable[[Worker], None]:
-    """Transactions over several partitions and topics, of which a third is aborted."""
+    """Transactions over several partitions and topics, of which a third is aborted.
+
+    Now and then one is left open: the next producer of the same id takes over, which aborts it.
+    """
 
     def task(worker: Worker) -> None:
-        with connect() as log, log.producer(transactional_id=worker.name) as producer:
+        with connect() as log:
+            producer = log.producer(transactional_id=worker.name)
             while not worker.stopped.is_set():
                 transaction = next(_transactions)
-                sent, outcome = one_transaction(worker, log, producer)
+                if worker.random.random() < 0.1:
+                    sent, outcome, producer = walked_away(worker, log, producer)
+                else:
+                    sent, outcome = one_transaction(worker, producer)
                 for each in sent:
                     worker.notes.wrote(
                         worker.name,
@@ -183,12 +191,28 @@ def transactional_writer(connect: Callable[[], isolog.Log]) -> Callable[[Worker]
                         outcome=outcome,
                     )
                 worker.pause()
+            producer.close()
 
     return task
 
 
+def walked_away(
+    worker: Worker, log: isolog.Log, producer: isolog.TransactionalProducer
+) -> tuple[list[Sent], str, isolog.TransactionalProducer]:
+    producer.begin_transaction()
+    sent = [send(worker, producer, 10) for _ in range(3)]
+    if worker.random.random() < 0.5:
+        with contextlib.suppress(IsologError):
+            producer.flush()
+    following = log.producer(transactional_id=worker.name)
+    with contextlib.suppress(IsologError):
+        producer.close()
+    worker.notes.aborts += 1
+    return sent, "aborted", following
+
+
 def one_transaction(
-    worker: Worker, log: isolog.Log, producer: isolog.Producer
+    worker: Worker, producer: isolog.TransactionalProducer
 ) -> tuple[list[Sent], str]:
     sent: list[Sent] = []
     try:
