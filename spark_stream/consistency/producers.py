@@ -19,7 +19,7 @@ Source: Kafka's ProducerStateManager (the window of five batches); KIP-890 (an e
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
@@ -182,62 +182,63 @@ def derived(tables: Sequence[Table], now: int, age: int) -> dict[int, ProducerSt
     What a producer did in the order of the log decides: its last epoch, the last five batches of
     it, and the marker behind them, if there is one.
     """
-    # Column by column: a table of millions of entries is never copied as a whole.
-    columns = {name: _joined(tables, name) for name in _COLUMNS}
-    stamped = np.flatnonzero(columns["producer_id"] >= 0)
+    # Entries are wide: of millions of them, each column that is looked at costs a pass over all.
+    log = _Log(tables)
+    ids = log.column("producer_id")
+    stamped = np.flatnonzero(ids >= 0)
     if not len(stamped):
         return {}
-    columns = {name: column[stamped] for name, column in columns.items()}
-    producers, inverse = np.unique(columns["producer_id"], return_inverse=True)
+    found, inverse = np.unique(ids[stamped], return_inverse=True)
     order = np.argsort(inverse, kind="stable")
-    edges = np.searchsorted(inverse[order], np.arange(len(producers) + 1))
-    last = order[edges[1:] - 1]
-    marked = columns["kind"][last] != Kind.DATA
+    edges = np.searchsorted(inverse[order], np.arange(len(found) + 1))
+    last = stamped[order[edges[1:] - 1]]
+    marked = log.column("kind", last) != Kind.DATA
     kept_for = np.where(marked, min(age, ENDED_AGE), age)
-    in_transaction = columns["transaction"][last] != NO_TRANSACTION
-    alive = (now - columns["appended"][last] <= kept_for) | (in_transaction & ~marked)
+    in_transaction = log.column("transaction", last) != NO_TRANSACTION
+    alive = now - log.column("appended", last) <= kept_for
     states = {}
-    for each in np.flatnonzero(alive):
-        rows = order[edges[each] : edges[each + 1]]
-        states[int(producers[each])] = _of_producer(columns, rows)
+    for each in np.flatnonzero(alive | (in_transaction & ~marked)):
+        rows = stamped[order[edges[each] : edges[each + 1]]]
+        states[int(found[each])] = _of_producer(log, rows)
     return states
 
 
-_COLUMNS: Final = (
-    "producer_id",
-    "producer_epoch",
-    "base_sequence",
-    "transaction",
-    "base_offset",
-    "count",
-    "kind",
-    "appended",
-)
+class _Log:
+    """The columns of a log's tables, one behind the other."""
+
+    def __init__(self, tables: Sequence[Table]) -> None:
+        self._tables = tables
+        self._starts = np.cumsum([0, *map(len, tables)])
+
+    def column(self, name: str, rows: np.ndarray | None = None) -> np.ndarray:
+        """All of a column, or its rows of these numbers (in any order)."""
+        if rows is None:
+            parts = [table[name] for table in self._tables]
+            return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+        where = np.searchsorted(self._starts, rows, side="right") - 1
+        values = np.zeros(len(rows), np.int64)
+        for number in range(where.min(initial=0), where.max(initial=-1) + 1):
+            here = where == number
+            values[here] = self._tables[number][name][rows[here] - self._starts[number]]
+        return values
 
 
-def _joined(tables: Sequence[Table], name: str) -> np.ndarray:
-    parts = [table[name] for table in tables]
-    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
-
-
-def _of_producer(columns: Mapping[str, np.ndarray], rows: np.ndarray) -> ProducerState:
+def _of_producer(log: _Log, rows: np.ndarray) -> ProducerState:
     """From the rows of one producer, in the order of the log."""
-    epoch = int(columns["producer_epoch"][rows[-1]])
-    rows = rows[columns["producer_epoch"][rows] == epoch]
-    data = rows[columns["kind"][rows] == Kind.DATA]
-    used = int(columns["appended"][rows[-1]])
-    recent = tuple(
-        Recent(
-            int(columns["base_sequence"][row]),
-            int(columns["base_offset"][row]),
-            int(columns["count"][row]),
-        )
-        for row in data[-WINDOW:]
-    )
-    last = recent[-1].sequence if recent else -1
+    epochs = log.column("producer_epoch", rows)
+    epoch = int(epochs[-1])
+    rows = rows[epochs == epoch]
+    data = rows[log.column("kind", rows) == Kind.DATA]
+    latest = [
+        log.column(name, data[-WINDOW:]).tolist()
+        for name in ("base_sequence", "base_offset", "count")
+    ]
+    recent = tuple(Recent(*each) for each in zip(*latest, strict=True))
+    sequence = recent[-1].sequence if recent else -1
+    used = int(log.column("appended", rows[-1:])[0])
     over = len(data) < len(rows)
-    if over or not len(data) or columns["transaction"][data[-1]] == NO_TRANSACTION:
-        return ProducerState(epoch, last, recent, ended=over, used=used)
-    transaction = int(columns["transaction"][data[-1]])
-    first = int(columns["base_offset"][data[0]])
-    return ProducerState(epoch, last, recent, transaction, first, used=used)
+    transaction = int(log.column("transaction", rows[-1:])[0])
+    if over or transaction == NO_TRANSACTION:
+        return ProducerState(epoch, sequence, recent, ended=over, used=used)
+    first = int(log.column("base_offset", data[:1])[0])
+    return ProducerState(epoch, sequence, recent, transaction, first, used=used)

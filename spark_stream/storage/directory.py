@@ -6,7 +6,7 @@
     broker.lock       locked (flock) by the one broker that serves the directory
     broker.json       where that broker listens, and its process id
     broker.log        what a broker in the background says
-    metadata.sqlite   topics
+    metadata.sqlite   topics, transactions, positions, numbers
     topics/<name>/<topic id>/<partition>/<base offset>.arrow and .entries
 """
 
