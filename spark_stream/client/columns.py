@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from spark_stream.errors import SchemaMismatch
+from spark_stream.errors import InternalError, SchemaMismatch
 from spark_stream.wire.schemas import (
     DEFAULT_SCHEMA,
     HEADERS_TYPE,
@@ -49,6 +49,21 @@ def shown_schema(topic: pa.Schema, *, metadata: bool = False, headers: bool = Fa
     if metadata:
         return pa.schema([*topic.remove_metadata(), *METADATA])
     return topic.remove_metadata()
+
+
+Spans = Sequence[tuple[int, int]]
+"""Runs of offsets: (first, count) of each."""
+
+
+def offsets_of(rows: int, base: int, spans: Spans | None = None) -> npt.NDArray[np.int64]:
+    """The offset of each row: ``base``, ``base + 1``, …, or those of the runs."""
+    if spans is None:
+        return np.arange(base, base + rows, dtype=np.int64)
+    firsts, counts = np.array(spans, np.int64).reshape(-1, 2).T
+    if counts.sum() != rows:
+        raise InternalError(f"{rows} rows came with the offsets of {counts.sum()}")
+    behind = np.cumsum(counts) - counts  # how many rows are before each run
+    return np.repeat(firsts - behind, counts) + np.arange(rows, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -90,23 +105,29 @@ class View:
         made = _MADE_DEFAULT if self.default else _MADE_TYPED
         return [name for name in self.schema.names if name not in made]
 
-    def of_chunk(self, batch: pa.RecordBatch, partition: int, base: int) -> pa.RecordBatch:
-        """A chunk's rows, whose first has offset ``base``, with exactly this view's columns."""
-        rows = batch.num_rows
+    def of_chunk(
+        self, batch: pa.RecordBatch, partition: int, base: int, spans: Spans | None = None
+    ) -> pa.RecordBatch:
+        """A chunk's rows, whose first has offset ``base``, with exactly this view's columns.
+
+        ``spans``: the runs of offsets that the rows have, if they are not all one run.
+        """
         sent = set(batch.schema.names)
         arrays = [
             batch.column(field.name)
             if field.name in sent
-            else self._made(field, rows, partition, base)
+            else self._made(field, batch.num_rows, partition, base, spans)
             for field in self.schema
         ]
         if not arrays:
             return batch
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
-    def _made(self, field: pa.Field, rows: int, partition: int, base: int) -> pa.Array:
+    def _made(
+        self, field: pa.Field, rows: int, partition: int, base: int, spans: Spans | None
+    ) -> pa.Array:
         if field.name in ("offset", OFFSET.name):
-            return _integers(np.arange(base, base + rows, dtype=np.int64), pa.int64())
+            return _integers(offsets_of(rows, base, spans), pa.int64())
         if field.name in ("topic", TOPIC.name):
             return pa.repeat(pa.scalar(self.topic, pa.string()), rows)
         of_partition = field.name in ("partition", PARTITION.name)

@@ -3,13 +3,15 @@
 One thread a partition fetches ahead (long polls, so an idle log costs nothing); a bounded queue
 joins them. Within a partition records come in the order of their offsets; between partitions in
 any.
+
+Under ``read_atomic`` a consumer goes from cut to cut: it asks for offsets that no transaction lies
+on both sides of, reads all partitions up to them, and asks for the next. So whoever looks between
+two of these rounds has seen all of a transaction or nothing of it.
 """
 
 from __future__ import annotations
 
-import queue
 import threading
-import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from numbers import Integral
@@ -20,22 +22,21 @@ import pyarrow as pa
 from spark_stream.client.closing import Closing
 from spark_stream.client.columns import View
 from spark_stream.client.connection import Connection
+from spark_stream.client.cuts import Key, cut_of
+from spark_stream.client.feed import Feed
 from spark_stream.client.fetching import Fetched, Source, fetch_once
 from spark_stream.client.positions import Place, resolve
 from spark_stream.client.records import records_of
 from spark_stream.client.topics import TopicsClient, level
+from spark_stream.client.transactions import TransactionsClient
 from spark_stream.client.values import Record
-from spark_stream.errors import InternalError, InvalidOption, IsologError, SchemaMismatch
-from spark_stream.wire.messages import INT64_MAX
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.errors import InvalidOption, SchemaMismatch
+from spark_stream.wire.messages import INT64_MAX, ConsumerPosition, Empty, NamedConsumer, Status
 from spark_stream.wire.schemas import is_default
 
-POLL_MS: Final = 2_000
-FETCH_BYTES: Final = 4 << 20
-_AHEAD_BATCHES: Final = 4  # per partition; with FETCH_BYTES this bounds the memory
-_RETRY_PAUSE_S: Final = 0.1
-_TICK_S: Final = 0.25
-
-Key = tuple[str, int]
+_CUT_PAUSE_FIRST_S: Final = 0.05
+_CUT_PAUSE_MAX_S: Final = 0.5
 
 
 class Consumer(Closing):
@@ -43,6 +44,10 @@ class Consumer(Closing):
 
     ``batches()`` gives Arrow batches of any topic, ``records()`` the records of default-schema
     topics. Both wait for more unless ``until="latest"``. Not for use from two threads at once.
+
+    With a ``name`` it goes on from the position that was stored last under that name
+    (:meth:`commit`, or ``commit_position`` of a transactional producer); partitions without one,
+    and topics that were made anew since, begin at ``start``.
     """
 
     def __init__(
@@ -56,28 +61,42 @@ class Consumer(Closing):
         columns: list[str] | None = None,
         metadata: bool = False,
         headers: bool = False,
+        name: str | None = None,
     ) -> None:
         if not names:
             raise InvalidOption("a consumer needs at least one topic")
+        if name is not None:
+            NamedConsumer.of(consumer=name)
         self._connection = connection
         self._topics = topics
+        self._transactions = TransactionsClient(connection)
+        self._name = name
         self._isolation = level(isolation)
         self._views: dict[str, View] = {}
         self._ids: dict[str, str] = {}
         self._position: dict[Key, int] = {}
         self._stored: dict[str, pa.Schema] = {}
-        for name in names:
-            known = topics.describe(name)
-            self._stored[name] = known.schema
-            self._views[name] = View.of(
-                name, known.schema, columns, metadata=metadata, headers=headers
+        for topic in names:
+            known = topics.describe(topic)
+            self._stored[topic] = known.schema
+            self._views[topic] = View.of(
+                topic, known.schema, columns, metadata=metadata, headers=headers
             )
-            self._ids[name] = known.id
-            found = resolve(topics, name, start, self._isolation, "earliest")
-            self._position.update({(name, number): at for number, at in found.items()})
-        self._feed: _Feed | None = None
+            self._ids[topic] = known.id
+            found = resolve(topics, topic, start, self._isolation, "earliest")
+            self._position.update({(topic, number): at for number, at in found.items()})
+        if start == "latest" and self._atomic:
+            self._position = cut_of(self._transactions, self._ids)
+        if name is not None:
+            self._position.update(self._remembered(name))
+        self._feed: Feed | None = None
         self._seeks = 0
-        self._closed = False
+        self._closed = threading.Event()
+
+    @property
+    def name(self) -> str | None:
+        """Under which name positions are stored; None: under none."""
+        return self._name
 
     def records(self, until: str | None = None) -> Iterator[Record]:
         """Every record, as it comes; with ``until="latest"`` up to the isolation's present bound.
@@ -118,6 +137,41 @@ class Consumer(Closing):
         """``{(topic, partition): offset}`` of the next record of each partition."""
         return dict(self._position)
 
+    def commit(self) -> None:
+        """Stores the position under the consumer's name: the next one of that name goes on there.
+
+        Raises:
+            InvalidOption: the consumer has no name.
+        """
+        self._transactions.commit_position(self.places(self._connection))
+
+    def places(self, connection: Connection) -> list[ConsumerPosition]:
+        """The position as it is stored, by whoever writes through this connection.
+
+        Raises:
+            InvalidOption: the consumer has no name, or the connection is to another log.
+        """
+        if self._name is None:
+            raise InvalidOption(
+                "the consumer has no name to store a position under",
+                option="name",
+                hint="Give it one: log.consumer(topics, name=...).",
+            )
+        if connection is not self._connection and _cluster(connection) != _cluster(
+            self._connection
+        ):
+            raise InvalidOption(f"consumer {self._name!r} reads another log", option="name")
+        return [
+            ConsumerPosition(
+                consumer=self._name,
+                topic=topic,
+                topic_id=self._ids[topic],
+                partition=number,
+                offset=offset,
+            )
+            for (topic, number), offset in self._position.items()
+        ]
+
     def seek(self, position: Mapping[Key, int]) -> None:
         """Goes on from these offsets; partitions that are not named stay where they are."""
         for key, offset in position.items():
@@ -131,7 +185,7 @@ class Consumer(Closing):
 
     def close(self) -> None:
         """Ends the fetches; iterators that are under way end."""
-        self._closed = True
+        self._closed.set()
         self._stop_feed()
 
     def _fetched(
@@ -139,10 +193,21 @@ class Consumer(Closing):
     ) -> Iterator[tuple[Key, Fetched]]:
         if until not in (None, "latest"):
             raise InvalidOption(f"until takes 'latest', not {until!r}")
-        ends = self._ends() if until else None
-        while not self._closed:
+        ends = self._bounds() if until and not self._atomic else None
+        pause = _CUT_PAUSE_FIRST_S
+        while not self._closed.is_set():
             self._stop_feed()
-            feed = self._feed = _Feed(
+            if self._atomic and not (until and ends):
+                ends = cut_of(self._transactions, self._ids, self._position)
+                if not self._below(ends):
+                    self._check_position(views)
+                    if until:
+                        return
+                    self._closed.wait(pause)
+                    pause = min(_CUT_PAUSE_MAX_S, 2 * pause)
+                    continue
+                pause = _CUT_PAUSE_FIRST_S
+            feed = self._feed = Feed(
                 [
                     (
                         key,
@@ -151,25 +216,51 @@ class Consumer(Closing):
                         None if ends is None else ends[key],
                     )
                     for key, start in self._position.items()
+                    if not self._atomic or ends is None or start < ends[key]
                 ]
             )
             try:
                 yield from feed.fetched()
             finally:
                 feed.stop()
-            if self._feed is feed:
+            if self._feed is feed and (until or not self._atomic):
                 return  # every partition has reached its end, or the consumer was closed
-            # Else a seek stopped this feed: go on from the new positions.
+            # Else a seek stopped this feed, or the round is over: go on from the new positions.
 
-    def _ends(self) -> dict[Key, int]:
+    @property
+    def _atomic(self) -> bool:
+        return self._isolation is Isolation.READ_ATOMIC
+
+    @property
+    def _fetching(self) -> Isolation:
+        """The level of the fetches: what lies below a cut is decided."""
+        return Isolation.READ_COMMITTED if self._atomic else self._isolation
+
+    def _bounds(self) -> dict[Key, int]:
         return {
             (name, number): end
             for name in self._views
             for number, end in self._topics.offsets(name, isolation=self._isolation).offsets.items()
         }
 
+    def _below(self, ends: Mapping[Key, int]) -> bool:
+        return any(self._position[key] < end for key, end in ends.items())
+
+    def _check_position(self, views: Mapping[str, View]) -> None:
+        """OffsetOutOfRange, OffsetEvicted for a position that is none."""
+        for key, offset in self._position.items():
+            deque(fetch_once(self._source(views[key[0]], key), offset, offset), maxlen=0)
+
+    def _remembered(self, name: str) -> dict[Key, int]:
+        """The stored position, as far as it is of the topics as they are now."""
+        return {
+            (each.topic, each.partition): each.offset
+            for each in self._transactions.position(name)
+            if self._ids.get(each.topic) == each.topic_id
+        }
+
     def _source(self, view: View, key: Key) -> Source:
-        return Source(self._connection, view, self._ids[key[0]], key[1], self._isolation)
+        return Source(self._connection, view, self._ids[key[0]], key[1], self._fetching)
 
     def _stop_feed(self) -> None:
         feed, self._feed = self._feed, None
@@ -177,78 +268,5 @@ class Consumer(Closing):
             feed.stop()
 
 
-_Item = tuple[Key, Fetched | None, IsologError | None]
-
-
-class _Feed:
-    """The fetching threads of one iteration. What they fetched ahead is dropped when it stops."""
-
-    def __init__(self, sources: list[tuple[Key, Source, int, int | None]]) -> None:
-        self._stopped = threading.Event()
-        self._queue: queue.Queue[_Item] = queue.Queue(_AHEAD_BATCHES * len(sources))
-        self._running = len(sources)
-        for key, source, start, end in sources:
-            threading.Thread(
-                target=self._follow,
-                args=(key, source, start, end),
-                name=f"isolog-fetch-{key[0]}-{key[1]}",
-                daemon=True,
-            ).start()
-
-    def fetched(self) -> Iterator[tuple[Key, Fetched]]:
-        """What the threads fetch, until all have ended, one fails, or the feed is stopped."""
-        while self._running and not self._stopped.is_set():
-            try:
-                key, fetched, error = self._queue.get(timeout=_TICK_S)
-            except queue.Empty:
-                continue
-            if error is not None:
-                raise error
-            if fetched is None:
-                self._running -= 1
-            else:
-                yield key, fetched
-
-    def stop(self) -> None:
-        self._stopped.set()
-
-    def _follow(self, key: Key, source: Source, start: int, end: int | None) -> None:
-        try:
-            self._fetch(key, source, start, end)
-        except IsologError as error:
-            self._put((key, None, error))
-        except Exception as error:  # a defect: whoever iterates must see it, not wait for ever
-            self._put((key, None, InternalError(f"{key[0]}/{key[1]}: {error!r}")))
-        else:
-            self._put((key, None, None))
-
-    def _fetch(self, key: Key, source: Source, start: int, end: int | None) -> None:
-        position = start
-        failing_since: float | None = None
-        if end is not None and start > end:  # empty, or there never was such an offset
-            deque(fetch_once(source, start, end), maxlen=0)
-        while not self._stopped.is_set() and (end is None or position < end):
-            try:
-                wait = POLL_MS if end is None else 0
-                for fetched in fetch_once(source, position, end, wait, FETCH_BYTES):
-                    failing_since = None
-                    moved = fetched.next != position
-                    position = fetched.next
-                    if (fetched.batch.num_rows or moved) and not self._put((key, fetched, None)):
-                        return
-            except IsologError as error:
-                now = time.monotonic()
-                failing_since = failing_since or now
-                lasting = now - failing_since > source.connection.timeout_s
-                if not error.retriable or lasting:
-                    raise
-                self._stopped.wait(_RETRY_PAUSE_S)
-
-    def _put(self, item: _Item) -> bool:
-        while not self._stopped.is_set():
-            try:
-                self._queue.put(item, timeout=_TICK_S)
-            except queue.Full:
-                continue
-            return True
-        return False
+def _cluster(connection: Connection) -> str:
+    return connection.act("status", Empty(), Status).cluster_id

@@ -11,10 +11,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from spark_stream.client.columns import View
+from spark_stream.client.columns import Spans, View, offsets_of
 from spark_stream.client.connection import Connection
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.errors import IsologError, RequestTimeout
@@ -27,12 +29,20 @@ _RETRY_PAUSE_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Rows with the view's columns; the first has offset ``base``; read on at ``next``."""
+    """Rows with the view's columns; the first has offset ``base``; read on at ``next``.
+
+    ``spans``, where offsets are missing in between: (first, count) of each run of rows.
+    """
 
     partition: int
     base: int
     next: int
     batch: pa.RecordBatch
+    spans: Spans | None = None
+
+    def offsets(self) -> npt.NDArray[np.int64]:
+        """The offset of each row."""
+        return offsets_of(self.batch.num_rows, self.base, self.spans)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +100,9 @@ def fetch_once(
             if chunk.data is None or facts.get("end"):
                 yield Fetched(source.partition, base, facts["next"], _empty(source.view))
                 continue
-            batch = source.view.of_chunk(chunk.data, source.partition, base)
-            yield Fetched(source.partition, base, facts["next"], batch)
+            spans = facts.get("spans")
+            batch = source.view.of_chunk(chunk.data, source.partition, base, spans)
+            yield Fetched(source.partition, base, facts["next"], batch, spans)
     except (fl.FlightError, pa.ArrowException, OSError) as error:
         raise connection.translated(error, client) from error
 

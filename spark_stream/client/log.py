@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, overload
 
 import pyarrow as pa
 
@@ -16,11 +16,14 @@ from spark_stream.client.closing import Closing
 from spark_stream.client.columns import View
 from spark_stream.client.connection import Connection
 from spark_stream.client.consumer import Consumer
+from spark_stream.client.cuts import Key, cut_of
 from spark_stream.client.fetching import Source, fetch_once, fetch_range
 from spark_stream.client.positions import Place, resolve
 from spark_stream.client.producer import Producer
 from spark_stream.client.topics import TopicsClient, level
-from spark_stream.client.values import BrokerStatus, TopicDescription
+from spark_stream.client.transactional import TransactionalProducer
+from spark_stream.client.transactions import TransactionsClient, described
+from spark_stream.client.values import BrokerStatus, TopicDescription, TransactionDescription
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.errors import Unsupported
 from spark_stream.wire.limits import REQUEST_TIMEOUT_S
@@ -62,6 +65,7 @@ class Log(Closing):
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._topics = TopicsClient(connection)
+        self._transactions = TransactionsClient(connection)
 
     # -- topics ---------------------------------------------------------------------------------
 
@@ -98,7 +102,35 @@ class Log(Closing):
         facts = self._connection.act("status", Empty(), Status)
         return BrokerStatus(**facts.model_dump())
 
+    # -- transactions ---------------------------------------------------------------------------
+
+    def transactions(self) -> list[TransactionDescription]:
+        """Every transactional id with its present or last transaction, by id."""
+        return [described(each) for each in self._transactions.all()]
+
+    def describe_transaction(self, transactional_id: str) -> TransactionDescription:
+        """One of them, or UnknownTransaction."""
+        return described(self._transactions.describe(transactional_id))
+
+    def abort_transaction(self, transactional_id: str) -> TransactionDescription:
+        """Aborts an open transaction, whoever owns it: its owner's writes and commit then fail.
+
+        Raises:
+            UnknownTransaction, InvalidTransaction: there is none, or it is not open.
+        """
+        return described(self._transactions.kill(transactional_id))
+
     # -- records --------------------------------------------------------------------------------
+
+    @overload
+    def producer(
+        self, *, isolation: str = ..., transactional_id: None = None, **settings: Any
+    ) -> Producer: ...
+
+    @overload
+    def producer(
+        self, *, isolation: str = ..., transactional_id: str, **settings: Any
+    ) -> TransactionalProducer: ...
 
     def producer(
         self,
@@ -107,10 +139,20 @@ class Log(Closing):
         transactional_id: str | None = None,
         **settings: Any,
     ) -> Producer:
-        """A producer; ``settings`` are those of :class:`Producer`."""
-        if transactional_id is not None:
-            raise Unsupported("transactional_id: this release has no transactions yet")
-        return Producer(self._connection, self._topics, isolation=isolation, **settings)
+        """A producer; ``settings`` are those of :class:`Producer`.
+
+        With a ``transactional_id`` it is a :class:`TransactionalProducer`, whose settings have a
+        ``transaction_timeout_ms`` (60,000) as well.
+        """
+        if transactional_id is None:
+            return Producer(self._connection, self._topics, isolation=isolation, **settings)
+        return TransactionalProducer(
+            self._connection,
+            self._topics,
+            isolation=isolation,
+            transactional_id=transactional_id,
+            **settings,
+        )
 
     def consumer(
         self,
@@ -123,9 +165,10 @@ class Log(Closing):
         metadata: bool = False,
         headers: bool = False,
     ) -> Consumer:
-        """A consumer; ``columns``, ``metadata`` and ``headers`` are for its ``batches()``."""
-        if name is not None:
-            raise Unsupported("name: this release does not keep consumers' positions yet")
+        """A consumer; ``columns``, ``metadata`` and ``headers`` are for its ``batches()``.
+
+        With a ``name`` it goes on where the last position was stored under that name.
+        """
         names = [topics] if isinstance(topics, str) else list(topics)
         return Consumer(
             self._connection,
@@ -136,6 +179,7 @@ class Log(Closing):
             columns=columns,
             metadata=metadata,
             headers=headers,
+            name=name,
         )
 
     # One topic gives a table, a list of them a dict of tables: an overload would say so to a type
@@ -156,12 +200,16 @@ class Log(Closing):
 
         Rows of a partition are in the order of their offsets, partitions one after another. ``end``
         is exclusive; ``latest`` is the bound of the isolation level at the time of the call.
+        Under ``read_atomic`` all topics are read up to one cut, at or below ``end``: no transaction
+        is seen in part.
         """
         if filter is not None:
             raise Unsupported("filter: this release does not filter at the leader yet")
         chosen = level(isolation)
         names = [topics] if isinstance(topics, str) else list(topics)
-        spans = {name: self._span(name, start, end, chosen) for name in names}
+        spans = self._spans(names, start, end, chosen)
+        if chosen is Isolation.READ_ATOMIC:
+            chosen = Isolation.READ_COMMITTED  # what lies below a cut is decided
         tables = {}
         for name in names:
             span = spans[name]
@@ -169,13 +217,22 @@ class Log(Closing):
             tables[name] = self._table(view, span, chosen)
         return tables[topics] if isinstance(topics, str) else tables
 
-    def _span(self, name: str, start: Place, end: Place, isolation: Isolation) -> _Span:
-        topic = self._topics.describe(name)
-        return _Span(
-            topic,
-            resolve(self._topics, name, start, isolation, "earliest"),
-            resolve(self._topics, name, end, isolation, "latest"),
-        )
+    def _spans(
+        self, names: list[str], start: Place, end: Place, isolation: Isolation
+    ) -> dict[str, _Span]:
+        known = {name: self._topics.describe(name) for name in names}
+        starts = {name: resolve(self._topics, name, start, isolation, "earliest") for name in names}
+        atomic = isolation is Isolation.READ_ATOMIC
+        bound = Isolation.READ_COMMITTED if atomic else isolation
+        ends = {name: resolve(self._topics, name, end, bound, "latest") for name in names}
+        if atomic:
+            ids = {name: topic.id for name, topic in known.items()}
+            if isinstance(end, str):  # the latest cut: as far as it goes
+                cut = cut_of(self._transactions, ids, lower=_by_key(starts))
+            else:
+                cut = cut_of(self._transactions, ids, upper=_by_key(ends))
+            ends = {name: {n: cut[name, n] for n in ends[name]} for name in names}
+        return {name: _Span(known[name], starts[name], ends[name]) for name in names}
 
     def _table(self, view: View, span: _Span, isolation: Isolation) -> pa.Table:
         def of_partition(number: int) -> list[pa.RecordBatch]:
@@ -201,3 +258,7 @@ class _Span:
     topic: TopicDescription
     starts: Mapping[int, int]
     ends: Mapping[int, int]
+
+
+def _by_key(offsets: Mapping[str, Mapping[int, int]]) -> dict[Key, int]:
+    return {(name, number): at for name, found in offsets.items() for number, at in found.items()}

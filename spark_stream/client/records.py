@@ -6,7 +6,7 @@ those who want records one by one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import repeat
 from typing import Any
@@ -33,12 +33,18 @@ def records_of(key: tuple[str, int], fetched: Fetched) -> Iterator[Record]:
         Record,
         repeat(topic, rows),
         repeat(partition, rows),
-        range(fetched.base, fetched.base + rows),
+        _offsets(fetched),
         _moments(batch.column("timestamp")),
         batch.column("key").to_pylist(),
         batch.column("value").to_pylist(),
         _headers(batch.column("headers")),
     )
+
+
+def _offsets(fetched: Fetched) -> Iterable[int]:
+    if fetched.spans is None:
+        return range(fetched.base, fetched.base + fetched.batch.num_rows)
+    return [int(offset) for offset in fetched.offsets().tolist()]
 
 
 def _moments(column: pa.Array) -> Iterator[datetime]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from spark_stream.client.connection import Connection
+from spark_stream.client.values import TransactionDescription, TransactionPartition
 from spark_stream.wire.messages import (
     AtomicCut,
     BeginTransaction,
@@ -131,3 +132,10 @@ class TransactionsClient:
     def cut(self, topics: Iterable[CutTopic]) -> Mapping[str, Mapping[int, int]]:
         """Offsets that no transaction lies on both sides of; by topic and partition."""
         return self._connection.act("atomic-cut", AtomicCut(topics=list(topics)), Cut).offsets
+
+
+def described(facts: TransactionFacts) -> TransactionDescription:
+    """The facts as users get them."""
+    plain = facts.model_dump(exclude={"branches", "partitions"})
+    parts = tuple(TransactionPartition(**each.model_dump()) for each in facts.partitions)
+    return TransactionDescription(**plain, branches=tuple(facts.branches), partitions=parts)

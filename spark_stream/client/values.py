@@ -26,6 +26,7 @@ class PartitionDescription:
     high_watermark: int
     last_stable_offset: int
     size: int = 0
+    open_transactions: int = 0
     error: IsologError | None = None
 
 
@@ -53,6 +54,48 @@ class Written:
     offset: int
     count: int = 1
     parts: tuple[Written, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Under whose identity a producer writes, in transaction ``number`` of the transactional id."""
+
+    transactional_id: str
+    number: int
+    producer_id: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionPartition:
+    """A partition a transaction wrote to; ``first_offset`` while it is open there."""
+
+    topic: str
+    partition: int
+    first_offset: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionDescription:
+    """A transactional id with its present or last transaction. Times in ms since the epoch.
+
+    ``state``: empty, open, committing, aborting, committed or aborted. ``number`` is -1 before the
+    first transaction, ``committed_batch`` -1 where no sink's batch was committed.
+    """
+
+    transactional_id: str
+    state: str
+    number: int
+    producer_id: int
+    epoch: int
+    instance: str
+    query: str
+    branches: tuple[int, ...]
+    partitions: tuple[TransactionPartition, ...]
+    timeout_ms: int
+    began_ms: int
+    deadline_ms: int
+    committed_batch: int
 
 
 class Record(NamedTuple):

@@ -199,17 +199,18 @@ def test_what_was_sent_and_not_answered_has_an_unknown_outcome(broker):
         assert eventually(lambda: log.read("t").num_rows == 3)
 
 
-def test_killed_with_appends_in_flight_their_outcome_is_unknown(broker):
+def test_killed_with_appends_in_flight_their_outcome_is_unknown_if_nobody_comes_back(broker):
     with broker.connect(timeout=TIMEOUT) as log:
         log.create_topic("t")
-        producer = log.producer(timeout_ms=30_000)
+        producer = log.producer(timeout_ms=1000)
         producer.send("t", b"warm").result(20)
         broker.pause()
-        futures = [producer.append("t", values("a")) for _ in range(5)]
+        # As many as may be on their way at once; what waits behind them is not sent.
+        futures = [producer.append("t", values("a")) for _ in range(8)]
         broker.kill()
         with within(5):
-            for future in futures:
-                assert isinstance(future.exception(5), UnknownOutcome)
+            kinds = [type(future.exception(5)) for future in futures]
+        assert kinds == [UnknownOutcome] * 5 + [BrokerUnavailable] * 3
         with pytest.raises(UnknownOutcome):
             producer.close()
 
@@ -290,7 +291,7 @@ def test_flush_can_be_given_a_time(stopped):
     producer.send("t", b"v")
     with within(1.5), pytest.raises(TimeoutError, match="1 record"):
         producer.flush(timeout=0.2)
-    with pytest.raises(UnknownOutcome):
+    with pytest.raises((BrokerUnavailable, RequestTimeout)):  # not even an id to write under
         producer.close()
 
 
@@ -331,7 +332,6 @@ def test_everybody_goes_on_after_a_restart_at_the_same_address(broker):
             for number, end in enumerate([broker.kill, broker.terminate, broker.kill]):
                 end()
                 broker.restart()
-                # What a dead stream had in flight is unknown; here nothing was, so nothing is lost.
                 assert producer.send("t", str(number), partition=0).result(20).offset == number + 1
                 assert next(records).value == str(number).encode()
                 assert log.describe("t").partitions[0].log_end_offset == number + 2
@@ -384,11 +384,11 @@ def test_the_broker_stops_promptly_though_clients_hold_streams_open(broker):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stop_with_appends_in_flight_loses_nothing_acknowledged(broker, number):
-    """Every batch that was acknowledged is there, once, in order; the others got an error."""
+def test_a_stop_with_appends_in_flight_loses_nothing(broker, number):
+    """What the broker did not take before it stopped, the next one gets: all once, in order."""
     with broker.connect(timeout=20) as log:
         log.create_topic("t", partitions=2)
-        producers = [log.producer(timeout_ms=5000) for _ in range(2)]
+        producers = [log.producer() for _ in range(2)]
         acknowledged: list[list[int]] = [[], []]
         sent = [0, 0]
         stop = threading.Event()
@@ -398,10 +398,7 @@ def test_a_stop_with_appends_in_flight_loses_nothing_acknowledged(broker, number
                 first = sent[which]
                 sent[which] += 3
                 rows = values(*[str(first + n) for n in range(3)])
-                try:
-                    producers[which].append("t", rows, partition=which).result(20)
-                except IsologError:
-                    continue
+                producers[which].append("t", rows, partition=which).result(20)
                 acknowledged[which].append(first)
 
         threads = [threading.Thread(target=write, args=(which,)) for which in range(2)]
@@ -418,13 +415,11 @@ def test_a_stop_with_appends_in_flight_loses_nothing_acknowledged(broker, number
             thread.join(30)
             assert not thread.is_alive()
         for producer in producers:
-            with pytest.raises(IsologError):
-                producer.close()
+            producer.close()
         for which in range(2):
             table = log.read("t", start={1 - which: -1})
             found = [int(value.as_py()) for value in table["value"]]
-            assert found == sorted(set(found))
-            expected = {first + n for first in acknowledged[which] for n in range(3)}
-            assert expected <= set(found)
+            assert found == list(range(sent[which]))
+            assert found == [first + n for first in acknowledged[which] for n in range(3)]
     assert "cut" not in broker.said()
     assert "Traceback" not in broker.said()

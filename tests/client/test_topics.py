@@ -173,10 +173,6 @@ def test_an_argument_of_a_wrong_type_is_a_typed_error(log, topic, wrong):
 
 def test_what_comes_later_says_so(log, topic):
     log.create_topic(topic)
-    with pytest.raises(Unsupported, match="transactional_id"):
-        log.producer(transactional_id="loader-1")
-    with pytest.raises(Unsupported, match="name"):
-        log.consumer(topic, name="mine")
     with pytest.raises(Unsupported, match="filter"):
         log.read(topic, filter="value is not null")
 

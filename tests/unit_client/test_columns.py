@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_stream.client.columns import HEADERS, KAFKA_COLUMNS, View, shown_schema
-from spark_stream.errors import SchemaMismatch
+from spark_stream.client.columns import HEADERS, KAFKA_COLUMNS, View, offsets_of, shown_schema
+from spark_stream.errors import InternalError, SchemaMismatch
 from spark_stream.wire.schemas import DEFAULT_SCHEMA, METADATA, TIMESTAMP
 
 TYPED = pa.schema(
@@ -107,3 +107,28 @@ def test_a_column_that_is_not_there_is_refused_by_name_with_those_that_are(schem
     with pytest.raises(SchemaMismatch, match=f"topic 't' has no column '{name}'; it has") as caught:
         View.of("t", schema, ["key" if schema is DEFAULT_SCHEMA else "id", name])
     assert caught.value.details == {"column": name}
+
+
+runs = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 4)), min_size=1, max_size=6)
+
+
+@given(runs, st.sampled_from(sorted(columns_of)))
+def test_rows_with_gaps_have_the_offsets_of_their_runs(gaps, kind):
+    """``spans`` are [first, count] of each run; what is between them was dropped by the leader."""
+    schema, _ = columns_of[kind]
+    spans, at = [], 100
+    for gap, count in gaps:
+        spans.append((at, count))
+        at += count + gap
+    expected = [first + n for first, count in spans for n in range(count)]
+    assert offsets_of(len(expected), 100, spans).tolist() == expected
+    view = View.of("t", schema, metadata=True)
+    batch = view.of_chunk(sent(view, len(expected)), 0, 100, spans)
+    batch.validate(full=True)
+    name = "offset" if kind == "default" else "_offset"
+    assert batch.column(name).to_pylist() == expected
+
+
+def test_offsets_that_are_not_those_of_the_rows_are_refused():
+    with pytest.raises(InternalError, match="3 rows came with the offsets of 4"):
+        offsets_of(3, 0, [(0, 2), (5, 2)])

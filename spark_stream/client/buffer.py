@@ -1,0 +1,114 @@
+"""What a producer has taken and not settled: how much, who waits for it, and what failed.
+
+One lock for it all, which its users share: what waits to be sent is guarded by it too. Two
+conditions: the sender is not woken by what only waiting callers care for.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Final
+
+from spark_stream.errors import BufferFull, InvalidRequest, IsologError
+
+_TICK_S: Final = 0.25
+
+
+class Buffer:
+    """Room for ``limit`` bytes; a caller that finds none waits for ``timeout_s``."""
+
+    def __init__(self, limit: int, timeout_s: float) -> None:
+        self._limit = limit
+        self._timeout_s = timeout_s
+        self.lock = threading.Lock()
+        self.work = threading.Condition(self.lock)
+        self._room = threading.Condition(self.lock)
+        self._bytes = 0
+        self._flushing = 0
+        self._crowded = 0
+        self._failure: IsologError | None = None
+        self.outstanding = 0
+        self.closed = False
+        self.first_failure: IsologError | None = None
+        """The first error since :meth:`forget_failures`, told or not."""
+
+    @property
+    def urgent(self) -> bool:
+        """Whether somebody waits, so that nothing may linger."""
+        return bool(self._flushing or self._crowded or self.closed)
+
+    def reserve(self, size: int, futures: int = 1) -> None:
+        """Takes room, waiting for it; the caller holds the lock.
+
+        Raises:
+            BufferFull, InvalidRequest: there is none in time; the producer is closed.
+        """
+        if self._bytes and self._bytes + size > self._limit:
+            self._crowded += 1
+            self.work.notify()
+            try:
+                self._wait_for_room(size)
+            finally:
+                self._crowded -= 1
+        if self.closed:
+            raise InvalidRequest("the producer is closed", hint="Make a new one.")
+        self._bytes += size
+        self.outstanding += futures
+
+    def _wait_for_room(self, size: int) -> None:
+        deadline = time.monotonic() + self._timeout_s
+        while self._bytes and self._bytes + size > self._limit and not self.closed:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise BufferFull(
+                    f"{self._bytes} bytes wait to be acknowledged; buffer_bytes is {self._limit}"
+                )
+            self._room.wait(min(left, _TICK_S))
+
+    def release(self, size: int, records: int) -> None:
+        """That much is settled."""
+        with self.lock:
+            self._bytes -= size
+            self.outstanding -= records
+            self._room.notify_all()
+
+    def note(self, error: IsologError) -> None:
+        """Something failed: :meth:`flush` tells the first of it."""
+        with self.lock:
+            self._failure = self._failure or error
+            self.first_failure = self.first_failure or error
+
+    def forget_failures(self) -> None:
+        """What failed so far is of no matter any more."""
+        with self.lock:
+            self._failure = self.first_failure = None
+
+    def flush(self, timeout: float | None) -> None:
+        """Waits until everything taken before is settled; raises the first untold error among it.
+
+        Raises:
+            TimeoutError: not all was settled within ``timeout`` seconds.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self.lock:
+            self._flushing += 1
+            self.work.notify()
+            try:
+                while self.outstanding:
+                    left = _TICK_S if deadline is None else deadline - time.monotonic()
+                    if left <= 0:
+                        raise TimeoutError(f"{self.outstanding} records are not acknowledged yet")
+                    self._room.wait(min(left, _TICK_S))
+            finally:
+                self._flushing -= 1
+            failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def close(self) -> None:
+        """Takes nothing more; whoever waits is told."""
+        with self.lock:
+            self.closed = True
+            self.work.notify()
+            self._room.notify_all()

@@ -1,0 +1,30 @@
+"""Where a read_atomic reader may stand, asked of the broker for all its topics at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from spark_stream.client.transactions import TransactionsClient
+from spark_stream.wire.messages import CutTopic
+
+Key = tuple[str, int]
+"""Topic and partition."""
+
+
+def cut_of(
+    transactions: TransactionsClient,
+    ids: Mapping[str, str],
+    lower: Mapping[Key, int] | None = None,
+    upper: Mapping[Key, int] | None = None,
+) -> dict[Key, int]:
+    """One cut through all partitions of the topics (name → id), between these offsets."""
+    topics = [
+        CutTopic(topic=name, topic_id=topic_id, lower=_of(name, lower), upper=_of(name, upper))
+        for name, topic_id in ids.items()
+    ]
+    found = transactions.cut(topics)
+    return {(name, number): offset for name in ids for number, offset in found[name].items()}
+
+
+def _of(name: str, offsets: Mapping[Key, int] | None) -> dict[int, int]:
+    return {number: offset for (topic, number), offset in (offsets or {}).items() if topic == name}

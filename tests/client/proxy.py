@@ -1,0 +1,78 @@
+"""A TCP relay between a client and its broker that loses what it is told to lose."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from types import TracebackType
+from typing import Self
+
+
+class Proxy:
+    """Relays ``address`` to a broker's; ends with the ``with`` block."""
+
+    def __init__(self, target: str) -> None:
+        host, _, port = target.rpartition(":")
+        self._target = (host, int(port))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._answers = threading.Event()
+        self._answers.set()
+        self._lock = threading.Lock()
+        self._open: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def lose_answers(self) -> None:
+        """From now on requests arrive and answers do not."""
+        self._answers.clear()
+
+    def cut(self) -> None:
+        """Ends all connections; those made from now on work."""
+        with self._lock:
+            found, self._open = self._open, []
+            self._answers.set()
+        for each in found:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                broker = socket.create_connection(self._target)
+            except OSError:
+                client.close()
+                continue
+            with self._lock:
+                self._open += [client, broker]
+            for source, sink, answers in ((client, broker, False), (broker, client, True)):
+                threading.Thread(
+                    target=self._relay, args=(source, sink, answers), daemon=True
+                ).start()
+
+    def _relay(self, source: socket.socket, sink: socket.socket, answers: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                if answers and not self._answers.is_set():
+                    continue
+                sink.sendall(data)
+        for each in (source, sink):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._listener.close()
+        self.cut()
