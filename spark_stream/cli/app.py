@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from spark_stream.cli import broker, consume, produce, topic
+from spark_stream.cli import broker, consume, produce, topic, transactions
 from spark_stream.errors import InvalidOption, IsologError
 from spark_stream.version import VERSION
 
@@ -25,6 +25,7 @@ app = typer.Typer(
 )
 app.add_typer(broker.app, name="broker")
 app.add_typer(topic.app, name="topic")
+app.add_typer(transactions.app, name="transactions")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 import sys
+import uuid
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -18,12 +22,32 @@ from spark_stream.cli.fitting import Fitting
 from spark_stream.cli.inputs import TEXT, Format, Reading, format_of, records, schema_of_file
 from spark_stream.cli.options import Bootstrap, LogPath, Topic, log, note
 from spark_stream.client.log import Log
+from spark_stream.client.producer import Producer
 from spark_stream.client.values import TopicDescription, Written
 from spark_stream.consistency.isolation import PRODUCER_LEVELS
-from spark_stream.errors import InvalidOption, IsologError, UnknownTopic
+from spark_stream.errors import (
+    ForeignBranch,
+    InvalidOption,
+    InvalidTransaction,
+    IsologError,
+    ProducerFenced,
+    TransactionAborted,
+    UnknownTopic,
+    UnknownTransaction,
+)
+from spark_stream.wire.limits import TRANSACTION_TIMEOUT_MS_MAX
 from spark_stream.wire.schemas import is_default
 
 _INPUT = "The input"
+_TRANSACTION = "A transaction"
+_NOT_COMMITTED = (
+    TransactionAborted,
+    ProducerFenced,
+    UnknownTransaction,
+    InvalidTransaction,
+    ForeignBranch,
+)
+"""The errors of a commit after which nothing of it is visible; after others it may be."""
 
 
 def produce(
@@ -111,8 +135,32 @@ def produce(
         ),
     ] = "read_uncommitted",
     transactional: Annotated[
-        bool, typer.Option("--transactional", help="All records or none (not in this release).")
+        bool,
+        typer.Option(
+            "--transactional",
+            help="All records or none: committed at the end of the input, aborted on any error.",
+            rich_help_panel=_TRANSACTION,
+        ),
     ] = False,
+    transactional_id: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID",
+            help="The identity; whoever takes it over fences who had it. Default: a new one.",
+            show_default=False,
+            rich_help_panel=_TRANSACTION,
+        ),
+    ] = None,
+    transaction_timeout: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=0.001,
+            max=TRANSACTION_TIMEOUT_MS_MAX / 1000,
+            help="The broker aborts what is open for longer.",
+            rich_help_panel=_TRANSACTION,
+        ),
+    ] = 900.0,
     create: Annotated[
         bool,
         typer.Option(
@@ -129,12 +177,14 @@ def produce(
     echo hello | isolog produce greetings --path data/
     isolog produce greetings --key-separator : < pairs.txt
     isolog produce flights --file flights.csv.gz --null NA --create
+    isolog produce flights --file flights.parquet --transactional
     tail -F app.jsonl | isolog produce events --format json
     """
-    if transactional:
+    if transactional_id is not None and not transactional:
         raise InvalidOption(
-            "--transactional: this release has no transactions yet", hint="Leave it out."
+            "--transactional-id is for a transaction", hint="Give --transactional as well."
         )
+    identity = (transactional_id or f"produce/{uuid.uuid4()}") if transactional else None
     if delimiter is not None and len(delimiter) != 1:
         raise InvalidOption("--delimiter takes one character", hint="Such as --delimiter ';'.")
     if key_separator == "":
@@ -155,7 +205,11 @@ def produce(
         if known is None:
             known = opened.create_topic(topic, schema=_new_schema(reading))
             note(f"created topic {topic}")
-        _write(opened, known, _by_columns(reading, known), isolation, partition)
+        work = _Work(opened, known, _by_columns(reading, known), isolation, partition)
+        if identity is None:
+            work.write()
+        else:
+            work.write_all_or_nothing(identity, round(transaction_timeout * 1000))
 
 
 def _described(opened: Log, topic: str, create: bool) -> TopicDescription | None:
@@ -230,24 +284,84 @@ def _fittings(reading: Reading, known: TopicDescription) -> list[Fitting]:
     return [Fitting.of_topic(reading.columns, text), Fitting.of_topic(known.schema, text=False)]
 
 
-def _write(
-    opened: Log, known: TopicDescription, reading: Reading, isolation: str, partition: int | None
-) -> None:
-    fittings = _fittings(reading, known)
-    if reading.file is None and sys.stdin.isatty():
-        note(f"{reading.format} to {known.name}, Ctrl-D ends:")
-    sent = _Sent()
-    first = 1
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """An input, and where its records go."""
+
+    log: Log
+    topic: TopicDescription
+    reading: Reading
+    isolation: str
+    partition: int | None
+
+    def write(self) -> None:
+        """Writes all records; those before one that is refused stay."""
+        self._greet("Ctrl-D ends")
+        sent = _Sent()
+        try:
+            with self.log.producer(isolation=self.isolation) as producer:
+                self._copy(producer, sent)
+        finally:
+            note(f"{sent.records} records to {self.topic.name}")
+
+    def write_all_or_nothing(self, transactional_id: str, timeout_ms: int) -> None:
+        """Writes all records in one transaction, which any error, or signal, aborts."""
+        self._greet("Ctrl-D commits, Ctrl-C aborts")
+        sent = _Sent()
+        name = self.topic.name
+        deciding = False
+        producer = self.log.producer(
+            isolation=self.isolation,
+            transactional_id=transactional_id,
+            transaction_timeout_ms=timeout_ms,
+        )
+        try:
+            with _ended_by_signals(), producer, producer.transaction():
+                self._copy(producer, sent)
+                producer.flush()
+                deciding = True
+        except BaseException as error:
+            if deciding and not isinstance(error, _NOT_COMMITTED):
+                note(f"`isolog transactions describe {transactional_id}` tells what became of it")
+            else:
+                note(f"0 records to {name}: the transaction was not committed")
+            raise
+        note(f"{sent.records} records to {name}, in one transaction")
+
+    def _greet(self, ends: str) -> None:
+        if self.reading.file is None and sys.stdin.isatty():
+            note(f"{self.reading.format} to {self.topic.name}, {ends}:")
+
+    def _copy(self, producer: Producer, sent: _Sent) -> None:
+        fittings = _fittings(self.reading, self.topic)
+        first = 1
+        for batch in records(self.reading, idle=producer.flush):
+            rows = batch.num_rows
+            for fitting in fittings:
+                batch = fitting.fit(batch, first)
+            sent.append(producer.append(self.topic.name, batch, self.partition))
+            first += rows
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end what is done within as Ctrl-C does: by an exception."""
+
+    def end(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    taken = [
+        each
+        for each in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(each) is signal.SIG_DFL  # nohup's are not ours
+    ]
+    for each in taken:
+        signal.signal(each, end)
     try:
-        with opened.producer(isolation=isolation) as producer:
-            for batch in records(reading, idle=producer.flush):
-                rows = batch.num_rows
-                for fitting in fittings:
-                    batch = fitting.fit(batch, first)
-                sent.append(producer.append(known.name, batch, partition))
-                first += rows
+        yield
     finally:
-        note(f"{sent.records} records to {known.name}")
+        for each in taken:
+            signal.signal(each, signal.SIG_DFL)
 
 
 class _Sent:

@@ -33,15 +33,15 @@ def show_topic(topic: TopicDescription, shape: Listing) -> None:
     if shape is Listing.JSON:
         print(json.dumps(_topic_facts(topic), indent=2))
         return
-    console = _console()
+    screen = console()
     records = sum(each.log_end_offset - each.log_start_offset for each in topic.partitions)
     size = sum(each.size for each in topic.partitions)
-    console.print(
+    screen.print(
         f"[bold]{escape(topic.name)}[/bold]  id {topic.id}  records {records}  size {_size(size)}"
     )
-    console.print(_columns_table(topic))
-    console.print(_partitions_table(topic))
-    console.print(_config_table(topic))
+    screen.print(_columns_table(topic))
+    screen.print(_partitions_table(topic))
+    screen.print(_config_table(topic))
 
 
 def show_status(status: BrokerStatus, shape: Listing) -> None:
@@ -55,10 +55,11 @@ def show_status(status: BrokerStatus, shape: Listing) -> None:
     table = Table(show_header=False)
     for name, value in facts.items():
         table.add_row(name, escape(str(value)))
-    _console().print(table)
+    console().print(table)
 
 
-def _console() -> Console:
+def console() -> Console:
+    """Standard output, for tables."""
     # Into a pipe or a file a table takes the width that it needs: only a screen has an edge.
     return Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH_MAX)
 
@@ -76,8 +77,14 @@ def _columns_table(topic: TopicDescription) -> Table:
 
 def _partitions_table(topic: TopicDescription) -> Table:
     table = Table("partition", "leader", "epoch", "isr", "log start")
-    for bound in ("log end (LEO)", "high watermark (HW)", "last stable (LSO)", "size"):
-        table.add_column(bound, justify="right")
+    for number in (
+        "log end (LEO)",
+        "high watermark (HW)",
+        "last stable (LSO)",
+        "open transactions",
+        "size",
+    ):
+        table.add_column(number, justify="right")
     for each in topic.partitions:
         table.add_row(
             str(each.partition),
@@ -88,6 +95,7 @@ def _partitions_table(topic: TopicDescription) -> Table:
             str(each.log_end_offset),
             str(each.high_watermark),
             str(each.last_stable_offset),
+            str(each.open_transactions),
             _size(each.size),
         )
     broken = [each for each in topic.partitions if each.error is not None]

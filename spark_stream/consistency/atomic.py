@@ -11,6 +11,8 @@ bounds there is a greatest (least) one, if there is one at all: below there alwa
 nothing below it. Lowering finds it: a transaction that is not wholly below the present cut cannot
 be below any atomic cut under it, so the cut is lowered to that transaction's first records. Each
 step is forced, so the result is the greatest; each transaction is looked at once, so it ends.
+Few steps lead far as a rule. Where transactions that overlap in one partition after the other make
+them many, all extents are sorted once, and a step costs a look-up (``_followed``).
 
 **Why no read is fractured.** The bounds (last stable offsets) of *all* partitions are observed
 first, and only after that what transactions lie where. A transaction with a record below some bound
@@ -28,6 +30,7 @@ seen, and the part from the start on is read as a whole.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Final
@@ -45,6 +48,10 @@ Key = tuple[int, int]
 _RECENT_MAX: Final = 4096  # so many are kept as Python objects, and copied for a snapshot
 _UNSETTLED_MAX: Final = 4096
 _NO_FLOOR: Final = -(1 << 62)
+# A step with arrays costs, for each block, as much as sorting so many extents; steps are taken as
+# long as they are cheaper than to sort all, but at least a few.
+_STEP_EXTENTS: Final = 16
+_STEPS_MIN: Final = 16
 
 
 class Block:
@@ -302,6 +309,7 @@ def _lowered(cut: Offsets, floors: Offsets, spans: Sequence[SpansSnapshot]) -> O
     """Lowers ``cut`` in place to the greatest atomic one; what is below ``floors`` is no matter."""
     blocks = [(place, block) for place, each in enumerate(spans) for block in each.blocks]
     above = [len(block) for _, block in blocks]  # items from here on are known to be at or above
+    steps = _patience(blocks)
     moved = True
     while moved:
         moved = False
@@ -309,6 +317,9 @@ def _lowered(cut: Offsets, floors: Offsets, spans: Sequence[SpansSnapshot]) -> O
             begun = block.cluster(int(cut[place]))
             if begun >= above[number]:
                 continue
+            if not steps:
+                return _followed(cut, _columns(spans, floors))
+            steps -= 1
             fresh = slice(begun, above[number])
             above[number] = begun
             moved = True
@@ -329,6 +340,7 @@ def _raised(
     """Raises ``cut`` in place to the least atomic one; what is below ``floors`` is no matter."""
     blocks = [(place, block) for place, each in enumerate(spans) for block in each.blocks]
     below = [block.cluster(int(floors[place])) for place, block in blocks]
+    steps = _patience(blocks)
     moved = True
     while moved:
         moved = False
@@ -336,6 +348,10 @@ def _raised(
             begun = block.below(int(cut[place]))
             if cut[place] <= floors[place] or begun <= below[number]:
                 continue
+            if not steps:
+                mirrored = [(each, -last, -first) for each, first, last in _columns(spans, floors)]
+                return np.minimum(1 - _followed(1 - cut, mirrored), limit)
+            steps -= 1
             cut[place] = max(int(cut[place]), block.cluster_end(begun))
             begun = block.below(int(cut[place]))
             fresh = slice(below[number], begun)
@@ -347,6 +363,77 @@ def _raised(
                 if len(lasts):
                     cut[other] = max(int(cut[other]), int(lasts.max()) + 1)
     return np.minimum(cut, limit)
+
+
+def _patience(blocks: Sequence[tuple[int, Block]]) -> int:
+    """How many steps are taken before all extents are sorted instead."""
+    extents = sum(len(block) for _, block in blocks)
+    return _STEPS_MIN + extents // (_STEP_EXTENTS * max(1, len(blocks)))
+
+
+def _columns(spans: Sequence[SpansSnapshot], floors: Offsets) -> list[tuple[Offsets, ...]]:
+    """By partition transactions, first and last offsets, without what is below the floors."""
+    found: list[tuple[Offsets, ...]] = []
+    for each, floor in zip(spans, floors.tolist(), strict=True):
+        blocks = [block.since(floor) for block in each.blocks] or [_block_of({})]
+        names = ("transactions", "firsts", "lasts")
+        found.append(tuple(np.concatenate([getattr(b, name) for b in blocks]) for name in names))
+    return found
+
+
+def _followed(cut: Offsets, columns: Sequence[tuple[Offsets, ...]]) -> Offsets:
+    """The greatest atomic cut at or below ``cut``; ``columns`` are those of :func:`_columns`.
+
+    A cluster is a part of a partition whose extents are connected: a cut lies at its first offset
+    or behind it. Clusters are numbered by partition and offset, so those of a partition at or above
+    the cut are the ones from some number on. The loop is one because each step depends on the one
+    before; it touches every extent once.
+    """
+    sizes = [len(number) for number, _, _ in columns]
+    if not sum(sizes):
+        return cut
+    place = np.repeat(np.arange(len(sizes)), sizes)
+    number, first, last = (np.concatenate(each) for each in zip(*columns, strict=True))
+    order = np.lexsort((first, place))
+    place, first, last = place[order], first[order], last[order]
+    _, transaction = np.unique(number[order], return_inverse=True)
+    edges = np.cumsum([0, *sizes])
+    opens = np.ones(len(first), np.bool_)
+    for low, high in itertools.pairwise(edges.tolist()):
+        reach = np.maximum.accumulate(last[low:high])
+        np.greater(first[low + 1 : high], reach[:-1], out=opens[low + 1 : high])
+    starts = np.flatnonzero(opens)
+    cluster = np.cumsum(opens) - 1
+    closing = np.maximum.reduceat(last, starts)
+    ends = np.searchsorted(starts, edges)[1:]  # of each partition's clusters
+    reached = closing >= cut[place[starts]]  # within a partition the last ones, for they rise
+    above = ends - np.bincount(place[starts][reached], minlength=len(sizes))
+    # The first step, which may be large, is taken at once.
+    seen = np.zeros(int(transaction.max()) + 1, np.bool_)
+    seen[transaction[reached[cluster]]] = True
+    lowered = above.copy()
+    np.minimum.at(lowered, place[seen[transaction]], cluster[seen[transaction]])
+    fresh = list(zip(lowered.tolist(), above.tolist(), strict=True))
+    top, done = lowered.tolist(), seen.tolist()
+    by_transaction = np.argsort(transaction, kind="stable")
+    begins = np.searchsorted(transaction[by_transaction], np.arange(len(seen) + 1)).tolist()
+    where = list(zip(place[by_transaction].tolist(), cluster[by_transaction].tolist(), strict=True))
+    members = transaction.tolist()
+    bounds = np.append(starts, len(first)).tolist()
+    while fresh:
+        low, high = fresh.pop()
+        for member in members[bounds[low] : bounds[high]]:
+            if done[member]:
+                continue
+            done[member] = True
+            for other, found in where[begins[member] : begins[member + 1]]:
+                if found < top[other]:
+                    fresh.append((found, top[other]))
+                    top[other] = found
+    lowest = np.array(top)
+    moved = np.flatnonzero(lowest < ends)
+    cut[moved] = np.minimum(cut[moved], first[starts[lowest[moved]]])
+    return cut
 
 
 def _rising(values: Offsets) -> bool:

@@ -10,6 +10,9 @@
 ``reader``       the batch source, and how a range is read
 ``stream_reader``  the streaming source
 ``routing``      rows to topics and partitions
+``identity``     under which transactional id a task writes
+``branches``     the branches of a micro-batch's transaction, and the driver's decision
+``task``         how a task writes its rows
 ``writer``       the batch and the streaming sink
 """
 

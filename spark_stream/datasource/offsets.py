@@ -72,6 +72,12 @@ def from_json(value: Mapping[str, Any]) -> dict[str, TopicOffsets]:
         ) from error
 
 
+def known_offsets(offsets: Offsets, name: str, topic_id: str) -> Mapping[int, int]:
+    """Where the topic of this id stands; nowhere, if the offsets know none, or another one."""
+    topic = offsets.get(name)
+    return topic.offsets if topic is not None and topic.id == topic_id else {}
+
+
 def ranges(start: Offsets, end: Offsets) -> Iterator[Range]:
     """What lies between two offsets, partition by partition.
 
@@ -80,8 +86,7 @@ def ranges(start: Offsets, end: Offsets) -> Iterator[Range]:
     before (Spark asks so when a query with a moving start begins again).
     """
     for name, topic in sorted(end.items()):
-        before = start.get(name)
-        known = before.offsets if before is not None and before.id == topic.id else {}
+        known = known_offsets(start, name, topic.id)
         for number, last in sorted(topic.offsets.items()):
             first = known.get(number, 0)
             if first < last:

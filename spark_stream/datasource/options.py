@@ -19,6 +19,9 @@ from spark_stream.consistency.isolation import PRODUCER_LEVELS, Isolation
 from spark_stream.errors import InvalidOption, Unsupported
 from spark_stream.wire.messages import EARLIEST, LATEST
 
+SINK_ID_LENGTH_MAX: Final = 200
+"""A transactional id has at most 255 characters, and a sink's has a prefix."""
+
 T = TypeVar("T")
 OffsetsByTopic = Mapping[str, Mapping[int, int]]
 Named = int | OffsetsByTopic
@@ -39,6 +42,7 @@ _SINK: Final = (
     *_BOTH,
     "topic",
     "transactional",
+    "sinkId",
     "createTopic",
     "partitions",
     "replicationFactor",
@@ -58,7 +62,6 @@ _LATER: Final = (
     "minPartitions",
     "maxRecordsPerPartition",
     "filter",
-    "sinkId",
     "user",
     "password",
     "token",
@@ -97,7 +100,9 @@ class SinkOptions:
 
     place: Place
     topic: str | None
-    isolation: Isolation = Isolation.READ_UNCOMMITTED
+    transactional: bool = True
+    sink_id: str | None = None
+    isolation: Isolation = Isolation.READ_COMMITTED
     create_topic: bool = False
     partitions: int = 1
     replication_factor: int = 1
@@ -140,7 +145,7 @@ def source_options(given: Mapping[str, str], *, streaming: bool | None = None) -
     )
 
 
-def sink_options(given: Mapping[str, str]) -> SinkOptions:
+def sink_options(given: Mapping[str, str], *, streaming: bool = True) -> SinkOptions:
     """A writer's options.
 
     Raises:
@@ -148,21 +153,22 @@ def sink_options(given: Mapping[str, str]) -> SinkOptions:
     """
     options = _checked(given, _SINK, "sink")
     place, short = _place(options, names_topic="topic" in options)
-    if _value(options, "transactional", _boolean, False):
-        raise Unsupported(
-            "transactional=true: this release writes at least once",
-            option="transactional",
-            hint="Leave the option out, or set it to false: there are no transactions yet.",
-        )
+    transactional = _value(options, "transactional", _boolean, True)
+    if "sinkId" in options and not (streaming and transactional):
+        kind = "a streaming query" if not streaming else "transactional=true"
+        raise InvalidOption(f"sinkId is for {kind}", option="sinkId")
     create = _value(options, "createTopic", _boolean, False)
     for option in ("partitions", "replicationFactor"):
         if option in options and not create:
             raise InvalidOption(f"{option} is for createTopic=true", option=option)
     topic = options.get("topic", short)
+    isolation = Isolation.READ_COMMITTED if transactional else Isolation.READ_UNCOMMITTED
     return SinkOptions(
         place=place,
         topic=None if topic is None else topic.strip(),
-        isolation=level(options.get("isolation", Isolation.READ_UNCOMMITTED), PRODUCER_LEVELS),
+        transactional=transactional,
+        sink_id=_value(options, "sinkId", _sink_id, None),
+        isolation=level(options.get("isolation", isolation), PRODUCER_LEVELS),
         create_topic=create,
         partitions=_value(options, "partitions", _positive, 1),
         replication_factor=_value(options, "replicationFactor", _positive, 1),
@@ -255,6 +261,16 @@ def _positive(name: str, text: str) -> int:
     if number < 1:
         raise InvalidOption(f"{name} takes a whole number from 1 on, not {text!r}", option=name)
     return number
+
+
+def _sink_id(name: str, text: str) -> str:
+    found = text.strip()
+    if not 1 <= len(found) <= SINK_ID_LENGTH_MAX:
+        raise InvalidOption(
+            f"{name} takes a text of 1 to {SINK_ID_LENGTH_MAX} characters, not {text!r}",
+            option=name,
+        )
+    return found
 
 
 def _offsets(options: Mapping[str, str], name: str, default: int, topics: tuple[str, ...]) -> Named:

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from spark_stream.client.columns import View, shown_schema
 from spark_stream.client.positions import named_resolved
 from spark_stream.client.values import PartitionOffsets, TopicDescription
-from spark_stream.datasource.offsets import Offsets, Range, TopicOffsets
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.datasource.offsets import Offsets, Range, TopicOffsets, known_offsets, ranges
 from spark_stream.datasource.options import Named, SourceOptions
 from spark_stream.datasource.session import Session, session
 from spark_stream.errors import DataLoss, InvalidOption, SchemaMismatch, UnknownTopic
+from spark_stream.wire.messages import LATEST, CutTopic
 from spark_stream.wire.schemas import empty_batch, fitted, is_default
 
 logger = logging.getLogger(__name__)
@@ -92,6 +94,11 @@ class Planner:
             view = View.of(name, topic.schema, wanted.names)
             fitted(empty_batch(view.schema), wanted)
 
+    @property
+    def atomic(self) -> bool:
+        """Whether bounds have to be cuts: offsets that no transaction lies on both sides of."""
+        return self.options.isolation is Isolation.READ_ATOMIC
+
     def latest(self) -> Found:
         """The present bounds of all topics; those that are gone are in ``missing``."""
         latest, missing = {}, set()
@@ -100,7 +107,49 @@ class Planner:
                 latest[name] = self._session.topics.offsets(name, isolation=self.options.isolation)
             except UnknownTopic:
                 missing.add(name)
+        if self.atomic and latest:
+            # A topic's own bounds are cuts of that topic; a transaction may span several.
+            cut = self._cut({name: (at.topic_id, {}, {}) for name, at in latest.items()})
+            latest = {name: replace(at, offsets=cut[name]) for name, at in latest.items()}
         return Found(latest, frozenset(missing))
+
+    def cut_below(self, ends: Offsets) -> dict[str, TopicOffsets]:
+        """The greatest cut that is nowhere above the ends."""
+        cut = self._cut({name: (topic.id, {}, topic.offsets) for name, topic in ends.items()})
+        return {name: topic.moved(cut[name]) for name, topic in ends.items()}
+
+    def cut_between(self, begin: Offsets, limited: Offsets, ends: Offsets) -> Offsets:
+        """How far a reader at ``begin`` goes that wants to go no farther than ``limited``.
+
+        To the greatest cut within. Where a transaction is larger than that, beyond it, but never
+        above ``ends``, which is a cut: records below it that are not in ``limited`` come later.
+        """
+        moving = {each.topic for each in ranges(begin, ends)}
+        cut = self._cut(
+            {
+                name: (topic.id, known_offsets(begin, name, topic.id), topic.offsets)
+                for name, topic in limited.items()
+                if name in moving
+            }
+        )
+        found = {
+            name: topic.moved(
+                {number: min(end, cut[name][number]) for number, end in topic.offsets.items()}
+            )
+            if name in moving
+            else topic
+            for name, topic in ends.items()
+        }
+        return found if any(ranges(begin, found)) else ends
+
+    def _cut(
+        self, topics: Mapping[str, tuple[str, Mapping[int, int], Mapping[int, int]]]
+    ) -> Mapping[str, Mapping[int, int]]:
+        """A cut; for each topic its id, and the offsets that it is to lie between."""
+        return self._session.transactions.cut(
+            CutTopic.of(topic=name, topic_id=topic_id, lower=dict(lower), upper=dict(upper))
+            for name, (topic_id, lower, upper) in topics.items()
+        )
 
     def resolved(self, place: Named, unnamed: int) -> dict[str, TopicOffsets]:
         """Starting or ending offsets, resolved now; partitions left out take ``unnamed``.
@@ -110,8 +159,11 @@ class Planner:
             InvalidOption: a partition that the topic does not have.
         """
         found = {}
+        bounds = self.latest().latest if self.atomic else {}
         for name in self.options.topics:
-            now = self._session.topics.offsets(name, isolation=self.options.isolation)
+            now = bounds.get(name) or self._session.topics.offsets(
+                name, isolation=self.options.isolation
+            )
             default = place if isinstance(place, int) else unnamed
             asked = dict.fromkeys(now.offsets, default)
             named = {} if isinstance(place, int) else place.get(name, {})
@@ -120,9 +172,13 @@ class Planner:
                     raise InvalidOption(
                         f"topic {name!r} has partitions 0 to {len(asked) - 1}, not {number}"
                     )
-            offsets = named_resolved(
-                self._session.topics, name, asked | dict(named), self.options.isolation
-            )
+            wanted = asked | dict(named)
+            if name in bounds:  # "latest" is where a cut through all topics stands
+                wanted = {
+                    number: now.offsets[number] if offset == LATEST else offset
+                    for number, offset in wanted.items()
+                }
+            offsets = named_resolved(self._session.topics, name, wanted, self.options.isolation)
             found[name] = TopicOffsets(now.topic_id, offsets, now.epochs)
         return found
 

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from spark_stream.client.columns import View
-from spark_stream.client.fetching import Source, fetch_range
+from spark_stream.client.fetching import Fetched, Source, fetch_once, fetch_range
+from spark_stream.consistency.isolation import Isolation
 from spark_stream.datasource.offsets import Range, ranges
 from spark_stream.datasource.options import SourceOptions
 from spark_stream.datasource.planning import Planner
 from spark_stream.datasource.session import session
 from spark_stream.datasource.types import to_arrow
-from spark_stream.errors import DataLoss, OffsetEvicted
+from spark_stream.errors import DataLoss, IsologError, OffsetEvicted
 from spark_stream.wire.messages import EARLIEST, LATEST
 from spark_stream.wire.schemas import fitted
 
 logger = logging.getLogger(__name__)
+
+_RETRY_PAUSE_S: Final = 0.1
 
 
 @dataclass(frozen=True)
@@ -44,17 +49,19 @@ class RangeReader:
         if topic.id != asked.topic_id:  # this process remembers an earlier topic of the name
             topic = here.topics.describe(asked.topic)
         view = View.of(asked.topic, topic.schema, schema.names)
-        source = Source(
-            here.connection, view, asked.topic_id, asked.partition, self.options.isolation
-        )
+        isolation = self.options.isolation
+        if isolation is Isolation.READ_ATOMIC:
+            isolation = Isolation.READ_COMMITTED  # what is atomic is the range: it ends at a cut
+        source = Source(here.connection, view, asked.topic_id, asked.partition, isolation)
         position = asked.start
         while position < asked.end:
+            before = position
             try:
-                for fetched in fetch_range(source, position, asked.end):
+                for fetched in _visible(source, position, asked.end):
                     position = fetched.next
                     if fetched.batch.num_rows:
                         yield fitted(fetched.batch, schema)
-                if position < asked.end:
+                if position == before:
                     raise self._gone(asked, position, asked.end)
             except OffsetEvicted as error:
                 # Retention was faster than the query.
@@ -78,6 +85,32 @@ class RangeReader:
         logger.warning("%s; going on with what is left (failOnDataLoss is false)", error.message)
 
 
+def _visible(source: Source, start: int, end: int) -> Iterator[Fetched]:
+    """What is visible of the range; the last ``next`` tells how far it went.
+
+    The end of a range may hold nothing but records of aborted transactions. Then the last batch
+    with rows says nothing of them, and the leader is asked once more where to read on.
+    """
+    position = start
+    for fetched in fetch_range(source, position, end):
+        position = fetched.next
+        yield fetched
+    if position >= end:
+        return
+    give_up = time.monotonic() + source.connection.timeout_s
+    while True:
+        try:
+            for fetched in fetch_once(source, position, end):
+                position = fetched.next
+                yield fetched
+        except IsologError as error:
+            if not error.retriable or time.monotonic() > give_up:
+                raise
+            time.sleep(_RETRY_PAUSE_S)
+        else:
+            return
+
+
 class IsologReader(DataSourceReader):
     """The batch source: the range is fixed when the query is planned."""
 
@@ -91,20 +124,22 @@ class IsologReader(DataSourceReader):
         start = self._planner.resolved(options.starting, unnamed=EARLIEST)
         end = self._planner.resolved(options.ending, unnamed=LATEST)
         now = self._planner.latest()
-        reachable = self._planner.ends(end, now)
-        asked = ranges(
-            start,
-            {
-                name: topic.moved(
-                    {
-                        number: min(offset, reachable[name].offsets[number])
-                        for number, offset in topic.offsets.items()
-                    }
-                )
-                for name, topic in end.items()
-            },
-        )
-        return [InputPartition(each) for each in self._planner.readable(asked, now)]
+        self._planner.ends(end, now)  # tells of ends that the log does not have
+        visible = {
+            name: topic.moved(
+                {
+                    number: min(offset, now.latest[name].offsets[number])
+                    for number, offset in topic.offsets.items()
+                }
+            )
+            for name, topic in end.items()
+            if name in now.latest
+        }
+        if self._planner.atomic and options.ending != LATEST:
+            visible = self._planner.cut_below(visible)
+        return [
+            InputPartition(each) for each in self._planner.readable(ranges(start, visible), now)
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # Where there is nothing to read, Spark makes up one partition without a range.

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from spark_stream.client.connection import Connection
 from spark_stream.client.topics import TopicsClient
+from spark_stream.client.transactions import TransactionsClient
 from spark_stream.datasource.options import Place
 
 
@@ -22,6 +23,7 @@ class Session:
 
     connection: Connection
     topics: TopicsClient
+    transactions: TransactionsClient
 
 
 _lock = threading.Lock()
@@ -36,5 +38,7 @@ def session(place: Place) -> Session:
         if found is None:
             path = None if place.path is None else Path(place.path)
             connection = Connection(place.bootstrap, path)
-            found = _sessions[key] = Session(connection, TopicsClient(connection))
+            found = _sessions[key] = Session(
+                connection, TopicsClient(connection), TransactionsClient(connection)
+            )
         return found

@@ -43,7 +43,7 @@ class IsologDataSource(DataSource):
                 "mode overwrite: a log is only ever appended to",
                 hint="Use mode('append'); to start afresh, delete the topic and make it anew.",
             )
-        return IsologWriter(sink_options(self.options), schema)
+        return IsologWriter(sink_options(self.options, streaming=False), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        return IsologStreamWriter(sink_options(self.options), schema)
+        return IsologStreamWriter(sink_options(self.options, streaming=True), schema)

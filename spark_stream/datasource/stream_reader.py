@@ -6,13 +6,15 @@ What Spark does, and what follows (facts in ``docs/spark.md``):
   ("latest") would then be another. So the first batch of a query with a moving start is empty, and
   ends where it starts: Spark writes that into its checkpoint, and there the start is pinned before
   the first record is read. A start above the logged end is then an empty range, with nothing lost.
-* limits count records, and are shared out by backlog; ``ReadAllAvailable`` means no limit.
+* limits count records (aborted ones as well, where their level hides them), and are shared out by
+  backlog; ``ReadAllAvailable`` means no limit. Under read_atomic a batch ends at a cut: it may be
+  smaller than the limit, and is larger where one transaction is.
 * with Trigger.AvailableNow the end is fixed once, at the start.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -25,7 +27,14 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from spark_stream.datasource.offsets import Offsets, TopicOffsets, from_json, ranges, to_json
+from spark_stream.datasource.offsets import (
+    Offsets,
+    TopicOffsets,
+    from_json,
+    known_offsets,
+    ranges,
+    to_json,
+)
 from spark_stream.datasource.options import Named, SourceOptions
 from spark_stream.datasource.pacing import shared_out
 from spark_stream.datasource.planning import Planner
@@ -67,11 +76,14 @@ class IsologStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._pinned = True
             if begin == self._initial:
                 return start
-        ends = self._planner.ends(begin, self._planner.latest())
+        ends: Offsets = self._planner.ends(begin, self._planner.latest())
         if self._target is not None:
             ends = _capped(begin, ends, self._target)
         if isinstance(limit, ReadMaxRows):
-            ends = _limited(begin, ends, limit.max_rows)
+            limited: Offsets = _limited(begin, ends, limit.max_rows)
+            if self._planner.atomic and limited != ends:
+                limited = self._planner.cut_between(begin, limited, ends)
+            ends = limited
         elif not isinstance(limit, ReadAllAvailable):
             raise Unsupported(f"Spark asks for a read limit that isolog does not know: {limit}")
         return to_json(ends)
@@ -105,12 +117,11 @@ def _capped(begin: Offsets, ends: Offsets, target: Offsets) -> dict[str, TopicOf
     capped = {}
     for name, topic in ends.items():
         goal = target.get(name)
-        before = begin.get(name)
         if goal is None or goal.id != topic.id:
-            if before is not None:
-                capped[name] = before
+            if name in begin:
+                capped[name] = begin[name]
             continue
-        at: Mapping[int, int] = before.offsets if before and before.id == topic.id else {}
+        at = known_offsets(begin, name, topic.id)
         capped[name] = topic.moved(
             {
                 number: max(at.get(number, 0), min(end, goal.offsets.get(number, 0)))

@@ -1,18 +1,16 @@
-"""The batch and the streaming sink. At least once: a task that is tried again writes again.
+"""The batch and the streaming sink, as Spark calls them.
 
-A task coalesces Spark's batches, so the log gets few large ones, and sends them while the next
-come. Rows with keys go where their keys say; others go to the partitions in turn, batch by batch,
-beginning with another one in every task and micro-batch.
+With ``transactional=true`` a micro-batch, or a batch write, is one transaction over all its topics:
+tasks write under branches of it (``task``), the driver decides (``branches``). With ``false``
+nothing is left to a commit: what a task wrote is there, and a task that is tried again writes
+again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Final
 
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
     DataSourceStreamArrowWriter,
@@ -20,139 +18,35 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from spark_stream.client.producer import Producer
-from spark_stream.client.values import TopicDescription
+from spark_stream.datasource import branches
+from spark_stream.datasource.identity import of_job
 from spark_stream.datasource.options import SinkOptions
-from spark_stream.datasource.routing import (
-    by_topic,
-    check_fits,
-    check_routing,
-    routed,
-    topic_schema,
-)
 from spark_stream.datasource.session import session
-from spark_stream.datasource.types import to_arrow
-from spark_stream.errors import TopicExists, UnknownTopic
-
-_COALESCED_BYTES: Final = 4 << 20
-
-
-@dataclass
-class Wrote(WriterCommitMessage):
-    """What a task wrote: records by topic."""
-
-    records: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class TaskWriter:
-    """What travels to the workers and writes there. ``schema`` is the DataFrame's."""
-
-    options: SinkOptions
-    schema: StructType
-
-    def prepared(self) -> TaskWriter:
-        """Checks what can be known before a row is written, and makes a missing topic if asked to.
-
-        Raises:
-            UnknownTopic, SchemaMismatch, UnsupportedType: naming the topic, or the column.
-        """
-        arrow = to_arrow(self.schema)
-        check_routing(arrow, self.options.topic)
-        if self.options.topic is not None:
-            self._topic(self.options.topic, arrow)
-        return self
-
-    def write(self, batches: Iterator[pa.RecordBatch]) -> Wrote:
-        """Writes a task's rows; returns when all are acknowledged, raises if one was not."""
-        here = session(self.options.place)
-        arrow = to_arrow(self.schema)
-        wrote = Wrote()
-        known: dict[str, TopicDescription] = {}
-        turn = _first_turn()
-        with Producer(here.connection, here.topics, isolation=self.options.isolation) as producer:
-            for batch in coalesced(batches):
-                for topic, rows in by_topic(batch, self.options.topic):
-                    if topic not in known:
-                        known[topic] = self._topic(topic, arrow)
-                    self._append(producer, known[topic], rows, turn)
-                    wrote.records[topic] = wrote.records.get(topic, 0) + rows.num_rows
-                turn += 1
-        return wrote
-
-    def _append(
-        self, producer: Producer, known: TopicDescription, rows: pa.RecordBatch, turn: int
-    ) -> None:
-        count = len(known.partitions)
-        by_column = self.options.topic is None
-        for part in routed(known.name, known.schema, rows, count, by_column=by_column):
-            keyed = "key" in part.batch.schema.names and part.batch.column("key").null_count < len(
-                part.batch
-            )
-            place = part.partition
-            if place is None and not (keyed and known.schema.names[0] == "key"):
-                place = turn % count
-            producer.append(known.name, part.batch, partition=place)
-
-    def _topic(self, name: str, arrow: pa.Schema) -> TopicDescription:
-        """The topic, made if it is missing and may be; the DataFrame fits it."""
-        topics = session(self.options.place).topics
-        by_column = self.options.topic is None
-        try:
-            known = topics.describe(name)  # not from memory: it may have been made anew
-        except UnknownTopic:
-            if not self.options.create_topic:
-                raise
-            schema = topic_schema(arrow, by_column=by_column)
-            try:
-                known = topics.create(
-                    name, self.options.partitions, self.options.replication_factor, schema, {}
-                )
-            except TopicExists:  # another task was faster
-                known = topics.describe(name)
-        check_fits(arrow, known.schema, by_column=by_column)
-        return known
-
-
-def coalesced(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Fewer, larger batches: what the log stores, and every reader reads, in one go."""
-    held: list[pa.RecordBatch] = []
-    size = 0
-    for batch in batches:
-        held.append(batch)
-        size += batch.nbytes
-        if size >= _COALESCED_BYTES:
-            yield _joined(held)
-            held, size = [], 0
-    if size or any(batch.num_rows for batch in held):
-        yield _joined(held)
-
-
-def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-
-
-def _first_turn() -> int:
-    """Where a task's turn begins, so that small micro-batches do not all go to partition 0."""
-    context = TaskContext.get()
-    if context is None:
-        return 0
-    batch_id = context.getLocalProperty("streaming.sql.batchId")
-    return context.partitionId() + (int(batch_id) if batch_id else context.taskAttemptId())
+from spark_stream.datasource.task import TaskWriter, Wrote
 
 
 class IsologWriter(DataSourceArrowWriter):
-    """The batch sink."""
+    """The batch sink. Spark commits with the very writer that its tasks have copies of."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
-        self._task = TaskWriter(options, schema).prepared()
+        identity = of_job() if options.transactional else None
+        self._task = TaskWriter(options, schema, identity).prepared()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self._task.write(iterator)
 
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        here = session(self._task.options.place)
+        branches.commit(here.transactions, _branches(messages), batch=0)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        if self._task.identity is not None:
+            here = session(self._task.options.place)
+            branches.abort_job(here.transactions, self._task.identity.transactional_id)
+
 
 class IsologStreamWriter(DataSourceStreamArrowWriter):
-    """The streaming sink. Nothing is left to a commit: what a task wrote is acknowledged."""
+    """The streaming sink. Spark makes it anew for every commit: it keeps nothing."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         self._task = TaskWriter(options, schema).prepared()
@@ -161,7 +55,18 @@ class IsologStreamWriter(DataSourceStreamArrowWriter):
         return self._task.write(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing to do."""
+        here = session(self._task.options.place)
+        branches.commit(here.transactions, _branches(messages), batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing can be taken back: at least once."""
+        here = session(self._task.options.place)
+        branches.abort(here.transactions, _branches(messages))
+
+
+def _branches(messages: list[WriterCommitMessage | None]) -> list[branches.TaskBranch]:
+    """Those of the tasks that had rows; a failed task's message is None."""
+    return [
+        message.branch
+        for message in messages
+        if isinstance(message, Wrote) and message.branch is not None
+    ]

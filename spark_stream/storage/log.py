@@ -30,7 +30,7 @@ from spark_stream.consistency.producers import Stamp
 from spark_stream.storage.codec import Codec, crc32c
 from spark_stream.storage.disk import Disk, OsDisk
 from spark_stream.storage.reading import Budget, Chunk, read_segment
-from spark_stream.storage.recovery import Cut, open_active, open_closed
+from spark_stream.storage.recovery import Cut, lost_markers, open_active, open_closed
 from spark_stream.storage.retention import SegmentFacts, removable
 from spark_stream.storage.segment import ActiveSegment, Segment, SegmentName
 from spark_stream.storage.settings import Flush, LogSettings
@@ -138,11 +138,15 @@ class PartitionLog:
         entry: int | None = None
         for base, following in itertools.pairwise(bases):
             segment, cut = open_closed(disk, SegmentName(directory, base), codec, entry, following)
+            if closed and cuts[-1] is None:
+                cuts[-1] = lost_markers(closed[-1], segment)
             # Behind a hole the next segment says itself which entry it starts with.
             entry = int(segment.end.entry) if cut is None else None
             closed.append(segment)
             cuts.append(cut)
         active, cut = open_active(disk, SegmentName(directory, bases[-1]), codec, entry, facts)
+        if closed and cuts[-1] is None:
+            cuts[-1] = lost_markers(closed[-1], active)
         found = tuple(each for each in (*cuts, cut) if each is not None)
         return cls(directory, log_format, tuple(closed), active, found, disk)
 
@@ -347,7 +351,7 @@ class PartitionLog:
             base = int(table[row]["base_offset"])
             if column is None:
                 return Offset(base)
-            batch, _ = segment.decode(row, row + 1, [column])
+            batch, _ = segment.decode(np.array([row]), [column])
             late = batch.column(0).cast(pa.int64()).to_numpy(zero_copy_only=False) >= timestamp
             return Offset(base + int(np.argmax(late)))
         return None

@@ -2,8 +2,8 @@
 
 Neighbouring entries are read together, up to a size, and arrive as one batch: a log of one-row
 batches reads nearly as fast as one of large batches. Markers have neither bytes nor offsets, so
-they part nothing. Aborted entries that are small are decoded with their neighbours and dropped by
-one filter; a long stretch of them is skipped unread. No loop here touches a row; the loops are over
+they part nothing. Small aborted entries part nothing either: the bytes of those around them are
+gathered; a long stretch of them is skipped unread. No loop here touches a row; the loops are over
 runs of entries.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +25,7 @@ from spark_stream.storage.segment import Segment
 RUN_BYTES_MAX: Final = 2 << 20
 # Entries that are this large alone gain nothing from being copied together with a neighbour.
 _ALONE_BYTES_MIN: Final = 256 << 10
-# So many bytes of aborted entries in a row cost more to decode than a second run costs.
+# So many bytes of aborted entries in a row cost more to pass over than a second run costs.
 _SKIPPED_BYTES_MIN: Final = 64 << 10
 
 
@@ -200,8 +200,8 @@ def _chunk(
         take = min(take, max(1, total * max(0, budget.bytes) // size))
     # Only the entries that the rows come from are loaded, and maybe not all of them.
     high = int(np.searchsorted(edges, skip + take, side="left")) + 1
-    batch, stop = _decoded(segment, places[at:high], columns)
-    high = int(np.searchsorted(places, stop, side="left"))
+    batch, taken = segment.decode(places[at:high], columns)
+    high = at + taken
     take = min(take, int(edges[high - 1]) - skip)
     lead = skip - int(edges[at] - counts[at])
     if lead or take != batch.num_rows:
@@ -223,27 +223,6 @@ def _chunk(
         _spans(froms, kept),
         min(end, visible.until),
     )
-
-
-def _decoded(
-    segment: Segment, places: np.ndarray, columns: list[str] | None
-) -> tuple[pa.RecordBatch, int]:
-    """The rows of the batches at these places, and the place where it ends."""
-    begin, stop = int(places[0]), int(places[-1]) + 1
-    batch, stop = segment.decode(begin, stop, columns)
-    rows = segment.table[begin:stop]
-    counts = rows["count"]
-    seen = np.zeros(len(rows), np.bool_)
-    seen[places[: int(np.searchsorted(places, stop, side="left"))] - begin] = True
-    kept = int(counts[seen].sum())
-    if kept == batch.num_rows:
-        return batch, stop
-    if not batch.num_columns:
-        return batch.slice(0, kept), stop
-    bits = np.packbits(np.repeat(seen, counts), bitorder="little")
-    # Not pa.array(mask): that imports pandas.
-    mask = pa.Array.from_buffers(pa.bool_(), batch.num_rows, [None, pa.py_buffer(bits)])
-    return cast(pa.RecordBatch, batch.filter(mask)), stop
 
 
 def _spans(bases: np.ndarray, counts: np.ndarray) -> np.ndarray:

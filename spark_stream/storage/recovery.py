@@ -4,7 +4,8 @@ The log is the longest prefix whose checksums hold. The last segment is where a 
 bytes: its batches are all checked here, and what is behind the first bad one is cut (into a folder
 ``cut`` beside it if intact entries were among it, so that nothing acknowledged is thrown away).
 Older segments are complete: their entries are checked here, their batches when they are first read,
-and damage in them is reported as a hole, never cut.
+and damage in them is reported as a hole, never cut. Markers lost at the end of an older segment
+leave no hole, for they have no offsets: the next segment's first index tells that they were there.
 
 Order of steps in a cut: the shorter entries file replaces the longer, then the ``.arrow`` file. A
 crash between them leaves bytes that no entry names: the next open cuts those.
@@ -75,7 +76,7 @@ def open_closed(
     whole, table = _read_table(disk, name) if told else (0, np.zeros(0, ENTRY))
     good = _good_entries(table, first_entry, name.base_offset)
     kept = table[:good]
-    entry = first_entry if first_entry is not None else _first_index(disk, name, kept)
+    entry = _first_index(disk, name, kept, first_entry)
     if not complete:
         kept = kept[:0]
     segment = Segment(
@@ -124,8 +125,9 @@ def open_active(
         entry = _known_start(first_entry, name)
         first = Position(EntryIndex(entry), Offset(name.base_offset))
         return ActiveSegment.create(disk, name, codec, first, facts), None
-    entry = first_entry if first_entry is not None else _first_index(disk, name, kept)
-    first = Position(EntryIndex(entry), Offset(name.base_offset))
+    first = Position(
+        EntryIndex(_first_index(disk, name, kept, first_entry)), Offset(name.base_offset)
+    )
     data_end = int(kept[-1]["position"] + kept[-1]["length"]) if good else int(header or 0)
     tail = data.slice(data_end)
     cut = None
@@ -142,6 +144,15 @@ def open_active(
             disk.write_whole(name.arrow, [message, batches])
             disk.sync_directory(name.directory)
     return ActiveSegment(disk, name, codec, first, kept), cut
+
+
+def lost_markers(segment: Segment, following: Segment) -> Cut | None:
+    """What an older segment without a hole lacks at its end: the next one's first index tells."""
+    entries = following.first.entry - segment.end.entry
+    if entries <= 0:
+        return None
+    reason = "the markers at its end are damaged, its batches are not"
+    return Cut(str(segment.name.entries), 0, entries, entries * ENTRY_SIZE, False, reason)
 
 
 def _mended(name: SegmentName) -> Cut:
@@ -193,16 +204,20 @@ def _read_table(disk: Disk, name: SegmentName) -> tuple[int, Table]:
     return raw.size, np.frombuffer(raw, ENTRY, count=rows)
 
 
-def _good_entries(table: Table, first_entry: int | None, base_offset: int) -> int:
+def _good_entries(table: Table, least_entry: int | None, base_offset: int) -> int:
+    """How many leading entries are good; ``least_entry``: the first one's index is no lower."""
     intact = intact_entries(table)
-    if not intact:
+    if not intact or (least_entry is not None and int(table[0]["entry_index"]) < least_entry):
         return 0
     position = int(table[0]["position"])
-    return valid_prefix(table[:intact], first_entry, base_offset, position)
+    return valid_prefix(table[:intact], None, base_offset, position)
 
 
-def _first_index(disk: Disk, name: SegmentName, table: Table) -> int:
-    """Which entry a log's first segment starts with: its first entry says so, or its header."""
+def _first_index(disk: Disk, name: SegmentName, table: Table, least_entry: int | None) -> int:
+    """Which entry a segment starts with: its first entry says so, or its header.
+
+    ``least_entry`` is the index behind what is left of the segment before it.
+    """
     if len(table):
         return int(table[0]["entry_index"])
     told = None
@@ -211,7 +226,9 @@ def _first_index(disk: Disk, name: SegmentName, table: Table) -> int:
         length = header_length(data)
         facts = facts_of(data.slice(0, length)) if length else None
         told = (facts or {}).get("isolog.base_entry")
-    return int(told) if told is not None else _known_start(None, name)
+    if told is None:
+        return _known_start(least_entry, name)
+    return int(told) if least_entry is None else max(int(told), least_entry)
 
 
 def _known_start(first_entry: int | None, name: SegmentName) -> int:

@@ -29,7 +29,7 @@ from spark_stream.consistency.entries import (
 from spark_stream.consistency.ids import EntryIndex, Offset
 from spark_stream.consistency.leader import Position
 from spark_stream.errors import DamagedSegment, IsologError
-from spark_stream.storage.codec import END_OF_STREAM, Codec, first_broken_batch, sealed
+from spark_stream.storage.codec import END_OF_STREAM, Codec, first_broken_batch, gathered, sealed
 from spark_stream.storage.disk import Disk, DiskFile
 
 # Below this a read near the end of a growing file copies; above it the file is mapped again.
@@ -176,21 +176,17 @@ class Segment:
             next=int(self.end.offset),
         )
 
-    def decode(
-        self, first: int, last: int, columns: list[str] | None
-    ) -> tuple[pa.RecordBatch, int]:
-        """Rows ``first`` to ``last`` (exclusive) of the table as one batch, and where it ends.
+    def decode(self, places: np.ndarray, columns: list[str] | None) -> tuple[pa.RecordBatch, int]:
+        """The batches at these rows of the table, rising, as one; and how many of them it is.
 
-        The first row is a batch; markers may lie between. It ends before ``last`` where a later
-        batch fails its checksum, or where the batch would be too large in memory.
+        It is fewer where a later one fails its checksum, or where the batch would be too large in
+        memory. What lies between is not looked at.
 
         Raises:
             DamagedSegment: the first batch fails its checksum.
         """
-        data, rows = self._load(first, last)
-        batches = np.flatnonzero(self._table[first : first + rows]["kind"] == Kind.DATA)
-        batch, taken = self._codec.decode(data, len(batches), columns)
-        return batch, first + (rows if taken == len(batches) else int(batches[taken]))
+        data, sound = self._load(places)
+        return self._codec.decode(data, sound, columns)
 
     def blank(self, columns: list[str] | None) -> pa.RecordBatch:
         """A batch without rows, of the same columns as :meth:`decode` gives."""
@@ -200,22 +196,26 @@ class Segment:
         arrays = [pa.nulls(0, field.type) for field in schema]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
-    def _load(self, first: int, last: int) -> tuple[pa.Buffer, int]:
-        """The checked bytes of the rows from ``first`` on, and how many rows they are."""
-        rows = self._table[first:last]
-        position = int(rows[0]["position"])
-        length = int(rows[-1]["position"] + rows[-1]["length"]) - position
+    def _load(self, places: np.ndarray) -> tuple[pa.Buffer, int]:
+        """The checked bytes of the batches at these rows, and how many batches they are."""
+        first, last = int(places[0]), int(places[-1]) + 1
+        neighbours = last - first == len(places)
+        rows = self._table[first:last] if neighbours else self._table[places]
+        starts, lengths = rows["position"], rows["length"]
+        position = int(starts[0])
+        length = int(starts[-1] + lengths[-1]) - position
         data = self._bytes(position, length)
-        trusted = self._verified is None or bool(self._verified[first:last].all())
-        if trusted and data.size == length:
-            return data, len(rows)
-        sound = first_broken_batch(rows, data, position)
-        if sound == 0:
-            raise self._batch_damage(rows[0])
-        if self._verified is not None:
-            self._verified[first : first + sound] = True
-        ends = int(rows[sound - 1]["position"] + rows[sound - 1]["length"]) - position
-        return data.slice(0, ends), sound
+        sound = len(rows)
+        trusted = self._verified is None or bool(self._verified[places].all())
+        if not trusted or data.size != length:
+            sound = first_broken_batch(rows, data, position)
+            if sound == 0:
+                raise self._batch_damage(rows[0])
+            if self._verified is not None:
+                self._verified[places[:sound]] = True
+            starts, lengths = starts[:sound], lengths[:sound]
+            data = data.slice(0, int(starts[-1] + lengths[-1]) - position)
+        return gathered(data, starts - position, lengths), sound
 
     def _batch_damage(self, row: np.void) -> DamagedSegment:
         start, count = int(row["base_offset"]), int(row["count"])

@@ -121,7 +121,7 @@ def test_what_does_not_fit_is_refused_and_named(served, call, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["produce", "usage", "--transactional"], "no transactions yet"),
+        (["produce", "usage", "--transactional-id", "a"], "--transactional"),
         (["produce", "usage"], "which format"),
         (["produce", "usage", "--format", "parquet"], "--file"),
         (["produce", "usage", "--format", "csv", "--key-separator", ":"], "--key-separator"),

@@ -34,9 +34,10 @@ def test_a_topic_from_create_to_delete(served, call, monkeypatch):
     assert [each["partition"] for each in facts["partitions"]] == [0, 1]
     partition = facts["partitions"][0]
     assert partition["log_end_offset"] == partition["high_watermark"] == 0
-    assert partition["last_stable_offset"] == 0
+    assert partition["last_stable_offset"] == partition["open_transactions"] == 0
     shown = call("topic", "describe", "flights").out
-    for word in ("array<string>", "compression", "LEO", "HW", "LSO", partition["leader"]):
+    words = ("array<string>", "compression", "LEO", "HW", "LSO", "open transactions")
+    for word in (*words, partition["leader"]):
         assert word in shown
 
     unsure = served.run("topic", "delete", "flights")
@@ -96,5 +97,5 @@ def test_what_typer_says(call):
     assert "--form" in option.err
     helped = run("--help")
     assert (helped.code, helped.err) == (0, "")
-    for word in ("broker", "topic", "produce", "consume"):
+    for word in ("broker", "topic", "transactions", "produce", "consume"):
         assert word in helped.out

@@ -18,7 +18,17 @@ Records = list[int]
 """Of one partition: the transaction of each record by offset; -1: none."""
 
 
-@pytest.fixture(autouse=True)
+ENDLESS = 1 << 30
+
+
+@pytest.fixture(params=[0, 1, ENDLESS], ids=["followed", "a step, then followed", "by steps"])
+def steps_max(request, monkeypatch):
+    """How many steps are taken before the rest is followed: each way must find the same cuts."""
+    monkeypatch.setattr(atomic, "_STEPS_MIN", request.param)
+    monkeypatch.setattr(atomic, "_STEP_EXTENTS", ENDLESS)
+
+
+@pytest.fixture
 def small_blocks(monkeypatch):
     """So that few transactions already lie in several blocks."""
     monkeypatch.setattr(atomic, "_RECENT_MAX", 3)
@@ -61,7 +71,8 @@ def bounded(draw):
     return found, [draw(st.integers(0, len(records))) for records in found]
 
 
-@settings(max_examples=1500, deadline=None)
+@pytest.mark.usefixtures("small_blocks", "steps_max")
+@settings(max_examples=250, deadline=None)
 @given(bounded())
 def test_the_greatest_cut_is_the_greatest(drawn):
     found, bounds = drawn
@@ -71,7 +82,8 @@ def test_the_greatest_cut_is_the_greatest(drawn):
     assert cut == np.max(sound, axis=0).tolist()
 
 
-@settings(max_examples=1500, deadline=None)
+@pytest.mark.usefixtures("small_blocks", "steps_max")
+@settings(max_examples=250, deadline=None)
 @given(bounded(), st.data())
 def test_the_least_cut_is_the_least(drawn, data):
     found, bounds = drawn
@@ -84,7 +96,8 @@ def test_the_least_cut_is_the_least(drawn, data):
     assert cut == np.min(sound, axis=0).tolist()
 
 
-@settings(max_examples=1500, deadline=None)
+@pytest.mark.usefixtures("small_blocks", "steps_max")
+@settings(max_examples=250, deadline=None)
 @given(bounded(), st.data())
 def test_the_next_cut_goes_on(drawn, data):
     found, bounds = drawn
@@ -100,7 +113,8 @@ def test_the_next_cut_goes_on(drawn, data):
         assert cut != lower  # all is decided
 
 
-@settings(max_examples=1500, deadline=None)
+@pytest.mark.usefixtures("small_blocks", "steps_max")
+@settings(max_examples=250, deadline=None)
 @given(bounded(), st.data())
 def test_from_an_atomic_cut_the_next_one_is_the_greatest_within_the_limit(drawn, data):
     found, bounds = drawn
@@ -151,7 +165,8 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=1000, deadline=None)
+@pytest.mark.usefixtures("small_blocks")
+@settings(max_examples=400, deadline=None)
 @given(steps, st.integers(0, 40), st.integers(0, 30), st.booleans())
 def test_extents_kept_up_are_those_derived(taken, split, gone, look):
     written, spans, ended = Written([]), Spans(), set()
@@ -185,6 +200,7 @@ def test_extents_kept_up_are_those_derived(taken, split, gone, look):
         assert all(first >= gone for first, _ in found.values())
 
 
+@pytest.mark.usefixtures("small_blocks")
 def test_a_snapshot_stays_as_it_was():
     spans = spans_of([1, 2, 1, 3, 4, 5, 6, 7])
     before = spans.snapshot()
@@ -195,9 +211,56 @@ def test_a_snapshot_stays_as_it_was():
     assert greatest_cut([6], [spans.snapshot()]).tolist() == [6]
 
 
+@pytest.mark.usefixtures("small_blocks", "steps_max")
 def test_overlap_without_end_stands_still():
     overlapping = [0, *(each for k in range(1, 50) for each in (k, k - 1)), 49]
     spans = [spans_of(overlapping).snapshot()]
     assert greatest_cut([80], spans).tolist() == [0]
     assert greatest_cut([100], spans).tolist() == [100]
     assert next_cut([0], [10], [100], spans).tolist() == [100]
+
+
+def crosswise(length: int, count: int, breaks: tuple[int, ...] = ()) -> list[Records]:
+    """Each transaction overlaps the next one, but for breaks, in one partition: in turn in each."""
+    found: list[Records] = [[] for _ in range(count)]
+    for number in range(length):
+        pair = (number, number + 1)
+        found[number % count] += pair if number in breaks else (*pair, *pair)
+    return found
+
+
+@pytest.mark.usefixtures("small_blocks", "steps_max")
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 6), st.integers(2, 3), st.sets(st.integers(0, 5), max_size=2), st.data())
+def test_chains_across_partitions_against_the_search(length, count, breaks, data):
+    found = crosswise(length, count, tuple(breaks))
+    spans = snapshots(found)
+    bounds = [data.draw(st.integers(0, len(records))) for records in found]
+    sound = [each for each in all_cuts([0] * count, bounds) if is_atomic(each, found)]
+    greatest = greatest_cut(bounds, spans)
+    assert greatest.tolist() == np.max(sound, axis=0).tolist()
+    floors = [data.draw(st.integers(0, each)) for each in greatest.tolist()]
+    sound = [each for each in sound if all(np.array(each) >= floors)]
+    assert least_cut(floors, greatest, spans).tolist() == np.min(sound, axis=0).tolist()
+
+
+@pytest.mark.parametrize("count", [2, 3, 16])
+def test_a_chain_of_twenty_thousand_transactions_is_followed_to_its_end(count):
+    """Each link is a step of its own: whatever a step costs, this has 20,000 of them, twice."""
+    middle, length = 10_000, 20_000
+    found = crosswise(length, count, (middle,))
+    spans = snapshots(found)
+    ends = [len(records) for records in found]
+    bounds = list(ends)
+    bounds[(length - 1) % count] -= 1  # within the last two
+    # The break parts its pair, so a cut may lie between the two; elsewhere between the pairs.
+    cut = [4 * len(range(place, middle, count)) for place in range(count)]
+    cut[middle % count] += 1
+    assert greatest_cut(bounds, spans).tolist() == cut
+    assert greatest_cut(ends, spans).tolist() == ends
+    one = [1] + [0] * (count - 1)
+    assert next_cut([0] * count, one, ends, spans).tolist() == cut
+    assert least_cut(one, ends, spans).tolist() == cut
+    beyond = [offset + 1 for offset in cut]
+    assert next_cut(cut, beyond, ends, spans).tolist() == ends
+    assert next_cut(cut, beyond, bounds, spans).tolist() == cut

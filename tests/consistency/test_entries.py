@@ -15,9 +15,11 @@ from spark_stream.consistency.entries import (
     Entry,
     Kind,
     Table,
+    aborted_rows,
     at_offset,
     first_at_or_after,
     next_offset,
+    open_transactions,
     valid_prefix,
 )
 
@@ -184,3 +186,71 @@ def test_packed_bytes_are_the_table_row(entry, position, length):
     for name in Entry.__slots__:
         assert int(row[name]) == int(getattr(entry, name)), name
     assert (int(row["position"]), int(row["length"]), int(row["reserved"])) == (position, length, 0)
+
+
+Written = tuple[int, int, Kind]
+"""Of an entry: transaction (-1: none), producer id, kind."""
+
+written = st.lists(
+    st.one_of(
+        st.tuples(st.integers(0, 3), st.integers(7, 9), st.sampled_from(Kind)),
+        st.tuples(st.integers(0, 2**62), st.integers(0, 2**62), st.sampled_from(Kind)),
+        st.tuples(st.just(-1), st.integers(-1, 9), st.just(Kind.DATA)),
+    ),
+    max_size=25,
+)
+
+
+@st.composite
+def parted(draw):
+    """Entries of a log, in any order, as tables of several segments; some may be empty."""
+    rows: list[Written] = draw(written)
+    # Large numbers too, and a second batch or a marker of some pair far from its first.
+    rows += draw(st.permutations(rows[:8])) if rows else []
+    cuts = sorted(draw(st.lists(st.integers(0, len(rows)), max_size=4)))
+    first_index = draw(st.integers(0, 1000))
+    table = np.zeros(len(rows), ENTRY)
+    table["entry_index"] = np.arange(first_index, first_index + len(rows))
+    columns = np.array(rows, np.int64).reshape(-1, 3)
+    for column, name in enumerate(("transaction", "producer_id", "kind")):
+        table[name] = columns[:, column]
+    table["count"] = table["kind"] == Kind.DATA
+    return rows, np.split(table, cuts), first_index
+
+
+@settings(max_examples=200, deadline=None)
+@given(parted())
+def test_a_batch_is_aborted_if_any_table_has_the_marker_of_its_transaction_and_producer(log):
+    """Not for another producer id of the transaction, nor another transaction of the id."""
+    rows, tables, _ = log
+    aborted = {(number, producer) for number, producer, kind in rows if kind is Kind.ABORT}
+    expected = [
+        kind is Kind.DATA and number >= 0 and (number, producer) in aborted
+        for number, producer, kind in rows
+    ]
+    masks = aborted_rows(tables)
+    assert len(masks) == len(tables)
+    for table, mask in zip(tables, masks, strict=True):
+        part, expected = expected[: len(table)], expected[len(table) :]
+        assert (mask is not None) == any(part)
+        if mask is not None:
+            assert mask.dtype == np.bool_
+            assert mask.tolist() == part
+
+
+@settings(max_examples=200, deadline=None)
+@given(parted())
+def test_open_are_the_pairs_without_a_marker_with_their_first_entry(log):
+    rows, tables, first_index = log
+    ended = {(number, producer) for number, producer, kind in rows if kind is not Kind.DATA}
+    expected: dict[tuple[int, int], int] = {}
+    for index, (number, producer, _) in enumerate(rows, first_index):
+        if number >= 0 and (number, producer) not in ended:
+            expected.setdefault((number, producer), index)
+    assert open_transactions(tables) == expected
+
+
+def test_a_log_without_entries_has_nothing_open_and_nothing_aborted():
+    assert open_transactions([]) == {}
+    assert aborted_rows([]) == []
+    assert aborted_rows([np.zeros(0, ENTRY)]) == [None]

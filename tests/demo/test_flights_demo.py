@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 import sys
 from pathlib import Path
 
 import polars as pl
 import psutil
+import pyarrow.parquet as pq
 import pytest
 
 import spark_stream as isolog
@@ -16,10 +18,18 @@ from tests.conftest import ROOT, stop_broker
 from tests.demo.conftest import Shell
 
 JANUARY, FEBRUARY = 27_004, 24_951
+WRONG_LOAD = 5_000
 
 
 def segments(output: Path) -> list[Path]:
     return sorted(output.glob("log/topics/flights/*/*/*.arrow"))
+
+
+def failed_attempt(said: str) -> int:
+    """How many rows the failed attempt of a micro-batch left in the log."""
+    found = re.search(r"fails, as planned; ([\d,]+) rows of it were in", said)
+    assert found is not None, said
+    return int(found[1].replace(",", ""))
 
 
 def brokers_of(directory: Path) -> list[psutil.Process]:
@@ -37,18 +47,27 @@ def test_two_runs_in_one_folder(tmp_path: Path, shell: Shell) -> None:
 
     said = shell.demo(tmp_path, "--months", "1")
     assert f"Records in: {JANUARY:,}. Records out: {JANUARY:,}. They agree." in said
-    assert "read_committed" in said
     assert "backlog       0" in said
+    weeks = [pq.read_metadata(each).num_rows for each in sorted((output / "input").iterdir())]
+    left = failed_attempt(said)
+    assert left in weeks[2:4]
+    every = JANUARY + left + WRONG_LOAD
+    counts = {"read_uncommitted": every, "read_replicated": every}
+    counts |= {"read_committed": JANUARY, "read_atomic": JANUARY}
+    for level, count in counts.items():
+        assert re.search(rf"^ *{level} .* {count:,} +{count:,} *$", said, re.MULTILINE), said
+    assert "All as predicted." in said
+    assert "Traceback" not in said
     assert not brokers_of(output / "log")
 
     # The files alone say the same: no broker, no isolog.
     frames = [pl.read_ipc_stream(segment) for segment in segments(output)]
-    assert sum(frame.height for frame in frames) == JANUARY
+    assert sum(frame.height for frame in frames) == every
     assert {segment.parent.name for segment in segments(output)} == {"0", "1", "2", "3"}
     flights = pl.concat(frames)
     assert flights.schema["dep_delay"] == pl.Int32
     assert flights.schema["time_hour"] == pl.Datetime("us", "UTC")
-    assert flights["dep_time"].null_count() == 521  # the cancelled ones
+    assert flights.filter(pl.col("carrier") == "ZZ").height == WRONG_LOAD
     assert str(segments(output)[0].relative_to(tmp_path)) in said
 
     # The chart is a picture of a fair size.
@@ -63,6 +82,10 @@ def test_two_runs_in_one_folder(tmp_path: Path, shell: Shell) -> None:
     last = json.loads(logged[-1].read_text().splitlines()[-1])["flights"]
     with isolog.connect(path=output / "log") as log:
         topic = log.describe("flights")
+        january = log.read("flights", columns=["dep_time"], isolation="read_committed")
+        ended = {each.state for each in log.transactions()}
+    assert january["dep_time"].null_count == 521  # the cancelled ones
+    assert ended == {"committed", "aborted"}
     assert last["id"] == topic.id
     assert {int(number): at["offset"] for number, at in last["partitions"].items()} == {
         each.partition: each.log_end_offset for each in topic.partitions
@@ -70,9 +93,11 @@ def test_two_runs_in_one_folder(tmp_path: Path, shell: Shell) -> None:
 
     # The next run stops that broker, starts afresh, and agrees again.
     said = shell.demo(tmp_path, "--months", "2", "--isolation", "read_uncommitted")
-    both = JANUARY + FEBRUARY
-    assert f"Records in: {both:,}. Records out: {both:,}. They agree." in said
-    assert sum(pl.read_ipc_stream(segment).height for segment in segments(output)) == both
+    both, taken_back = JANUARY + FEBRUARY, failed_attempt(said) + WRONG_LOAD
+    every = both + taken_back
+    sums = f"Records in: {both:,} and {taken_back:,} taken back. Records out: {every:,}."
+    assert f"{sums} They agree." in said
+    assert sum(pl.read_ipc_stream(segment).height for segment in segments(output)) == every
     assert not brokers_of(output / "log")
     stop_broker(output / "log")
 
@@ -90,10 +115,18 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path: Path, shell: Shell) -
 def test_counts_that_differ_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     import flights_report
 
-    counts = {"flights": 10, "wrote": 10, "stored": {0: 5, 1: 5}, "read": 10, "table": 10}
-    assert flights_report.show_counts("read_committed", **counts, batch=10)
-    assert not flights_report.show_counts("read_committed", **counts, batch=11)
+    records = flights_report.Records(flights=10, failed_attempt=3, aborted_load=4)
+    levels = {"read_uncommitted": 17, "read_committed": 10}
+    assert flights_report.show_levels(records, levels)
+    assert not flights_report.show_levels(records, levels | {"read_atomic": 13})
+    assert "Not as predicted." in capsys.readouterr().out
+
+    counts = {"wrote": 10, "stored": {0: 9, 1: 8}, "read": 10, "table": 10}
+    assert flights_report.show_counts("read_committed", records, **counts, batch=10)
+    assert not flights_report.show_counts("read_committed", records, **counts, batch=11)
     assert "The counts differ." in capsys.readouterr().out
+    seen = counts | {"read": 17, "table": 17}
+    assert flights_report.show_counts("read_replicated", records, **seen, batch=17)
 
 
 def test_the_data_are_those_of_the_package(tmp_path: Path) -> None:
@@ -105,7 +138,11 @@ def test_the_data_are_those_of_the_package(tmp_path: Path) -> None:
     assert flights.schema.equals(flights_data.FLIGHTS)
     assert flights["dep_time"].null_count == 8_255
     assert flights_data.airlines().num_rows == 16
-    flights_data.write_weeks(flights_data.flights(1), tmp_path / "input")
+    weeks = flights_data.write_weeks(flights_data.flights(1), tmp_path / "input")
+    assert len(weeks) == 4
+    assert sum(weeks) == JANUARY
+    files = sorted((tmp_path / "input").iterdir(), key=lambda file: file.stat().st_mtime)
+    assert [pq.read_metadata(file).num_rows for file in files] == weeks
     written = ds.dataset(tmp_path / "input")
     assert written.count_rows() == JANUARY
     assert written.schema.equals(flights_data.FLIGHTS)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import spark_stream as isolog
 from spark_stream.datasource import options
 from tests.conftest import ROOT, stop_broker
 from tests.demo.conftest import Shell
@@ -27,7 +28,8 @@ def example(kind: str) -> str:
 
 
 def test_every_marked_example_is_run_here() -> None:
-    assert re.findall(r"<!-- test: (\w+) -->", README) == ["spark", "python", "sh", "flight"]
+    kinds = ["spark", "transactions", "python", "sh", "flight"]
+    assert re.findall(r"<!-- test: (\w+) -->", README) == kinds
 
 
 @pytest.mark.spark
@@ -39,6 +41,21 @@ def test_spark(tmp_path: Path, shell: Shell) -> None:
         stop_broker(tmp_path / "data")
     assert re.search(r"\|\s*1000\|\s*998001\|", said), said
     assert "only showing top 5 rows" in said
+
+
+def test_transactions(tmp_path: Path, shell: Shell) -> None:
+    folder = tmp_path / "my-log"
+    try:
+        for times in (1, 2):  # the second run finds the topics made, and the named consumer's place
+            code = example("transactions")
+            if times == 2:
+                code = re.sub(r"    log.create_topic.*\n", "", code)
+            shell.run([sys.executable, "-c", code], tmp_path)
+            with isolog.connect(path=folder) as log:
+                audit = log.read("audit", isolation="read_committed")["value"].to_pylist()
+            assert audit == times * [b"one was ordered", b"one"]
+    finally:
+        stop_broker(folder)
 
 
 @pytest.mark.spark
@@ -96,7 +113,7 @@ def test_the_table_of_options_is_complete() -> None:
     spark = README.partition("## Spark")[2].partition("### Isolation levels")[0]
     shown = set(re.findall(r"`(\w+)`", spark))
     of_spark = {"checkpointLocation"}
-    elsewhere = {"transactional", "replicationFactor"}  # under "Not yet"
+    elsewhere = {"replicationFactor"}  # under "Not yet"
     known = {*options._SOURCE, *options._SINK}
     assert known - shown == of_spark | elsewhere
     for name in elsewhere:

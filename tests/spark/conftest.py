@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 import spark_stream as isolog
 from tests.conftest import stop_broker
@@ -22,10 +24,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("spark")
 
 
-@pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    session = (
-        SparkSession.builder.master("local[2]")
+def session_builder(master: str) -> SparkSession.Builder:
+    """How every session of the tests is set up."""
+    return (
+        SparkSession.builder.master(master)
         .appName("isolog tests")
         .config("spark.ui.enabled", "false")
         .config("spark.sql.shuffle.partitions", "2")
@@ -38,8 +40,12 @@ def spark() -> Iterator[SparkSession]:
             ".FileSystemBasedCheckpointFileManager",
         )
         .config("spark.driver.extraJavaOptions", "-Duser.timezone=UTC")
-        .getOrCreate()
     )
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    session = session_builder("local[2]").getOrCreate()
     session.sparkContext.setLogLevel("OFF")
     yield session
     session.stop()
@@ -87,6 +93,12 @@ class Queries:
             writer = writer.option("topic", topic)
         writer.options(**options).save()
 
+    def sink(self, frame: DataFrame, checkpoint: Path, **options: object) -> DataStreamWriter:
+        """A stream into the log, up to what there is now."""
+        writer = frame.writeStream.format("isolog").option("path", self.path)
+        writer = writer.option("checkpointLocation", str(checkpoint)).options(**options)
+        return writer.trigger(availableNow=True)
+
     def copy(self, frame: DataFrame, to: Path, checkpoint: Path) -> list[int]:
         """Runs a stream to its end into Parquet files; the input rows of its micro-batches."""
         query = (
@@ -102,6 +114,15 @@ class Queries:
         if failure is not None:
             raise failure
         return [progress["numInputRows"] for progress in query.recentProgress]
+
+
+def ended(query: StreamingQuery) -> str | None:
+    """Waits for the query's end; its error, or None."""
+    try:
+        assert query.awaitTermination(90), "the query goes on"
+    except StreamingQueryException as error:
+        return str(error)
+    return None
 
 
 @pytest.fixture

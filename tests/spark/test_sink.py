@@ -139,14 +139,13 @@ def test_rows_that_can_have_no_place_fail_the_write(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"transactional": "true"}, "this release writes at least once"),
         ({"transactional": "maybe"}, "transactional takes true | false"),
         ({"isolation": "read_atomic"}, "isolation takes read_uncommitted | read_committed"),
         ({"partitions": "3"}, "partitions is for createTopic=true"),
         ({"createTopic": "true", "partitions": "0"}, "partitions takes a whole number from 1"),
         ({"createTopics": "true"}, "did you mean 'createTopic'"),
         ({"subscribe": "x"}, "'subscribe' is not for a sink"),
-        ({"sinkId": "x"}, "does not have it yet"),
+        ({"sinkId": "x"}, "sinkId is for a streaming query"),
     ],
 )
 def test_a_bad_option_has_a_message_of_its_own(
@@ -179,9 +178,22 @@ def test_neither_topic_nor_topic_column(spark: SparkSession, queries: Queries) -
         queries.write(spark.sql(TEN), None)
 
 
-@pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
+@pytest.mark.parametrize(
+    ("transactional", "isolation"),
+    [
+        ("true", "read_uncommitted"),
+        ("true", "read_committed"),
+        ("false", "read_uncommitted"),
+        ("false", "read_committed"),
+    ],
+)
 def test_a_stream_from_topic_to_topic(
-    queries: Queries, log: isolog.Log, topic: str, tmp_path: Path, isolation: str
+    queries: Queries,
+    log: isolog.Log,
+    topic: str,
+    tmp_path: Path,
+    transactional: str,
+    isolation: str,
 ) -> None:
     log.create_topic(topic, partitions=2, schema=NUMBERS)
     to = f"{topic}-copy"
@@ -195,6 +207,7 @@ def test_a_stream_from_topic_to_topic(
         .option("topic", to)
         .option("createTopic", "true")
         .option("isolation", isolation)
+        .option("transactional", transactional)
         .option("checkpointLocation", str(tmp_path / "checkpoint"))
         .trigger(availableNow=True)
         .start()
@@ -207,10 +220,10 @@ def test_a_stream_from_topic_to_topic(
 
 
 @pytest.mark.chaos
-def test_a_broker_killed_in_mid_query_costs_no_row(
+def test_without_transactions_a_broker_killed_in_mid_query_costs_no_row(
     spark: SparkSession, log_dir: Path, tmp_path: Path
 ) -> None:
-    """The sink is at least once: after restarts from the checkpoint every row is there."""
+    """The sink is then at least once: after restarts from the checkpoint every row is there."""
     with isolog.connect(path=log_dir) as log:
         log.create_topic("in", schema=NUMBERS)
         log.create_topic("out", schema=NUMBERS, partitions=2)
@@ -224,6 +237,7 @@ def test_a_broker_killed_in_mid_query_costs_no_row(
                 .writeStream.format("isolog")
                 .option("path", str(log_dir))
                 .option("topic", "out")
+                .option("transactional", "false")
                 .option("checkpointLocation", str(tmp_path / "checkpoint"))
                 .trigger(availableNow=True)
                 .start()

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import AnalysisException, PythonException
+from pyspark.errors import AnalysisException, PythonException, StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import (
     DataSource,
+    DataSourceArrowWriter,
     DataSourceStreamArrowWriter,
     DataSourceStreamReader,
     InputPartition,
     WriterCommitMessage,
 )
 from pyspark.sql.types import StructType
+
+from spark_stream.datasource.identity import BATCH, QUERY, RUN
+
+KEYS = (BATCH, QUERY, RUN)
 
 
 def test_the_format_is_known_without_registration(spark: SparkSession) -> None:
@@ -67,15 +73,16 @@ class Writes(DataSourceStreamArrowWriter):
 
     def __init__(self, options: dict[str, str], arguments: list[str]) -> None:
         self._told = Path(options["told"])
-        self._arguments = arguments
+        self._fails = options.get("fails") == "true"
+        with self._told.open("a") as out:
+            out.write(json.dumps(["made", *arguments]) + "\n")
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         from pyspark import TaskContext
 
         context = TaskContext.get()
         rows = [batch.num_rows for batch in iterator]
-        names = ("streaming.sql.batchId", "sql.streaming.queryId")
-        known = [context.getLocalProperty(name) for name in names]
+        known = [context.getLocalProperty(name) for name in KEYS]
         with self._told.open("a") as out:
             out.write(json.dumps(["write", rows, *known]) + "\n")
         return WriterCommitMessage()
@@ -83,6 +90,8 @@ class Writes(DataSourceStreamArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         with self._told.open("a") as out:
             out.write(json.dumps(["commit", len(messages), batchId]) + "\n")
+        if self._fails:
+            raise RuntimeError("the reply is lost")
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         with self._told.open("a") as out:
@@ -105,55 +114,145 @@ class TellingSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         return Writes(dict(self.options), schema.fieldNames())
 
-
-@pytest.fixture
-def told(spark: SparkSession, tmp_path: Path) -> list[list[Any]]:
-    """What Spark asked of a source and a sink in one run of a query."""
-    spark.dataSource.register(TellingSource)
-    path = tmp_path / "told"
-    query = (
-        spark.readStream.format("telling")
-        .option("told", str(path))
-        .load()
-        .writeStream.format("telling")
-        .option("told", str(path))
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
-        .trigger(once=True)
-        .start()
-    )
-    query.awaitTermination(60)
-    assert query.exception() is None
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    lines.append(["progress", query.lastProgress["sources"][0]["latestOffset"]])
-    return lines
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        return JobWriter(dict(self.options))
 
 
-def calls(told: list[list[Any]], what: str) -> list[list[Any]]:
-    return [line[1:] for line in told if line[0] == what]
+class Run:
+    """One run of a query from the telling source into the telling sink."""
+
+    def __init__(self, spark: SparkSession, directory: Path, *, fails: bool = False) -> None:
+        spark.dataSource.register(TellingSource)
+        self.checkpoint = directory / "checkpoint"
+        path = directory / "told"
+        path.unlink(missing_ok=True)
+        query = (
+            spark.readStream.format("telling")
+            .option("told", str(path))
+            .load()
+            .writeStream.format("telling")
+            .option("told", str(path))
+            .option("fails", str(fails).lower())
+            .option("checkpointLocation", str(self.checkpoint))
+            .trigger(once=True)
+            .start()
+        )
+        self.query_id, self.run_id = str(query.id), str(query.runId)
+        try:
+            query.awaitTermination(60)
+        except StreamingQueryException:
+            assert fails
+        self._told = [json.loads(line) for line in path.read_text().splitlines()]
+        self.latest = None
+        if query.lastProgress is not None:
+            self.latest = query.lastProgress["sources"][0]["latestOffset"]
+
+    def calls(self, what: str) -> list[list[Any]]:
+        """The arguments of each call of this name."""
+        return [line[1:] for line in self._told if line[0] == what]
 
 
-def test_the_initial_offset_is_asked_for_more_than_once(told: list[list[Any]]) -> None:
-    assert len(calls(told, "initialOffset")) >= 2
+@pytest.fixture(scope="module")
+def run(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """What Spark asked of a source and a sink in the first run of a query."""
+    return Run(spark, tmp_path_factory.mktemp("run"))
 
 
-def test_trigger_once_asks_for_all_that_is_available(told: list[list[Any]]) -> None:
-    assert {limit for _, limit in calls(told, "latestOffset")} == {"ReadAllAvailable"}
+def test_the_initial_offset_is_asked_for_more_than_once(run: Run) -> None:
+    assert len(run.calls("initialOffset")) >= 2
 
 
-def test_a_task_knows_its_micro_batch_by_a_local_property(told: list[list[Any]]) -> None:
-    rows, batch_id, query_id = calls(told, "write")[0]
+def test_trigger_once_asks_for_all_that_is_available(run: Run) -> None:
+    assert {limit for _, limit in run.calls("latestOffset")} == {"ReadAllAvailable"}
+
+
+def test_a_task_knows_its_micro_batch_by_a_local_property(run: Run) -> None:
+    rows, batch_id, _, _ = run.calls("write")[0]
     assert sum(rows) == 10
     assert batch_id == "0"
-    assert query_id
 
 
-def test_a_commit_gets_the_batch_id(told: list[list[Any]]) -> None:
-    assert calls(told, "commit") == [[1, 0]]
+def test_a_task_knows_its_query_by_a_local_property(run: Run) -> None:
+    _, _, query_id, _ = run.calls("write")[0]
+    assert query_id == run.query_id
 
 
-def test_what_a_reader_reports_is_the_latest_offset_of_the_progress(told: list[list[Any]]) -> None:
-    latest = calls(told, "progress")[0][0]
+def test_a_task_knows_the_run_of_its_query_by_the_job_group(run: Run) -> None:
+    _, _, _, run_id = run.calls("write")[0]
+    assert run_id == run.run_id
+
+
+def test_the_query_id_is_the_checkpoints_and_the_run_id_is_new(
+    spark: SparkSession, run: Run
+) -> None:
+    kept = json.loads((run.checkpoint / "metadata").read_text())
+    assert kept["id"] == run.query_id
+    again = Run(spark, run.checkpoint.parent)
+    assert again.query_id == run.query_id
+    assert again.run_id != run.run_id
+    assert again.calls("write")[0][1:] == ["1", run.query_id, again.run_id]
+
+
+def test_a_commit_gets_the_batch_id(run: Run) -> None:
+    assert run.calls("commit") == [[1, 0]]
+    assert run.calls("abort") == []
+
+
+def test_a_commit_that_raises_is_followed_by_an_abort_and_replayed_under_its_id(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    failed = Run(spark, tmp_path, fails=True)
+    assert failed.calls("commit") == [[1, 0]]
+    assert failed.calls("abort") == [[1, 0]]
+    again = Run(spark, tmp_path)
+    assert again.calls("commit")[0] == [1, 0]
+    assert again.calls("write")[0][2] == failed.query_id
+
+
+def test_a_sink_is_made_anew_for_every_commit(run: Run) -> None:
+    """So nothing of a task or of an earlier commit is on ``self``."""
+    makers = run.calls("made")
+    assert len(makers) >= 2
+
+
+def test_what_a_reader_reports_is_the_latest_offset_of_the_progress(run: Run) -> None:
+    latest = run.latest
     assert (json.loads(latest) if isinstance(latest, str) else latest) == {"at": 99}
+
+
+class JobWriter(DataSourceArrowWriter):
+    """Knows a name that was made with it."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        self._told = Path(options["told"])
+        self._name = uuid.uuid4().hex
+
+    def _tell(self, what: str) -> None:
+        with self._told.open("a") as out:
+            out.write(json.dumps([what, self._name]) + "\n")
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        for _ in iterator:
+            pass
+        self._tell("write")
+        return WriterCommitMessage()
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._tell("commit")
+
+
+def test_the_tasks_and_the_commit_of_a_batch_write_have_the_same_writer(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    spark.dataSource.register(TellingSource)
+    told = tmp_path / "told"
+    for _ in range(2):
+        frame = spark.range(0, 10, 1, 2)
+        frame.write.format("telling").mode("append").option("told", str(told)).save()
+    lines = [json.loads(line) for line in told.read_text().splitlines()]
+    assert [what for what, _ in lines] == ["write", "write", "commit"] * 2
+    assert len({name for _, name in lines[:3]}) == 1
+    assert len({name for _, name in lines}) == 2
 
 
 class OffType(DataSource):

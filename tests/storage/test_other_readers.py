@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import duckdb
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
 
+from spark_stream.consistency.entries import ENTRY, Kind, aborted_rows
+from spark_stream.consistency.ids import Offset
+from spark_stream.consistency.producers import Stamp
 from spark_stream.errors import StorageFailure
 from spark_stream.storage.log import LogFormat, PartitionLog
 from spark_stream.storage.settings import Compression, LogSettings
@@ -61,6 +65,32 @@ def test_a_segment_is_readable_while_it_is_appended_to(tmp_path, reader, compres
         assert reader(path).cast(logs.SCHEMA).equals(everything(log))
 
 
+@pytest.mark.parametrize("compression", Compression)
+@pytest.mark.parametrize("reader", READERS)
+def test_a_segment_with_markers_and_aborted_batches_has_all_its_rows(tmp_path, reader, compression):
+    """Markers have no bytes here; which rows are aborted only the entries tell."""
+    log = PartitionLog.open(tmp_path, format_of(compression=compression))
+    for number in range(4):
+        for branch in (number, 10 + number):
+            batch = log.format.prepare(logs.records(int(log.end.offset), 2), logs.NOW)
+            log.append(batch, logs.EPOCH, logs.NOW, Stamp(100 + branch, 1, 0, number))
+        for branch, kind in ((number, Kind.COMMIT), (10 + number, Kind.ABORT)):
+            log.mark(kind, 100 + branch, 1, number, logs.EPOCH, logs.NOW)
+        active = reader(segment_path(log, 0, "arrow"))
+        assert active.cast(logs.SCHEMA).equals(everything(log))
+    log.roll()
+    log.mark(Kind.COMMIT, 100, 1, 9, logs.EPOCH, logs.NOW)
+    assert reader(segment_path(log, 16, "arrow")).num_rows == 0  # nothing there but a marker
+    found = reader(segment_path(log, 0, "arrow")).cast(logs.SCHEMA)
+    assert found.equals(everything(log))
+    table = np.fromfile(segment_path(log, 0, "entries"), ENTRY)
+    (mask,) = aborted_rows([table])
+    rows = np.repeat(mask, table["count"])
+    seen = logs.table_of(list(log.read(Offset(0), Offset(16), committed=True)))
+    assert found.filter(pa.array((~rows).tolist())).equals(seen)
+    assert seen.num_rows == 8
+
+
 def test_a_segment_after_an_append_that_failed_is_still_readable(tmp_path):
     """And one that a roll marked as ended, where the next segment could not be made."""
     disk = FailingDisk()
@@ -85,7 +115,9 @@ def test_every_type_that_a_default_topic_has_is_read(tmp_path):
     }
     logs.append(log, pa.RecordBatch.from_pylist([row, row | {"headers": None}], DEFAULT_SCHEMA))
     path = segment_path(log, 0, "arrow")
-    assert with_pyarrow(path).to_pylist() == log.segments[0].decode(0, 1, None)[0].to_pylist()
+    assert (
+        with_pyarrow(path).to_pylist() == log.segments[0].decode(np.array([0]), None)[0].to_pylist()
+    )
     assert with_polars(path)["headers"].to_pylist()[0][0] == row["headers"][0]
 
 

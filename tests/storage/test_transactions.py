@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import sys
+import threading
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -235,11 +238,150 @@ def test_a_damaged_aborted_batch_is_no_error(tmp_path):
         list(log.read(Offset(6), Offset(15), max_records=UNLIMITED))
 
 
-def test_other_readers_see_every_record_of_a_segment_with_markers(tmp_path):
+def test_aborted_batches_between_visible_ones_are_not_looked_at(tmp_path):
+    """Not decoded, not even checked: their damage parts nothing."""
     log = PartitionLog.open(tmp_path, format_of())
-    for number in range(3):
-        write(log, number)
-        end(log, number, Kind.ABORT)
+    for number in range(6):
+        write(log, number, rows=2)
+        end(log, number, Kind.ABORT if number % 2 else Kind.COMMIT)
+    log.roll()
+    table = log.tables()[0]
     log.close()
-    with pa.ipc.open_stream(segment_path(log, 0, "arrow")) as stream:
-        assert stream.read_all().column("id").to_pylist() == [0, 1, 2]
+    for number in (1, 3, 5):
+        flip(segment_path(log, 0, "arrow"), int(table["position"][2 * number]) + 40, 3)
+    log = PartitionLog.open(tmp_path, log.format)
+    (chunk,) = log.read(Offset(0), Offset(12), committed=True)
+    assert chunk.batch.column("id").to_pylist() == [0, 1, 4, 5, 8, 9]
+    assert chunk.next_offset == 12
+
+
+def test_a_damaged_visible_batch_between_aborted_ones_ends_a_committed_read(tmp_path):
+    log = PartitionLog.open(tmp_path, format_of())
+    for number in range(6):
+        write(log, number)
+        end(log, number, Kind.ABORT if number % 2 else Kind.COMMIT)
+    log.roll()
+    place = int(log.tables()[0]["position"][4])
+    log.close()
+    flip(segment_path(log, 0, "arrow"), place + 40, 3)
+    log = PartitionLog.open(tmp_path, log.format)
+    (chunk,) = log.read(Offset(0), Offset(6), committed=True)
+    assert chunk.offsets().tolist() == [0]
+    assert chunk.next_offset == 2
+    with pytest.raises(DamagedSegment, match="offsets 2 to 2 "):
+        list(log.read(Offset(1), Offset(6), committed=True))
+    assert visible(log, 3) == [4]
+
+
+@dataclass
+class Story:
+    """Interleaved transactions written at random, and what a reader may know of them.
+
+    What lies below ``stable``, the last stable offset, was noted before it rose.
+    """
+
+    log: PartitionLog
+    numbers: random.Random
+    of: list[int] = field(default_factory=list)
+    open: dict[int, int] = field(default_factory=dict)  # transaction -> its first offset
+    aborted: set[int] = field(default_factory=set)
+    known: int = 0
+    stable: int = 0
+
+    def step(self) -> None:
+        while len(self.open) < 3:
+            self.known += 1
+            self.open[self.known] = len(self.of)
+            self.write(self.known)
+        self.write(self.numbers.choice(list(self.open)))
+        if self.numbers.random() < 0.3:
+            self.log.roll()
+        ended = self.numbers.choice(list(self.open))
+        kind = self.numbers.choice([Kind.ABORT, Kind.COMMIT])
+        end(self.log, ended, kind)
+        if kind is Kind.ABORT:
+            self.aborted.add(ended)
+        del self.open[ended]
+        self.stable = min(self.open.values(), default=len(self.of))
+
+    def write(self, transaction: int) -> None:
+        rows = self.numbers.randint(1, 3)
+        self.of += [transaction] * rows
+        write(self.log, transaction, rows, self.numbers.choice([5, 20, 100_000]))
+
+
+@pytest.fixture
+def busy_threads():
+    """Threads take turns so often that each is interrupted nearly anywhere."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("busy_threads")
+@pytest.mark.parametrize("segment_entries", [6, 100])
+def test_readers_of_what_is_committed_never_see_what_a_writer_aborts(tmp_path, segment_entries):
+    """Each of the writer's steps is followed by a read of each reader, at most three steps late."""
+    log = PartitionLog.open(tmp_path, format_of(segment_entries=segment_entries))
+    story = Story(log, random.Random(7))
+    steps, readers = 120, 2
+    turns = [threading.Semaphore(0) for _ in range(readers)]
+    room = [threading.Semaphore(3) for _ in range(readers)]
+    wrong: list[object] = []
+
+    def read(reader: int) -> None:
+        numbers = random.Random(reader)
+        for _ in range(steps):
+            turns[reader].acquire()
+            try:
+                stop = story.stable
+                start = max(0, stop - numbers.randint(0, 40))
+                expected = [n for n in range(start, stop) if story.of[n] not in story.aborted]
+                found = visible(log, start, stop)
+                if found != expected:
+                    wrong.append((start, stop, found, expected))
+            except Exception as error:
+                wrong.append(error)
+            finally:
+                room[reader].release()
+
+    threads = [threading.Thread(target=read, args=(reader,)) for reader in range(readers)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(steps):
+            for each in room:
+                each.acquire()
+            story.step()
+            for each in turns:
+                each.release()
+    finally:
+        for each in turns:  # no reader waits for a writer that failed
+            each.release(steps)
+        for thread in threads:
+            thread.join()
+    assert wrong == []
+    assert story.stable > 200
+    assert len(log.segments) > 20
+    assert visible(reopened(log), 0, story.stable) == [
+        n for n in range(story.stable) if story.of[n] not in story.aborted
+    ]
+
+
+def test_a_committed_read_goes_on_while_the_log_changes_behind_it(tmp_path):
+    """Between two of its chunks: an abort, rolls, appends. It gives what it began to give."""
+    log = PartitionLog.open(tmp_path, format_of())
+    for number in range(6):
+        write(log, number, rows=2, size=150_000)
+        end(log, number, Kind.ABORT if number % 2 else Kind.COMMIT)
+    write(log, 9)
+    reading = log.read(Offset(0), Offset(12), committed=True)
+    found = next(reading).batch.column("id").to_pylist()
+    log.roll()
+    end(log, 9, Kind.ABORT)
+    write(log, 10)
+    log.roll()
+    for chunk in reading:
+        found += chunk.batch.column("id").to_pylist()
+    assert found == [0, 1, 4, 5, 8, 9]

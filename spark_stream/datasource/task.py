@@ -1,0 +1,167 @@
+"""How a task writes its rows: in a worker, batch after Arrow batch.
+
+A task coalesces Spark's batches, so the log gets few large ones, and sends them while the next
+come. Rows with keys go where their keys say; others go to the partitions in turn, batch by batch,
+beginning with another one in every task and micro-batch.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from spark_stream.client.producer import Producer
+from spark_stream.client.values import Branch, TopicDescription
+from spark_stream.datasource.branches import KeptOpen, TaskBranch, opened
+from spark_stream.datasource.identity import BATCH, Identity, of_task
+from spark_stream.datasource.options import SinkOptions
+from spark_stream.datasource.routing import (
+    by_topic,
+    check_fits,
+    check_routing,
+    routed,
+    topic_schema,
+)
+from spark_stream.datasource.session import Session, session
+from spark_stream.datasource.types import to_arrow
+from spark_stream.errors import TopicExists, UnknownTopic
+
+_COALESCED_BYTES: Final = 4 << 20
+
+
+@dataclass
+class Wrote(WriterCommitMessage):
+    """What a task wrote: records by topic, and under which branch (None: no row, or no branch)."""
+
+    records: dict[str, int] = field(default_factory=dict)
+    branch: TaskBranch | None = None
+
+
+@dataclass(frozen=True)
+class TaskWriter:
+    """What travels to the workers and writes there. ``schema`` is the DataFrame's.
+
+    ``identity`` is a batch write's; a micro-batch's is known to its tasks alone.
+    """
+
+    options: SinkOptions
+    schema: StructType
+    identity: Identity | None = None
+
+    def prepared(self) -> TaskWriter:
+        """Checks what can be known before a row is written, and makes a missing topic if asked to.
+
+        Raises:
+            UnknownTopic, SchemaMismatch, UnsupportedType: naming the topic, or the column.
+        """
+        arrow = to_arrow(self.schema)
+        check_routing(arrow, self.options.topic)
+        if self.options.topic is not None:
+            self._topic(self.options.topic, arrow)
+        return self
+
+    def write(self, batches: Iterator[pa.RecordBatch]) -> Wrote:
+        """Writes a task's rows; returns when all are acknowledged, raises if one was not.
+
+        A task without rows opens no branch, and one whose batch is in the log writes nothing.
+        """
+        wrote = Wrote()
+        rows = coalesced(batches)
+        first = next(rows, None)
+        if first is None:
+            return wrote
+        here = session(self.options.place)
+        rows = itertools.chain([first], rows)
+        if not self.options.transactional:
+            self._append_all(here, None, rows, wrote)
+            return wrote
+        identity = self.identity or of_task(self.options.sink_id, TaskContext.get())
+        branch = wrote.branch = opened(here.transactions, identity)
+        if branch.committed:
+            for _ in rows:  # Spark wants its rows taken, whatever becomes of them
+                pass
+            return wrote
+        with KeptOpen(here.transactions, branch):
+            self._append_all(here, branch.under, rows, wrote)
+        return wrote
+
+    def _append_all(
+        self, here: Session, under: Branch | None, batches: Iterator[pa.RecordBatch], wrote: Wrote
+    ) -> None:
+        arrow = to_arrow(self.schema)
+        known: dict[str, TopicDescription] = {}
+        isolation = self.options.isolation
+        with Producer(here.connection, here.topics, isolation=isolation, branch=under) as producer:
+            for turn, batch in enumerate(batches, _first_turn()):
+                for topic, rows in by_topic(batch, self.options.topic):
+                    if topic not in known:
+                        known[topic] = self._topic(topic, arrow)
+                    self._append(producer, known[topic], rows, turn)
+                    wrote.records[topic] = wrote.records.get(topic, 0) + rows.num_rows
+
+    def _append(
+        self, producer: Producer, known: TopicDescription, rows: pa.RecordBatch, turn: int
+    ) -> None:
+        count = len(known.partitions)
+        by_column = self.options.topic is None
+        for part in routed(known.name, known.schema, rows, count, by_column=by_column):
+            keyed = "key" in part.batch.schema.names and part.batch.column("key").null_count < len(
+                part.batch
+            )
+            place = part.partition
+            if place is None and not (keyed and known.schema.names[0] == "key"):
+                place = turn % count
+            producer.append(known.name, part.batch, partition=place)
+
+    def _topic(self, name: str, arrow: pa.Schema) -> TopicDescription:
+        """The topic, made if it is missing and may be; the DataFrame fits it."""
+        topics = session(self.options.place).topics
+        by_column = self.options.topic is None
+        try:
+            known = topics.describe(name)  # not from memory: it may have been made anew
+        except UnknownTopic:
+            if not self.options.create_topic:
+                raise
+            schema = topic_schema(arrow, by_column=by_column)
+            try:
+                known = topics.create(
+                    name, self.options.partitions, self.options.replication_factor, schema, {}
+                )
+            except TopicExists:  # another task was faster
+                known = topics.describe(name)
+        check_fits(arrow, known.schema, by_column=by_column)
+        return known
+
+
+def coalesced(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Fewer, larger batches: what the log stores, and every reader reads, in one go."""
+    held: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        held.append(batch)
+        size += batch.nbytes
+        if size >= _COALESCED_BYTES:
+            yield _joined(held)
+            held, size = [], 0
+    if size or any(batch.num_rows for batch in held):
+        yield _joined(held)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+def _first_turn() -> int:
+    """Where a task's turn begins, so that small micro-batches do not all go to partition 0."""
+    context = TaskContext.get()
+    if context is None:
+        return 0
+    batch_id = context.getLocalProperty(BATCH)
+    return context.partitionId() + (int(batch_id) if batch_id else context.taskAttemptId())

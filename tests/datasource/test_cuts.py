@@ -1,0 +1,89 @@
+"""How far a read_atomic query goes: to cuts, within its limits, and on in any case."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import SimpleNamespace
+
+import pytest
+
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.datasource import planning
+from spark_stream.datasource.offsets import TopicOffsets
+from spark_stream.datasource.options import Place, SourceOptions
+from spark_stream.datasource.planning import Planner
+from spark_stream.wire.messages import CutTopic
+
+OPTIONS = SourceOptions(Place(path="x"), ("a", "b"), Isolation.READ_ATOMIC)
+
+
+class Leader:
+    """Answers with one cut; notes what it was asked."""
+
+    def __init__(self, cut: Mapping[str, Mapping[int, int]]) -> None:
+        self.answer = cut
+        self.asked: list[CutTopic] = []
+
+    def cut(self, topics: Iterable[CutTopic]) -> Mapping[str, Mapping[int, int]]:
+        self.asked = list(topics)
+        return self.answer
+
+
+def at(name: str, *offsets: int) -> TopicOffsets:
+    return TopicOffsets(f"id of {name}", dict(enumerate(offsets)), {})
+
+
+@pytest.fixture
+def leader(monkeypatch: pytest.MonkeyPatch) -> Leader:
+    found = Leader({"a": {0: 5, 1: 5}, "b": {0: 5}})
+    monkeypatch.setattr(planning, "session", lambda place: SimpleNamespace(transactions=found))
+    return found
+
+
+BEGIN = {"a": at("a", 0, 0), "b": at("b", 0)}
+ENDS = {"a": at("a", 10, 10), "b": at("b", 10)}
+
+
+def test_the_leader_is_asked_for_a_cut_within_the_limit(leader: Leader) -> None:
+    limited = {"a": at("a", 7, 7), "b": at("b", 6)}
+    cut = Planner(OPTIONS).cut_between(BEGIN, limited, ENDS)
+    assert [each.lower for each in leader.asked] == [{0: 0, 1: 0}, {0: 0}]
+    assert [each.upper for each in leader.asked] == [{0: 7, 1: 7}, {0: 6}]
+    assert [each.topic_id for each in leader.asked] == ["id of a", "id of b"]
+    assert cut == {"a": at("a", 5, 5), "b": at("b", 5)}
+
+
+def test_a_larger_transaction_may_pass_the_limit_but_not_the_ends(leader: Leader) -> None:
+    """The ends may be those of Trigger.AvailableNow: the leader knows a later log."""
+    leader.answer = {"a": {0: 50, 1: 8}, "b": {0: 8}}
+    cut = Planner(OPTIONS).cut_between(BEGIN, BEGIN, ENDS)
+    assert cut == {"a": at("a", 10, 8), "b": at("b", 8)}
+
+
+def test_without_a_cut_on_the_way_the_query_goes_to_its_ends(leader: Leader) -> None:
+    leader.answer = {"a": {0: 0, 1: 0}, "b": {0: 0}}
+    assert Planner(OPTIONS).cut_between(BEGIN, BEGIN, ENDS) == ENDS
+
+
+def test_a_topic_that_stays_where_it_is_need_not_be_there(leader: Leader) -> None:
+    ends = {"a": ENDS["a"], "b": BEGIN["b"]}
+    leader.answer = {"a": {0: 5, 1: 5}}
+    assert Planner(OPTIONS).cut_between(BEGIN, ends, ends) == {
+        "a": at("a", 5, 5),
+        "b": at("b", 0),
+    }
+    assert [each.topic for each in leader.asked] == ["a"]
+
+
+def test_a_topic_that_was_made_anew_begins_at_its_start(leader: Leader) -> None:
+    begin = {"a": TopicOffsets("another id", {0: 3, 1: 3}, {}), "b": BEGIN["b"]}
+    Planner(OPTIONS).cut_between(begin, ENDS, ENDS)
+    assert leader.asked[0].lower == {}
+
+
+def test_ends_that_were_asked_for_are_cut_from_above(leader: Leader) -> None:
+    assert Planner(OPTIONS).cut_below(ENDS) == {"a": at("a", 5, 5), "b": at("b", 5)}
+    assert [(each.lower, each.upper) for each in leader.asked] == [
+        ({}, {0: 10, 1: 10}),
+        ({}, {0: 10}),
+    ]

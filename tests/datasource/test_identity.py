@@ -1,0 +1,62 @@
+"""A sink never writes under an identity that it had to guess."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import pytest
+
+from spark_stream.datasource.identity import BATCH, QUERY, RUN, Identity, of_job, of_task
+from spark_stream.errors import Unsupported
+
+QUERY_ID, RUN_ID = str(uuid.uuid4()), str(uuid.uuid4())
+SET = {QUERY: QUERY_ID, RUN: RUN_ID, BATCH: "7"}
+
+
+class Context:
+    """A task's context with these local properties."""
+
+    def __init__(self, properties: dict[str, str | None]) -> None:
+        self._properties = properties
+
+    def getLocalProperty(self, key: str) -> str | None:
+        return self._properties.get(key)
+
+
+def told(**_: Any) -> Any:
+    return Context(SET)
+
+
+def test_the_query_id_of_the_checkpoint_names_the_transactions() -> None:
+    found = of_task(None, told())
+    assert found == Identity(f"query/{QUERY_ID}", query=QUERY_ID, instance=RUN_ID, batch=7)
+
+
+def test_a_sink_id_names_them_instead_and_belongs_to_the_query() -> None:
+    found = of_task("orders", told())
+    assert found == Identity("sink/orders", query=QUERY_ID, instance=RUN_ID, batch=7)
+
+
+@pytest.mark.parametrize("key", [QUERY, RUN, BATCH])
+@pytest.mark.parametrize("value", [None, "", "nothing of ours", "-1", "\u0661"])
+def test_a_property_that_spark_does_not_set_as_it_should_is_named(
+    key: str, value: str | None
+) -> None:
+    with pytest.raises(Unsupported) as caught:
+        of_task(None, Context({**SET, key: value}))  # type: ignore[arg-type]
+    assert repr(key) in str(caught.value)
+    assert caught.value.details == {"property": key}
+
+
+def test_outside_a_task_there_is_no_identity() -> None:
+    with pytest.raises(Unsupported, match="is not set"):
+        of_task("orders", None)
+
+
+def test_every_batch_write_has_an_identity_of_its_own() -> None:
+    one, other = of_job(), of_job()
+    assert one.transactional_id != other.transactional_id
+    assert one.transactional_id.startswith("job/")
+    assert one.query == one.instance == one.transactional_id
+    assert one.batch == 0

@@ -1,0 +1,87 @@
+"""Reading a range to its end, where the end has nothing to show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import LongType, StructField, StructType
+
+from spark_stream.client.fetching import Fetched
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.datasource import reader
+from spark_stream.datasource.offsets import Range
+from spark_stream.datasource.options import Place, SourceOptions
+from spark_stream.datasource.reader import RangeReader
+from spark_stream.errors import BrokerUnavailable, DataLoss
+
+NUMBERS = pa.schema([("n", pa.int64())])
+SCHEMA = StructType([StructField("n", LongType())])
+
+
+def fetched(first: int, count: int, next_: int) -> Fetched:
+    batch = pa.record_batch({"n": pa.array(range(first, first + count), pa.int64())})
+    return Fetched(0, first, next_, batch)
+
+
+class Leader:
+    """Rows 0 to 9 of a partition; what is behind them was aborted, up to ``end``."""
+
+    def __init__(self, end: int, failures: int = 0) -> None:
+        self._end = end
+        self._failures = failures
+        self.isolation: Isolation | None = None
+
+    def fetch_range(self, source: Any, start: int, end: int) -> Iterator[Fetched]:
+        self.isolation = source.isolation
+        if start < 10:
+            yield fetched(start, 10 - start, 10)
+
+    def fetch_once(self, source: Any, start: int, end: int) -> Iterator[Fetched]:
+        if self._failures:
+            self._failures -= 1
+            raise BrokerUnavailable("for a moment")
+        yield fetched(start, 0, max(start, min(self._end, end)))
+
+
+def read(
+    monkeypatch: pytest.MonkeyPatch, leader: Leader, asked: Range, **options: Any
+) -> list[int]:
+    topic = SimpleNamespace(id="id", schema=NUMBERS)
+    topics = SimpleNamespace(known=lambda name: topic)
+    connection = SimpleNamespace(timeout_s=10.0)
+    here = SimpleNamespace(topics=topics, connection=connection)
+    monkeypatch.setattr(reader, "session", lambda place: here)
+    monkeypatch.setattr(reader, "fetch_range", leader.fetch_range)
+    monkeypatch.setattr(reader, "fetch_once", leader.fetch_once)
+    found = RangeReader(SourceOptions(Place(path="x"), ("t",), **options), SCHEMA).read(asked)
+    return [number for batch in found for number in batch.column("n").to_pylist()]
+
+
+def test_a_range_that_ends_in_aborted_records_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read(monkeypatch, Leader(20), Range("t", "id", 0, 0, 20)) == list(range(10))
+
+
+def test_a_range_of_nothing_but_aborted_records_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read(monkeypatch, Leader(20), Range("t", "id", 0, 10, 20)) == []
+
+
+def test_a_broker_that_is_gone_at_the_end_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read(monkeypatch, Leader(20, failures=2), Range("t", "id", 0, 0, 20)) == list(range(10))
+
+
+def test_what_is_not_there_is_lost_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataLoss, match="t/0: offsets 15 to 19 are gone"):
+        read(monkeypatch, Leader(15), Range("t", "id", 0, 0, 20))
+    went_on = read(monkeypatch, Leader(15), Range("t", "id", 0, 0, 20), fail_on_data_loss=False)
+    assert went_on == list(range(10))
+
+
+def test_a_range_of_read_atomic_is_read_as_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its ends are cuts already; the leader need not look for one at every fetch."""
+    leader = Leader(20)
+    read(monkeypatch, leader, Range("t", "id", 0, 0, 20), isolation=Isolation.READ_ATOMIC)
+    assert leader.isolation is Isolation.READ_COMMITTED

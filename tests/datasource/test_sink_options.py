@@ -1,0 +1,50 @@
+"""The sink's options: what belongs together, and what excludes what."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_stream.datasource.options import SINK_ID_LENGTH_MAX, sink_options
+from spark_stream.errors import InvalidOption
+
+PLACE = {"path": "x", "topic": "t"}
+
+
+def test_a_sink_writes_exactly_once_unless_it_is_told_otherwise() -> None:
+    options = sink_options(PLACE)
+    assert options.transactional
+    assert options.isolation == "read_committed"
+    assert options.sink_id is None
+
+
+def test_without_transactions_the_leader_alone_acknowledges() -> None:
+    options = sink_options({**PLACE, "transactional": "FALSE"})
+    assert not options.transactional
+    assert options.isolation == "read_uncommitted"
+
+
+@pytest.mark.parametrize("transactional", ["true", "false"])
+@pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
+def test_the_isolation_that_is_asked_for_wins(transactional: str, isolation: str) -> None:
+    given = {**PLACE, "transactional": transactional, "isolation": isolation}
+    assert sink_options(given).isolation == isolation
+
+
+def test_a_sink_id_is_kept_without_the_blanks_around_it() -> None:
+    assert sink_options({**PLACE, "sinkid": " orders "}).sink_id == "orders"
+
+
+@pytest.mark.parametrize("text", ["", "  ", "x" * (SINK_ID_LENGTH_MAX + 1)])
+def test_a_sink_id_has_to_be_a_name(text: str) -> None:
+    with pytest.raises(InvalidOption, match="sinkId takes a text of 1 to"):
+        sink_options({**PLACE, "sinkId": text})
+
+
+def test_a_sink_id_is_for_transactions() -> None:
+    with pytest.raises(InvalidOption, match="sinkId is for transactional=true"):
+        sink_options({**PLACE, "sinkId": "orders", "transactional": "false"})
+
+
+def test_a_sink_id_is_for_streams() -> None:
+    with pytest.raises(InvalidOption, match="sinkId is for a streaming query"):
+        sink_options({**PLACE, "sinkId": "orders"}, streaming=False)

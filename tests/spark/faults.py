@@ -1,0 +1,159 @@
+"""``format("isolog_faulty")``: the sink, with a fault at a chosen point, once.
+
+The fault stands in a query's option ``fault``; the option ``marks`` is a directory through which
+it and its test speak: ``<fault>`` is there once the fault has happened, and a query that waits at a
+point goes on when there is ``go``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as fl
+from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from spark_stream.client.transactions import TransactionsClient
+from spark_stream.datasource import task
+from spark_stream.datasource.options import SinkOptions, sink_options
+from spark_stream.datasource.source import IsologDataSource
+from spark_stream.datasource.writer import IsologStreamWriter
+from spark_stream.wire.messages import CommitTransaction
+
+AT_BATCH = 1
+"""Faults of a commit come at this batch: there is one before it, and one after."""
+
+WAIT_S = 240.0
+SLICE = 10
+
+
+class Fault:
+    """One fault, and where it tells of itself."""
+
+    def __init__(self, name: str, marks: Path) -> None:
+        self.name = name
+        self._marks = marks
+
+    def mark(self, text: str = "", name: str | None = None) -> bool:
+        """Says that it has come to the fault; False if it has been there before."""
+        try:
+            with (self._marks / (name or self.name)).open("x") as out:
+                out.write(text)
+        except FileExistsError:
+            return False
+        return True
+
+    def wait(self) -> None:
+        """Waits until the test says that it goes on (or has killed this process)."""
+        deadline = time.monotonic() + WAIT_S
+        while not (self._marks / "go").exists():
+            if time.monotonic() > deadline:
+                raise AssertionError(f"nobody ended the wait at {self.name!r}")
+            time.sleep(0.01)
+
+
+def killed_task(fault: Fault) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def failed_task(fault: Fault) -> None:
+    raise RuntimeError("the task fails here")
+
+
+def killed_broker(fault: Fault) -> None:
+    os.kill(int((fault._marks / "broker").read_text()), signal.SIGKILL)
+
+
+IN_A_TASK: dict[str, Callable[[Fault], None]] = {
+    "task killed": killed_task,
+    "task fails": failed_task,
+    "broker killed": killed_broker,
+}
+
+
+class FaultyWriter(IsologStreamWriter):
+    """The sink, with one fault."""
+
+    def __init__(self, options: SinkOptions, schema: StructType, fault: Fault) -> None:
+        super().__init__(options, schema)
+        self._fault = fault
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        if self._in_a_task:
+            task._COALESCED_BYTES = 1  # so that what came before the fault has been written
+            iterator = self._faulty(iterator)
+        return super().write(iterator)
+
+    @property
+    def _in_a_task(self) -> list[str]:
+        return [name for name in IN_A_TASK if name in self._fault.name.split(" then ")]
+
+    def _faulty(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for start in range(0, batch.num_rows, SLICE):
+                for name in self._in_a_task if start >= 2 * SLICE else ():
+                    if self._fault.mark(name=name):
+                        time.sleep(0.2)  # what was appended is on its way
+                        IN_A_TASK[name](self._fault)
+                yield batch.slice(start, SLICE)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        here = batchId == AT_BATCH and self._fault.name.startswith("commit")
+        if not here or not self._fault.mark():
+            super().commit(messages, batchId)
+            return
+        if self._fault.name == "commit begins":
+            self._fault.wait()
+            super().commit(messages, batchId)
+        elif self._fault.name == "commit is under way":
+            _leave_unanswered(self._fault)
+            super().commit(messages, batchId)
+        elif self._fault.name == "commit is done":
+            super().commit(messages, batchId)
+            self._fault.wait()
+        elif self._fault.name == "commit's reply is lost":
+            super().commit(messages, batchId)
+            raise ConnectionError("the reply is lost")
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        super().abort(messages, batchId)
+        Fault(f"abort {batchId}", self._fault._marks).mark(str(len(messages)))
+
+
+def _leave_unanswered(fault: Fault) -> None:
+    """The next commit of this process is sent, and its answer not waited for."""
+
+    def sent(self: TransactionsClient, name: str, *where: Any, batch: int) -> None:
+        instance, number, taken = where
+        asked = CommitTransaction(
+            transactional_id=name,
+            instance=instance,
+            number=number,
+            branches=sorted(taken),
+            batch=batch,
+        )
+        client = self._connection.client()
+        under_way = client.do_action(fl.Action("commit-transaction", asked.to_bytes()))
+        fault.wait()
+        del under_way
+
+    TransactionsClient.commit = sent  # type: ignore[method-assign, assignment]
+
+
+class FaultySource(IsologDataSource):
+    """``format("isolog_faulty")``."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "isolog_faulty"
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        options = dict(self.options)
+        fault = Fault(options.pop("fault"), Path(options.pop("marks")))
+        return FaultyWriter(sink_options(options), schema, fault)

@@ -1,0 +1,74 @@
+"""A Spark driver of its own, for tests that kill it: ``python -m tests.spark.sink_driver FILE``.
+
+The file is JSON: ``path`` of the log and ``source``, the directory of files that all queries read,
+and for each of ``queries`` the topic ``to``, the ``fault``, ``checkpoint`` and ``marks``. What a
+query ended with is in its ``marks`` as ``ended``: nothing, or its error. The driver goes on until
+it is killed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+
+from tests.spark.conftest import session_builder
+from tests.spark.faults import WAIT_S, FaultySource
+
+FILES = 6
+FILES_PER_BATCH = 2
+ROWS_PER_BATCH = 100
+
+
+def micro_batches(spark: SparkSession, source: str) -> DataFrame:
+    """The rows of the files, in three micro-batches of two tasks. Planned alike in every run."""
+    reader = spark.readStream.schema("n bigint").option("maxFilesPerTrigger", FILES_PER_BATCH)
+    return reader.parquet(source)
+
+
+def main(file: Path) -> None:
+    """Starts the queries one after the other, each when the one before has come to its fault.
+
+    All at once, each would have Python workers of its own to start; so they share most of them.
+    """
+    job = json.loads(file.read_text())
+    spark: SparkSession = session_builder("local[2,3]").getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    spark.dataSource.register(FaultySource)
+    running = {}
+    deadline = time.monotonic() + WAIT_S
+    for query in job["queries"]:
+        running[query["marks"]] = started = (
+            micro_batches(spark, job["source"])
+            .writeStream.format("isolog_faulty")
+            .option("path", job["path"])
+            .option("topic", query["to"])
+            .option("fault", query["fault"])
+            .option("marks", query["marks"])
+            .option("checkpointLocation", query["checkpoint"])
+            .trigger(availableNow=True)
+            .start()
+        )
+        while started.isActive and not Path(query["marks"], query["fault"]).exists():
+            time.sleep(0.02)
+    while time.monotonic() < deadline:
+        for marks, query in list(running.items()):
+            try:
+                if not query.awaitTermination(0.05):
+                    continue
+                ended = ""
+            except StreamingQueryException as error:
+                ended = str(error)
+            del running[marks]
+            whole = Path(marks, "ended.part")
+            whole.write_text(ended)
+            whole.rename(Path(marks, "ended"))
+        time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

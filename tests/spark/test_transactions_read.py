@@ -1,0 +1,174 @@
+"""Transactions as queries see them: no aborted row, and under read_atomic none in part."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+import spark_stream as isolog
+from spark_stream.datasource.options import source_options
+from spark_stream.datasource.stream_reader import IsologStreamReader
+from spark_stream.datasource.types import to_spark
+from tests.spark.conftest import Queries
+from tests.spark.test_stream_source import NUMBERS, add, read_back
+
+SIZE = 10
+
+
+def rows(numbers: range) -> pa.RecordBatch:
+    return pa.record_batch({"n": pa.array(numbers, pa.int64())})
+
+
+@pytest.fixture
+def pair(log: isolog.Log, topic: str) -> tuple[str, str]:
+    """Two topics of one partition."""
+    names = f"{topic}-a", f"{topic}-b"
+    for name in names:
+        log.create_topic(name, schema=NUMBERS)
+    return names
+
+
+def both(log: isolog.Log, pair: tuple[str, str], transactional_id: str, first: int) -> None:
+    """A transaction of ``SIZE`` rows, half of them in each topic."""
+    with log.producer(transactional_id=transactional_id) as producer, producer.transaction():
+        producer.append(pair[0], rows(range(first, first + SIZE // 2)))
+        producer.append(pair[1], rows(range(first + SIZE // 2, first + SIZE)))
+
+
+def test_aborted_rows_are_not_read_and_cost_no_data_loss(
+    spark: SparkSession, queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
+) -> None:
+    """At the start, in the middle and at the end of ranges, and a range of nothing else."""
+    log.create_topic(topic, schema=NUMBERS)
+    with log.producer(transactional_id=topic) as producer:
+        for first in range(0, 60, 10):
+            producer.begin_transaction()
+            producer.append(topic, rows(range(first, first + 10))).result()
+            if first in (10, 40):
+                producer.commit_transaction()
+            else:
+                producer.abort_transaction()
+    committed = [*range(10, 20), *range(40, 50)]
+    shown = queries.read(topic, isolation="read_committed").collect()
+    assert sorted(row.n for row in shown) == committed
+    for limit in (15, 10):
+        out = tmp_path / f"out-{limit}", tmp_path / f"checkpoint-{limit}"
+        stream = queries.stream(topic, isolation="read_committed", maxOffsetsPerTrigger=limit)
+        taken = queries.copy(stream, *out)
+        assert sum(taken) == len(committed)
+        assert read_back(spark, out[0]) == committed
+        assert len(list((out[1] / "commits").glob("[0-9]*"))) == -(-60 // limit)
+
+
+def test_read_committed_stops_at_an_open_transaction(
+    queries: Queries, log: isolog.Log, topic: str
+) -> None:
+    log.create_topic(topic, schema=NUMBERS)
+    add(log, topic, range(10))
+    with log.producer(transactional_id=topic) as producer:
+        producer.begin_transaction()
+        producer.append(topic, rows(range(10, 20))).result()
+        add(log, topic, range(20, 30))
+        seen = {
+            isolation: queries.read(topic, isolation=isolation).count()
+            for isolation in ("read_uncommitted", "read_replicated", "read_committed")
+        }
+        assert seen == {"read_uncommitted": 30, "read_replicated": 30, "read_committed": 10}
+        late = json.dumps({topic: {"0": 25}})
+        assert queries.read(topic, isolation="read_committed", endingOffsets=late).count() == 10
+        producer.commit_transaction()
+    assert queries.read(topic, isolation="read_committed").count() == 30
+
+
+@pytest.fixture
+def fractured(log: isolog.Log, pair: tuple[str, str]) -> Iterator[tuple[str, str]]:
+    """A committed transaction in both topics; in the first it lies behind an undecided one."""
+    both(log, pair, f"{pair[0]}-first", 0)
+    with log.producer(transactional_id=f"{pair[0]}-open") as producer:
+        producer.begin_transaction()
+        producer.append(pair[0], rows(range(100, 110))).result()
+        both(log, pair, f"{pair[0]}-second", SIZE)
+        yield pair
+        producer.abort_transaction()
+
+
+def numbers(queries: Queries, pair: tuple[str, str], **options: object) -> list[int]:
+    return sorted(row.n for row in queries.read(",".join(pair), **options).collect())
+
+
+def test_read_atomic_shows_a_transaction_in_all_topics_or_in_none(
+    queries: Queries, log: isolog.Log, fractured: tuple[str, str]
+) -> None:
+    in_part = numbers(queries, fractured, isolation="read_committed")
+    assert in_part == [*range(SIZE), *range(15, 20)]  # half of the second transaction
+    assert numbers(queries, fractured, isolation="read_atomic") == list(range(SIZE))
+    late = json.dumps({name: {"0": 10} for name in fractured})
+    assert numbers(queries, fractured, isolation="read_atomic", endingOffsets=late) == list(
+        range(SIZE)
+    )
+
+
+def test_read_atomic_ends_at_or_below_the_offsets_that_are_asked_for(
+    queries: Queries, log: isolog.Log, pair: tuple[str, str]
+) -> None:
+    for number in range(3):
+        both(log, pair, pair[0], number * SIZE)
+    inside = json.dumps({pair[0]: {"0": 12}, pair[1]: {"0": 15}})
+    assert numbers(queries, pair, isolation="read_atomic", endingOffsets=inside) == list(range(20))
+    one = json.dumps({pair[0]: {"0": -1}, pair[1]: {"0": 5}})
+    assert numbers(queries, pair, isolation="read_atomic", endingOffsets=one) == list(range(10))
+
+
+def test_a_stream_that_starts_at_latest_starts_at_a_cut(
+    queries: Queries, log: isolog.Log, fractured: tuple[str, str]
+) -> None:
+    asked = {
+        "path": queries.path,
+        "subscribe": ",".join(fractured),
+        "isolation": "read_atomic",
+        "startingOffsets": "latest",
+    }
+    reader = IsologStreamReader(source_options(asked, streaming=True), to_spark(NUMBERS))
+    initial = reader.initialOffset()
+    assert [initial[name]["partitions"]["0"]["offset"] for name in fractured] == [5, 5]
+    assert reader.reportLatestOffset() == initial
+
+
+@pytest.mark.parametrize(("limit", "batches"), [(25, [20, 20]), (3, [10] * 4)])
+def test_a_limited_micro_batch_holds_whole_transactions(
+    spark: SparkSession,
+    queries: Queries,
+    log: isolog.Log,
+    pair: tuple[str, str],
+    tmp_path: Path,
+    limit: int,
+    batches: list[int],
+) -> None:
+    """As many as the limit has room for; one that is larger comes by itself."""
+    for number in range(4):
+        both(log, pair, pair[0], number * SIZE)
+    stream = queries.stream(",".join(pair), isolation="read_atomic", maxOffsetsPerTrigger=limit)
+    assert queries.copy(stream, tmp_path / "out", tmp_path / "checkpoint") == batches
+    assert read_back(spark, tmp_path / "out") == list(range(40))
+
+
+def test_an_atomic_stream_takes_up_what_was_undecided(
+    spark: SparkSession, queries: Queries, log: isolog.Log, pair: tuple[str, str], tmp_path: Path
+) -> None:
+    out = tmp_path / "out", tmp_path / "checkpoint"
+    stream = queries.stream(",".join(pair), isolation="read_atomic")
+    both(log, pair, f"{pair[0]}-first", 0)
+    with log.producer(transactional_id=f"{pair[0]}-open") as producer:
+        producer.begin_transaction()
+        producer.append(pair[0], rows(range(100, 110))).result()
+        both(log, pair, f"{pair[0]}-second", SIZE)
+        queries.copy(stream, *out)
+        assert read_back(spark, out[0]) == list(range(SIZE))
+        producer.commit_transaction()
+    queries.copy(stream, *out)
+    assert read_back(spark, out[0]) == [*range(2 * SIZE), *range(100, 110)]

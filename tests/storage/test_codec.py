@@ -1,0 +1,95 @@
+"""Checksums of a block at once against those of each row; gathered messages against a loop."""
+
+from __future__ import annotations
+
+import google_crc32c
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_stream.consistency.entries import CRC_SPAN, ENTRY, ENTRY_SIZE, Table
+from spark_stream.storage import codec
+from spark_stream.storage.codec import gathered, intact_entries, intact_rows, sealed
+
+BLOCK = codec._BLOCK_ENTRIES
+
+
+def sealed_table(rows: int, seed: int = 0) -> Table:
+    """Entries of any content, each with its checksum."""
+    noise = np.random.Generator(np.random.PCG64(seed)).bytes(rows * CRC_SPAN)
+    parts = [sealed(noise[at : at + CRC_SPAN]) for at in range(0, len(noise), CRC_SPAN)]
+    return np.frombuffer(bytearray(b"".join(parts)), ENTRY)
+
+
+def walked(table: Table) -> list[bool]:
+    """Row by row, from the bytes."""
+    rows = [row.tobytes() for row in table]
+    return [
+        google_crc32c.value(row[:CRC_SPAN]) == int.from_bytes(row[CRC_SPAN:], "little")
+        for row in rows
+    ]
+
+
+SOUND = sealed_table(3 * BLOCK + 17)
+PLACES = sorted({0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK - 1, 3 * BLOCK, 3 * BLOCK + 16})
+
+
+@pytest.mark.parametrize("rows", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 3 * BLOCK + 17])
+def test_sound_entries_are_intact_whatever_the_size_of_the_table(rows):
+    assert intact_entries(SOUND[:rows]) == rows
+    assert intact_rows(SOUND[:rows]).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(PLACES) | st.integers(0, len(SOUND) - 1),
+            st.integers(0, ENTRY_SIZE - 1),
+            st.integers(1, 255),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    st.sampled_from([0, 5, BLOCK]),
+)
+def test_damaged_entries_are_found_as_row_by_row(damages, start):
+    """Also where two damages of a block could cancel each other out in one checksum."""
+    table = SOUND.copy()
+    raw = table.view(np.uint8).reshape(len(table), ENTRY_SIZE)
+    for row, at, bits in damages:
+        raw[row, at] ^= bits
+    table = table[start:]
+    sound = walked(table)
+    assert intact_rows(table).tolist() == sound
+    assert intact_entries(table) == (sound.index(False) if False in sound else len(sound))
+
+
+def test_entries_in_another_order_are_intact_and_swapped_checksums_are_not():
+    assert intact_entries(SOUND[::-1].copy()) == len(SOUND)
+    table = SOUND.copy()
+    table["entry_crc"][[BLOCK + 3, BLOCK + 4]] = table["entry_crc"][[BLOCK + 4, BLOCK + 3]]
+    assert intact_entries(table) == BLOCK + 3
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(1, 5)), min_size=1, max_size=30))
+def test_gathered_are_the_wanted_messages_and_nothing_else(spaced):
+    """``spaced``: the unwanted units of 8 bytes before each message, and its own."""
+    starts, lengths, at = [], [], 0
+    for gap, length in spaced:
+        at += 8 * gap if starts else 0
+        starts.append(at)
+        lengths.append(8 * length)
+        at += 8 * length
+    data = np.random.Generator(np.random.PCG64(at)).bytes(at)
+    found = gathered(pa.py_buffer(data), np.array(starts), np.array(lengths))
+    pieces = [data[start : start + size] for start, size in zip(starts, lengths, strict=True)]
+    assert found.to_pybytes() == b"".join(pieces)
+
+
+def test_neighbours_are_not_copied():
+    data = pa.py_buffer(bytes(48))
+    assert gathered(data, np.array([0, 16]), np.array([16, 32])).address == data.address

@@ -1,0 +1,315 @@
+"""Stamped batches and markers on disks that die, lose power or refuse; markers damaged at rest."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_stream.consistency.entries import ENTRY_SIZE, Kind
+from spark_stream.consistency.ids import Offset
+from spark_stream.consistency.producers import Stamp
+from spark_stream.errors import DiskFull, StorageFailure
+from spark_stream.storage.disk import Disk
+from spark_stream.storage.log import PartitionLog
+from spark_stream.storage.settings import Flush
+from tests.storage import logs
+from tests.storage.disks import Died, FailingDisk, ForgetfulDisk, MortalDisk, SmallDisk
+from tests.storage.logs import EPOCH, NOW, flip, format_of, ids, records, segment_path
+
+Row = tuple[int, int, int, int, int, int]
+"""Of an entry: kind, transaction, producer id, sequence, base offset, count."""
+
+
+@dataclass
+class Scribe:
+    """Writes stamped batches and markers, and knows which entries were acknowledged."""
+
+    log: PartitionLog
+    rows: list[Row] = field(default_factory=list)
+    sequences: dict[int, int] = field(default_factory=dict)
+
+    def write(self, transaction: int, rows: int = 1, size: int = 20) -> None:
+        producer, end = 100 + transaction, int(self.log.end.offset)
+        sequence = self.sequences.get(transaction, 0)
+        stamp = Stamp(producer, 1, sequence, transaction)
+        batch = self.log.format.prepare(records(end, rows, size), NOW)
+        assert self.log.append(batch, EPOCH, NOW, stamp) == end
+        self.sequences[transaction] = sequence + 1
+        self.rows.append((Kind.DATA, transaction, producer, sequence, end, rows))
+
+    def end(self, transaction: int, kind: Kind) -> None:
+        producer, offset = 100 + transaction, int(self.log.end.offset)
+        self.log.mark(kind, producer, 1, transaction, EPOCH, NOW)
+        self.rows.append((kind, transaction, producer, -1, offset, 0))
+
+
+def rows_of(log: PartitionLog) -> list[Row]:
+    names = ["kind", "transaction", "producer_id", "base_sequence", "base_offset", "count"]
+    return [row for table in log.tables() for row in table[names].tolist()]
+
+
+def seen(log: PartitionLog, *, committed: bool) -> list[int]:
+    return ids(list(log.read(log.start.offset, log.end.offset, committed=committed)))
+
+
+def expected_ids(rows: list[Row], *, committed: bool) -> list[int]:
+    """What a read of a log with these entries gives."""
+    aborted = {row[1:3] for row in rows if row[0] == Kind.ABORT and committed}
+    batches = [row for row in rows if row[0] == Kind.DATA and row[1:3] not in aborted]
+    return [offset for *_, base, count in batches for offset in range(base, base + count)]
+
+
+def holds_exactly(log: PartitionLog, rows: list[Row]) -> bool:
+    """Whether the log has these entries and reads as they say, now and when it is opened again."""
+    for each in (log, logs.reopened(log)):
+        assert rows_of(each) == rows
+        assert int(each.end.entry) == int(each.start.entry) + len(rows)
+        for committed in (False, True):
+            assert seen(each, committed=committed) == expected_ids(rows, committed=committed)
+    assert each.cuts == ()
+    each.close()
+    return True
+
+
+def transactions_across_segments(scribe: Scribe) -> None:
+    """Markers in the segment of their data and in later ones, before and behind rolls."""
+    scribe.write(1)
+    scribe.write(2, rows=3)
+    scribe.end(1, Kind.ABORT)
+    scribe.log.roll()
+    scribe.write(2)
+    scribe.write(3, rows=2)
+    scribe.end(2, Kind.ABORT)
+    scribe.end(3, Kind.COMMIT)
+    scribe.log.roll()
+    scribe.write(4)
+    scribe.log.roll()
+    scribe.end(4, Kind.ABORT)  # the first entry of its segment
+    scribe.write(5)
+
+
+def transactions_in_tiny_segments(scribe: Scribe) -> None:
+    """Every append and marker with something before it in the segment rolls."""
+    for number in range(4):
+        scribe.write(number)
+        scribe.write(number)
+        scribe.end(number, Kind.ABORT if number % 2 else Kind.COMMIT)
+
+
+@pytest.mark.parametrize("flush", [Flush.NONE, Flush.BATCH])
+@pytest.mark.parametrize(
+    ("work", "settings"),
+    [(transactions_across_segments, {}), (transactions_in_tiny_segments, {"segment_entries": 1})],
+    ids=["across", "tiny"],
+)
+def test_a_process_may_die_at_any_operation_of_a_transaction(
+    work: Callable[[Scribe], None], settings: dict[str, int], flush: Flush
+):
+    """What was acknowledged is there, and of what was on its way all or nothing."""
+    died, lives = True, 0
+    log_format = format_of(flush=flush, **settings)
+    with logs.folder() as folder:
+        whole = Scribe(PartitionLog.open(folder, log_format))
+        work(whole)
+    while died:
+        with logs.folder() as folder:
+            told: list[Row] = []
+            died = False
+            try:
+                work(Scribe(PartitionLog.open(folder, log_format, MortalDisk(lives)), told))
+            except Died:
+                died = True
+            log = PartitionLog.open(folder, log_format)
+            assert all(not cut.entries_lost and not cut.kept_aside for cut in log.cuts), lives
+            found = rows_of(log)
+            assert found in (told, whole.rows[: len(told) + 1]), lives
+            assert told == whole.rows[: len(told)]
+            if log.cuts:
+                log = logs.reopened(log)
+            again = Scribe(log, found)
+            again.write(50, rows=2)
+            again.end(50, Kind.ABORT)
+            assert holds_exactly(log, again.rows), lives
+        lives += 1
+    assert lives > 20
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("write"), st.integers(1, 3)),
+        st.tuples(st.sampled_from([Kind.COMMIT, Kind.ABORT]), st.integers(1, 3)),
+        st.tuples(st.sampled_from(["roll", "restart"]), st.just(0)),
+    ),
+    max_size=16,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(STEPS, st.sampled_from([2, 1 << 18]))
+def test_with_flush_batch_no_acknowledged_marker_is_lost_with_the_power(steps, segment_entries):
+    with logs.folder() as folder:
+        log_format = format_of(flush=Flush.BATCH, segment_entries=segment_entries)
+        disk = ForgetfulDisk()
+        scribe = Scribe(PartitionLog.open(folder, log_format, disk))
+        carried_out(scribe, steps, disk)
+        disk.lose_power()
+        log = PartitionLog.open(folder, log_format)
+        assert all(not cut.entries_lost for cut in log.cuts)
+        assert rows_of(log) == scribe.rows
+        assert seen(log, committed=True) == expected_ids(scribe.rows, committed=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(STEPS, st.data())
+def test_a_failed_append_or_marker_leaves_nothing_and_the_next_one_works(steps, data):
+    with logs.folder() as folder:
+        disk = SmallDisk()
+        log_format = format_of(segment_entries=data.draw(st.sampled_from([2, 1 << 18])))
+        scribe = Scribe(PartitionLog.open(folder, log_format, disk))
+        for step in steps:
+            disk.room = data.draw(st.one_of(st.just(1 << 30), st.integers(0, 1500)))
+            before = (scribe.log.end, list(scribe.rows))
+            try:
+                carried_out(scribe, [step], disk)
+            except DiskFull:
+                assert (scribe.log.end, scribe.rows) == before
+                disk.room = 1 << 30
+                carried_out(scribe, [step], disk)
+            assert rows_of(scribe.log) == scribe.rows
+            assert seen(scribe.log, committed=True) == expected_ids(scribe.rows, committed=True)
+        disk.room = 1 << 30
+        assert holds_exactly(scribe.log, scribe.rows)
+
+
+def carried_out(scribe: Scribe, steps: list[tuple], disk: Disk) -> None:
+    """What a step would add to a transaction that has ended, it adds to one of another number."""
+    for step, transaction in steps:
+        ended = sum(row[0] != Kind.DATA and row[1] % 10 == transaction for row in scribe.rows)
+        number = 10 * ended + transaction
+        if step == "write":
+            scribe.write(number, rows=2)
+        elif step == "roll":
+            scribe.log.roll()
+        elif step == "restart":  # the process died; the machine did not
+            scribe.log = PartitionLog.open(scribe.log.directory, scribe.log.format, disk)
+        elif any(row[1] == number for row in scribe.rows):
+            scribe.end(number, step)
+
+
+@pytest.mark.parametrize("refused", ["write", "flush"])
+@pytest.mark.parametrize("kind", [Kind.COMMIT, Kind.ABORT])
+def test_a_marker_that_the_disk_refuses_is_none_and_the_next_call_writes_it(
+    tmp_path, kind, refused
+):
+    """With flush=batch the forced write is a part of it: before it nobody sees the abort."""
+    disk = FailingDisk()
+    scribe = Scribe(PartitionLog.open(tmp_path, format_of(flush=Flush.BATCH), disk))
+    scribe.write(1, rows=3)
+    disk.refused = refused
+    for _ in range(2):
+        with pytest.raises(StorageFailure):
+            scribe.end(1, kind)
+        assert rows_of(scribe.log) == scribe.rows
+        assert seen(scribe.log, committed=True) == [0, 1, 2]
+    disk.refused = None
+    scribe.write(2)
+    scribe.end(1, kind)
+    assert holds_exactly(scribe.log, scribe.rows)
+
+
+@pytest.mark.parametrize("refused", ["flush", "cut"])
+def test_a_marker_that_could_not_be_taken_back_is_taken_back_before_the_next(tmp_path, refused):
+    disk = FailingDisk()
+    scribe = Scribe(PartitionLog.open(tmp_path, format_of(flush=Flush.BATCH), disk))
+    scribe.write(1)
+    failing = {"flush", refused}
+
+    def before(operation: str, path: Path) -> None:
+        if operation in failing:
+            raise StorageFailure(f"{operation} refused")
+
+    disk.before = before  # type: ignore[method-assign]
+    with pytest.raises(StorageFailure):
+        scribe.end(1, Kind.ABORT)
+    failing.clear()
+    scribe.end(1, Kind.COMMIT)
+    assert seen(scribe.log, committed=True) == [0]
+    assert holds_exactly(scribe.log, scribe.rows)
+
+
+def two_segments(folder: Path) -> Scribe:
+    """An older segment that ends with two markers, and one with a batch and a marker."""
+    scribe = Scribe(PartitionLog.open(folder, format_of()))
+    scribe.write(1, rows=3)
+    scribe.write(2, rows=2)
+    scribe.end(1, Kind.COMMIT)
+    scribe.end(2, Kind.ABORT)
+    scribe.log.roll()
+    scribe.write(3, rows=4)
+    scribe.end(3, Kind.COMMIT)
+    scribe.log.close()
+    return scribe
+
+
+@pytest.mark.parametrize("damage", ["flip", "shorten", "tear"])
+@pytest.mark.parametrize("emptied", [False, True], ids=["", "the last segment is empty"])
+def test_markers_lost_at_the_end_of_an_older_segment_cost_nothing_but_themselves(
+    tmp_path, damage, emptied
+):
+    """They have no offset, so the offsets do not miss them: the entries' indexes do."""
+    scribe = two_segments(tmp_path)
+    path = segment_path(scribe.log, 0, "entries")
+    if emptied:
+        segment_path(scribe.log, 5, "entries").write_bytes(b"")
+    if damage == "flip":
+        flip(path, 3 * ENTRY_SIZE + 4, 1)
+    else:
+        os.truncate(path, 3 * ENTRY_SIZE + (40 if damage == "tear" else 0))
+    log = PartitionLog.open(tmp_path, scribe.log.format)
+    lost = [cut for cut in log.cuts if cut.segment == str(path)]
+    assert [(cut.records_lost, cut.entries_lost, cut.kept_aside) for cut in lost] == [(0, 1, False)]
+    end = 5 if emptied else 9
+    assert (int(log.end.entry), int(log.end.offset)) == (4 if emptied else 6, end)
+    assert seen(log, committed=False) == list(range(end))
+    again = Scribe(log, sequences={2: 1})
+    again.end(2, Kind.ABORT)  # of the transaction without a marker, as it is again
+    again.write(4)
+    assert seen(log, committed=True) == [n for n in range(end + 1) if n not in (3, 4)]
+    again_open = logs.reopened(log)
+    assert seen(again_open, committed=True) == seen(log, committed=True)
+    assert again_open.end == log.end
+
+
+def test_offsets_read_from_a_log_with_lost_markers_begin_where_asked(tmp_path):
+    scribe = two_segments(tmp_path)
+    flip(segment_path(scribe.log, 0, "entries"), 2 * ENTRY_SIZE, 0)
+    log = PartitionLog.open(tmp_path, scribe.log.format)
+    assert [cut.entries_lost for cut in log.cuts] == [2]
+    for start in range(9):
+        found = ids(list(log.read(Offset(start), Offset(9))))
+        assert found == list(range(start, 9))
+
+
+def test_markers_that_a_power_loss_takes_from_a_closed_segment_leave_the_next_one_whole(tmp_path):
+    """Without forced writes a roll may outlive the end of the segment before it."""
+    disk = ForgetfulDisk()
+    scribe = Scribe(PartitionLog.open(tmp_path, format_of(flush=Flush.NONE), disk))
+    scribe.write(1, rows=3)
+    scribe.log.flush()
+    scribe.end(1, Kind.ABORT)
+    scribe.log.roll()
+    scribe.write(2, rows=2)
+    scribe.log.flush()
+    disk.lose_power()
+    log = PartitionLog.open(tmp_path, scribe.log.format)
+    assert [(cut.records_lost, cut.entries_lost) for cut in log.cuts] == [(0, 1)]
+    assert rows_of(log) == [row for row in scribe.rows if row[0] == Kind.DATA]
+    again = Scribe(log)
+    again.end(1, Kind.ABORT)
+    assert seen(log, committed=True) == [3, 4]
