@@ -36,6 +36,10 @@ class IsologError(Exception):
         value = self.details.get("offset")
         return None if value is None else int(value)
 
+    def again(self) -> IsologError:
+        """A copy to raise, for whoever keeps an error: one that is raised keeps its traces."""
+        return _rebuild(self.code, self.message, self.hint, self.details)
+
     def __str__(self) -> str:
         return f"[{self.code}] {self.message} ({self.hint})"
 

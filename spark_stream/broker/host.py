@@ -52,7 +52,7 @@ class HostedTopic:
             )
         found = self.partitions[number]
         if isinstance(found, IsologError):
-            raise found
+            raise found.again()
         return found
 
     def open_partitions(self) -> list[Partition]:

@@ -24,10 +24,11 @@ from spark_stream.consistency.atomic import Spans, SpansSnapshot, greatest_cut
 from spark_stream.consistency.entries import Kind
 from spark_stream.consistency.ids import NO_TRANSACTION, LeaderEpoch, Offset
 from spark_stream.consistency.isolation import Bounds, Isolation, upper_bound
-from spark_stream.consistency.producers import Duplicate, ProducerState, Refused, Stamp
-from spark_stream.consistency.undecided import Undecided
+from spark_stream.consistency.producers import Duplicate, Refused, Stamp
+from spark_stream.consistency.undecided import Undecided, open_parts
 from spark_stream.errors import BrokerStopping, IsologError, UnknownTopic
 from spark_stream.storage.log import PartitionLog, Prepared
+from spark_stream.storage.settings import Flush
 from spark_stream.wire.limits import CANCEL_POLL_S
 
 FIRST_EPOCH = LeaderEpoch(0)
@@ -83,9 +84,9 @@ class Partition:
         self._spans = Spans.derived(tables)
         self._undecided = Undecided()
         self._ended: dict[int, None] = {}  # in the order in which they ended
-        for producer_id, producer in self._producers.items():
-            if producer.open:
-                self._undecided.began(producer.transaction, producer_id, producer.first_offset)
+        # Not from the producers' states: where damage took a marker, a producer may have gone on.
+        for (transaction, producer_id), part in open_parts(tables):
+            self._undecided.began(transaction, producer_id, part.epoch, part.first_offset)
         state = leader.opened(FIRST_EPOCH, log.start, log.end)
         self._state = leader.undecided_from(state, self._undecided.first())
         self._cut = (Offset(-1), Offset(-1))
@@ -137,7 +138,7 @@ class Partition:
             prepared = self.log.format.prepare(batch if whole else batch.slice(0, kept), now)
         with self._changed:
             if self._closed is not None:
-                raise self._closed
+                raise self._closed.again()
             done = self._appended(prepared, stamp, now)
         error = None
         if verdict.flaw is not None:
@@ -166,7 +167,7 @@ class Partition:
                 self._producers.get(stamp.producer_id), stamp, end, records, now
             )
             if records and stamp.transaction != NO_TRANSACTION:
-                self._undecided.began(stamp.transaction, stamp.producer_id, end)
+                self._undecided.began(stamp.transaction, stamp.producer_id, stamp.epoch, end)
                 last = end + records - 1
                 self._spans.appended(stamp.transaction, stamp.producer_id, end, last)
         if prepared is not None:
@@ -185,40 +186,60 @@ class Partition:
         return (transaction, producer_id) in self._undecided
 
     def open_transactions(self) -> list[OpenTransaction]:
-        """The open ones, with where each producer's part of them begins."""
+        """The open ones, with where each producer's part of them begins; the earliest first."""
         with self._changed:
-            found = self._undecided.open()
-        return [OpenTransaction(*key, Offset(first)) for key, first in found.items()]
+            return [
+                OpenTransaction(transaction, producer_id, part.first_offset)
+                for (transaction, producer_id), part in self._undecided.open()
+            ]
+
+    def seal(self, transaction: int) -> None:
+        """From now on nothing more is taken of a decided transaction."""
+        with self._changed:
+            self._ended[transaction] = None
+            if len(self._ended) > _ENDED_KEPT:
+                del self._ended[next(iter(self._ended))]
 
     def end_transaction(self, transaction: int, takes: Callable[[int], bool]) -> None:
         """Writes the markers of a decided transaction: commits for the producer ids it takes.
 
-        What is ended already stays as it is, and nothing more is taken of the transaction.
+        What is ended already stays as it is.
 
         Raises:
             DiskFull, StorageFailure: some markers may be missing; the call can be repeated.
             BrokerStopping, UnknownTopic: the partition is closed.
         """
+        self.seal(transaction)
         with self._changed:
             if self._closed is not None:
-                raise self._closed
-            self._ended[transaction] = None
-            if len(self._ended) > _ENDED_KEPT:
-                del self._ended[next(iter(self._ended))]
-            for producer_id in self._undecided.producers(transaction):
-                self._mark(transaction, producer_id, committed=takes(producer_id))
+                raise self._closed.again()
+            state = self._state
+            try:
+                for producer_id, part in self._undecided.parts(transaction):
+                    self._mark(transaction, producer_id, part.epoch, committed=takes(producer_id))
+                    state = leader.appended(state, 0)
+            finally:
+                self._publish(state)  # all at once: a transaction may have many branches
 
-    def _mark(self, transaction: int, producer_id: int, *, committed: bool) -> None:
+    def _mark(self, transaction: int, producer_id: int, epoch: int, *, committed: bool) -> None:
         now = now_us()
-        state: ProducerState = self._producers[producer_id]
         kind = Kind.COMMIT if committed else Kind.ABORT
-        marker = self._state.log_end.entry
-        self.log.mark(kind, producer_id, state.epoch, transaction, self._state.leader_epoch, now)
+        marker = self.log.end.entry
+        self.log.mark(kind, producer_id, epoch, transaction, self._state.leader_epoch, now)
         if not committed:
             self._spans.aborted(transaction, producer_id)
-        self._producers[producer_id] = producers.ended(state, state.epoch, now)
+        known = self._producers.get(producer_id)
+        if known is None or known.epoch <= epoch:
+            self._producers[producer_id] = producers.ended(known, epoch, now)
         self._undecided.marked(transaction, producer_id, marker)
-        self._publish(leader.appended(self._state, 0))
+
+    def force(self) -> None:
+        """Puts what was appended on the disk, where the topic wants that at all."""
+        if self.log.format.settings.flush is Flush.NONE:
+            return
+        with self._changed:
+            if self._closed is None:
+                self.log.flush()
 
     # -- waiting and keeping ----------------------------------------------------------------------
 
@@ -240,7 +261,7 @@ class Partition:
         with self._changed:
             while upper_bound(self.bounds(isolation), isolation) <= offset:
                 if self._closed is not None:
-                    raise self._closed
+                    raise self._closed.again()
                 left = CANCEL_POLL_S if deadline is None else deadline - time.monotonic()
                 if left <= 0 or cancelled():
                     return False

@@ -20,6 +20,7 @@ from spark_stream.wire.messages import (
     Empty,
     EndTransaction,
     InitTransactions,
+    KillTransaction,
     Message,
     NamedConsumer,
     NamedTransaction,
@@ -101,8 +102,8 @@ class TransactionActions:
     def _describe_transaction(self, asked: NamedTransaction) -> Message:
         return self._transaction(self._desk.get(asked.transactional_id))
 
-    def _kill(self, asked: NamedTransaction) -> Message:
-        return self._transaction(self._desk.kill(asked.transactional_id))
+    def _kill(self, asked: KillTransaction) -> Message:
+        return self._transaction(self._desk.kill(asked.transactional_id, asked.number))
 
     def _position(self, asked: NamedConsumer) -> Message:
         found = self._desk.positions(asked.consumer)
@@ -165,7 +166,7 @@ TRANSACTION_ACTIONS: Final[
     "abort-transaction": (EndTransaction, TransactionActions._abort),
     "list-transactions": (Empty, TransactionActions._transactions),
     "describe-transaction": (NamedTransaction, TransactionActions._describe_transaction),
-    "kill-transaction": (NamedTransaction, TransactionActions._kill),
+    "kill-transaction": (KillTransaction, TransactionActions._kill),
     "consumer-position": (NamedConsumer, TransactionActions._position),
     "commit-position": (Positions, TransactionActions._commit_position),
     "atomic-cut": (AtomicCut, TransactionActions._cut),

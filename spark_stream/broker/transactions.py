@@ -200,14 +200,19 @@ class TransactionDesk:
             raise UnknownTransaction(f"there is no transactional id {transactional_id!r}")
         return found
 
-    def kill(self, transactional_id: str) -> Transaction:
-        """Aborts an open transaction, whoever owns it.
+    def kill(self, transactional_id: str, number: int | None) -> Transaction:
+        """Aborts an open transaction (``number``: that one and no later), whoever owns it.
 
         Raises:
             UnknownTransaction, InvalidTransaction: there is none, or it is not open.
         """
-        number = self.get(transactional_id).number
-        return self._decided(transactional_id, rules.kill, number, "an abort")
+        present = self.get(transactional_id).number
+        return self._decided(
+            transactional_id,
+            lambda found: rules.kill(found, number),
+            present if number is None else number,
+            "an abort",
+        )
 
     def positions(self, consumer: str) -> list[PositionOf]:
         """Where a named consumer goes on, decided transactions included."""

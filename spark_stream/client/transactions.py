@@ -17,6 +17,7 @@ from spark_stream.wire.messages import (
     Empty,
     EndTransaction,
     InitTransactions,
+    KillTransaction,
     NamedConsumer,
     NamedTransaction,
     OpenBranch,
@@ -116,8 +117,15 @@ class TransactionsClient:
         return self._connection.act("describe-transaction", asked, TransactionFacts)
 
     def kill(self, transactional_id: str) -> TransactionFacts:
-        """Aborts an open transaction whoever owns it, and fences its owner."""
-        asked = NamedTransaction.of(transactional_id=transactional_id)
+        """Aborts the transaction that is open now, whoever owns it: its writes and commit fail.
+
+        Raises:
+            UnknownTransaction, InvalidTransaction: there is no such id; nothing is open.
+        """
+        number = self.describe(transactional_id).number
+        asked = KillTransaction(
+            transactional_id=transactional_id, number=None if number < 0 else number
+        )
         return self._connection.act("kill-transaction", asked, TransactionFacts)
 
     def position(self, consumer: str) -> list[ConsumerPosition]:

@@ -232,6 +232,8 @@ def begin(
         return Denied(Denial.PENDING, transaction)
     state = moved(transaction, Event.BEGIN)
     follows = transaction.fresh if after == -1 else after == transaction.number
+    # It expired, or an operator ended it: its owner need not even know that it was begun.
+    follows |= transaction.cause in (Cause.EXPIRED, Cause.KILLED)
     if state is None or not follows:
         return Denied(Denial.INVALID, transaction)
     used_up = transaction.producer_id < 0 or transaction.epoch >= EPOCH_MAX
@@ -268,6 +270,8 @@ def branch(
         why = Denial.DONE if batch == transaction.committed_batch else Denial.STALE
         return Denied(why, transaction)
     mine = transaction.instance == instance
+    if transaction.query == transaction.transactional_id and transaction.state is State.ABORTED:
+        return Denied(Denial.ABORTED, transaction)  # a job has one transaction, and it is over
     if transaction.state is State.OPEN:
         if mine and batch == transaction.batch:
             return replace(transaction, branches=(*transaction.branches, fresh.producer_id))
@@ -321,18 +325,23 @@ def commit(
     batch: int | None = None,
     positions: Iterable[PositionOf] = (),
 ) -> Outcome:
-    """The owner decides for these producer ids; the other branches abort."""
+    """The owner decides for these producer ids; the other branches abort.
+
+    Asked again after it is decided, it is the same answer, whoever owns the id by then.
+    """
+    chosen = tuple(sorted(set(taken)))
+    decided = number == transaction.number and transaction.state in COMMITS
+    if decided and chosen == transaction.taken:
+        return transaction
     denied = _not_owner(transaction, instance)
     if denied is not None:
         return denied
-    chosen = tuple(sorted(set(taken)))
-    if number == transaction.number and transaction.state in COMMITS:
-        same = chosen == transaction.taken
-        return transaction if same else Denied(Denial.INVALID, transaction)
+    if decided:
+        return Denied(Denial.INVALID, transaction)
     denied = _not_open(transaction, number, Event.COMMIT)
     if denied is not None:
         return denied
-    if not set(chosen) <= {transaction.producer_id, *transaction.branches}:
+    if not set(chosen) <= _writers(transaction):
         return Denied(Denial.FOREIGN, transaction)
     if (-1 if batch is None else batch) != transaction.batch:
         return Denied(Denial.INVALID, transaction)
@@ -347,10 +356,13 @@ def commit(
 
 def abort(transaction: Transaction, instance: str, number: int) -> Outcome:
     """The owner takes it back. A decided commit stays."""
+    asked_again = number == transaction.number and transaction.state in ABORTS
+    if asked_again and transaction.cause is not Cause.FENCED:
+        return transaction
     denied = _not_owner(transaction, instance)
     if denied is not None:
         return denied
-    if number == transaction.number and transaction.state in ABORTS:
+    if asked_again:
         return transaction
     denied = _not_open(transaction, number, Event.ABORT)
     return denied or _aborting(transaction, Event.ABORT, Cause.ASKED)
@@ -363,8 +375,12 @@ def expire(transaction: Transaction, now_ms: int) -> Outcome:
     return _aborting(transaction, Event.EXPIRE, Cause.EXPIRED)
 
 
-def kill(transaction: Transaction) -> Outcome:
-    """An operator ends it."""
+def kill(transaction: Transaction, number: int | None = None) -> Outcome:
+    """An operator ends it; with ``number``: that one, and asked again it is the same answer."""
+    if number is not None and number != transaction.number:
+        return Denied(Denial.OVER, transaction)
+    if number is not None and transaction.cause is Cause.KILLED:
+        return transaction
     if moved(transaction, Event.KILL) is None:
         return Denied(Denial.INVALID, transaction)
     return _aborting(transaction, Event.KILL, Cause.KILLED)
@@ -381,6 +397,10 @@ def finish(transaction: Transaction, number: int) -> Outcome:
 def takes(transaction: Transaction, producer_id: int) -> bool:
     """Whether the decided transaction commits what this producer id wrote."""
     return transaction.state in COMMITS and producer_id in transaction.taken
+
+
+def _writers(transaction: Transaction) -> set[int]:
+    return {transaction.producer_id, *transaction.branches} - {-1}
 
 
 def _begun(transaction: Transaction, number: int, now_ms: int) -> Transaction:

@@ -7,8 +7,9 @@ from typing import Final
 BATCH_BYTES_MAX: Final = 256 << 20
 """One appended batch. gRPC carries messages below 2 GiB; a batch is held in memory a few times."""
 
-CONTROL_BYTES_MAX: Final = 1 << 20
-"""One ticket, action body or envelope. The largest in use is a topic's schema: a few KiB."""
+CONTROL_BYTES_MAX: Final = 16 << 20
+"""One ticket, action body, envelope or answer. The largest in use: a commit with the positions of a
+consumer of 100,000 partitions, and the list of 40,000 transactional ids."""
 
 WAIT_MS_MAX: Final = 60_000
 """A long poll. Longer ones would hide a dead peer; a client simply asks again."""

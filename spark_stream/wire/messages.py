@@ -246,7 +246,7 @@ class CommitTransaction(Message):
     transactional_id: TransactionalId
     instance: Name
     number: OffsetField
-    branches: list[int]
+    branches: list[OffsetField]
     batch: OffsetField | None = None
     positions: list[ConsumerPosition] = []
 
@@ -263,6 +263,13 @@ class NamedTransaction(Message):
     """The transactional id that an operator's action is about."""
 
     transactional_id: TransactionalId
+
+
+class KillTransaction(Message):
+    """Aborts the open transaction of an id; with ``number`` that one and no later."""
+
+    transactional_id: TransactionalId
+    number: OffsetField | None = None
 
 
 class TransactionPartition(Message):
@@ -318,8 +325,8 @@ class CutTopic(Message):
 
     topic: Name
     topic_id: str | None = None
-    lower: dict[int, int] = {}
-    upper: dict[int, int] = {}
+    lower: dict[PartitionField, OffsetField] = {}
+    upper: dict[PartitionField, OffsetField] = {}
 
 
 class AtomicCut(Message):
@@ -445,7 +452,7 @@ ACTIONS: Final[dict[str, str]] = {
     "abort-transaction": "EndTransaction → TransactionFacts",
     "list-transactions": "Empty → TransactionList",
     "describe-transaction": "NamedTransaction → TransactionFacts",
-    "kill-transaction": "NamedTransaction → TransactionFacts",
+    "kill-transaction": "KillTransaction → TransactionFacts",
     "consumer-position": "NamedConsumer → Positions",
     "commit-position": "Positions → Empty",
     "atomic-cut": "AtomicCut → Cut",

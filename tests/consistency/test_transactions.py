@@ -117,6 +117,17 @@ def test_an_id_that_nobody_owns_is_unknown():
     assert denied(rules.commit(nobody, "a", 1, [])) is Denial.UNKNOWN
 
 
+@pytest.mark.parametrize("cause", ["expired", "killed"])
+def test_an_owner_that_never_learned_of_its_begin_can_begin_again(cause):
+    """The answer to begin was lost, and the transaction aborted before it was asked again."""
+    first = ok(rules.begin(aborted(cause), "a", -1, Fresh(6, 71), 2_000))
+    assert (first.number, first.epoch) == (6, 1)
+    late = ok(rules.expire(first, first.deadline_ms + 1))
+    done = ok(rules.finish(late, 6))
+    assert ok(rules.begin(done, "a", -1, Fresh(7, 72), 2_000)).number == 7
+    assert denied(rules.begin(aborted("asked"), "a", -1, Fresh(6, 71), 2_000)) is Denial.INVALID
+
+
 # -- fencing --------------------------------------------------------------------------------------
 
 
@@ -164,6 +175,16 @@ def test_abort_after_abort_is_fine_and_commit_after_it_is_refused():
 
 def test_a_repeated_commit_that_takes_other_branches_is_refused():
     assert denied(rules.commit(committed(), "a", 5, [])) is Denial.INVALID
+
+
+def test_a_repeated_call_gets_the_same_answer_after_a_takeover_too():
+    taken = ok(rules.init(committed(), "b", TIMEOUT, 1_000))
+    assert ok(rules.commit(taken, "a", 5, [70])) == taken
+    assert denied(rules.commit(taken, "a", 5, [])) is Denial.FENCED
+    again = ok(rules.init(aborted(), "b", TIMEOUT, 1_000))
+    assert ok(rules.abort(again, "a", 5)) == again
+    later = ok(rules.begin(taken, "b", -1, Fresh(6, 71), 2_000))
+    assert denied(rules.commit(later, "a", 5, [70])) is Denial.FENCED
 
 
 def test_a_commit_of_an_unknown_transaction_is_refused():
@@ -215,6 +236,14 @@ def test_an_operator_ends_an_open_transaction():
     assert denied(rules.kill(aborted())) is Denial.INVALID
 
 
+def test_a_repeated_kill_does_nothing_to_the_next_transaction():
+    killed = aborted("killed")
+    assert ok(rules.kill(killed, 5)) == killed
+    later = ok(rules.begin(killed, "a", 5, Fresh(6, 71), 2_000))
+    assert denied(rules.kill(later, 5)) is Denial.OVER
+    assert ok(rules.kill(later, 6)).state is State.ABORTING
+
+
 # -- sinks ----------------------------------------------------------------------------------------
 
 
@@ -257,6 +286,20 @@ def test_a_sink_of_another_query_is_in_use():
     found = ok(sink(Transaction("s"), "run", 0, 5, 70))
     taken = rules.branch(found, "another", "run 2", 0, TIMEOUT, Fresh(6, 71), 0)
     assert denied(taken) is Denial.IN_USE
+
+
+def test_a_late_task_of_a_job_that_was_aborted_begins_nothing():
+    def job(found: Transaction, number: int) -> Outcome:
+        return rules.branch(found, "j", "j", 0, TIMEOUT, Fresh(number, 70 + number), 0)
+
+    found = ok(job(Transaction("j"), 5))
+    over = ok(rules.finish(ok(rules.abort(found, "j", 5)), 5))
+    assert denied(job(over, 6)) is Denial.ABORTED
+
+
+def test_a_sink_has_no_producer_id_but_its_branches():
+    found = ok(sink(Transaction("s"), "run", 3, 5, 70))
+    assert denied(rules.commit(found, "run", 5, [-1], 3)) is Denial.FOREIGN
 
 
 def test_a_commit_of_another_batch_than_was_begun_is_refused():

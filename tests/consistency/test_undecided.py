@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from spark_stream.consistency.ids import EntryIndex
-from spark_stream.consistency.undecided import Undecided
+from spark_stream.consistency.ids import EntryIndex, Offset
+from spark_stream.consistency.undecided import Part, Undecided
 
 
 def test_the_earliest_open_producer_decides():
     undecided = Undecided()
     assert undecided.first() is None
-    undecided.began(1, 10, 5)
-    undecided.began(2, 11, 3)
-    undecided.began(1, 10, 9)
+    undecided.began(2, 11, 0, Offset(3))
+    undecided.began(1, 10, 0, Offset(5))
+    undecided.began(1, 10, 0, Offset(9))
     assert undecided.first() == 3
     undecided.marked(2, 11, 20)
     undecided.replicated(EntryIndex(21))
@@ -20,7 +20,7 @@ def test_the_earliest_open_producer_decides():
 
 def test_a_marker_decides_only_below_the_high_watermark():
     undecided = Undecided()
-    undecided.began(1, 10, 5)
+    undecided.began(1, 10, 0, Offset(5))
     undecided.marked(1, 10, 7)
     undecided.replicated(EntryIndex(7))
     assert undecided.first() == 5
@@ -31,17 +31,19 @@ def test_a_marker_decides_only_below_the_high_watermark():
 
 def test_branches_of_one_transaction_are_held_apart():
     undecided = Undecided()
-    undecided.began(1, 10, 5)
-    undecided.began(1, 11, 6)
-    assert sorted(undecided.producers(1)) == [10, 11]
+    undecided.began(1, 10, 0, Offset(5))
+    undecided.began(1, 11, 0, Offset(6))
+    assert [producer for producer, _ in undecided.parts(1)] == [10, 11]
     undecided.marked(1, 10, 7)
-    assert undecided.producers(1) == [11]
-    assert undecided.open() == {(1, 11): 6}
+    assert undecided.parts(1) == [(11, Part(0, Offset(6)))]
+    assert dict(undecided.open()) == {(1, 11): Part(0, Offset(6))}
+    undecided.marked(1, 11, 8)
+    assert undecided.parts(1) == []
 
 
 def test_a_second_marker_changes_nothing():
     undecided = Undecided()
-    undecided.began(1, 10, 5)
+    undecided.began(1, 10, 0, Offset(5))
     undecided.marked(1, 10, 7)
     undecided.marked(1, 10, 9)
     undecided.replicated(EntryIndex(8))

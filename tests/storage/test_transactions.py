@@ -85,7 +85,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(STEPS, st.sampled_from(Compression), st.sampled_from([5, 1 << 18]), st.data())
 def test_a_committed_read_gives_what_is_not_aborted(steps, compression, segment_entries, data):
     with logs.folder() as folder:
