@@ -68,7 +68,7 @@ class Broker:
             )
             undo.callback(self._host.close)
             self._desk = TransactionDesk(self._store, self._host)
-            self._desk.sweep()  # what was decided is finished before anybody reads
+            self._desk.recover()  # what was decided is finished before anybody reads
             bind, self._socket = _bind_place(config.listen)
             with _bind_errors(config.listen):
                 self._service = FlightService(

@@ -6,6 +6,7 @@ done, the next call or the next sweep finishes.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -34,6 +35,8 @@ from spark_stream.errors import IsologError, UnknownTopic, UnknownTransaction
 logger = logging.getLogger(__name__)
 
 FORGET_AFTER_MS: Final = 7 * 24 * 3_600_000
+FORGET_JOB_AFTER_MS: Final = 3_600_000  # nobody asks for a job again, but to repeat a call
+_REST: Final = 20.0  # times as long as it took: so looking takes a twentieth of a core at most
 _JOIN: Final = "a write"
 
 
@@ -47,6 +50,8 @@ class TransactionDesk:
 
     def __init__(self, store: MetadataStore, host: Host) -> None:
         self._host = host
+        self._complaints: dict[str, str] = {}
+        self._rest_until = 0.0
         self._records = TransactionRecords(store)
         self._consumers = ConsumerRecords(store)
         self._numbers = Numbers(store, "numbers/transactions")
@@ -158,12 +163,23 @@ class TransactionDesk:
             DiskFull, StorageFailure: it is decided; repeat the call, or the next sweep finishes it.
         """
         chosen, moves = tuple(taken), tuple(positions)
+        self._force(transactional_id, number)
         return self._decided(
             transactional_id,
             lambda found: rules.commit(found, instance, number, chosen, batch, moves),
             number,
             f"a commit of {sorted(chosen)}",
         )
+
+    def _force(self, transactional_id: str, number: int) -> None:
+        """The decision is on the disk once it is made: so what it is about goes there first."""
+        found = self._records.get(transactional_id)
+        if found is None or (found.number, found.state) != (number, State.OPEN):
+            return
+        for joined in found.partitions:
+            with contextlib.suppress(UnknownTopic):
+                hosted = self._host.topic(joined.topic, joined.topic_id)
+                hosted.partition(joined.partition).force()
 
     def abort(self, transactional_id: str, instance: str, number: int) -> Transaction:
         """Takes the transaction back.
@@ -230,13 +246,55 @@ class TransactionDesk:
 
     # -- finishing --------------------------------------------------------------------------------
 
+    def recover(self) -> None:
+        """Before anybody reads: finishes what is decided, and mends what damage took of markers.
+
+        A finished transaction that is open in a partition has lost its marker there (a power cut,
+        or damage). Its record says what the marker was; where the record has moved on, nobody knows
+        any more, and what may have been aborted is not shown.
+        """
+        self.sweep()
+        known = {record.number: record for record in self._records.all()}
+        for hosted in self._host.topics():
+            for partition in hosted.open_partitions():
+                for number in {each.transaction for each in partition.open_transactions()}:
+                    self._recovered(partition, number, known.get(number))
+
+    def _recovered(self, partition: Partition, number: int, record: Transaction | None) -> None:
+        if record is not None and record.state not in (State.COMMITTED, State.ABORTED):
+            return
+        fate = "unknown: it is taken as aborted" if record is None else record.state
+        where = f"{partition.topic}/{partition.number}"
+        logger.warning("%s: the marker of transaction %d was lost; it is %s", where, number, fate)
+        try:
+            partition.end_transaction(number, _taker(record))
+        except IsologError as error:
+            logger.error("%s: transaction %d: %s", where, number, error)
+
     def sweep(self) -> None:
-        """Aborts what is too old, finishes what is decided, forgets what nobody asks for again."""
+        """Aborts what is too old, finishes what is decided, forgets what nobody asks for again.
+
+        To be called often; with very many records it rests between two looks at them all.
+        """
+        began = time.monotonic()
+        if began < self._rest_until:
+            return
         for record in self._records.all():
             try:
                 self._swept(record)
-            except IsologError:
-                logger.exception("transaction %d of %r", record.number, record.transactional_id)
+            except IsologError as error:
+                self._complain(record, error)
+            else:
+                self._complaints.pop(record.transactional_id, None)
+        ended = time.monotonic()
+        self._rest_until = ended + _REST * (ended - began)
+
+    def _complain(self, record: Transaction, error: IsologError) -> None:
+        """Once for each reason: the sweep will be here again in a moment."""
+        reason = f"{record.number}: {error}"
+        if self._complaints.get(record.transactional_id) != reason:
+            self._complaints[record.transactional_id] = reason
+            logger.error("transaction %d of %r: %s", record.number, record.transactional_id, error)
 
     def _swept(self, record: Transaction) -> None:
         now = now_ms()
@@ -253,12 +311,15 @@ class TransactionDesk:
                     outcome.timeout_ms,
                 )
                 self._finished(outcome)
-        elif record.state is not State.OPEN and now - record.deadline_ms > FORGET_AFTER_MS:
-            self._forgotten(record)
+        elif record.state is not State.OPEN:
+            self._forgotten(record, now - record.deadline_ms)
 
-    def _forgotten(self, record: Transaction) -> None:
+    def _forgotten(self, record: Transaction, idle_ms: int) -> None:
         # What a sink has written it must remember for ever: its query may be started again.
-        if record.committed_batch < 0 or record.query == record.transactional_id:
+        job = record.query == record.transactional_id
+        if idle_ms > (FORGET_JOB_AFTER_MS if job else FORGET_AFTER_MS) and (
+            job or record.committed_batch < 0
+        ):
             self._records.forget(record)
 
     def _decided(
@@ -290,16 +351,26 @@ class TransactionDesk:
                 are.
         """
         failure: IsologError | None = None
+        partitions = []
         for joined in decided.partitions:
             try:
-                partition = self._host.topic(joined.topic, joined.topic_id).partition(
-                    joined.partition
-                )
-                partition.end_transaction(
-                    decided.number, lambda producer_id: rules.takes(decided, producer_id)
+                partitions.append(
+                    self._host.topic(joined.topic, joined.topic_id).partition(joined.partition)
                 )
             except UnknownTopic:
                 continue  # it was deleted, and what the transaction wrote with it
+            except IsologError as error:
+                failure = error
+        # All are sealed before any is marked: a batch that was on its way would else land in one
+        # after a reader has seen the transaction whole without it.
+        for partition in partitions:
+            partition.seal(decided.number)
+        takes = _taker(decided)
+        for partition in partitions:
+            try:
+                partition.end_transaction(decided.number, takes)
+            except UnknownTopic:
+                continue
             except IsologError as error:
                 failure = error
         if failure is not None:
@@ -316,3 +387,10 @@ class TransactionDesk:
     def _still(self, decided: Transaction, state: State) -> bool:
         found = self._records.get(decided.transactional_id)
         return found is not None and (found.number, found.state) == (decided.number, state)
+
+
+def _taker(decided: Transaction | None) -> Callable[[int], bool]:
+    """Whether the transaction commits what a producer id wrote."""
+    if decided is None or decided.state not in rules.COMMITS:
+        return lambda _: False
+    return frozenset(decided.taken).__contains__

@@ -85,8 +85,9 @@ class SqliteStore:
         return int(raised.fetchone()[0])
 
     def _read(self, statement: str, argument: str) -> Sequence[Record]:
-        with self._lock, self._named():
-            rows = self._connection.execute(statement, (argument,)).fetchall()
+        with self._named():
+            with self._lock:
+                rows = self._connection.execute(statement, (argument,)).fetchall()
             return [
                 Record(str(key), json.loads(value), int(version)) for key, value, version in rows
             ]

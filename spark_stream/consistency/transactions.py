@@ -394,11 +394,6 @@ def finish(transaction: Transaction, number: int) -> Outcome:
     return replace(transaction, state=state, positions=())
 
 
-def takes(transaction: Transaction, producer_id: int) -> bool:
-    """Whether the decided transaction commits what this producer id wrote."""
-    return transaction.state in COMMITS and producer_id in transaction.taken
-
-
 def _writers(transaction: Transaction) -> set[int]:
     return {transaction.producer_id, *transaction.branches} - {-1}
 

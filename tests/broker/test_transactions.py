@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
+from spark_stream.consistency.entries import ENTRY_SIZE
 from spark_stream.errors import (
     ForeignBranch,
     InvalidTransaction,
@@ -446,3 +447,84 @@ def test_a_batch_whose_broker_died_around_it_is_there_once_after_a_retry(
             assert (ack["offset"], ack["duplicate"]) == (0, point == "appended")
             owner.commit()
             assert seen(flight, "t", COMMITTED) == [1, 2]
+
+
+@pytest.mark.parametrize("decision", ["commit", "abort"])
+@pytest.mark.parametrize("moved_on", [False, True])
+def test_a_marker_that_a_power_cut_took_is_written_again(
+    broker: BrokerProcess, decision: str, moved_on: bool
+):
+    """The record is forced to the disk, and the log is not: its end may be missing."""
+    with broker.connect() as log:
+        log.create_topic("t", 2, schema=NUMBERS)
+    with broker.flight() as flight:
+        owner = Owner(flight).begin()
+        owner.put("t", 1, 2)
+        owner.commit() if decision == "commit" else owner.abort()
+        if moved_on:
+            owner.begin().put("t", 9, 1, partition=1)
+            owner.commit()
+    broker.kill()
+    (entries,) = (broker.directory / "topics").glob("t/*/0/*.entries")
+    os.truncate(entries, entries.stat().st_size - ENTRY_SIZE)
+    broker.restart()
+    assert "the marker of transaction" in broker.said()
+    with broker.flight() as flight:
+        whole = decision == "commit" and not moved_on
+        assert bounds(flight, "t") == (2, 2, 2)
+        assert seen(flight, "t", COMMITTED) == ([1, 2] if whole else [])
+        owner.flight = flight
+        owner.begin().put("t", 3, 1)
+        owner.commit()
+        assert seen(flight, "t", COMMITTED)[-1] == 3
+
+
+def test_a_partition_that_cannot_be_marked_is_complained_of_once(broker: BrokerProcess):
+    with broker.connect() as log:
+        log.create_topic("t", 2, schema=NUMBERS)
+    with broker.flight() as flight:
+        owner = Owner(flight, timeout_ms=1_000).begin()
+        owner.put("t", 1, 1, partition=0)
+        owner.put("t", 2, 1, partition=1)
+    broker.kill()
+    (entries,) = (broker.directory / "topics").glob("t/*/0/*.entries")
+    entries.unlink()
+    broker.restart()
+    with broker.flight() as flight:
+        owner.flight = flight
+        eventually(lambda: bounds(flight, "t", 1) == (1, 1, 1))
+        other = Owner(flight, timeout_ms=1_000).begin()
+        eventually(lambda: other.described()["state"] == "aborted")  # so it has looked again
+        assert owner.described()["state"] == "aborting"
+    lines = [line for line in broker.said().splitlines() if repr(owner.name) in line]
+    assert len([line for line in lines if "DAMAGED_SEGMENT" in line]) == 1
+    assert "Traceback" not in broker.said()
+
+
+def test_a_batch_on_its_way_lands_nowhere_after_the_decision(flight, t):
+    """Every partition is closed to the transaction before any has its marker."""
+    owner = Owner(flight).begin()
+    owner.put(t, 1, 1)
+    owner.put(t, 2, 1, partition=1)
+    owner.commit()
+    stream = Appender(flight, t, owner.name)
+    for partition in (0, 1):
+        late = stream.refused(
+            3,
+            1,
+            owner.producer,
+            1,
+            epoch=owner.epoch,
+            transaction=owner.number,
+            partition=partition,
+        )
+        assert isinstance(late, InvalidTransaction)
+    assert seen(flight, t, "read_uncommitted") == [1]
+
+
+def test_offsets_that_are_none_are_refused_in_a_cut(flight, t):
+    for wrong in ({"lower": {"0": -7}}, {"upper": {"0": 1 << 63}}, {"upper": {"-1": 3}}):
+        error = refused(
+            lambda wrong=wrong: act(flight, "atomic-cut", topics=[{"topic": t, **wrong}])
+        )
+        assert error.code == "INVALID_REQUEST"
