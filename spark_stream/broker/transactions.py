@@ -159,7 +159,7 @@ class TransactionDesk:
 
         Raises:
             ProducerFenced, TransactionAborted, UnknownTransaction, ForeignBranch,
-            InvalidTransaction: nothing of it is visible.
+            InvalidTransaction: this call decided nothing.
             DiskFull, StorageFailure: it is decided; repeat the call, or the next sweep finishes it.
         """
         chosen, moves = tuple(taken), tuple(positions)

@@ -31,7 +31,7 @@ from spark_stream.client.topics import TopicsClient, level
 from spark_stream.client.transactions import TransactionsClient
 from spark_stream.client.values import Record
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.errors import InvalidOption, SchemaMismatch
+from spark_stream.errors import InvalidOption, InvalidTransaction, SchemaMismatch
 from spark_stream.wire.messages import INT64_MAX, ConsumerPosition, Empty, NamedConsumer, Status
 from spark_stream.wire.schemas import is_default
 
@@ -87,8 +87,8 @@ class Consumer(Closing):
             self._position.update({(topic, number): at for number, at in found.items()})
         if start == "latest" and self._atomic:
             self._position = cut_of(self._transactions, self._ids)
-        if name is not None:
-            self._position.update(self._remembered(name))
+        self._began = {} if name is None else self._remembered(name)
+        self._position.update(self._began)
         self._feed: Feed | None = None
         self._seeks = 0
         self._closed = threading.Event()
@@ -144,6 +144,7 @@ class Consumer(Closing):
             InvalidOption: the consumer has no name.
         """
         self._transactions.commit_position(self.places(self._connection))
+        self.moved(self._position)
 
     def places(self, connection: Connection) -> list[ConsumerPosition]:
         """The position as it is stored, by whoever writes through this connection.
@@ -171,6 +172,23 @@ class Consumer(Closing):
             )
             for (topic, number), offset in self._position.items()
         ]
+
+    def check_start(self) -> None:
+        """InvalidTransaction if the stored position has moved since this consumer began there.
+
+        Whoever owns the transactional id that moves it asks once: nobody else can move it then.
+        """
+        if self._name is not None and self._remembered(self._name) != self._began:
+            raise InvalidTransaction(
+                f"consumer {self._name!r} has moved since this one began: an earlier owner of the"
+                " transactional id has committed its position meanwhile",
+                hint="Make the producer first, which ends what others have under way; then the"
+                " consumer.",
+            )
+
+    def moved(self, position: Mapping[Key, int]) -> None:
+        """This position of the consumer is stored now."""
+        self._began = dict(position)
 
     def seek(self, position: Mapping[Key, int]) -> None:
         """Goes on from these offsets; partitions that are not named stay where they are."""

@@ -27,7 +27,6 @@ from spark_stream.client.producer import Producer, author_of, check_setting
 from spark_stream.client.topics import TopicsClient
 from spark_stream.client.values import Branch, Written
 from spark_stream.errors import (
-    InternalError,
     InvalidOption,
     InvalidTransaction,
     IsologError,
@@ -44,6 +43,8 @@ T = TypeVar("T")
 
 TRANSACTION_TIMEOUT_MS: Final = 60_000
 _ID_LENGTH_MAX: Final = 255
+# What tells that a transaction is over; any other error leaves it as it is.
+_DECIDED: Final = (TransactionAborted, InvalidTransaction, UnknownTransaction)
 
 
 class TransactionalProducer(Producer):
@@ -51,7 +52,8 @@ class TransactionalProducer(Producer):
 
     Making one takes the id over: a producer that had it is fenced, its open transaction aborted.
     ``transaction_timeout_ms``: a transaction that is open for longer is aborted by the broker. The
-    other settings are those of :class:`Producer`.
+    other settings are those of :class:`Producer`. Writes may come from any thread, but whoever ends
+    a transaction sees to it that none is under way: one that is may land in the next.
 
     Raises:
         InvalidOption: a setting, or the id, is none.
@@ -81,7 +83,10 @@ class TransactionalProducer(Producer):
         self._deciding = threading.RLock()
         self._branch: Branch | None = None
         self._aborting = False
-        self._fenced: ProducerFenced | None = None
+        self._committing = False
+        self._fenced: IsologError | None = None
+        self._compared: set[Consumer] = set()
+        self._moving: dict[Consumer, dict[tuple[str, int], int]] = {}
         self._positions: dict[tuple[str, str, int], ConsumerPosition] = {}
         self._timeout_ms = transaction_timeout_ms
         try:
@@ -107,7 +112,7 @@ class TransactionalProducer(Producer):
         Raises:
             InvalidTransaction, ProducerFenced: none is open; the id was taken over.
         """
-        self._opened("a write")
+        self._writable("a write")
         return super().send(
             topic, value, key=key, headers=headers, partition=partition, timestamp=timestamp
         )
@@ -120,7 +125,7 @@ class TransactionalProducer(Producer):
         Raises:
             InvalidTransaction, ProducerFenced: none is open; the id was taken over.
         """
-        self._opened("a write")
+        self._writable("a write")
         return super().append(topic, batch, partition)
 
     # -- transactions ---------------------------------------------------------------------------
@@ -152,6 +157,7 @@ class TransactionalProducer(Producer):
             begun = self._asked(self._begun)
             self._sender.buffer.forget_failures()
             self._positions.clear()
+            self._moving.clear()
             self._aborting = False
             self._branch = Branch(
                 self._transactional_id, begun.number, begun.producer_id, begun.epoch
@@ -166,17 +172,20 @@ class TransactionalProducer(Producer):
         Raises:
             TransactionAborted: a write failed (it is the error's cause), the time was over, or an
                 operator aborted it. Nothing of it is visible; another transaction can begin.
-            ProducerFenced: another producer has taken the id over; nothing of it is visible.
+            ProducerFenced: another producer has taken the id over; nothing of it is visible, unless an
+                earlier call of this commit got no answer: then its records tell.
             InvalidTransaction: none is open.
             BrokerUnavailable, RequestTimeout: nobody says what became of it: commit again.
         """
         with self._deciding:
             branch = self._opened("a commit")
-            failure = self._settled()
-            if failure is not None or self._aborting:
-                refusal = self._refusal(failure)
-                self._give_up(branch)
-                raise refusal from failure
+            if not self._committing:
+                failure = self._settled()
+                if failure is not None or self._aborting:
+                    refusal = self._refusal(failure)
+                    self._give_up(branch)
+                    raise (self._fenced or refusal).again() from failure
+                self._committing = True  # from here on the broker alone knows what it is
             self._asked(
                 lambda: self._transactions.commit(
                     self._transactional_id,
@@ -186,6 +195,8 @@ class TransactionalProducer(Producer):
                     positions=self._positions.values(),
                 )
             )
+            for consumer, position in self._moving.items():
+                consumer.moved(position)
             self._over(branch)
 
     def abort_transaction(self) -> None:
@@ -204,11 +215,18 @@ class TransactionalProducer(Producer):
 
         Raises:
             InvalidOption: the consumer has no name, or is of another log.
-            InvalidTransaction, ProducerFenced: none is open; the id was taken over.
+            InvalidTransaction: none is open; or the consumer began where an earlier owner of the id
+                was before it committed once more: make the producer first, then the consumer.
+            ProducerFenced: the id was taken over.
         """
         with self._deciding:
-            self._opened("a position")
-            for place in consumer.places(self._connection):
+            self._writable("a position")
+            places = consumer.places(self._connection)
+            if consumer not in self._compared:
+                consumer.check_start()
+                self._compared.add(consumer)
+            self._moving[consumer] = consumer.position()
+            for place in places:
                 self._positions[place.consumer, place.topic, place.partition] = place
 
     def close(self) -> None:
@@ -230,7 +248,7 @@ class TransactionalProducer(Producer):
         if self._fenced is None and isinstance(self._sender.buffer.first_failure, ProducerFenced):
             self._fenced = self._sender.buffer.first_failure
         if self._fenced is not None:
-            raise self._fenced
+            raise self._fenced.again()
 
     def _opened(self, asked: str) -> Branch:
         """The open transaction, which ``asked`` needs."""
@@ -241,6 +259,14 @@ class TransactionalProducer(Producer):
                 hint="Call begin_transaction() first, or use `with producer.transaction()`.",
             )
         return self._branch
+
+    def _writable(self, asked: str) -> None:
+        self._opened(asked)
+        if self._committing:
+            raise InvalidTransaction(
+                f"{asked}: {self._named()} was asked to commit, and nobody has answered",
+                hint="Call commit_transaction() again: it tells what became of it.",
+            )
 
     def _take_over(self) -> None:
         self._transactions.init(self._transactional_id, self._instance, self._timeout_ms)
@@ -270,17 +296,18 @@ class TransactionalProducer(Producer):
             self._fenced = error
             self._branch = None
             raise
-        except IsologError as error:
-            undecided = error.retriable or isinstance(error, InternalError)
-            if not undecided and self._branch is not None:
+        except _DECIDED:
+            if self._branch is not None:
                 self._over(self._branch)
             raise
 
     def _over(self, branch: Branch) -> None:
         self._last = branch.number
         self._branch = None
+        self._committing = self._aborting = False
         self._sender.buffer.forget_failures()
         self._positions.clear()
+        self._moving.clear()
 
     def _abort(self, branch: Branch) -> None:
         self._aborting = True

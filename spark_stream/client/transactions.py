@@ -90,7 +90,7 @@ class TransactionsClient:
 
         Raises:
             TransactionAborted, ProducerFenced, UnknownTransaction, ForeignBranch,
-            InvalidTransaction: nothing of it is visible.
+            InvalidTransaction: this call decided nothing.
         """
         asked = CommitTransaction(
             transactional_id=transactional_id,

@@ -206,3 +206,27 @@ def test_a_copy_that_is_killed_again_and_again_copies_every_record_once(tmp_path
     for partition in range(2):
         mine = [int(each.value) for each in found if each.partition == partition]
         assert mine == list(range(300))
+
+
+def test_a_consumer_that_began_before_an_earlier_owner_committed_is_refused(log, topic, name):
+    """Else both copies would write what lies between: the second read its place too early."""
+    fill(log, topic, 5)
+    log.create_topic(f"{topic}-copy")
+    first = log.producer(transactional_id=name)
+    with log.consumer(topic, name=name) as early, log.consumer(topic, name=name) as late:
+        with first.transaction():
+            for record in early.records(until="latest"):
+                first.send(f"{topic}-copy", record.value)
+            first.commit_position(early)
+        with log.producer(transactional_id=name) as second:
+            second.begin_transaction()
+            with pytest.raises(InvalidTransaction, match="has moved since"):
+                second.commit_position(late)
+            second.abort_transaction()
+            with (
+                second.transaction()
+            ):  # its own moves, and those of the same consumer, are no matter
+                second.commit_position(early)
+            with second.transaction():
+                second.commit_position(early)
+    first.close()

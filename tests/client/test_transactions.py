@@ -12,6 +12,7 @@ import spark_stream as isolog
 from spark_stream.client.transactional import TransactionalProducer
 from spark_stream.errors import (
     InvalidOption,
+    InvalidRequest,
     InvalidTransaction,
     IsologError,
     ProducerFenced,
@@ -21,6 +22,7 @@ from spark_stream.errors import (
     UnknownTransaction,
 )
 from tests.client.proxy import Proxy
+from tests.faults import FaultyBroker
 from tests.support import BrokerProcess, eventually, values
 
 
@@ -422,6 +424,77 @@ def test_a_commit_that_nobody_answers_can_be_asked_again(broker):
             with producer.transaction():
                 producer.append("t", values("1"))
         assert found(log, "t") == [0, 1]
+
+
+def test_after_a_commit_that_nobody_answered_nothing_more_is_written(broker):
+    with broker.connect(timeout=1) as log:
+        log.create_topic("t")
+        with log.producer(transactional_id="loader") as producer:
+            producer.begin_transaction()
+            producer.append("t", values("0")).result(20)
+            broker.kill()
+            with pytest.raises(IsologError):
+                producer.commit_transaction()
+            for write in (producer.append, producer.send):
+                with pytest.raises(InvalidTransaction, match="asked to commit"):
+                    write("t", values("1") if write == producer.append else b"1")
+            broker.restart()
+            producer.commit_transaction()
+        assert found(log, "t") == [0]
+
+
+def test_what_is_committed_is_never_said_to_be_aborted(tmp_path):
+    """The commit is decided, its answer lost, and so is that of an abort after it."""
+    with FaultyBroker(tmp_path / "log", "finished") as broker, broker.connect(timeout=1) as log:
+        log.create_topic("t")
+        with log.producer(transactional_id="loader") as producer:
+            for end in ("commit again", "abort again"):
+                producer.begin_transaction()
+                producer.append("t", values("0")).result(20)
+                broker.arm()
+                with pytest.raises(IsologError) as caught:
+                    producer.commit_transaction()
+                assert caught.value.retriable
+                with pytest.raises(IsologError) as caught:
+                    producer.abort_transaction()
+                assert caught.value.retriable
+                broker.restart()
+                if end == "commit again":
+                    producer.commit_transaction()
+                    continue
+                with pytest.raises(InvalidTransaction, match="is committed"):
+                    producer.abort_transaction()
+            with producer.transaction():
+                producer.append("t", values("1"))
+        assert found(log, "t") == [0, 0, 1]
+
+
+def test_an_error_that_decides_nothing_leaves_the_transaction_open(log, topic, producer):
+    log.create_topic(topic)
+    producer.begin_transaction()
+    producer.append(topic, values("0")).result(20)
+    real = producer._transactions.commit
+    producer._transactions.commit = lambda *_, **__: producer._transactions.init("", "i", 1)
+    with pytest.raises(InvalidRequest):
+        producer.commit_transaction()
+    producer._transactions.commit = real
+    producer.abort_transaction()
+    with producer.transaction():
+        producer.append(topic, values("1"))
+    assert found(log, topic) == [1]
+
+
+def test_a_fenced_producer_is_told_so_even_if_its_successor_has_begun(log, topic, identity):
+    log.create_topic(topic)
+    old = log.producer(transactional_id=identity)
+    old.begin_transaction()
+    with log.producer(transactional_id=identity) as new, new.transaction():
+        old.append(topic, values("0"))
+        with pytest.raises(ProducerFenced):
+            old.commit_transaction()
+        with pytest.raises(ProducerFenced):
+            old.begin_transaction()
+    old.close()
 
 
 def test_an_exception_while_nobody_answers_is_the_one_to_see(broker, caplog):
