@@ -24,7 +24,7 @@ from spark_stream.consistency.atomic import Spans, SpansSnapshot, greatest_cut
 from spark_stream.consistency.entries import Kind
 from spark_stream.consistency.ids import NO_TRANSACTION, LeaderEpoch, Offset
 from spark_stream.consistency.isolation import Bounds, Isolation, upper_bound
-from spark_stream.consistency.producers import Duplicate, Refused, Stamp
+from spark_stream.consistency.producers import NOBODY, Duplicate, Refused, Stamp
 from spark_stream.consistency.undecided import Undecided, open_parts
 from spark_stream.errors import BrokerStopping, IsologError, UnknownTopic
 from spark_stream.storage.log import PartitionLog, Prepared
@@ -140,10 +140,9 @@ class Partition:
             if self._closed is not None:
                 raise self._closed.again()
             done = self._appended(prepared, stamp, now)
-        error = None
-        if verdict.flaw is not None:
-            error = refusal(verdict.flaw, kept, done.offset, record_bytes_max)
-        return replace(done, refused=error)
+        if verdict.flaw is None:
+            return done
+        return replace(done, refused=refusal(verdict.flaw, kept, done.offset, record_bytes_max))
 
     def _appended(self, prepared: Prepared | None, stamp: Stamp | None, now: int) -> Appended:
         """Judges and appends; the caller holds the lock. None: a message with no good record."""
@@ -161,7 +160,7 @@ class Partition:
                     return Appended(end, 0)
                 raise of_stamp(self, stamp, verdict)
         if prepared is not None:
-            self.log.append(prepared, self._state.leader_epoch, now, stamp)
+            self.log.append(prepared, self._state.leader_epoch, now, stamp or NOBODY)
         if stamp is not None:
             self._producers[stamp.producer_id] = producers.appended(
                 self._producers.get(stamp.producer_id), stamp, end, records, now

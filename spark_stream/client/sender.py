@@ -38,6 +38,9 @@ from spark_stream.errors import (
 from spark_stream.wire.messages import AppendTo
 
 _TICK_S: Final = 0.25
+# A batch counts as this part of the buffer at least: who appends tiny ones in a loop then waits
+# for acknowledgements rather than pile up more than can be sent before their time is over.
+_LEAST_PART: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +137,7 @@ class Sender:
             BufferFull, InvalidRequest: no room in time; closed.
         """
         with self._lock:
-            self.buffer.reserve(sum(rows.nbytes for _, rows, _ in parts), len(parts))
+            self.buffer.reserve(sum(self._room(rows) for _, rows, _ in parts), len(parts))
         whole = Gathering(known.name, len(parts))
         with self._order:
             self._send_waiting(known.name)
@@ -295,6 +298,10 @@ class Sender:
                 self._deliveries[known.id] = found
             return found
 
+    def _room(self, batch: pa.RecordBatch) -> int:
+        """Bytes of the buffer that an appended batch takes."""
+        return max(batch.nbytes, self._settings.buffer_bytes // _LEAST_PART)
+
     def _enter_part(
         self,
         delivery: Delivery,
@@ -303,7 +310,7 @@ class Sender:
         first: int,
         whole: Gathering,
     ) -> None:
-        size, rows, topic = batch.nbytes, batch.num_rows, delivery.topic.name
+        size, rows, topic = self._room(batch), batch.num_rows, delivery.topic.name
 
         def settle(offset: int, error: IsologError | None) -> None:
             if error is not None:

@@ -172,8 +172,8 @@ class TransactionalProducer(Producer):
         Raises:
             TransactionAborted: a write failed (it is the error's cause), the time was over, or an
                 operator aborted it. Nothing of it is visible; another transaction can begin.
-            ProducerFenced: another producer has taken the id over; nothing of it is visible, unless an
-                earlier call of this commit got no answer: then its records tell.
+            ProducerFenced: another producer has taken the id over. Nothing of it is visible, unless
+                an earlier call of this commit got no answer: then its records tell.
             InvalidTransaction: none is open.
             BrokerUnavailable, RequestTimeout: nobody says what became of it: commit again.
         """

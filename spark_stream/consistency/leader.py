@@ -85,7 +85,7 @@ def replicated(state: LeaderState, upto: Position) -> LeaderState:
 
 def undecided_from(state: LeaderState, offset: Offset | None) -> LeaderState:
     """The earliest undecided transaction starts at ``offset`` (None: there is no such)."""
-    return replace(state, first_undecided=offset)
+    return state if state.first_undecided == offset else replace(state, first_undecided=offset)
 
 
 def evicted(state: LeaderState, log_start: Position) -> LeaderState:

@@ -27,7 +27,13 @@ from typing import Final
 import numpy as np
 
 from spark_stream.consistency.entries import Kind, Table
-from spark_stream.consistency.ids import NO_TRANSACTION, Offset
+from spark_stream.consistency.ids import (
+    NO_PRODUCER,
+    NO_PRODUCER_EPOCH,
+    NO_SEQUENCE,
+    NO_TRANSACTION,
+    Offset,
+)
 
 WINDOW: Final = 5
 ENDED_AGE: Final = 300 * 1_000_000  # microseconds
@@ -43,6 +49,9 @@ class Stamp:
     epoch: int
     sequence: int
     transaction: int = NO_TRANSACTION
+
+
+NOBODY: Final = Stamp(NO_PRODUCER, NO_PRODUCER_EPOCH, NO_SEQUENCE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,8 @@ class Undecided:
 
     def first(self) -> Offset | None:
         """The first offset that is not stable; None: all are."""
+        if not self._open and not self._ended:
+            return None
         firsts = [first for _, first in self._ended.values()]
         earliest = next(iter(self._open.values()), None)
         if earliest is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Final
@@ -26,7 +26,7 @@ from spark_stream.consistency.entries import (
 )
 from spark_stream.consistency.ids import NO_TRANSACTION, EntryIndex, LeaderEpoch, Offset
 from spark_stream.consistency.leader import Position
-from spark_stream.consistency.producers import Stamp
+from spark_stream.consistency.producers import NOBODY, Stamp
 from spark_stream.storage.codec import Codec, crc32c
 from spark_stream.storage.disk import Disk, OsDisk
 from spark_stream.storage.reading import Budget, Chunk, read_segment
@@ -181,7 +181,7 @@ class PartitionLog:
     # -- writing --------------------------------------------------------------------------------
 
     def append(
-        self, batch: Prepared, leader_epoch: LeaderEpoch, now: int, stamp: Stamp | None = None
+        self, batch: Prepared, leader_epoch: LeaderEpoch, now: int, stamp: Stamp = NOBODY
     ) -> Offset:
         """Appends one batch and returns the offset of its first record; ``stamp``: who wrote it.
 
@@ -198,17 +198,13 @@ class PartitionLog:
             count=batch.records,
             leader_epoch=leader_epoch,
             data_crc=batch.crc,
+            producer_id=stamp.producer_id,
+            producer_epoch=stamp.epoch,
+            base_sequence=stamp.sequence,
+            transaction=stamp.transaction,
         )
-        if stamp is not None:
-            entry = replace(
-                entry,
-                producer_id=stamp.producer_id,
-                producer_epoch=stamp.epoch,
-                base_sequence=stamp.sequence,
-                transaction=stamp.transaction,
-            )
         self._active.append(entry, batch.message, forced=self._forced)
-        if stamp is not None and stamp.transaction != NO_TRANSACTION:
+        if stamp.transaction != NO_TRANSACTION:
             key = (stamp.transaction, stamp.producer_id)
             self._open.setdefault(key, int(end.entry))
         return end.offset
