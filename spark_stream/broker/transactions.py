@@ -50,6 +50,7 @@ class TransactionDesk:
 
     def __init__(self, store: MetadataStore, host: Host) -> None:
         self._host = host
+        self._done: dict[str, int] = {}  # finished, and not on record yet: id → number
         self._complaints: dict[str, str] = {}
         self._rest_until = 0.0
         self._records = TransactionRecords(store)
@@ -163,19 +164,17 @@ class TransactionDesk:
             DiskFull, StorageFailure: it is decided; repeat the call, or the next sweep finishes it.
         """
         chosen, moves = tuple(taken), tuple(positions)
-        self._force(transactional_id, number)
-        return self._decided(
-            transactional_id,
-            lambda found: rules.commit(found, instance, number, chosen, batch, moves),
-            number,
-            f"a commit of {sorted(chosen)}",
-        )
 
-    def _force(self, transactional_id: str, number: int) -> None:
+        def rule(found: Transaction) -> Outcome:
+            outcome = rules.commit(found, instance, number, chosen, batch, moves)
+            if found.state is State.OPEN and isinstance(outcome, Transaction):
+                self._force(found)
+            return outcome
+
+        return self._decided(transactional_id, rule, number, f"a commit of {sorted(chosen)}")
+
+    def _force(self, found: Transaction) -> None:
         """The decision is on the disk once it is made: so what it is about goes there first."""
-        found = self._records.get(transactional_id)
-        if found is None or (found.number, found.state) != (number, State.OPEN):
-            return
         for joined in found.partitions:
             with contextlib.suppress(UnknownTopic):
                 hosted = self._host.topic(joined.topic, joined.topic_id)
@@ -207,14 +206,14 @@ class TransactionDesk:
 
     def all(self) -> list[Transaction]:
         """Every transactional id's record, by id."""
-        return self._records.all()
+        return [self._settled(record) for record in self._records.all()]
 
     def get(self, transactional_id: str) -> Transaction:
         """One of them, or UnknownTransaction."""
         found = self._records.get(transactional_id)
         if found is None:
             raise UnknownTransaction(f"there is no transactional id {transactional_id!r}")
-        return found
+        return self._settled(found)
 
     def kill(self, transactional_id: str, number: int | None) -> Transaction:
         """Aborts an open transaction (``number``: that one and no later), whoever owns it.
@@ -300,7 +299,7 @@ class TransactionDesk:
         now = now_ms()
         name = record.transactional_id
         if record.state in rules.DECIDED:
-            self._finished(record)
+            self._recorded(self._finished(record))
         elif record.state is State.OPEN and now > record.deadline_ms:
             outcome = self._records.change(name, lambda found: rules.expire(found, now_ms()))
             if isinstance(outcome, Transaction):
@@ -310,7 +309,7 @@ class TransactionDesk:
                     name,
                     outcome.timeout_ms,
                 )
-                self._finished(outcome)
+                self._recorded(self._finished(outcome))
         elif record.state is not State.OPEN:
             self._forgotten(record, now - record.deadline_ms)
 
@@ -338,7 +337,9 @@ class TransactionDesk:
     def _changed(self, transactional_id: str, rule: Callable[[Transaction], Outcome]) -> Outcome:
         """As the records' ``change``, after what has to be finished first."""
         while True:
-            outcome = self._records.change(transactional_id, rule)
+            outcome = self._records.change(
+                transactional_id, lambda found: rule(self._settled(found))
+            )
             if not (isinstance(outcome, Denied) and outcome.why is Denial.PENDING):
                 return outcome
             self._finished(outcome.transaction)
@@ -379,10 +380,26 @@ class TransactionDesk:
             self._consumers.store(
                 list(decided.positions), lambda: self._still(decided, State.COMMITTING)
             )
+            return self._recorded(decided)
+        # Putting that on record can wait for its next change, or the next sweep: a broker that dies
+        # before that finishes it once more, and finds every marker there.
+        self._done[decided.transactional_id] = decided.number
+        return self._settled(decided)
+
+    def _recorded(self, decided: Transaction) -> Transaction:
         outcome = self._records.change(
             decided.transactional_id, lambda found: rules.finish(found, decided.number)
         )
+        if self._done.get(decided.transactional_id) == decided.number:
+            del self._done[decided.transactional_id]
         return outcome if isinstance(outcome, Transaction) else outcome.transaction
+
+    def _settled(self, found: Transaction) -> Transaction:
+        """The record, finished if it is so and only not on record yet."""
+        if self._done.get(found.transactional_id) != found.number:
+            return found
+        outcome = rules.finish(found, found.number)
+        return outcome if isinstance(outcome, Transaction) else found
 
     def _still(self, decided: Transaction, state: State) -> bool:
         found = self._records.get(decided.transactional_id)

@@ -300,7 +300,7 @@ class Sender:
 
     def _room(self, batch: pa.RecordBatch) -> int:
         """Bytes of the buffer that an appended batch takes."""
-        return max(batch.nbytes, self._settings.buffer_bytes // _LEAST_PART)
+        return max(int(batch.nbytes), self._settings.buffer_bytes // _LEAST_PART)
 
     def _enter_part(
         self,
