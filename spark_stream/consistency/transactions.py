@@ -27,9 +27,10 @@ Invariants:
   answer; the opposite one is denied;
 * the next transaction begins after the one before is finished everywhere.
 
-Order of steps: the decision, then the markers, then the consumers' positions, then FINISH (which may
-come later than the answer). A crash between any two leaves a decided record, which is finished again from its first step: markers of a
-transaction that is not open in a partition are not written twice.
+Order of steps: the decision, then the markers, then the consumers' positions, then FINISH (which
+may come later than the answer). A crash between any two leaves a decided record, which is finished
+again from its first step: markers of a transaction that is not open in a partition are not written
+twice.
 
 Source: Kafka's TransactionCoordinator; KIP-890 (an epoch a transaction); KIP-360.
 """
