@@ -37,7 +37,7 @@ class Writer:
     def run(self, log: isolog.Log, stop: threading.Event) -> None:
         chance = random.Random(self.seed)
         try:
-            with log.producer(timeout_ms=2_000, buffer_bytes=1 << 20) as producer:
+            with log.producer(timeout_ms=700, buffer_bytes=1 << 20) as producer:
                 while not stop.is_set():
                     count = chance.choice([1, 3, 100, 5_000])
                     numbers = pa.array(range(self.next, self.next + count), pa.int64())
@@ -62,7 +62,7 @@ class Sender:
 
     def run(self, log: isolog.Log, stop: threading.Event) -> None:
         try:
-            with log.producer(timeout_ms=2_000) as producer:
+            with log.producer(timeout_ms=700) as producer:
                 while not stop.is_set():
                     for _ in range(50):
                         if stop.is_set():
