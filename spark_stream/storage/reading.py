@@ -106,6 +106,7 @@ class Visible:
     def runs(self) -> Iterator[tuple[int, int]]:
         """Ranges of neighbours that are read in one go."""
         ends = self.starts + self.lengths
+        sizes = np.cumsum(self.lengths)  # what lies between is passed over, and does not count
         large = self.lengths >= _ALONE_BYTES_MIN
         parted = large[1:] | large[:-1] | (self.starts[1:] - ends[:-1] >= _SKIPPED_BYTES_MIN)
         edges = np.flatnonzero(parted) + 1
@@ -113,8 +114,8 @@ class Visible:
         while low < count:
             edge = int(np.searchsorted(edges, low, side="right"))
             high = int(edges[edge]) if edge < len(edges) else count
-            limit = int(self.starts[low]) + RUN_BYTES_MAX
-            high = min(high, max(low + 1, int(np.searchsorted(ends, limit, side="right"))))
+            limit = int(sizes[low] - self.lengths[low]) + RUN_BYTES_MAX
+            high = min(high, max(low + 1, int(np.searchsorted(sizes, limit, side="right"))))
             yield low, high
             low = high
 

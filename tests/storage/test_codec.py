@@ -76,14 +76,15 @@ def test_entries_in_another_order_are_intact_and_swapped_checksums_are_not():
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(1, 5)), min_size=1, max_size=30))
-def test_gathered_are_the_wanted_messages_and_nothing_else(spaced):
-    """``spaced``: the unwanted units of 8 bytes before each message, and its own."""
+@pytest.mark.parametrize("unit", [8, 8 * 200], ids=["small", "large"])
+def test_gathered_are_the_wanted_messages_and_nothing_else(unit, spaced):
+    """``spaced``: the unwanted units of bytes before each message, and its own."""
     starts, lengths, at = [], [], 0
     for gap, length in spaced:
-        at += 8 * gap if starts else 0
+        at += unit * gap if starts else 0
         starts.append(at)
-        lengths.append(8 * length)
-        at += 8 * length
+        lengths.append(unit * length)
+        at += unit * length
     data = np.random.Generator(np.random.PCG64(at)).bytes(at)
     found = gathered(pa.py_buffer(data), np.array(starts), np.array(lengths))
     pieces = [data[start : start + size] for start, size in zip(starts, lengths, strict=True)]
