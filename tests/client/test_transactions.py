@@ -287,13 +287,13 @@ def test_an_instance_that_was_fenced_between_transactions_writes_nothing(log, to
 
 def test_a_timeout_aborts_and_the_owner_is_told(log, topic, identity):
     log.create_topic(topic)
-    with log.producer(transactional_id=identity, transaction_timeout_ms=200) as producer:
+    with log.producer(transactional_id=identity, transaction_timeout_ms=2_000) as producer:
         producer.begin_transaction()
         producer.append(topic, values("0")).result(20)
         eventually(lambda: log.describe_transaction(identity).state == "aborted")
         late = producer.append(topic, values("1"))
         assert isinstance(late.exception(20), TransactionAborted)
-        with pytest.raises(TransactionAborted, match="timeout of 200 ms"):
+        with pytest.raises(TransactionAborted, match="timeout of 2000 ms"):
             producer.commit_transaction()
         assert log.describe(topic).partitions[0].last_stable_offset == 1
         with producer.transaction():
