@@ -12,6 +12,7 @@ import pytest
 
 import spark_stream as isolog
 from spark_stream.errors import UnknownTopic
+from spark_stream.wire.limits import CONTROL_BYTES_MAX
 from spark_stream.wire.schemas import DEFAULT_SCHEMA
 from tests.support import CALL, NUMBERS, act, answers, fetched, numbers, ticket, typed
 
@@ -156,7 +157,7 @@ def test_a_body_that_is_no_object(flight, body):
 
 
 def test_a_body_above_the_limit(flight, hundred):
-    padded = json.dumps({"topic": hundred, "partition": 0}).encode() + b" " * (1 << 20)
+    padded = json.dumps({"topic": hundred, "partition": 0}).encode() + b" " * CONTROL_BYTES_MAX
     assert code_of(lambda: list(answers(flight, fl.Ticket(padded)))) == "INVALID_REQUEST"
 
 
