@@ -88,30 +88,30 @@ def first_broken_batch(table: Table, data: pa.Buffer, offset_in_file: int = 0) -
     return len(table)
 
 
-# Messages that are as large on average are copied faster one by one.
-_LARGE_BYTES_MIN: Final = 1 << 10
+# Where messages are as far from each other on average, they are taken one by one.
+_FAR_BYTES_MIN: Final = 1 << 10
 
 
-def gathered(data: pa.Buffer, starts: np.ndarray, lengths: np.ndarray) -> pa.Buffer:
-    """The messages at these places of ``data``, one behind the other; copied if others lie between.
+def gathered(data: pa.Buffer, starts: np.ndarray, lengths: np.ndarray) -> list[memoryview]:
+    """The messages at these places of ``data``, in parts: to be read one behind the other.
 
-    The first of them is at the start of ``data``, the last one at its end. All messages are padded
-    to 8 bytes: that is the unit in which small ones are picked, with no loop over them.
+    The first of them is at the start of ``data``, the last one at its end. Nothing is copied where
+    they are neighbours or far apart. All messages are padded to 8 bytes: that is the unit in which
+    small ones are picked, with no loop over them.
     """
+    view = memoryview(data)
     gaps = starts[1:] - starts[:-1] - lengths[:-1]
     if not gaps.any():
-        return data
-    if lengths.sum() >= _LARGE_BYTES_MIN * len(lengths):
-        view = memoryview(data)
-        ends = (starts + lengths).tolist()
-        places = zip(starts.tolist(), ends, strict=True)
-        return pa.py_buffer(b"".join([view[start:end] for start, end in places]))
+        return [view]
+    if data.size >= _FAR_BYTES_MIN * len(starts):
+        places = zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
+        return [view[start:end] for start, end in places]
     wanted = np.ones(2 * len(starts) - 1, np.bool_)
     wanted[1::2] = False
     words = np.empty(len(wanted), np.int64)
     words[::2] = lengths // _UNIT
     words[1::2] = gaps // _UNIT
-    return pa.py_buffer(np.frombuffer(data, np.uint64)[np.repeat(wanted, words)])
+    return [np.frombuffer(data, np.uint64)[np.repeat(wanted, words)].data]
 
 
 @dataclass(frozen=True)
@@ -144,20 +144,22 @@ class Codec:
         return written.slice(_schema_length(written))
 
     def decode(
-        self, messages: pa.Buffer, entries: int, columns: Sequence[str] | None
+        self, messages: Sequence[memoryview], entries: int, columns: Sequence[str] | None
     ) -> tuple[pa.RecordBatch, int]:
-        """One batch from ``entries`` neighbouring messages, and from how many of them it is.
+        """One batch from ``entries`` messages, and from how many of them it is.
 
-        A single uncompressed message is decoded in place: the batch is a view of ``messages``. Of
-        compressed messages only so many are taken that the batch stays small in memory.
+        ``messages`` are their bytes, in any parts. A single uncompressed message is decoded in
+        place: the batch is a view of it. Of compressed messages only so many are taken that the
+        batch stays small in memory.
         """
         if entries == 1 and self.compression is Compression.NONE:
-            batch = pa.ipc.read_record_batch(messages, self.schema)
+            (message,) = messages
+            batch = pa.ipc.read_record_batch(pa.py_buffer(message), self.schema)
             return (batch if columns is None else batch.select(list(columns))), 1
         wanted = None
         if columns:
             wanted = sorted(self.schema.get_field_index(name) for name in columns)
-        stream = pa.py_buffer(b"".join((memoryview(self.schema.serialize()), memoryview(messages))))
+        stream = pa.py_buffer(b"".join((memoryview(self.schema.serialize()), *messages)))
         options = pa.ipc.IpcReadOptions(included_fields=wanted)
         with pa.ipc.open_stream(stream, options=options) as reader:
             if self.compression is Compression.NONE:

@@ -26,7 +26,7 @@ RUN_BYTES_MAX: Final = 2 << 20
 # Entries that are this large alone gain nothing from being copied together with a neighbour.
 _ALONE_BYTES_MIN: Final = 256 << 10
 # So many bytes of aborted entries in a row cost more to pass over than a second run costs.
-_SKIPPED_BYTES_MIN: Final = 64 << 10
+_SKIPPED_BYTES_MIN: Final = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)

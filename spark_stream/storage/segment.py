@@ -196,7 +196,7 @@ class Segment:
         arrays = [pa.nulls(0, field.type) for field in schema]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
-    def _load(self, places: np.ndarray) -> tuple[pa.Buffer, int]:
+    def _load(self, places: np.ndarray) -> tuple[list[memoryview], int]:
         """The checked bytes of the batches at these rows, and how many batches they are."""
         first, last = int(places[0]), int(places[-1]) + 1
         neighbours = last - first == len(places)

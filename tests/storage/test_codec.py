@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
+import tracemalloc
+
 import google_crc32c
 import numpy as np
 import pyarrow as pa
@@ -88,9 +91,31 @@ def test_gathered_are_the_wanted_messages_and_nothing_else(unit, spaced):
     data = np.random.Generator(np.random.PCG64(at)).bytes(at)
     found = gathered(pa.py_buffer(data), np.array(starts), np.array(lengths))
     pieces = [data[start : start + size] for start, size in zip(starts, lengths, strict=True)]
-    assert found.to_pybytes() == b"".join(pieces)
+    assert b"".join(found) == b"".join(pieces)
 
 
-def test_neighbours_are_not_copied():
-    data = pa.py_buffer(bytes(48))
-    assert gathered(data, np.array([0, 16]), np.array([16, 32])).address == data.address
+@pytest.mark.parametrize(
+    ("starts", "lengths"),
+    [([0, 16], [16, 32]), ([0, 1600], [1600, 8]), ([0, 1 << 16], [8, 8])],
+    ids=["neighbours, small", "neighbours, large", "far apart"],
+)
+def test_neighbours_and_messages_far_apart_are_not_copied(starts, lengths):
+    data = np.zeros(starts[-1] + lengths[-1], np.uint8)
+    for part in gathered(pa.py_buffer(data), np.array(starts), np.array(lengths)):
+        assert np.shares_memory(data, np.frombuffer(part, np.uint8))
+
+
+def test_what_lies_between_needs_no_memory():
+    """A few small messages of a large segment, aborted records between: 200 MB of them here."""
+    count, apart = 1_000, 200_000
+    data = pa.py_buffer(mmap.mmap(-1, count * apart))
+    starts = np.arange(count) * apart
+    last = int(starts[-1]) + 8
+    tracemalloc.start()
+    try:
+        found = gathered(data.slice(0, last), starts, np.full(count, 8))
+        used = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert b"".join(found) == bytes(8 * count)
+    assert used < 1 << 20
