@@ -71,7 +71,7 @@ def _rate(producer: isolog.Producer, batch: pa.RecordBatch, seconds: float) -> f
 def _reads(log: isolog.Log, results: Results, batch: pa.RecordBatch) -> None:
     for rows, per_transaction in ((10_000, 1), (100, 1)):
         part = batch.slice(0, rows)
-        times = 1_500 if rows == 10_000 else 4_000
+        times = 1_500 if rows == 10_000 else 12_000
         for aborted in (False, True):
             name = f"read-{rows}-{aborted}"
             log.create_topic(name, schema=batch.schema)

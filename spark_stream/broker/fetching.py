@@ -194,7 +194,8 @@ class FetchStream:
 
 def _facts(chunk: Chunk) -> ChunkFacts:
     spans = chunk.spans.tolist() if len(chunk.spans) > 1 else None
-    return ChunkFacts(base=chunk.base_offset, next=chunk.next_offset, spans=spans)
+    # There may be thousands of spans, and they are the log's own: nobody need check each.
+    return ChunkFacts.model_construct(base=chunk.base_offset, next=chunk.next_offset, spans=spans)
 
 
 def bounds_facts(bounds: Bounds) -> BoundsFacts:

@@ -313,7 +313,7 @@ class PartitionLog:
         ``max_bytes`` counts stored bytes; at least one record is given. The range must lie between
         the log's start and end. ``committed``: aborted records are left out and count against
         neither limit; the range must lie below the last stable offset. Where that leaves nothing
-        of a segment, a chunk without rows says how far the read got: unless a limit or damage ends
+        of a stretch, a chunk without rows says how far the read got: unless a limit or damage ends
         the read, the last chunk's ``next_offset`` is ``end``.
 
         Raises:

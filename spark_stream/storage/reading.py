@@ -27,6 +27,8 @@ RUN_BYTES_MAX: Final = 2 << 20
 _ALONE_BYTES_MIN: Final = 256 << 10
 # So many bytes of aborted entries in a row cost more to pass over than a second run costs.
 _SKIPPED_BYTES_MIN: Final = 256 << 10
+# A read looks at so many entries at a time: one that ends early has not looked at a whole segment.
+_WINDOW_ENTRIES: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ class Budget:
 class Visible:
     """The visible batches of a range of a segment, one item each; ``places`` are their rows there.
 
-    ``starts`` and ``lengths`` are bytes in the file, ``until`` the end of the range.
+    ``starts`` and ``lengths`` are bytes in the file, ``until`` is where the range ends.
     """
 
     places: np.ndarray
@@ -86,10 +88,13 @@ class Visible:
 
     @classmethod
     def of(cls, segment: Segment, start: Offset, end: Offset, *, committed: bool) -> Visible:
-        """Those of ``[start, end)``, which is not empty and can be read."""
+        """Those of ``[start, end)``, or of a first part of it; it is not empty and can be read."""
         table = segment.table
         aborted = segment.aborted(table) if committed else None
         first, last = at_offset(table, start), at_offset(table, Offset(end - 1)) + 1
+        if last - first > _WINDOW_ENTRIES:
+            last = first + _WINDOW_ENTRIES
+            end = Offset(int(table[last]["base_offset"]))
         rows = table[first:last]
         seen = rows["kind"] == Kind.DATA
         if aborted is not None:
@@ -161,17 +166,19 @@ def _chunks(
     if start >= end:
         return
     wanted = None if columns is None else list(columns)
-    visible = Visible.of(segment, start, end, committed=committed)
-    if not len(visible.places):
-        yield _nothing(segment, start, end, wanted)
-    for low, high in visible.runs():
-        stops = visible.following(high - 1)
-        while start < stops:
-            if budget.spent():
-                return
-            chunk = _chunk(segment, visible, low, high, start, wanted, budget)
-            start = chunk.next_offset
-            yield chunk
+    while start < end:
+        visible = Visible.of(segment, start, end, committed=committed)
+        if not len(visible.places):
+            yield _nothing(segment, start, visible.until, wanted)
+            start = visible.until
+        for low, high in visible.runs():
+            stops = visible.following(high - 1)
+            while start < stops:
+                if budget.spent():
+                    return
+                chunk = _chunk(segment, visible, low, high, start, wanted, budget)
+                start = chunk.next_offset
+                yield chunk
 
 
 def _nothing(segment: Segment, start: Offset, end: Offset, columns: list[str] | None) -> Chunk:

@@ -17,7 +17,9 @@ from spark_stream.consistency.entries import ENTRY_SIZE, Kind
 from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.producers import Stamp
 from spark_stream.errors import DamagedSegment, DiskFull
+from spark_stream.storage import reading
 from spark_stream.storage.log import UNLIMITED, PartitionLog
+from spark_stream.storage.reading import Visible
 from spark_stream.storage.settings import Compression
 from tests.storage import logs
 from tests.storage.disks import SmallDisk
@@ -86,9 +88,18 @@ STEPS = st.lists(
 
 
 @settings(max_examples=150, deadline=None)
-@given(STEPS, st.sampled_from(Compression), st.sampled_from([5, 1 << 18]), st.data())
-def test_a_committed_read_gives_what_is_not_aborted(steps, compression, segment_entries, data):
-    with logs.folder() as folder:
+@given(
+    STEPS,
+    st.sampled_from(Compression),
+    st.sampled_from([5, 1 << 18]),
+    st.sampled_from([1, 3, 1 << 16]),
+    st.data(),
+)
+def test_a_committed_read_gives_what_is_not_aborted(
+    steps, compression, segment_entries, window, data
+):
+    with logs.folder() as folder, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(reading, "_WINDOW_ENTRIES", window)
         log_format = format_of(compression=compression, segment_entries=segment_entries)
         model = Model(PartitionLog.open(folder, log_format))
         ended = set()
@@ -175,6 +186,24 @@ def test_a_range_with_nothing_visible_says_how_far_it_goes(tmp_path):
     assert chunks[-1].next_offset == 4
     assert chunks[0].batch.schema == pa.schema([SCHEMA.field("id")])
     assert chunks[0].offsets().tolist() == []
+
+
+def test_a_read_looks_at_a_long_segment_in_parts(tmp_path, monkeypatch):
+    """So a read that ends early has not looked at the entries of all that it could have read."""
+    monkeypatch.setattr(reading, "_WINDOW_ENTRIES", 10)
+    log = PartitionLog.open(tmp_path, format_of())
+    for number in range(50):
+        write(log, number)
+        end(log, number, Kind.ABORT if number < 20 else Kind.COMMIT)
+    (segment,) = log.segments
+    position, looked = Offset(7), []
+    while position < 50:
+        part = Visible.of(segment, position, Offset(50), committed=True)
+        looked.append((int(position), int(part.until), part.bases.tolist()))
+        position = part.until
+    assert looked[:3] == [(7, 12, []), (12, 17, []), (17, 22, [20, 21])]
+    assert all(until - start <= 5 for start, until, _ in looked)
+    assert [base for _, _, bases in looked for base in bases] == list(range(20, 50))
 
 
 def test_aborted_records_outlive_retention_and_restart(tmp_path):
