@@ -57,7 +57,7 @@ class AppendStream:
         )
 
     def start(self) -> None:
-        """Begins to read the acknowledgements."""
+        """Begins to read the acknowledgements: before anything is written, and only once."""
         self._reader.start()
 
     def write(self, batch: pa.RecordBatch, envelope: bytes) -> None:

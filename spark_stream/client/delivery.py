@@ -8,7 +8,8 @@ lost connection, or a broker that comes back in time, costs nothing but the wait
 What was sent and not answered in time has an *unknown outcome*. What was never sent has the error
 that kept it from being sent.
 
-Locks: ``_lock`` is the innermost, and nothing is called under it. One thread at a time writes.
+Locks: ``_lock`` is the innermost, and nothing that takes time or another lock is called under it.
+One thread at a time writes.
 """
 
 from __future__ import annotations
@@ -223,10 +224,11 @@ class Delivery:
             ),
             self._connection.timeout_s,
         )
+        # Before anybody can write to it; its answers wait for the lock.
         with self._lock:
+            stream.start()
             self._stream = stream
             self._progress = time.monotonic()
-        stream.start()
 
     # -- answers --------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from spark_stream import Written
+from spark_stream.client.appending import AppendStream
 from spark_stream.errors import SchemaMismatch, UnknownPartition, UnknownTopic
 from spark_stream.wire.schemas import HEADERS_TYPE, TIMESTAMP_TYPE
 from tests.client.test_send import partition_of
@@ -24,6 +26,35 @@ def test_a_batch_and_a_table_come_back_as_they_were(log, topic):
         assert first.result(20) == Written(topic, 0, 0, 5)
         assert second.result(20) == Written(topic, 0, 5, 5)
     assert log.read(topic)["n"].to_pylist() == list(range(10))
+
+
+def test_nobody_writes_to_a_stream_whose_answers_nobody_reads_yet(log, topic, monkeypatch):
+    """A write that fails waits for who reads the answers: that thread must have been started."""
+    log.create_topic(topic, schema=NUMBERS)
+    order: list[str] = []
+    starting = threading.Event()
+    wrote = threading.Event()
+    start, write = AppendStream.start, AppendStream.write
+
+    def slowly(stream: AppendStream) -> None:
+        starting.set()
+        wrote.wait(0.5)  # whoever could write by now has time to
+        start(stream)
+        order.append("started")
+
+    def noted(stream: AppendStream, batch: pa.RecordBatch, envelope: bytes) -> None:
+        order.append("written")
+        wrote.set()
+        write(stream, batch, envelope)
+
+    monkeypatch.setattr(AppendStream, "start", slowly)
+    monkeypatch.setattr(AppendStream, "write", noted)
+    with log.producer() as producer:
+        first = producer.append(topic, numbers(0, 1))
+        assert starting.wait(20)
+        second = producer.append(topic, numbers(1, 1))
+        assert (first.result(20).offset, second.result(20).offset) == (0, 1)
+    assert order == ["started", "written", "written"]
 
 
 def test_an_empty_batch_is_settled_at_once_and_leaves_no_trace(log, topic):
