@@ -69,17 +69,15 @@ def _rate(producer: isolog.Producer, batch: pa.RecordBatch, seconds: float) -> f
 
 
 def _reads(log: isolog.Log, results: Results, batch: pa.RecordBatch) -> None:
-    for rows, per_transaction in ((10_000, 1), (100, 1)):
+    for rows, times in ((10_000, 1_500), (100, 12_000)):
         part = batch.slice(0, rows)
-        times = 1_500 if rows == 10_000 else 12_000
         for aborted in (False, True):
             name = f"read-{rows}-{aborted}"
             log.create_topic(name, schema=batch.schema)
             with log.producer(transactional_id=name) as producer:
                 for number in range(times):
                     producer.begin_transaction()
-                    for _ in range(per_transaction):
-                        producer.append(name, part, partition=0)
+                    producer.append(name, part, partition=0)
                     if aborted and number % 2:
                         producer.abort_transaction()
                     else:

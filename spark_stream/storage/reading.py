@@ -163,10 +163,8 @@ def _chunks(
     committed: bool,
 ) -> Iterator[Chunk]:
     end = min(end, Offset(segment.sound_end))
-    if start >= end:
-        return
     wanted = None if columns is None else list(columns)
-    while start < end:
+    while start < end and not budget.spent():
         visible = Visible.of(segment, start, end, committed=committed)
         if not len(visible.places):
             yield _nothing(segment, start, visible.until, wanted)
