@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
-import pyarrow.flight as fl
 import pytest
 
-from spark_stream.consistency.entries import ENTRY_SIZE
 from spark_stream.errors import (
     ForeignBranch,
     InvalidTransaction,
@@ -22,7 +17,6 @@ from spark_stream.errors import (
     UnknownTransaction,
 )
 from tests.broker.stamped import Appender, Owner, bounds, refused, seen
-from tests.faults import FaultyBroker
 from tests.support import NUMBERS, BrokerProcess, act, eventually, fetched
 
 COMMITTED = "read_committed"
@@ -323,185 +317,6 @@ def test_a_message_with_a_bad_record_keeps_nothing_in_a_transaction(flight, log,
     owner.abort()
 
 
-# -- operators ------------------------------------------------------------------------------------
-
-
-def test_operators_list_transactions_see_the_open_ones_and_abort_them(flight, t):
-    owner = Owner(flight).begin()
-    owner.put(t, 1, 3, partition=1)
-    listed = act(flight, "list-transactions")["transactions"]
-    (mine,) = [each for each in listed if each["transactional_id"] == owner.name]
-    assert (mine["state"], mine["number"]) == ("open", owner.number)
-    assert mine["partitions"] == [{"topic": t, "partition": 1, "first_offset": 0}]
-    described = act(flight, "describe-topic", topic=t)["partitions"]
-    assert [each["open_transactions"] for each in described] == [0, 1]
-    killed = act(flight, "kill-transaction", transactional_id=owner.name)
-    assert killed["state"] == "aborted"
-    assert isinstance(refused(owner.commit), TransactionAborted)
-    again = refused(lambda: act(flight, "kill-transaction", transactional_id=owner.name))
-    assert isinstance(again, InvalidTransaction)
-    unknown = refused(lambda: act(flight, "kill-transaction", transactional_id="nobody"))
-    assert isinstance(unknown, UnknownTransaction)
-
-
-# -- kill -9 --------------------------------------------------------------------------------------
-
-
-def interrupted(call: Callable[[], Any]) -> None:
-    """The call gets no answer: its broker dies meanwhile."""
-    try:
-        call()
-    except (fl.FlightError, pa.ArrowException, OSError, AttributeError):
-        return  # AttributeError: an acknowledgement that is None, the stream having ended
-    raise AssertionError("the call was answered")
-
-
-def test_an_open_transaction_outlives_its_broker(broker: BrokerProcess):
-    with broker.connect() as log:
-        log.create_topic("t", schema=NUMBERS)
-    with broker.flight() as flight:
-        owner = Owner(flight).begin()
-        owner.put("t", 1, 2)
-    broker.kill()
-    broker.restart()
-    with broker.flight() as flight:
-        owner.flight = flight
-        assert bounds(flight, "t") == (0, 2, 2)
-        owner.put("t", 3, 1)
-        owner.commit()
-        assert seen(flight, "t", COMMITTED) == [1, 2, 3]
-
-
-@pytest.mark.parametrize(
-    ("decision", "point"),
-    [
-        ("commit", "decided"),
-        ("commit", "half marked"),
-        ("commit", "marked"),
-        ("commit", "positions stored"),
-        ("commit", "finished"),
-        ("abort", "decided"),
-        ("abort", "half marked"),
-        ("abort", "finished"),
-    ],
-)
-def test_a_transaction_whose_finisher_died_is_finished_by_the_next_broker(
-    tmp_path: Path, point: str, decision: str
-):
-    with FaultyBroker(tmp_path / "log", point) as broker:
-        with broker.connect() as log:
-            log.create_topic("t", 3, schema=NUMBERS)
-        with broker.flight() as flight:
-            owner = Owner(flight).begin()
-            for partition in range(3):
-                owner.put("t", partition, 1, partition=partition)
-            broker.arm()
-            fate = "committed" if decision == "commit" else "aborted"
-            moved = {
-                "consumer": "c",
-                "topic": "t",
-                "topic_id": "i",
-                "partition": 0,
-                "offset": 7,
-            }
-
-            def decide() -> dict[str, Any]:
-                if decision == "commit":
-                    return owner.commit(positions=[moved])
-                return owner.abort()
-
-            interrupted(decide)
-            eventually(lambda: broker.died)
-        broker.restart()
-        with broker.flight() as flight:
-            owner.flight = flight
-            whole = [[0], [1], [2]] if decision == "commit" else [[], [], []]
-            assert [seen(flight, "t", COMMITTED, partition) for partition in range(3)] == whole
-            assert owner.described()["state"] == fate
-            positions = act(flight, "consumer-position", consumer="c")["positions"]
-            assert positions == ([moved] if decision == "commit" else [])
-            assert decide()["state"] == fate
-            owner.begin().put("t", 9, 1)
-            owner.commit()
-            assert seen(flight, "t", COMMITTED)[-1] == 9
-
-
-@pytest.mark.parametrize("point", ["joined", "appended"])
-def test_a_batch_whose_broker_died_around_it_is_there_once_after_a_retry(
-    tmp_path: Path, point: str
-):
-    with FaultyBroker(tmp_path / "log", point) as broker:
-        with broker.connect() as log:
-            log.create_topic("t", schema=NUMBERS)
-        with broker.flight() as flight:
-            owner = Owner(flight).begin()
-            broker.arm()
-            interrupted(lambda: owner.put("t", 1, 2))
-            eventually(lambda: broker.died)
-        broker.restart()
-        with broker.flight() as flight:
-            owner.flight = flight
-            ack = Appender(flight, "t", owner.name).put(
-                1, 2, owner.producer, 0, epoch=owner.epoch, transaction=owner.number
-            )
-            assert (ack["offset"], ack["duplicate"]) == (0, point == "appended")
-            owner.commit()
-            assert seen(flight, "t", COMMITTED) == [1, 2]
-
-
-@pytest.mark.parametrize("decision", ["commit", "abort"])
-@pytest.mark.parametrize("moved_on", [False, True])
-def test_a_marker_that_a_power_cut_took_is_written_again(
-    broker: BrokerProcess, decision: str, moved_on: bool
-):
-    """The record is forced to the disk, and the log is not: its end may be missing."""
-    with broker.connect() as log:
-        log.create_topic("t", 2, schema=NUMBERS)
-    with broker.flight() as flight:
-        owner = Owner(flight).begin()
-        owner.put("t", 1, 2)
-        for _ in range(2):  # asked again, it is on record as finished
-            owner.commit() if decision == "commit" else owner.abort()
-        if moved_on:
-            owner.begin().put("t", 9, 1, partition=1)
-            owner.commit()
-    broker.kill()
-    (entries,) = (broker.directory / "topics").glob("t/*/0/*.entries")
-    os.truncate(entries, entries.stat().st_size - ENTRY_SIZE)
-    broker.restart()
-    assert "the marker of transaction" in broker.said()
-    with broker.flight() as flight:
-        whole = decision == "commit" and not moved_on
-        assert bounds(flight, "t") == (2, 2, 2)
-        assert seen(flight, "t", COMMITTED) == ([1, 2] if whole else [])
-        owner.flight = flight
-        owner.begin().put("t", 3, 1)
-        owner.commit()
-        assert seen(flight, "t", COMMITTED)[-1] == 3
-
-
-def test_a_partition_that_cannot_be_marked_is_complained_of_once(broker: BrokerProcess):
-    with broker.connect() as log:
-        log.create_topic("t", 2, schema=NUMBERS)
-    with broker.flight() as flight:
-        owner = Owner(flight, timeout_ms=3_000).begin()
-        owner.put("t", 1, 1, partition=0)
-        owner.put("t", 2, 1, partition=1)
-    broker.kill()
-    (entries,) = (broker.directory / "topics").glob("t/*/0/*.entries")
-    entries.unlink()
-    broker.restart()
-    with broker.flight() as flight:
-        owner.flight = flight
-        eventually(lambda: bounds(flight, "t", 1) == (1, 1, 1))
-        other = Owner(flight, timeout_ms=1_000).begin()
-        eventually(lambda: other.described()["state"] == "aborted")  # so it has looked again
-        assert owner.described()["state"] == "aborting"
-    lines = [line for line in broker.said().splitlines() if repr(owner.name) in line]
-    assert len([line for line in lines if "DAMAGED_SEGMENT" in line]) == 1
-    assert "Traceback" not in broker.said()
-
-
 def test_a_batch_on_its_way_lands_nowhere_after_the_decision(flight, t):
     """Every partition is closed to the transaction before any has its marker."""
     owner = Owner(flight).begin()
@@ -529,3 +344,24 @@ def test_offsets_that_are_none_are_refused_in_a_cut(flight, t):
             lambda wrong=wrong: act(flight, "atomic-cut", topics=[{"topic": t, **wrong}])
         )
         assert error.code == "INVALID_REQUEST"
+
+
+# -- operators ------------------------------------------------------------------------------------
+
+
+def test_operators_list_transactions_see_the_open_ones_and_abort_them(flight, t):
+    owner = Owner(flight).begin()
+    owner.put(t, 1, 3, partition=1)
+    listed = act(flight, "list-transactions")["transactions"]
+    (mine,) = [each for each in listed if each["transactional_id"] == owner.name]
+    assert (mine["state"], mine["number"]) == ("open", owner.number)
+    assert mine["partitions"] == [{"topic": t, "partition": 1, "first_offset": 0}]
+    described = act(flight, "describe-topic", topic=t)["partitions"]
+    assert [each["open_transactions"] for each in described] == [0, 1]
+    killed = act(flight, "kill-transaction", transactional_id=owner.name)
+    assert killed["state"] == "aborted"
+    assert isinstance(refused(owner.commit), TransactionAborted)
+    again = refused(lambda: act(flight, "kill-transaction", transactional_id=owner.name))
+    assert isinstance(again, InvalidTransaction)
+    unknown = refused(lambda: act(flight, "kill-transaction", transactional_id="nobody"))
+    assert isinstance(unknown, UnknownTransaction)
