@@ -5,6 +5,8 @@ PYTHON ?= python3
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+# Most tests wait for processes: more of them than there are cores keep the cores busy.
+TEST_PROCESSES ?= 4
 
 VENV := $(CURDIR)/.venv
 INSTALLED := .venv/.installed
@@ -16,6 +18,9 @@ unexport SPARK_HOME SPARK_CONF_DIR PYTHONPATH PYTHONHOME VIRTUAL_ENV
 IN_VENV = PATH="$(VENV)/bin:$$PATH" PYSPARK_PYTHON="$(VENV)/bin/python" PYSPARK_DRIVER_PYTHON="$(VENV)/bin/python"
 WITH_SPARK = $(IN_VENV) JAVA_HOME="$$(scripts/ensure-java)"
 
+# A file's tests stay together, for they share a broker or a Spark session.
+SIDE_BY_SIDE = -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+
 FAST := not spark and not chaos and not notebook and not slow and not etcd
 
 .DEFAULT_GOAL := help
@@ -24,7 +29,8 @@ FAST := not spark and not chaos and not notebook and not slow and not etcd
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
-	@echo "  Settings: PYTHON (a Python 3.11 or newer; now $(PYTHON)), DEMO_ARGS, PYTEST_ARGS, BENCH_ARGS"
+	@echo "  Settings: PYTHON (a Python 3.11 or newer; now $(PYTHON)), DEMO_ARGS, PYTEST_ARGS, BENCH_ARGS,"
+	@echo "  TEST_PROCESSES (how many run tests side by side; now $(TEST_PROCESSES))"
 
 venv: $(INSTALLED)  ## Create .venv with everything that the other targets need
 
@@ -35,10 +41,10 @@ demo: venv java  ## Stream the flights of 2013 into a log and out again (DEMO_AR
 	@$(WITH_SPARK) SPARK_CONF_DIR=conf .venv/bin/spark-submit examples/flights_demo.py $(DEMO_ARGS)
 
 test: venv java  ## Run all tests
-	@$(WITH_SPARK) .venv/bin/pytest tests $(PYTEST_ARGS)
+	@$(WITH_SPARK) .venv/bin/pytest tests $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 test-fast: venv  ## Run the tests that need no Spark and take under a minute
-	@$(IN_VENV) .venv/bin/pytest tests -m "$(FAST)" $(PYTEST_ARGS)
+	@$(IN_VENV) .venv/bin/pytest tests -m "$(FAST)" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 lint: venv  ## Check style and types
 	.venv/bin/ruff check

@@ -28,11 +28,21 @@ for name in ("ISOLOG_PATH", "ISOLOG_BOOTSTRAP", "ISOLOG_DIR", "ISOLOG_LISTEN"):
 # What starts processes takes seconds: `make test-fast` leaves these folders out.
 SLOW_FOLDERS = ("broker", "cli", "client", "demo")
 
+# The files of these go first, in this order. Files are dealt out to processes that run side by side, and
+# a long one that comes last would keep the others waiting.
+FIRST_FOLDERS = ("demo", "spark", "chaos", "client", "broker", "cli", "storage")
+
+
+def folder_of(item: pytest.Item) -> str:
+    return item.path.relative_to(ROOT / "tests").parts[0]
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.relative_to(ROOT / "tests").parts[0] in SLOW_FOLDERS:
+        if folder_of(item) in SLOW_FOLDERS:
             item.add_marker("slow")
+    rank = {folder: number for number, folder in enumerate(FIRST_FOLDERS)}
+    items.sort(key=lambda item: rank.get(folder_of(item), len(rank)))  # stable: files stay whole
 
 
 def stop_broker(directory: Path, *, number: int = signal.SIGTERM, timeout_s: float = 20.0) -> None:
