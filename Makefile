@@ -5,6 +5,7 @@ PYTHON ?= python3
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+SECONDS ?= 600
 # Most tests wait for processes: more of them than there are cores keep the cores busy.
 TEST_PROCESSES ?= 4
 
@@ -24,13 +25,13 @@ SIDE_BY_SIDE = -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 FAST := not spark and not chaos and not notebook and not slow and not etcd
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java demo test test-fast lint format bench clean
+.PHONY: help venv java demo test test-fast stress lint format bench clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo "  Settings: PYTHON (a Python 3.11 or newer; now $(PYTHON)), DEMO_ARGS, PYTEST_ARGS, BENCH_ARGS,"
-	@echo "  TEST_PROCESSES (how many run tests side by side; now $(TEST_PROCESSES))"
+	@echo "  TEST_PROCESSES (how many run tests side by side; now $(TEST_PROCESSES)), SECONDS (of make stress)"
 
 venv: $(INSTALLED)  ## Create .venv with everything that the other targets need
 
@@ -45,6 +46,9 @@ test: venv java  ## Run all tests
 
 test-fast: venv  ## Run the tests that need no Spark and take under a minute
 	@$(IN_VENV) .venv/bin/pytest tests -m "$(FAST)" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
+
+stress: venv  ## Cut connections and end brokers under load for SECONDS; the process must live
+	@$(IN_VENV) .venv/bin/python -m tests.chaos.stress --seconds $(SECONDS)
 
 lint: venv  ## Check style and types
 	.venv/bin/ruff check

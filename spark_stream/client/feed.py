@@ -1,4 +1,8 @@
-"""The fetching threads behind a consumer: one a partition, ahead of whoever iterates."""
+"""The fetching threads behind a consumer: one a partition, ahead of whoever iterates.
+
+A stop ends their fetches at once, long polls included, and waits for them: so whoever has closed a
+consumer has no thread of its left, and none meets the end of the process inside gRPC.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from spark_stream.client.cuts import Key
-from spark_stream.client.fetching import Fetched, Source, fetch_once
+from spark_stream.client.fetching import Cancellation, Fetched, Source, fetch_once
 from spark_stream.errors import InternalError, IsologError
 
 POLL_MS: Final = 2_000
@@ -18,6 +22,7 @@ FETCH_BYTES: Final = 4 << 20
 _AHEAD_BATCHES: Final = 4  # per partition; with FETCH_BYTES this bounds the memory
 _RETRY_PAUSE_S: Final = 0.1
 _TICK_S: Final = 0.25
+_STOP_S: Final = 2.0  # what is only just asked for cannot be cancelled before it is answered
 
 _Item = tuple[Key, Fetched | None, IsologError | None]
 
@@ -29,13 +34,20 @@ class Feed:
         self._stopped = threading.Event()
         self._queue: queue.Queue[_Item] = queue.Queue(_AHEAD_BATCHES * len(sources))
         self._running = len(sources)
-        for key, source, start, end in sources:
+        self._cancellations = [Cancellation() for _ in sources]
+        self._threads = [
             threading.Thread(
                 target=self._follow,
-                args=(key, source, start, end),
+                args=(key, source, start, end, cancellation),
                 name=f"isolog-fetch-{key[0]}-{key[1]}",
                 daemon=True,
-            ).start()
+            )
+            for (key, source, start, end), cancellation in zip(
+                sources, self._cancellations, strict=True
+            )
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def fetched(self) -> Iterator[tuple[Key, Fetched]]:
         """What the threads fetch, until all have ended, one fails, or the feed is stopped."""
@@ -52,11 +64,20 @@ class Feed:
                 yield key, fetched
 
     def stop(self) -> None:
+        """Ends the fetches and their threads; from any thread, any number of times."""
         self._stopped.set()
+        for cancellation in self._cancellations:
+            cancellation.cancel()
+        deadline = time.monotonic() + _STOP_S
+        for thread in self._threads:
+            if thread is not threading.current_thread():  # a garbage collection is on any thread
+                thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _follow(self, key: Key, source: Source, start: int, end: int | None) -> None:
+    def _follow(
+        self, key: Key, source: Source, start: int, end: int | None, cancellation: Cancellation
+    ) -> None:
         try:
-            self._fetch(key, source, start, end)
+            self._fetch(key, source, start, end, cancellation)
         except IsologError as error:
             self._put((key, None, error))
         except Exception as error:  # a defect: whoever iterates must see it, not wait for ever
@@ -64,7 +85,9 @@ class Feed:
         else:
             self._put((key, None, None))
 
-    def _fetch(self, key: Key, source: Source, start: int, end: int | None) -> None:
+    def _fetch(
+        self, key: Key, source: Source, start: int, end: int | None, cancellation: Cancellation
+    ) -> None:
         position = start
         failing_since: float | None = None
         if end is not None and start > end:  # empty, or there never was such an offset
@@ -72,7 +95,8 @@ class Feed:
         while not self._stopped.is_set() and (end is None or position < end):
             try:
                 wait = POLL_MS if end is None else 0
-                for fetched in fetch_once(source, position, end, wait, FETCH_BYTES):
+                fetches = fetch_once(source, position, end, wait, FETCH_BYTES, cancellation)
+                for fetched in fetches:
                     failing_since = None
                     moved = fetched.next != position
                     position = fetched.next

@@ -7,6 +7,7 @@ slow between two batches may outlive the deadline, and then simply asks again fr
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -71,14 +72,50 @@ class Source:
         )
 
 
+class Cancellation:
+    """Ends the fetches of one reader, from any thread.
+
+    Of a Flight reader's methods ``cancel`` is the one that is safe beside a read of another thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._reader: fl.FlightStreamReader | None = None
+        self.asked = False
+
+    def cancel(self) -> None:
+        """Ends the fetch that is under way, and every later one."""
+        with self._lock:
+            self.asked = True
+            if self._reader is not None:
+                self._reader.cancel()
+
+    def begin(self, reader: fl.FlightStreamReader) -> None:
+        """A fetch begins; it is cancelled at once if that was asked for."""
+        with self._lock:
+            self._reader = reader
+            if self.asked:
+                reader.cancel()
+
+    def end(self) -> None:
+        """The fetch is over, read to its end or not."""
+        with self._lock:
+            reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.cancel()  # the broker need not go on for nobody
+
+
 def fetch_once(
     source: Source,
     start: int,
     end: int | None,
     wait_ms: int = 0,
     max_bytes: int = FETCH_BYTES_DEFAULT,
+    cancellation: Cancellation | None = None,
 ) -> Iterator[Fetched]:
     """One fetch. The last item has no rows; its ``next`` is where to read on.
+
+    One that is cancelled just ends.
 
     Raises:
         OffsetOutOfRange, OffsetEvicted, DamagedSegment, UnknownTopic: as the leader says.
@@ -88,8 +125,10 @@ def fetch_once(
     client = connection.client()
     timeout = connection.timeout_s + wait_ms / 1000
     ticket = source.ticket(start, end, wait_ms, max_bytes)
+    under_way = cancellation or Cancellation()
     try:
         reader = client.do_get(ticket, fl.FlightCallOptions(timeout=timeout))
+        under_way.begin(reader)
         while True:
             try:
                 chunk = reader.read_chunk()
@@ -104,7 +143,11 @@ def fetch_once(
             batch = source.view.of_chunk(chunk.data, source.partition, base, spans)
             yield Fetched(source.partition, base, facts["next"], batch, spans)
     except (fl.FlightError, pa.ArrowException, OSError) as error:
+        if under_way.asked:
+            return
         raise connection.translated(error, client) from error
+    finally:
+        under_way.end()
 
 
 def fetch_range(source: Source, start: int, end: int) -> Iterator[Fetched]:
