@@ -99,6 +99,11 @@ class Actions:
             epochs={number: int(each.leader_epoch) for number, each in found.items()},
             log_start_offsets={n: int(each.log_start_offset) for n, each in bounds.items()},
             log_end_offsets={n: int(each.log_end_offset) for n, each in bounds.items()},
+            epoch_ends={
+                number: {epoch: int(each.epoch_end(epoch)) for epoch in asked.epochs}
+                for number, each in found.items()
+                if asked.epochs
+            },
         )
 
     def _status(self, asked: Empty) -> Message:

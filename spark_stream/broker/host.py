@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import logging
 import shutil
 import threading
@@ -13,9 +15,11 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from spark_stream.broker.partition import Partition
+from spark_stream.broker.partition import FIRST_EPOCH, Partition
+from spark_stream.cluster.leadership import Leadership
 from spark_stream.cluster.store import MetadataStore
 from spark_stream.cluster.topics import Topic, Topics, check_name, check_partitions
+from spark_stream.consistency.ids import LeaderEpoch
 from spark_stream.errors import (
     BrokerStopping,
     InvalidConfig,
@@ -77,7 +81,10 @@ class Host:
         self._producer_age = producer_age_us
         self._lock = threading.Lock()
         self._stopping = False
+        self._leadership = Leadership(store)
+        self._epoch = FIRST_EPOCH
         self._hosted = {topic.name: self._opened(topic) for topic in self._topics.all()}
+        self._epoch = self._led()
 
     def topics(self) -> list[HostedTopic]:
         """All topics, by name."""
@@ -217,12 +224,37 @@ class Host:
         with self._lock:
             self._stopping = True
             hosted = list(self._hosted.values())
+        in_order = True
         for topic in hosted:
             for partition in topic.open_partitions():
                 try:
                     partition.close()
                 except IsologError:
+                    in_order = False
                     logger.exception("%s/%d: closing", partition.topic, partition.number)
+        if in_order:
+            try:
+                self._leadership.leave(self._epoch, self._ends())
+            except IsologError:
+                logger.exception("the next start begins a new leader epoch")
+
+    def _led(self) -> LeaderEpoch:
+        """Begins to lead all partitions; the epoch in which."""
+        found = [each for hosted in self._hosted.values() for each in hosted.open_partitions()]
+        last = [each.last_epoch for each in found if each.last_epoch is not None]
+        epoch = self._leadership.begin(self._ends(), max(last, default=None))
+        for partition in found:
+            partition.lead(epoch)
+        return epoch
+
+    def _ends(self) -> str:
+        """Where all logs end, as a text that differs if one of them ends elsewhere."""
+        ends = sorted(
+            (each.topic_id, each.number, int(each.log.end.entry))
+            for hosted in self._hosted.values()
+            for each in hosted.open_partitions()
+        )
+        return hashlib.sha256(json.dumps(ends).encode()).hexdigest()
 
     def _opened(self, topic: Topic, *, fresh: bool = False) -> HostedTopic:
         settings = parse_settings(topic.config, self._defaults)
@@ -250,4 +282,6 @@ class Host:
         log = PartitionLog.open(path, log_format)
         for cut in log.cuts:
             logger.warning("recovered %s", cut)
-        return Partition(topic.name, topic.id, number, log, self._producer_age)
+        partition = Partition(topic.name, topic.id, number, log, self._producer_age)
+        partition.lead(self._epoch)
+        return partition

@@ -22,6 +22,7 @@ from spark_stream.broker.refusals import of_stamp
 from spark_stream.consistency import leader, producers
 from spark_stream.consistency.atomic import Spans, SpansSnapshot, greatest_cut
 from spark_stream.consistency.entries import Kind
+from spark_stream.consistency.epochs import EpochStarts
 from spark_stream.consistency.ids import NO_TRANSACTION, LeaderEpoch, Offset
 from spark_stream.consistency.isolation import Bounds, Isolation, upper_bound
 from spark_stream.consistency.producers import NOBODY, Duplicate, Refused, Stamp
@@ -90,10 +91,25 @@ class Partition:
         state = leader.opened(FIRST_EPOCH, log.start, log.end)
         self._state = leader.undecided_from(state, self._undecided.first())
         self._cut = (Offset(-1), Offset(-1))
+        self._epochs = EpochStarts.derived(tables)
 
     @property
     def leader_epoch(self) -> LeaderEpoch:
         return self._state.leader_epoch
+
+    @property
+    def last_epoch(self) -> LeaderEpoch | None:
+        """The epoch of the log's last entry; None: it has none."""
+        return self._epochs.last
+
+    def lead(self, epoch: LeaderEpoch) -> None:
+        """What is appended from now on is of this epoch, which no entry is above."""
+        with self._changed:
+            self._state = replace(self._state, leader_epoch=epoch)
+
+    def epoch_end(self, epoch: int) -> Offset:
+        """Where that leader epoch ended in this log; the log's end for one that has not ended."""
+        return self._epochs.end_of(epoch, self._state.log_end.offset)
 
     def bounds(self, isolation: Isolation | None = None) -> Bounds:
         """LEO, HW, LSO and the log's start, as one observation; the cut too if it is asked for."""
@@ -160,7 +176,9 @@ class Partition:
                     return Appended(end, 0)
                 raise of_stamp(self, stamp, verdict)
         if prepared is not None:
-            self.log.append(prepared, self._state.leader_epoch, now, stamp or NOBODY)
+            epoch = self._state.leader_epoch
+            self.log.append(prepared, epoch, now, stamp or NOBODY)
+            self._epochs.appended(epoch, end)
         if stamp is not None:
             self._producers[stamp.producer_id] = producers.appended(
                 self._producers.get(stamp.producer_id), stamp, end, records, now
@@ -223,8 +241,10 @@ class Partition:
     def _mark(self, transaction: int, producer_id: int, epoch: int, *, committed: bool) -> None:
         now = now_us()
         kind = Kind.COMMIT if committed else Kind.ABORT
-        marker = self.log.end.entry
+        end = self.log.end
+        marker = end.entry
         self.log.mark(kind, producer_id, epoch, transaction, self._state.leader_epoch, now)
+        self._epochs.appended(self._state.leader_epoch, end.offset)
         if not committed:
             self._spans.aborted(transaction, producer_id)
         known = self._producers.get(producer_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
@@ -99,6 +100,7 @@ class TopicsClient:
         timestamp_us: int | None = None,
         isolation: Isolation = Isolation.READ_UNCOMMITTED,
         partitions: list[int] | None = None,
+        epochs: Iterable[int] = (),
     ) -> PartitionOffsets:
         """For each partition the offset of a place; see ``wire.messages.ListOffsets``."""
         found = self._connection.act(
@@ -109,6 +111,7 @@ class TopicsClient:
                 at=at,
                 timestamp=timestamp_us,
                 isolation=isolation,
+                epochs=sorted(set(epochs)),
             ),
             Offsets,
         )
@@ -118,6 +121,7 @@ class TopicsClient:
             found.epochs,
             found.log_start_offsets,
             found.log_end_offsets,
+            found.epoch_ends,
         )
 
     def _remembered(self, facts: TopicFacts) -> TopicDescription:

@@ -1,4 +1,4 @@
-"""Topics, schemas and offsets as a query needs them, and what of its range is lost.
+"""Topics, schemas and bounds as a query needs them.
 
 Everything here runs on the driver, and asks the log through this process's session.
 """
@@ -7,37 +7,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pyarrow as pa
 
 from spark_stream.client.columns import View, shown_schema
-from spark_stream.client.positions import named_resolved
-from spark_stream.client.values import PartitionOffsets, TopicDescription
+from spark_stream.client.topics import TopicsClient
+from spark_stream.client.values import TopicDescription
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.datasource.offsets import Offsets, Range, TopicOffsets, known_offsets, ranges
-from spark_stream.datasource.options import Named, SourceOptions
+from spark_stream.datasource.losses import Losses
+from spark_stream.datasource.offsets import Found, Offsets, TopicOffsets, known_offsets, ranges
+from spark_stream.datasource.options import SourceOptions
 from spark_stream.datasource.session import Session, session
-from spark_stream.errors import DataLoss, InvalidOption, SchemaMismatch, UnknownTopic
-from spark_stream.wire.messages import LATEST, CutTopic
+from spark_stream.errors import InvalidOption, SchemaMismatch, UnknownTopic
+from spark_stream.wire.messages import CutTopic
 from spark_stream.wire.schemas import empty_batch, fitted, is_default
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """The log as it is now: topic → its offsets under the isolation level, and its bounds."""
-
-    latest: Mapping[str, PartitionOffsets]
-    missing: frozenset[str]
-
-    def offsets(self) -> dict[str, TopicOffsets]:
-        """The bounds as streaming offsets, wherever a query is."""
-        return {
-            name: TopicOffsets(topic.topic_id, topic.offsets, topic.epochs)
-            for name, topic in self.latest.items()
-        }
 
 
 class Planner:
@@ -45,10 +31,16 @@ class Planner:
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
+        self.losses = Losses(options.fail_on_data_loss)
 
     @property
     def _session(self) -> Session:
         return session(self.options.place)
+
+    @property
+    def topics(self) -> TopicsClient:
+        """What this process asks about topics."""
+        return self._session.topics
 
     def described(self) -> dict[str, TopicDescription]:
         """The topics that were subscribed to, or UnknownTopic."""
@@ -99,14 +91,17 @@ class Planner:
         """Whether bounds have to be cuts: offsets that no transaction lies on both sides of."""
         return self.options.isolation is Isolation.READ_ATOMIC
 
-    def latest(self) -> Found:
-        """The present bounds of all topics; those that are gone are in ``missing``."""
+    def latest(self, *seen: Offsets) -> Found:
+        """The present bounds of all topics; those that are gone are in ``missing``.
+
+        With where the leader epochs of the offsets in ``seen`` ended.
+        """
         while True:
             latest, missing = {}, set()
             for name in self.options.topics:
                 try:
-                    latest[name] = self._session.topics.offsets(
-                        name, isolation=self.options.isolation
+                    latest[name] = self.topics.offsets(
+                        name, isolation=self.options.isolation, epochs=_epochs(name, seen)
                     )
                 except UnknownTopic:
                     missing.add(name)
@@ -158,106 +153,10 @@ class Planner:
             for name, (topic_id, lower, upper) in topics.items()
         )
 
-    def resolved(self, place: Named, unnamed: int) -> dict[str, TopicOffsets]:
-        """Starting or ending offsets, resolved now; partitions left out take ``unnamed``.
 
-        Raises:
-            UnknownTopic: there is no such topic.
-            InvalidOption: a partition that the topic does not have.
-        """
-        found = {}
-        bounds = self.latest().latest if self.atomic else {}
-        for name in self.options.topics:
-            now = bounds.get(name) or self._session.topics.offsets(
-                name, isolation=self.options.isolation
-            )
-            default = place if isinstance(place, int) else unnamed
-            asked = dict.fromkeys(now.offsets, default)
-            named = {} if isinstance(place, int) else place.get(name, {})
-            for number in named:
-                if number not in asked:
-                    raise InvalidOption(
-                        f"topic {name!r} has partitions 0 to {len(asked) - 1}, not {number}"
-                    )
-            wanted = asked | dict(named)
-            if name in bounds:  # "latest" is where a cut through all topics stands
-                wanted = {
-                    number: now.offsets[number] if offset == LATEST else offset
-                    for number, offset in wanted.items()
-                }
-            offsets = named_resolved(self._session.topics, name, wanted, self.options.isolation)
-            found[name] = TopicOffsets(now.topic_id, offsets, now.epochs)
-        return found
-
-    def lost(self, message: str, **details: str | int) -> None:
-        """Records of the query's range are gone: fails or warns, as ``failOnDataLoss`` says."""
-        if self.options.fail_on_data_loss:
-            raise DataLoss(message, hint=None, **details)
-        logger.warning("%s; going on with what is left (failOnDataLoss is false)", message)
-
-    def ends(self, start: Offsets, now: Found) -> dict[str, TopicOffsets]:
-        """How far the query can read now, given where it is; reports what is lost on the way."""
-        for name in sorted(now.missing):
-            self.lost(f"topic {name!r} was deleted", topic=name)
-        ends = {name: start[name] for name in now.missing if name in start}
-        for name, latest in now.latest.items():
-            before = start.get(name)
-            if before is not None and before.id != latest.topic_id:
-                self.lost(
-                    f"topic {name!r} was deleted and made anew: its id was {before.id}, now it is"
-                    f" {latest.topic_id}",
-                    topic=name,
-                )
-                before = None
-            offsets = {number: self._end(name, number, latest, before) for number in latest.offsets}
-            ends[name] = TopicOffsets(latest.topic_id, offsets, latest.epochs)
-        return ends
-
-    def _end(
-        self, name: str, number: int, latest: PartitionOffsets, before: TopicOffsets | None
-    ) -> int:
-        bound = latest.offsets[number]
-        at = None if before is None else before.offsets.get(number)
-        if at is None or at <= bound:
-            return bound
-        log_end = latest.log_end_offsets[number]
-        if at <= log_end:
-            return at  # the records are there, only not visible under this isolation level (yet)
-        self.lost(
-            f"{name}/{number}: the query has read up to offset {at}, but the log ends at {log_end}:"
-            f" offsets {log_end} to {at - 1} were cut off",
-            topic=name,
-            partition=number,
-        )
-        return bound
-
-    def readable(self, asked: Iterable[Range], now: Found) -> list[Range]:
-        """The ranges less what retention removed or what was deleted; reports that."""
-        kept = []
-        for each in asked:
-            latest = now.latest.get(each.topic)
-            where = f"{each.topic}/{each.partition}"
-            if latest is None or latest.topic_id != each.topic_id:
-                self.lost(
-                    f"{where}: offsets {each.start} to {each.end - 1} went with their topic, which"
-                    " was deleted",
-                    topic=each.topic,
-                    partition=each.partition,
-                )
-                continue
-            first = latest.log_start_offsets.get(each.partition, 0)
-            start = each.start
-            if start < first:
-                self.lost(
-                    f"{where}: offsets {start} to {min(first, each.end) - 1} were removed by"
-                    f" retention; the first left is {first}",
-                    topic=each.topic,
-                    partition=each.partition,
-                )
-                start = first
-            if start < each.end:
-                kept.append(Range(each.topic, each.topic_id, each.partition, start, each.end))
-        return kept
+def _epochs(name: str, seen: Iterable[Offsets]) -> set[int]:
+    """The leader epochs under which offsets of the topic were seen."""
+    return {epoch for each in seen if name in each for epoch in each[name].epochs.values()}
 
 
 def _difference(one: pa.Schema, other: pa.Schema) -> str:

@@ -15,10 +15,11 @@ from pyspark.sql.types import StructType
 from spark_stream.client.columns import View
 from spark_stream.client.fetching import Fetched, Source, fetch_once, fetch_range
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.datasource.offsets import Range, ranges
+from spark_stream.datasource.offsets import Offsets, Range, ranges
 from spark_stream.datasource.options import SourceOptions
 from spark_stream.datasource.planning import Planner
 from spark_stream.datasource.session import session
+from spark_stream.datasource.starts import resolved
 from spark_stream.datasource.types import to_arrow
 from spark_stream.errors import DataLoss, IsologError, OffsetEvicted
 from spark_stream.wire.messages import EARLIEST, LATEST
@@ -120,11 +121,11 @@ class IsologReader(DataSourceReader):
         self._planner.check_projection(to_arrow(schema))
 
     def partitions(self) -> list[InputPartition]:
-        options = self._planner.options
-        start = self._planner.resolved(options.starting, unnamed=EARLIEST)
-        end = self._planner.resolved(options.ending, unnamed=LATEST)
-        now = self._planner.latest()
-        self._planner.ends(end, now)  # tells of ends that the log does not have
+        options, losses = self._planner.options, self._planner.losses
+        start: Offsets = resolved(self._planner, "startingOffsets", options.starting, EARLIEST)
+        end: Offsets = resolved(self._planner, "endingOffsets", options.ending, LATEST)
+        now = self._planner.latest(start, end)
+        start, end = losses.kept(start, now), losses.kept(end, now)
         visible = {
             name: topic.moved(
                 {
@@ -137,9 +138,7 @@ class IsologReader(DataSourceReader):
         }
         if self._planner.atomic and options.ending != LATEST:
             visible = self._planner.cut_below(visible)
-        return [
-            InputPartition(each) for each in self._planner.readable(ranges(start, visible), now)
-        ]
+        return [InputPartition(each) for each in losses.readable(ranges(start, visible), now)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # Where there is nothing to read, Spark makes up one partition without a range.

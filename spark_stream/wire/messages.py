@@ -416,7 +416,7 @@ class ListOffsets(Message):
 
     ``timestamp`` in microseconds since the epoch: the first offset at or after it, or the
     isolation's bound where there is none. Without it ``at``: -2 earliest, -1 latest.
-    ``partitions``: None is all.
+    ``partitions``: None is all. ``epochs``: leader epochs of which to tell where they ended.
     """
 
     topic: Name
@@ -424,16 +424,21 @@ class ListOffsets(Message):
     at: Annotated[int, Field(ge=EARLIEST, le=LATEST)] = LATEST
     timestamp: Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)] | None = None
     isolation: Isolation = Isolation.READ_UNCOMMITTED
+    epochs: list[OffsetField] = []
 
 
 class Offsets(Message):
-    """What ListOffsets found, with what a streaming offset is made of."""
+    """What ListOffsets found, with what a streaming offset is made of.
+
+    ``epoch_ends``: partition → epoch → where it ended, which is the log's end for the present one.
+    """
 
     topic_id: str
     offsets: dict[int, int]
     epochs: dict[int, int]
     log_start_offsets: dict[int, int]
     log_end_offsets: dict[int, int]
+    epoch_ends: dict[int, dict[int, int]] = {}
 
 
 class Status(Message):
