@@ -134,12 +134,17 @@ def _capped(begin: Offsets, ends: Offsets, target: Offsets) -> dict[str, TopicOf
 
 def _limited(begin: Offsets, ends: Offsets, limit: int) -> dict[str, TopicOffsets]:
     """The ends, so that at most ``limit`` records lie before them."""
-    backlog = {(each.topic, each.partition): each.end - each.start for each in ranges(begin, ends)}
-    taken = shared_out(backlog, limit)
+    backlog = {
+        (name, number): 0 for name, topic in sorted(ends.items()) for number in topic.offsets
+    }
+    for each in ranges(begin, ends):
+        backlog[each.topic, each.partition] = each.end - each.start
+    read = sum(sum(topic.offsets.values()) for topic in begin.values())
+    taken = shared_out(backlog, limit, turn=read)
     return {
         name: topic.moved(
             {
-                number: end - backlog.get((name, number), 0) + taken.get((name, number), 0)
+                number: end - backlog[name, number] + taken[name, number]
                 for number, end in topic.offsets.items()
             }
         )
