@@ -86,7 +86,7 @@ class Losses:
     def ends(self, start: Offsets, now: Found) -> dict[str, TopicOffsets]:
         """How far the query can read now, given where it is; reports topics that are gone."""
         for name in sorted(now.missing):
-            self.report(f"topic {name!r} was deleted", topic=name)
+            self.deleted(name)
         ends = {name: start[name] for name in now.missing if name in start}
         for name, latest in now.latest.items():
             before = start.get(name)
@@ -100,6 +100,10 @@ class Losses:
             }
             ends[name] = TopicOffsets(latest.topic_id, offsets, latest.epochs)
         return ends
+
+    def deleted(self, name: str) -> None:
+        """The topic is not there."""
+        self.report(f"topic {name!r} was deleted", topic=name)
 
     def made_anew(self, name: str, before: str, now: str) -> None:
         """The topic is another one than the query has read."""

@@ -43,16 +43,35 @@ class Planner:
         return self._session.topics
 
     def described(self) -> dict[str, TopicDescription]:
-        """The topics that were subscribed to, or UnknownTopic."""
-        return {name: self._session.topics.describe(name) for name in self.options.topics}
+        """The topics that were subscribed to; those that were deleted are left out.
+
+        Raises:
+            UnknownTopic: one is not there, and ``failOnDataLoss`` is set.
+        """
+        found = {}
+        for name in self.options.topics:
+            try:
+                found[name] = self.topics.describe(name)
+            except UnknownTopic:
+                if self.options.fail_on_data_loss:
+                    raise
+                self.losses.deleted(name)
+        return found
 
     def shown(self) -> pa.Schema:
         """The columns that the query shows where it does not choose them.
 
         Raises:
             SchemaMismatch: the topics differ; the message names a column.
+            UnknownTopic: there is none to ask.
         """
         schemas = {name: self._shown(each.schema) for name, each in self.described().items()}
+        if not schemas:
+            raise UnknownTopic(
+                f"there is no topic {' or '.join(map(repr, self.options.topics))}: nobody knows the"
+                " columns",
+                hint="Make the topic anew, or name the columns with .schema(...).",
+            )
         (first, schema), *others = schemas.items()
         for name, other in others:
             if not other.equals(schema):
@@ -109,7 +128,10 @@ class Planner:
             if not self.atomic or not latest:
                 return found
             # A topic's own bounds are cuts of that topic; a transaction may span several.
-            cut = self._cut({name: (at.topic_id, {}, {}) for name, at in latest.items()})
+            try:
+                cut = self._cut({name: (at.topic_id, {}, {}) for name, at in latest.items()})
+            except UnknownTopic:  # one was deleted in between: look again
+                continue
             if all(cut[name].keys() == at.offsets.keys() for name, at in latest.items()):
                 moved = {name: replace(at, offsets=cut[name]) for name, at in latest.items()}
                 return replace(found, latest=moved)
@@ -127,13 +149,15 @@ class Planner:
         above ``ends``, which is a cut: records below it that are not in ``limited`` come later.
         """
         moving = {each.topic for each in ranges(begin, ends)}
-        cut = self._cut(
-            {
-                name: (topic.id, known_offsets(begin, name, topic.id), topic.offsets)
-                for name, topic in limited.items()
-                if name in moving
-            }
-        )
+        asked = {
+            name: (topic.id, known_offsets(begin, name, topic.id), topic.offsets)
+            for name, topic in limited.items()
+            if name in moving
+        }
+        try:
+            cut = self._cut(asked)
+        except UnknownTopic:  # deleted since: what is left of the range is known when it is read
+            return ends
         found = {
             name: topic.moved(
                 {number: min(end, cut[name][number]) for number, end in topic.offsets.items()}
