@@ -14,6 +14,7 @@ from spark_stream.broker.host import Host, HostedTopic
 from spark_stream.broker.partition import Partition
 from spark_stream.broker.transaction_actions import TRANSACTION_ACTIONS, TransactionActions
 from spark_stream.broker.transactions import TransactionDesk
+from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.isolation import upper_bound
 from spark_stream.errors import InvalidRequest, IsologError
 from spark_stream.storage.settings import shown_settings
@@ -104,6 +105,11 @@ class Actions:
                 for number, each in found.items()
                 if asked.epochs
             },
+            uncommitted=[
+                number
+                for number, (start, end) in asked.ranges.items()
+                if number in found and found[number].shows_uncommitted(Offset(start), Offset(end))
+            ],
         )
 
     def _status(self, asked: Empty) -> Message:

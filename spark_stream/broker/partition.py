@@ -210,6 +210,13 @@ class Partition:
                 for (transaction, producer_id), part in self._undecided.open()
             ]
 
+    def shows_uncommitted(self, start: Offset, end: Offset) -> bool:
+        """Whether ``[start, end)`` has aborted records, or lies behind where an open one began."""
+        first = self._state.first_undecided
+        if first is not None and first < end:
+            return True
+        return self.log.has_aborted(start, end)
+
     def seal(self, transaction: int) -> None:
         """From now on nothing more is taken of a decided transaction."""
         with self._changed:

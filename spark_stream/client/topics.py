@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -101,6 +101,7 @@ class TopicsClient:
         isolation: Isolation = Isolation.READ_UNCOMMITTED,
         partitions: list[int] | None = None,
         epochs: Iterable[int] = (),
+        ranges: Mapping[int, tuple[int, int]] | None = None,
     ) -> PartitionOffsets:
         """For each partition the offset of a place; see ``wire.messages.ListOffsets``."""
         found = self._connection.act(
@@ -112,6 +113,7 @@ class TopicsClient:
                 timestamp=timestamp_us,
                 isolation=isolation,
                 epochs=sorted(set(epochs)),
+                ranges=dict(ranges or {}),
             ),
             Offsets,
         )
@@ -122,6 +124,7 @@ class TopicsClient:
             found.log_start_offsets,
             found.log_end_offsets,
             found.epoch_ends,
+            tuple(found.uncommitted),
         )
 
     def _remembered(self, facts: TopicFacts) -> TopicDescription:

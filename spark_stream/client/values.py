@@ -114,7 +114,9 @@ class Record(NamedTuple):
 class PartitionOffsets:
     """What a look-up of offsets found in a topic, by partition.
 
-    ``epoch_ends`` has where the leader epochs that were asked for ended, by partition and epoch.
+    ``epoch_ends`` has where the leader epochs that were asked for ended, by partition and epoch;
+    ``uncommitted`` the partitions with records of aborted or open transactions in the ranges that
+    were asked about.
     """
 
     topic_id: str
@@ -123,6 +125,7 @@ class PartitionOffsets:
     log_start_offsets: Mapping[int, int]
     log_end_offsets: Mapping[int, int]
     epoch_ends: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
+    uncommitted: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,14 @@ from spark_stream.client.topics import TopicsClient
 from spark_stream.client.values import TopicDescription
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.datasource.losses import Losses
-from spark_stream.datasource.offsets import Found, Offsets, TopicOffsets, known_offsets, ranges
+from spark_stream.datasource.offsets import (
+    Found,
+    Offsets,
+    Range,
+    TopicOffsets,
+    known_offsets,
+    ranges,
+)
 from spark_stream.datasource.options import SourceOptions
 from spark_stream.datasource.session import Session, session
 from spark_stream.errors import InvalidOption, SchemaMismatch, UnknownTopic
@@ -32,6 +39,7 @@ class Planner:
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
         self.losses = Losses(options.fail_on_data_loss)
+        self._told = False  # of uncommitted records: once a query
 
     @property
     def _session(self) -> Session:
@@ -110,17 +118,44 @@ class Planner:
         """Whether bounds have to be cuts: offsets that no transaction lies on both sides of."""
         return self.options.isolation is Isolation.READ_ATOMIC
 
-    def latest(self, *seen: Offsets) -> Found:
+    def latest(self, *seen: Offsets, reading: Iterable[Range] = ()) -> Found:
         """The present bounds of all topics; those that are gone are in ``missing``.
 
-        With where the leader epochs of the offsets in ``seen`` ended.
+        With where the leader epochs of the offsets in ``seen`` ended. Where the level shows them,
+        the first time that uncommitted records are in the ranges of ``reading`` is told.
         """
+        shown = {} if self._told or not self._shows_uncommitted else _by_topic(reading)
+        found = self._looked(seen, shown)
+        self._tell_of_uncommitted(found)
+        return found
+
+    @property
+    def _shows_uncommitted(self) -> bool:
+        return self.options.isolation is Isolation.READ_UNCOMMITTED
+
+    def _tell_of_uncommitted(self, found: Found) -> None:
+        names = [name for name, at in found.latest.items() if at.uncommitted]
+        if names:
+            self._told = True
+            logger.warning(
+                "%s: records of aborted or open transactions are among those that are read, for"
+                " isolation is read_uncommitted; to read committed records only, set the option"
+                " isolation=read_committed",
+                ", ".join(names),
+            )
+
+    def _looked(
+        self, seen: Iterable[Offsets], shown: Mapping[str, dict[int, tuple[int, int]]]
+    ) -> Found:
         while True:
             latest, missing = {}, set()
             for name in self.options.topics:
                 try:
                     latest[name] = self.topics.offsets(
-                        name, isolation=self.options.isolation, epochs=_epochs(name, seen)
+                        name,
+                        isolation=self.options.isolation,
+                        epochs=_epochs(name, seen),
+                        ranges=shown.get(name),
                     )
                 except UnknownTopic:
                     missing.add(name)
@@ -181,6 +216,14 @@ class Planner:
 def _epochs(name: str, seen: Iterable[Offsets]) -> set[int]:
     """The leader epochs under which offsets of the topic were seen."""
     return {epoch for each in seen if name in each for epoch in each[name].epochs.values()}
+
+
+def _by_topic(reading: Iterable[Range]) -> dict[str, dict[int, tuple[int, int]]]:
+    """Topic → partition → start and end."""
+    found: dict[str, dict[int, tuple[int, int]]] = {}
+    for each in reading:
+        found.setdefault(each.topic, {})[each.partition] = (each.start, each.end)
+    return found
 
 
 def _difference(one: pa.Schema, other: pa.Schema) -> str:

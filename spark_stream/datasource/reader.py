@@ -136,7 +136,7 @@ class IsologReader(DataSourceReader):
         options, losses = self._planner.options, self._planner.losses
         start: Offsets = resolved(self._planner, "startingOffsets", options.starting, EARLIEST)
         end: Offsets = resolved(self._planner, "endingOffsets", options.ending, LATEST)
-        now = self._planner.latest(start, end)
+        now = self._planner.latest(start, end, reading=ranges(start, end))
         start, end = losses.kept(start, now), losses.kept(end, now)
         visible = {
             name: topic.moved(

@@ -99,7 +99,8 @@ class IsologStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return []
         # A batch that is planned again after a restart was planned over an earlier log: its end may
         # be above what is left of it, just as its start.
-        losses, now = self._planner.losses, self._planner.latest(begin, until)
+        losses = self._planner.losses
+        now = self._planner.latest(begin, until, reading=ranges(begin, until))
         asked = ranges(losses.kept(begin, now), losses.kept(until, now))
         return [InputPartition(each) for each in losses.readable(asked, now)]
 

@@ -417,6 +417,7 @@ class ListOffsets(Message):
     ``timestamp`` in microseconds since the epoch: the first offset at or after it, or the
     isolation's bound where there is none. Without it ``at``: -2 earliest, -1 latest.
     ``partitions``: None is all. ``epochs``: leader epochs of which to tell where they ended.
+    ``ranges``: partition → [start, end), of which to tell whether uncommitted records are in them.
     """
 
     topic: Name
@@ -425,12 +426,14 @@ class ListOffsets(Message):
     timestamp: Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)] | None = None
     isolation: Isolation = Isolation.READ_UNCOMMITTED
     epochs: list[OffsetField] = []
+    ranges: dict[PartitionField, tuple[OffsetField, OffsetField]] = {}
 
 
 class Offsets(Message):
     """What ListOffsets found, with what a streaming offset is made of.
 
     ``epoch_ends``: partition → epoch → where it ended, which is the log's end for the present one.
+    ``uncommitted``: partitions with records of aborted or open transactions in their ranges.
     """
 
     topic_id: str
@@ -439,6 +442,7 @@ class Offsets(Message):
     log_start_offsets: dict[int, int]
     log_end_offsets: dict[int, int]
     epoch_ends: dict[int, dict[int, int]] = {}
+    uncommitted: list[int] = []
 
 
 class Status(Message):
