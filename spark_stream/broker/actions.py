@@ -14,12 +14,14 @@ from spark_stream.broker.host import Host, HostedTopic
 from spark_stream.broker.partition import Partition
 from spark_stream.broker.transaction_actions import TRANSACTION_ACTIONS, TransactionActions
 from spark_stream.broker.transactions import TransactionDesk
+from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.isolation import upper_bound
 from spark_stream.errors import InvalidRequest, IsologError
 from spark_stream.storage.settings import shown_settings
 from spark_stream.version import VERSION
 from spark_stream.wire.messages import (
     EARLIEST,
+    AlterTopic,
     CreateTopic,
     Empty,
     ListOffsets,
@@ -72,6 +74,9 @@ class Actions:
         )
         return self._described(hosted)
 
+    def _alter(self, asked: AlterTopic) -> Message:
+        return self._described(self._host.alter(asked.topic, asked.partitions, asked.config))
+
     def _delete(self, asked: NamedTopic) -> Message:
         self._host.delete(asked.topic)
         return Empty()
@@ -95,6 +100,16 @@ class Actions:
             epochs={number: int(each.leader_epoch) for number, each in found.items()},
             log_start_offsets={n: int(each.log_start_offset) for n, each in bounds.items()},
             log_end_offsets={n: int(each.log_end_offset) for n, each in bounds.items()},
+            epoch_ends={
+                number: {epoch: int(each.epoch_end(epoch)) for epoch in asked.epochs}
+                for number, each in found.items()
+                if asked.epochs
+            },
+            uncommitted=[
+                number
+                for number, (start, end) in asked.ranges.items()
+                if number in found and found[number].shows_uncommitted(Offset(start), Offset(end))
+            ],
         )
 
     def _status(self, asked: Empty) -> Message:
@@ -166,6 +181,7 @@ def own_memory(process: psutil.Process) -> int:
 
 _TABLE: Final[dict[str, tuple[type[Message], Callable[[Actions, Any], Message]]]] = {
     "create-topic": (CreateTopic, Actions._create),
+    "alter-topic": (AlterTopic, Actions._alter),
     "delete-topic": (NamedTopic, Actions._delete),
     "describe-topic": (NamedTopic, Actions._describe),
     "list-topics": (Empty, Actions._list),

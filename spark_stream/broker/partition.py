@@ -22,13 +22,14 @@ from spark_stream.broker.refusals import of_stamp
 from spark_stream.consistency import leader, producers
 from spark_stream.consistency.atomic import Spans, SpansSnapshot, greatest_cut
 from spark_stream.consistency.entries import Kind
+from spark_stream.consistency.epochs import EpochStarts
 from spark_stream.consistency.ids import NO_TRANSACTION, LeaderEpoch, Offset
 from spark_stream.consistency.isolation import Bounds, Isolation, upper_bound
 from spark_stream.consistency.producers import NOBODY, Duplicate, Refused, Stamp
 from spark_stream.consistency.undecided import Undecided, open_parts
 from spark_stream.errors import BrokerStopping, IsologError, UnknownTopic
 from spark_stream.storage.log import PartitionLog, Prepared
-from spark_stream.storage.settings import Flush
+from spark_stream.storage.settings import Flush, LogSettings
 from spark_stream.wire.limits import CANCEL_POLL_S
 
 FIRST_EPOCH = LeaderEpoch(0)
@@ -90,10 +91,25 @@ class Partition:
         state = leader.opened(FIRST_EPOCH, log.start, log.end)
         self._state = leader.undecided_from(state, self._undecided.first())
         self._cut = (Offset(-1), Offset(-1))
+        self._epochs = EpochStarts.derived(tables)
 
     @property
     def leader_epoch(self) -> LeaderEpoch:
         return self._state.leader_epoch
+
+    @property
+    def last_epoch(self) -> LeaderEpoch | None:
+        """The epoch of the log's last entry; None: it has none."""
+        return self._epochs.last
+
+    def lead(self, epoch: LeaderEpoch) -> None:
+        """What is appended from now on is of this epoch, which no entry is above."""
+        with self._changed:
+            self._state = replace(self._state, leader_epoch=epoch)
+
+    def epoch_end(self, epoch: int) -> Offset:
+        """Where that leader epoch ended in this log; the log's end for one that has not ended."""
+        return self._epochs.end_of(epoch, self._state.log_end.offset)
 
     def bounds(self, isolation: Isolation | None = None) -> Bounds:
         """LEO, HW, LSO and the log's start, as one observation; the cut too if it is asked for."""
@@ -160,7 +176,9 @@ class Partition:
                     return Appended(end, 0)
                 raise of_stamp(self, stamp, verdict)
         if prepared is not None:
-            self.log.append(prepared, self._state.leader_epoch, now, stamp or NOBODY)
+            epoch = self._state.leader_epoch
+            self.log.append(prepared, epoch, now, stamp or NOBODY)
+            self._epochs.appended(epoch, end)
         if stamp is not None:
             self._producers[stamp.producer_id] = producers.appended(
                 self._producers.get(stamp.producer_id), stamp, end, records, now
@@ -191,6 +209,13 @@ class Partition:
                 OpenTransaction(transaction, producer_id, part.first_offset)
                 for (transaction, producer_id), part in self._undecided.open()
             ]
+
+    def shows_uncommitted(self, start: Offset, end: Offset) -> bool:
+        """Whether ``[start, end)`` has aborted records, or lies behind where an open one began."""
+        first = self._state.first_undecided
+        if first is not None and first < end:
+            return True
+        return self.log.has_aborted(start, end)
 
     def seal(self, transaction: int) -> None:
         """From now on nothing more is taken of a decided transaction."""
@@ -223,8 +248,10 @@ class Partition:
     def _mark(self, transaction: int, producer_id: int, epoch: int, *, committed: bool) -> None:
         now = now_us()
         kind = Kind.COMMIT if committed else Kind.ABORT
-        marker = self.log.end.entry
+        end = self.log.end
+        marker = end.entry
         self.log.mark(kind, producer_id, epoch, transaction, self._state.leader_epoch, now)
+        self._epochs.appended(self._state.leader_epoch, end.offset)
         if not committed:
             self._spans.aborted(transaction, producer_id)
         known = self._producers.get(producer_id)
@@ -266,6 +293,11 @@ class Partition:
                     return False
                 self._changed.wait(min(left, CANCEL_POLL_S))
         return True
+
+    def configure(self, settings: LogSettings) -> None:
+        """What is appended, rolled, flushed and removed from now on goes by these settings."""
+        with self._changed:
+            self.log.format = replace(self.log.format, settings=settings)
 
     def housekeep(self, flush_interval_s: float | None) -> None:
         """Rolls, removes and flushes what is due."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple
 
@@ -112,13 +112,20 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PartitionOffsets:
-    """What a look-up of offsets found in a topic, by partition."""
+    """What a look-up of offsets found in a topic, by partition.
+
+    ``epoch_ends`` has where the leader epochs that were asked for ended, by partition and epoch;
+    ``uncommitted`` the partitions with records of aborted or open transactions in the ranges that
+    were asked about.
+    """
 
     topic_id: str
     offsets: Mapping[int, int]
     epochs: Mapping[int, int]
     log_start_offsets: Mapping[int, int]
     log_end_offsets: Mapping[int, int]
+    epoch_ends: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
+    uncommitted: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from spark_stream.client.values import PartitionOffsets
 from spark_stream.errors import InvalidRequest
 
 
@@ -27,6 +28,21 @@ class TopicOffsets:
 
 
 Offsets = Mapping[str, TopicOffsets]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The log as it is now: topic → its offsets under the isolation level, and its bounds."""
+
+    latest: Mapping[str, PartitionOffsets]
+    missing: frozenset[str]
+
+    def offsets(self) -> dict[str, TopicOffsets]:
+        """The bounds as streaming offsets, wherever a query is."""
+        return {
+            name: TopicOffsets(topic.topic_id, topic.offsets, topic.epochs)
+            for name, topic in self.latest.items()
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from typing import Any, Final, TypeVar
 
 from spark_stream.client.topics import level
 from spark_stream.consistency.isolation import PRODUCER_LEVELS, Isolation
-from spark_stream.errors import InvalidOption, Unsupported
+from spark_stream.datasource.offsets import TopicOffsets, from_json
+from spark_stream.errors import InvalidOption, InvalidRequest, Unsupported
 from spark_stream.wire.messages import EARLIEST, LATEST
 
 SINK_ID_LENGTH_MAX: Final = 200
@@ -24,8 +25,18 @@ SINK_ID_LENGTH_MAX: Final = 200
 
 T = TypeVar("T")
 OffsetsByTopic = Mapping[str, Mapping[int, int]]
-Named = int | OffsetsByTopic
-"""-2 (earliest), -1 (latest), or offsets by topic and partition (-2 and -1 among them)."""
+
+
+@dataclass(frozen=True, slots=True)
+class FromProgress:
+    """Streaming offsets as a query's progress shows them."""
+
+    offsets: Mapping[str, TopicOffsets]
+
+
+Named = int | OffsetsByTopic | FromProgress
+"""-2 (earliest), -1 (latest), offsets by topic and partition (-2 and -1 among them), or a progress.
+"""
 
 _BOTH: Final = ("bootstrap", "path", "isolation")
 _SOURCE: Final = (
@@ -280,15 +291,22 @@ def _offsets(options: Mapping[str, str], name: str, default: int, topics: tuple[
     words = {"earliest": EARLIEST, "latest": LATEST}
     if text.strip().lower() in words:
         return words[text.strip().lower()]
+    found: OffsetsByTopic
+    progress = None
     try:
         parsed = json.loads(text)
-        found = {
-            str(topic): {int(number): int(offset) for number, offset in places.items()}
-            for topic, places in parsed.items()
-        }
-    except (ValueError, AttributeError, TypeError):
+        if parsed and all("partitions" in topic for topic in parsed.values()):
+            progress = FromProgress(from_json(parsed))
+            found = {topic: at.offsets for topic, at in progress.offsets.items()}
+        else:
+            found = {
+                str(topic): {int(number): int(offset) for number, offset in places.items()}
+                for topic, places in parsed.items()
+            }
+    except (ValueError, AttributeError, TypeError, InvalidRequest):
         raise InvalidOption(
-            f'{name} takes earliest | latest | {{"topic": {{"0": 23, "1": -2}}}}, not {text!r}',
+            f'{name} takes earliest | latest | {{"topic": {{"0": 23, "1": -2}}}} | a streaming'
+            f" offset of a query's progress, not {text!r}",
             option=name,
         ) from None
     for topic, places in found.items():
@@ -301,4 +319,4 @@ def _offsets(options: Mapping[str, str], name: str, default: int, topics: tuple[
                     f" (latest), not {offset}",
                     option=name,
                 )
-    return found
+    return progress or found

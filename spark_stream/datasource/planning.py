@@ -1,4 +1,4 @@
-"""Topics, schemas and offsets as a query needs them, and what of its range is lost.
+"""Topics, schemas and bounds as a query needs them.
 
 Everything here runs on the driver, and asks the log through this process's session.
 """
@@ -7,37 +7,30 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pyarrow as pa
 
 from spark_stream.client.columns import View, shown_schema
-from spark_stream.client.positions import named_resolved
-from spark_stream.client.values import PartitionOffsets, TopicDescription
+from spark_stream.client.topics import TopicsClient
+from spark_stream.client.values import TopicDescription
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.datasource.offsets import Offsets, Range, TopicOffsets, known_offsets, ranges
-from spark_stream.datasource.options import Named, SourceOptions
+from spark_stream.datasource.losses import Losses
+from spark_stream.datasource.offsets import (
+    Found,
+    Offsets,
+    Range,
+    TopicOffsets,
+    known_offsets,
+    ranges,
+)
+from spark_stream.datasource.options import SourceOptions
 from spark_stream.datasource.session import Session, session
-from spark_stream.errors import DataLoss, InvalidOption, SchemaMismatch, UnknownTopic
-from spark_stream.wire.messages import LATEST, CutTopic
+from spark_stream.errors import InvalidOption, SchemaMismatch, UnknownTopic
+from spark_stream.wire.messages import CutTopic
 from spark_stream.wire.schemas import empty_batch, fitted, is_default
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """The log as it is now: topic → its offsets under the isolation level, and its bounds."""
-
-    latest: Mapping[str, PartitionOffsets]
-    missing: frozenset[str]
-
-    def offsets(self) -> dict[str, TopicOffsets]:
-        """The bounds as streaming offsets, wherever a query is."""
-        return {
-            name: TopicOffsets(topic.topic_id, topic.offsets, topic.epochs)
-            for name, topic in self.latest.items()
-        }
 
 
 class Planner:
@@ -45,22 +38,48 @@ class Planner:
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
+        self.losses = Losses(options.fail_on_data_loss)
+        self._told = False  # of uncommitted records: once a query
 
     @property
     def _session(self) -> Session:
         return session(self.options.place)
 
+    @property
+    def topics(self) -> TopicsClient:
+        """What this process asks about topics."""
+        return self._session.topics
+
     def described(self) -> dict[str, TopicDescription]:
-        """The topics that were subscribed to, or UnknownTopic."""
-        return {name: self._session.topics.describe(name) for name in self.options.topics}
+        """The topics that were subscribed to; those that were deleted are left out.
+
+        Raises:
+            UnknownTopic: one is not there, and ``failOnDataLoss`` is set.
+        """
+        found = {}
+        for name in self.options.topics:
+            try:
+                found[name] = self.topics.describe(name)
+            except UnknownTopic:
+                if self.options.fail_on_data_loss:
+                    raise
+                self.losses.deleted(name)
+        return found
 
     def shown(self) -> pa.Schema:
         """The columns that the query shows where it does not choose them.
 
         Raises:
             SchemaMismatch: the topics differ; the message names a column.
+            UnknownTopic: there is none to ask.
         """
         schemas = {name: self._shown(each.schema) for name, each in self.described().items()}
+        if not schemas:
+            raise UnknownTopic(
+                f"there is no topic {' or '.join(map(repr, self.options.topics))}: nobody knows the"
+                " columns",
+                hint="Make the topic anew, or name the columns with .schema(...).",
+            )
         (first, schema), *others = schemas.items()
         for name, other in others:
             if not other.equals(schema):
@@ -99,19 +118,59 @@ class Planner:
         """Whether bounds have to be cuts: offsets that no transaction lies on both sides of."""
         return self.options.isolation is Isolation.READ_ATOMIC
 
-    def latest(self) -> Found:
-        """The present bounds of all topics; those that are gone are in ``missing``."""
-        latest, missing = {}, set()
-        for name in self.options.topics:
-            try:
-                latest[name] = self._session.topics.offsets(name, isolation=self.options.isolation)
-            except UnknownTopic:
-                missing.add(name)
-        if self.atomic and latest:
+    def latest(self, *seen: Offsets, reading: Iterable[Range] = ()) -> Found:
+        """The present bounds of all topics; those that are gone are in ``missing``.
+
+        With where the leader epochs of the offsets in ``seen`` ended. Where the level shows them,
+        the first time that uncommitted records are in the ranges of ``reading`` is told.
+        """
+        shown = {} if self._told or not self._shows_uncommitted else _by_topic(reading)
+        found = self._looked(seen, shown)
+        self._tell_of_uncommitted(found)
+        return found
+
+    @property
+    def _shows_uncommitted(self) -> bool:
+        return self.options.isolation is Isolation.READ_UNCOMMITTED
+
+    def _tell_of_uncommitted(self, found: Found) -> None:
+        names = [name for name, at in found.latest.items() if at.uncommitted]
+        if names:
+            self._told = True
+            logger.warning(
+                "%s: records of aborted or open transactions are among those that are read, for"
+                " isolation is read_uncommitted; to read committed records only, set the option"
+                " isolation=read_committed",
+                ", ".join(names),
+            )
+
+    def _looked(
+        self, seen: Iterable[Offsets], shown: Mapping[str, dict[int, tuple[int, int]]]
+    ) -> Found:
+        while True:
+            latest, missing = {}, set()
+            for name in self.options.topics:
+                try:
+                    latest[name] = self.topics.offsets(
+                        name,
+                        isolation=self.options.isolation,
+                        epochs=_epochs(name, seen),
+                        ranges=shown.get(name),
+                    )
+                except UnknownTopic:
+                    missing.add(name)
+            found = Found(latest, frozenset(missing))
+            if not self.atomic or not latest:
+                return found
             # A topic's own bounds are cuts of that topic; a transaction may span several.
-            cut = self._cut({name: (at.topic_id, {}, {}) for name, at in latest.items()})
-            latest = {name: replace(at, offsets=cut[name]) for name, at in latest.items()}
-        return Found(latest, frozenset(missing))
+            try:
+                cut = self._cut({name: (at.topic_id, {}, {}) for name, at in latest.items()})
+            except UnknownTopic:  # one was deleted in between: look again
+                continue
+            if all(cut[name].keys() == at.offsets.keys() for name, at in latest.items()):
+                moved = {name: replace(at, offsets=cut[name]) for name, at in latest.items()}
+                return replace(found, latest=moved)
+            # A topic has got more partitions in between: look again.
 
     def cut_below(self, ends: Offsets) -> dict[str, TopicOffsets]:
         """The greatest cut that is nowhere above the ends."""
@@ -125,13 +184,15 @@ class Planner:
         above ``ends``, which is a cut: records below it that are not in ``limited`` come later.
         """
         moving = {each.topic for each in ranges(begin, ends)}
-        cut = self._cut(
-            {
-                name: (topic.id, known_offsets(begin, name, topic.id), topic.offsets)
-                for name, topic in limited.items()
-                if name in moving
-            }
-        )
+        asked = {
+            name: (topic.id, known_offsets(begin, name, topic.id), topic.offsets)
+            for name, topic in limited.items()
+            if name in moving
+        }
+        try:
+            cut = self._cut(asked)
+        except UnknownTopic:  # deleted since: what is left of the range is known when it is read
+            return ends
         found = {
             name: topic.moved(
                 {number: min(end, cut[name][number]) for number, end in topic.offsets.items()}
@@ -151,106 +212,18 @@ class Planner:
             for name, (topic_id, lower, upper) in topics.items()
         )
 
-    def resolved(self, place: Named, unnamed: int) -> dict[str, TopicOffsets]:
-        """Starting or ending offsets, resolved now; partitions left out take ``unnamed``.
 
-        Raises:
-            UnknownTopic: there is no such topic.
-            InvalidOption: a partition that the topic does not have.
-        """
-        found = {}
-        bounds = self.latest().latest if self.atomic else {}
-        for name in self.options.topics:
-            now = bounds.get(name) or self._session.topics.offsets(
-                name, isolation=self.options.isolation
-            )
-            default = place if isinstance(place, int) else unnamed
-            asked = dict.fromkeys(now.offsets, default)
-            named = {} if isinstance(place, int) else place.get(name, {})
-            for number in named:
-                if number not in asked:
-                    raise InvalidOption(
-                        f"topic {name!r} has partitions 0 to {len(asked) - 1}, not {number}"
-                    )
-            wanted = asked | dict(named)
-            if name in bounds:  # "latest" is where a cut through all topics stands
-                wanted = {
-                    number: now.offsets[number] if offset == LATEST else offset
-                    for number, offset in wanted.items()
-                }
-            offsets = named_resolved(self._session.topics, name, wanted, self.options.isolation)
-            found[name] = TopicOffsets(now.topic_id, offsets, now.epochs)
-        return found
+def _epochs(name: str, seen: Iterable[Offsets]) -> set[int]:
+    """The leader epochs under which offsets of the topic were seen."""
+    return {epoch for each in seen if name in each for epoch in each[name].epochs.values()}
 
-    def lost(self, message: str, **details: str | int) -> None:
-        """Records of the query's range are gone: fails or warns, as ``failOnDataLoss`` says."""
-        if self.options.fail_on_data_loss:
-            raise DataLoss(message, hint=None, **details)
-        logger.warning("%s; going on with what is left (failOnDataLoss is false)", message)
 
-    def ends(self, start: Offsets, now: Found) -> dict[str, TopicOffsets]:
-        """How far the query can read now, given where it is; reports what is lost on the way."""
-        for name in sorted(now.missing):
-            self.lost(f"topic {name!r} was deleted", topic=name)
-        ends = {name: start[name] for name in now.missing if name in start}
-        for name, latest in now.latest.items():
-            before = start.get(name)
-            if before is not None and before.id != latest.topic_id:
-                self.lost(
-                    f"topic {name!r} was deleted and made anew: its id was {before.id}, now it is"
-                    f" {latest.topic_id}",
-                    topic=name,
-                )
-                before = None
-            offsets = {number: self._end(name, number, latest, before) for number in latest.offsets}
-            ends[name] = TopicOffsets(latest.topic_id, offsets, latest.epochs)
-        return ends
-
-    def _end(
-        self, name: str, number: int, latest: PartitionOffsets, before: TopicOffsets | None
-    ) -> int:
-        bound = latest.offsets[number]
-        at = None if before is None else before.offsets.get(number)
-        if at is None or at <= bound:
-            return bound
-        log_end = latest.log_end_offsets[number]
-        if at <= log_end:
-            return at  # the records are there, only not visible under this isolation level (yet)
-        self.lost(
-            f"{name}/{number}: the query has read up to offset {at}, but the log ends at {log_end}:"
-            f" offsets {log_end} to {at - 1} were cut off",
-            topic=name,
-            partition=number,
-        )
-        return bound
-
-    def readable(self, asked: Iterable[Range], now: Found) -> list[Range]:
-        """The ranges less what retention removed or what was deleted; reports that."""
-        kept = []
-        for each in asked:
-            latest = now.latest.get(each.topic)
-            where = f"{each.topic}/{each.partition}"
-            if latest is None or latest.topic_id != each.topic_id:
-                self.lost(
-                    f"{where}: offsets {each.start} to {each.end - 1} went with their topic, which"
-                    " was deleted",
-                    topic=each.topic,
-                    partition=each.partition,
-                )
-                continue
-            first = latest.log_start_offsets.get(each.partition, 0)
-            start = each.start
-            if start < first:
-                self.lost(
-                    f"{where}: offsets {start} to {min(first, each.end) - 1} were removed by"
-                    f" retention; the first left is {first}",
-                    topic=each.topic,
-                    partition=each.partition,
-                )
-                start = first
-            if start < each.end:
-                kept.append(Range(each.topic, each.topic_id, each.partition, start, each.end))
-        return kept
+def _by_topic(reading: Iterable[Range]) -> dict[str, dict[int, tuple[int, int]]]:
+    """Topic → partition → start and end."""
+    found: dict[str, dict[int, tuple[int, int]]] = {}
+    for each in reading:
+        found.setdefault(each.topic, {})[each.partition] = (each.start, each.end)
+    return found
 
 
 def _difference(one: pa.Schema, other: pa.Schema) -> str:

@@ -15,12 +15,14 @@ from pyspark.sql.types import StructType
 from spark_stream.client.columns import View
 from spark_stream.client.fetching import Fetched, Source, fetch_once, fetch_range
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.datasource.offsets import Range, ranges
+from spark_stream.datasource.losses import gone_with_topic
+from spark_stream.datasource.offsets import Offsets, Range, ranges
 from spark_stream.datasource.options import SourceOptions
 from spark_stream.datasource.planning import Planner
 from spark_stream.datasource.session import session
+from spark_stream.datasource.starts import resolved
 from spark_stream.datasource.types import to_arrow
-from spark_stream.errors import DataLoss, IsologError, OffsetEvicted
+from spark_stream.errors import DataLoss, IsologError, OffsetEvicted, UnknownTopic
 from spark_stream.wire.messages import EARLIEST, LATEST
 from spark_stream.wire.schemas import fitted
 
@@ -43,20 +45,12 @@ class RangeReader:
             DataLoss: records of the range are gone, and ``failOnDataLoss`` is set.
             SchemaMismatch: a column has another type than the query was planned with.
         """
-        here = session(self.options.place)
         schema = to_arrow(self.schema)
-        topic = here.topics.known(asked.topic)
-        if topic.id != asked.topic_id:  # this process remembers an earlier topic of the name
-            topic = here.topics.describe(asked.topic)
-        view = View.of(asked.topic, topic.schema, schema.names)
-        isolation = self.options.isolation
-        if isolation is Isolation.READ_ATOMIC:
-            isolation = Isolation.READ_COMMITTED  # what is atomic is the range: it ends at a cut
-        source = Source(here.connection, view, asked.topic_id, asked.partition, isolation)
         position = asked.start
         while position < asked.end:
             before = position
             try:
+                source = self._source(asked, schema)
                 for fetched in _visible(source, position, asked.end):
                     position = fetched.next
                     if fetched.batch.num_rows:
@@ -68,9 +62,28 @@ class RangeReader:
                 first = int(error.details["log_start_offset"])
                 self._lost(self._gone(asked, position, min(first, asked.end)), error)
                 position = first
+            except UnknownTopic as error:
+                gone = DataLoss(
+                    gone_with_topic(asked, position), topic=asked.topic, partition=asked.partition
+                )
+                self._lost(gone, error)
+                return
             except DataLoss as error:
                 self._lost(error, error)
                 return
+
+    def _source(self, asked: Range, schema: pa.Schema) -> Source:
+        here = session(self.options.place)
+        topic = here.topics.known(asked.topic)
+        if topic.id != asked.topic_id:  # this process remembers an earlier topic of the name
+            topic = here.topics.describe(asked.topic)
+        if topic.id != asked.topic_id:
+            raise UnknownTopic(f"topic {asked.topic!r} was made anew", topic=asked.topic)
+        view = View.of(asked.topic, topic.schema, schema.names)
+        isolation = self.options.isolation
+        if isolation is Isolation.READ_ATOMIC:
+            isolation = Isolation.READ_COMMITTED  # what is atomic is the range: it ends at a cut
+        return Source(here.connection, view, asked.topic_id, asked.partition, isolation)
 
     def _gone(self, asked: Range, first: int, end: int) -> DataLoss:
         return DataLoss(
@@ -120,11 +133,11 @@ class IsologReader(DataSourceReader):
         self._planner.check_projection(to_arrow(schema))
 
     def partitions(self) -> list[InputPartition]:
-        options = self._planner.options
-        start = self._planner.resolved(options.starting, unnamed=EARLIEST)
-        end = self._planner.resolved(options.ending, unnamed=LATEST)
-        now = self._planner.latest()
-        self._planner.ends(end, now)  # tells of ends that the log does not have
+        options, losses = self._planner.options, self._planner.losses
+        start: Offsets = resolved(self._planner, "startingOffsets", options.starting, EARLIEST)
+        end: Offsets = resolved(self._planner, "endingOffsets", options.ending, LATEST)
+        now = self._planner.latest(start, end, reading=ranges(start, end))
+        start, end = losses.kept(start, now), losses.kept(end, now)
         visible = {
             name: topic.moved(
                 {
@@ -137,9 +150,7 @@ class IsologReader(DataSourceReader):
         }
         if self._planner.atomic and options.ending != LATEST:
             visible = self._planner.cut_below(visible)
-        return [
-            InputPartition(each) for each in self._planner.readable(ranges(start, visible), now)
-        ]
+        return [InputPartition(each) for each in losses.readable(ranges(start, visible), now)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # Where there is nothing to read, Spark makes up one partition without a range.

@@ -35,13 +35,14 @@ from spark_stream.datasource.offsets import (
     ranges,
     to_json,
 )
-from spark_stream.datasource.options import Named, SourceOptions
+from spark_stream.datasource.options import SourceOptions
 from spark_stream.datasource.pacing import shared_out
 from spark_stream.datasource.planning import Planner
 from spark_stream.datasource.reader import RangeReader
+from spark_stream.datasource.starts import moves, resolved
 from spark_stream.datasource.types import to_arrow
 from spark_stream.errors import Unsupported
-from spark_stream.wire.messages import EARLIEST, LATEST
+from spark_stream.wire.messages import EARLIEST
 
 
 class IsologStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -52,12 +53,14 @@ class IsologStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._ranges = RangeReader(options, schema)
         self._planner.check_projection(to_arrow(schema))
         self._initial: dict[str, TopicOffsets] | None = None
-        self._pinned = not _moves(options.starting)
+        self._pinned = True
         self._target: dict[str, TopicOffsets] | None = None
 
     def initialOffset(self) -> dict[str, Any]:
         if self._initial is None:  # Spark asks twice, and must get one answer
-            self._initial = self._planner.resolved(self._planner.options.starting, unnamed=EARLIEST)
+            starting = self._planner.options.starting
+            self._initial = resolved(self._planner, "startingOffsets", starting, EARLIEST)
+            self._pinned = not moves(starting, self._initial)
         return to_json(self._initial)
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -76,7 +79,9 @@ class IsologStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._pinned = True
             if begin == self._initial:
                 return start
-        ends: Offsets = self._planner.ends(begin, self._planner.latest())
+        now = self._planner.latest(begin)
+        begin = self._planner.losses.kept(begin, now)
+        ends: Offsets = self._planner.losses.ends(begin, now)
         if self._target is not None:
             ends = _capped(begin, ends, self._target)
         if isinstance(limit, ReadMaxRows):
@@ -89,11 +94,15 @@ class IsologStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(ends)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        asked = list(ranges(from_json(start), from_json(end)))
-        if not asked:
+        begin, until = from_json(start), from_json(end)
+        if begin == until:
             return []
-        readable = self._planner.readable(asked, self._planner.latest())
-        return [InputPartition(each) for each in readable]
+        # A batch that is planned again after a restart was planned over an earlier log: its end may
+        # be above what is left of it, just as its start.
+        losses = self._planner.losses
+        now = self._planner.latest(begin, until, reading=ranges(begin, until))
+        asked = ranges(losses.kept(begin, now), losses.kept(until, now))
+        return [InputPartition(each) for each in losses.readable(asked, now)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._ranges.read(partition.value)
@@ -103,13 +112,6 @@ class IsologStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Nothing: the process's connection is shared with its other queries."""
-
-
-def _moves(starting: Named) -> bool:
-    """Whether the start would be another one if it were asked for later."""
-    if isinstance(starting, int):
-        return starting == LATEST
-    return any(offset == LATEST for places in starting.values() for offset in places.values())
 
 
 def _capped(begin: Offsets, ends: Offsets, target: Offsets) -> dict[str, TopicOffsets]:
@@ -133,12 +135,17 @@ def _capped(begin: Offsets, ends: Offsets, target: Offsets) -> dict[str, TopicOf
 
 def _limited(begin: Offsets, ends: Offsets, limit: int) -> dict[str, TopicOffsets]:
     """The ends, so that at most ``limit`` records lie before them."""
-    backlog = {(each.topic, each.partition): each.end - each.start for each in ranges(begin, ends)}
-    taken = shared_out(backlog, limit)
+    backlog = {
+        (name, number): 0 for name, topic in sorted(ends.items()) for number in topic.offsets
+    }
+    for each in ranges(begin, ends):
+        backlog[each.topic, each.partition] = each.end - each.start
+    read = sum(sum(topic.offsets.values()) for topic in begin.values())
+    taken = shared_out(backlog, limit, turn=read)
     return {
         name: topic.moved(
             {
-                number: end - backlog.get((name, number), 0) + taken.get((name, number), 0)
+                number: end - backlog[name, number] + taken[name, number]
                 for number, end in topic.offsets.items()
             }
         )

@@ -21,6 +21,7 @@ from spark_stream.consistency.entries import (
     Kind,
     Table,
     aborted_rows,
+    at_offset,
     first_at_or_after,
     open_transactions,
 )
@@ -331,6 +332,18 @@ class PartitionLog:
                 yield chunk
             if position < min(end, segment.end.offset):
                 return  # the budget is spent, or damage follows
+
+    def has_aborted(self, start: Offset, end: Offset) -> bool:
+        """Whether a record of ``[start, end)`` is known to be aborted. Looks at no record."""
+        for segment in self.segments:
+            table = segment.table
+            mask = segment.aborted(table)
+            if mask is None or start >= segment.end.offset or end <= segment.first.offset:
+                continue
+            first = max(0, at_offset(table, start))
+            if mask[first : at_offset(table, end - 1) + 1].any():
+                return True
+        return False
 
     def offset_at(self, timestamp: int) -> Offset | None:
         """The first offset whose record has a timestamp at or after this one; None: no record has.

@@ -116,11 +116,15 @@ class ChunkFacts(Message):
 
 
 class EndFacts(Message):
-    """The last message of a fetch: read on from ``next``, even if nothing was visible."""
+    """The last message of a fetch: read on from ``next``, even if nothing was visible.
+
+    ``partitions``: how many the topic has now, so that a consumer learns when there are more.
+    """
 
     next: OffsetField
     end: bool = True
     bounds: BoundsFacts
+    partitions: int | None = None
 
 
 # -- writing --------------------------------------------------------------------------------------
@@ -164,6 +168,7 @@ class Ack(Message):
     """What became of a batch: first offset and count, or an error (whose details have kept).
 
     ``duplicate``: the batch was there already; offset and count are those it got then.
+    ``partitions``: how many the topic has now, so that a producer learns when there are more.
     """
 
     number: int
@@ -171,6 +176,7 @@ class Ack(Message):
     offset: int | None = None
     count: int = 0
     duplicate: bool = False
+    partitions: int | None = None
     error: dict[str, Any] | None = None
 
 
@@ -358,6 +364,14 @@ class CreateTopic(Message):
     config: dict[str, str] = {}
 
 
+class AlterTopic(Message):
+    """``partitions``: how many there shall be, None: as now. ``config``: the settings to change."""
+
+    topic: Name
+    partitions: int | None = None
+    config: dict[str, str] = {}
+
+
 class NamedTopic(Message):
     """The topic an action is about."""
 
@@ -402,7 +416,8 @@ class ListOffsets(Message):
 
     ``timestamp`` in microseconds since the epoch: the first offset at or after it, or the
     isolation's bound where there is none. Without it ``at``: -2 earliest, -1 latest.
-    ``partitions``: None is all.
+    ``partitions``: None is all. ``epochs``: leader epochs of which to tell where they ended.
+    ``ranges``: partition → [start, end), of which to tell whether uncommitted records are in them.
     """
 
     topic: Name
@@ -410,16 +425,24 @@ class ListOffsets(Message):
     at: Annotated[int, Field(ge=EARLIEST, le=LATEST)] = LATEST
     timestamp: Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)] | None = None
     isolation: Isolation = Isolation.READ_UNCOMMITTED
+    epochs: list[OffsetField] = []
+    ranges: dict[PartitionField, tuple[OffsetField, OffsetField]] = {}
 
 
 class Offsets(Message):
-    """What ListOffsets found, with what a streaming offset is made of."""
+    """What ListOffsets found, with what a streaming offset is made of.
+
+    ``epoch_ends``: partition → epoch → where it ended, which is the log's end for the present one.
+    ``uncommitted``: partitions with records of aborted or open transactions in their ranges.
+    """
 
     topic_id: str
     offsets: dict[int, int]
     epochs: dict[int, int]
     log_start_offsets: dict[int, int]
     log_end_offsets: dict[int, int]
+    epoch_ends: dict[int, dict[int, int]] = {}
+    uncommitted: list[int] = []
 
 
 class Status(Message):
@@ -438,6 +461,7 @@ class Status(Message):
 
 ACTIONS: Final[dict[str, str]] = {
     "create-topic": "CreateTopic → TopicFacts",
+    "alter-topic": "AlterTopic → TopicFacts",
     "delete-topic": "NamedTopic → Empty",
     "describe-topic": "NamedTopic → TopicFacts",
     "list-topics": "Empty → TopicNames",

@@ -5,34 +5,90 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spark_stream.datasource.offsets import TopicOffsets
 from spark_stream.datasource.pacing import shared_out
+from spark_stream.datasource.stream_reader import _limited
 
 backlogs = st.dictionaries(st.integers(0, 20), st.integers(0, 10**9), max_size=20)
+limits = st.integers(1, 10**9) | st.integers(1, 30)
 
 
-@given(backlogs, st.integers(1, 10**9))
-def test_the_sum_is_the_limit_or_the_whole_backlog(backlog: dict[int, int], limit: int) -> None:
-    taken = shared_out(backlog, limit)
-    assert taken.keys() == backlog.keys()
+def test_small_partitions_get_what_kafkas_source_gives_them() -> None:
+    assert shared_out({"a": 101, "b": 11, "c": 1}, 10) == {"a": 8, "b": 1, "c": 1}
+    assert shared_out({"a": 100, "b": 1, "c": 1}, 3) == {"a": 1, "b": 1, "c": 1}
+    assert shared_out({"a": 900, "b": 100, "c": 0}, 100) == {"a": 90, "b": 10, "c": 0}
+
+
+@given(backlogs, limits, st.integers(0, 1 << 62))
+def test_the_sum_is_the_limit_or_the_whole_backlog(
+    backlog: dict[int, int], limit: int, turn: int
+) -> None:
+    taken = shared_out(backlog, limit, turn)
+    assert list(taken) == list(backlog)
+    assert all(0 <= share <= backlog[key] for key, share in taken.items())
     assert sum(taken.values()) == min(limit, sum(backlog.values()))
 
 
-@given(backlogs, st.integers(1, 10**9))
-def test_each_share_is_within_one_record_of_its_proportion(
+@given(backlogs, limits)
+def test_every_partition_with_a_backlog_gets_something_where_the_limit_allows(
     backlog: dict[int, int], limit: int
 ) -> None:
-    total = sum(backlog.values())
-    for key, share in shared_out(backlog, limit).items():
-        assert 0 <= share <= backlog[key]
-        if total > limit:
-            assert abs(share * total - backlog[key] * limit) < total
+    waiting = [key for key, size in backlog.items() if size]
+    if limit >= len(waiting):
+        taken = shared_out(backlog, limit)
+        assert all(taken[key] for key in waiting)
+        # In proportion otherwise: nobody gets more than that, rounded up, and more gets no less.
+        total = sum(backlog.values())
+        for key in waiting:
+            assert (taken[key] - 1) * total < backlog[key] * max(limit, 1) or total <= limit
+            assert all(
+                taken[key] >= taken[each] for each in waiting if backlog[each] < backlog[key]
+            )
+
+
+@given(st.data(), st.integers(1, 9), st.integers(1, 4), st.integers(0, 99))
+def test_no_partition_starves_where_the_limit_is_smaller_than_their_number(
+    data: st.DataObject, partitions: int, limit: int, turn: int
+) -> None:
+    """Records come at any time; one that waits for a whole round of turns was served in it."""
+    patience = -(-partitions // limit)
+    left = dict.fromkeys(range(partitions), 0)
+    waited = dict.fromkeys(left, 0)
+    for _ in range(20):
+        for key in left:
+            left[key] += data.draw(st.integers(0, 2))
+        taken = shared_out(left, limit, turn)
+        turn += sum(taken.values())
+        if sum(taken.values()) < limit:
+            waited = dict.fromkeys(left, 0)
+        for key in left:
+            waited[key] = 0 if taken[key] or not left[key] else waited[key] + 1
+            left[key] -= taken[key]
+        assert max(waited.values()) < patience, (left, taken)
+
+
+def test_a_batch_that_is_planned_again_comes_out_the_same_and_the_next_one_moves_on() -> None:
+    """Three partitions and two topics of one record a batch: the offsets alone tell the turn."""
+
+    def at(*offsets: int) -> TopicOffsets:
+        return TopicOffsets("id", dict(enumerate(offsets)), {})
+
+    ends = {"a": at(50, 40), "b": at(30)}
+    begin, seen = {"a": at(7, 3), "b": at(0)}, []
+    for _ in range(6):
+        following = _limited(begin, ends, 1)
+        assert _limited(begin, ends, 1) == following
+        seen.append((*following["a"].offsets.values(), *following["b"].offsets.values()))
+        begin = following
+    assert seen[2] == (8, 4, 1)
+    assert seen[5] == (9, 5, 2)
 
 
 @given(st.dictionaries(st.integers(0, 8), st.integers(1, 50), min_size=1), st.integers(1, 5))
 def test_every_backlog_is_drained_in_the_end(backlog: dict[int, int], limit: int) -> None:
-    left = dict(backlog)
-    rounds = 0
+    left, rounds = dict(backlog), 0
     while any(left.values()):
-        left = {key: left[key] - share for key, share in shared_out(left, limit).items()}
+        taken = shared_out(left, limit, rounds * limit)
+        left = {key: left[key] - share for key, share in taken.items()}
         rounds += 1
     assert rounds == -(-sum(backlog.values()) // limit)

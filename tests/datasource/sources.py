@@ -1,0 +1,66 @@
+"""The readers of a query without Spark, asked for what Spark would, in its order."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+from spark_stream.datasource.options import source_options
+from spark_stream.datasource.reader import IsologReader
+from spark_stream.datasource.stream_reader import IsologStreamReader
+from spark_stream.datasource.types import to_spark
+from tests.support import NUMBERS
+
+
+class Query:
+    """A streaming query over ``bigint`` numbers; ``at`` is what its checkpoint has."""
+
+    def __init__(self, address: str, topics: str, at: Any = None, **options: Any) -> None:
+        self.at = at
+        given = {"bootstrap": address, "subscribe": topics, **options}
+        self._given = {name: str(value) for name, value in given.items()}
+        self.start()
+
+    def start(self) -> None:
+        """The query starts, or starts again from its checkpoint."""
+        options = source_options(self._given, streaming=True)
+        self.reader = IsologStreamReader(options, to_spark(NUMBERS))
+        if self.at is None:
+            self.at = self.reader.initialOffset()
+
+    def planned(self) -> Any:
+        """The end of the next micro-batch: Spark writes it down, then reads up to it."""
+        limit = self._given.get("maxOffsetsPerTrigger")
+        read_limit = ReadAllAvailable() if limit is None else ReadMaxRows(int(limit))
+        return json.loads(json.dumps(self.reader.latestOffset(self.at, read_limit)))
+
+    def read(self, end: Any) -> list[int]:
+        """The numbers of a micro-batch, which ends the checkpoint's present one."""
+        partitions = self.reader.partitions(self.at, end)
+        found = [
+            number
+            for partition in partitions
+            for batch in self.reader.read(partition)
+            for number in batch.column("n").to_pylist()
+        ]
+        self.at = end
+        return found
+
+    def batch(self) -> list[int]:
+        """The next micro-batch."""
+        return self.read(self.planned())
+
+
+def batch_read(address: str, topics: str, **options: Any) -> list[int]:
+    """What a batch query reads."""
+    given = {"bootstrap": address, "subscribe": topics, **options}
+    chosen = source_options({name: str(value) for name, value in given.items()}, streaming=False)
+    reader = IsologReader(chosen, to_spark(NUMBERS))
+    return [
+        number
+        for partition in reader.partitions()
+        for batch in reader.read(partition)
+        for number in batch.column("n").to_pylist()
+    ]

@@ -1,0 +1,183 @@
+"""Records that were cut off are known by the leader epoch, however far the log has grown since."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+
+import spark_stream as isolog
+from spark_stream.consistency.entries import ENTRY_SIZE
+from spark_stream.errors import DataLoss
+from tests.datasource.sources import Query, batch_read
+from tests.support import NUMBERS, BrokerProcess, numbers
+
+
+def epoch(broker: BrokerProcess, topic: str) -> int:
+    with broker.connect() as log:
+        return log.describe(topic).partitions[0].leader_epoch
+
+
+def grow(broker: BrokerProcess, topic: str, first: int, count: int, partition: int = 0) -> None:
+    """Appends records one by one: each is an entry."""
+    with broker.connect() as log, log.producer() as producer:
+        for number in range(first, first + count):
+            producer.append(topic, numbers(number, 1), partition=partition)
+
+
+def cut(broker: BrokerProcess, keep: int, partition: int = 0) -> None:
+    """A power cut that took all but the first entries of the partition; then the broker starts."""
+    broker.kill()
+    (entries,) = broker.directory.glob(f"topics/*/*/{partition}/*.entries")
+    with entries.open("r+b") as file:
+        file.truncate(keep * ENTRY_SIZE)
+    broker.listen = broker.address
+    broker.start()
+
+
+@pytest.fixture
+def made(broker: BrokerProcess, topic: str) -> str:
+    with broker.connect() as log:
+        log.create_topic(topic, partitions=2, schema=NUMBERS)
+    grow(broker, topic, 0, 100)
+    return topic
+
+
+def test_the_epoch_rises_with_every_start_but_that_after_a_clean_stop(broker, topic):
+    with broker.connect() as log:
+        log.create_topic(topic, schema=NUMBERS)
+    seen = [epoch(broker, topic)]
+    for stop in (broker.terminate, broker.kill, broker.terminate, broker.kill):
+        stop()
+        broker.start()
+        seen.append(epoch(broker, topic))
+    assert seen == [0, 0, 1, 1, 2]
+    grow(broker, topic, 0, 5)
+    assert broker.terminate() == 0
+    (entries,) = broker.directory.glob("topics/*/*/0/*.entries")
+    entries.write_bytes(entries.read_bytes()[: 3 * ENTRY_SIZE])
+    broker.start()  # a clean stop, but the log is not as it was left
+    assert epoch(broker, topic) == 3
+
+
+@pytest.mark.parametrize("grown", [30, 90])
+def test_a_log_that_shrank_and_grew_is_told_by_partition_range_and_epochs(broker, made, grown):
+    query = Query(broker.address, made)
+    assert query.batch() == list(range(100))
+    cut(broker, 60)
+    grow(broker, made, 1000, grown)
+    with pytest.raises(DataLoss) as caught:
+        query.batch()
+    said = caught.value.message
+    assert f"{made}/0" in said
+    assert "offsets 60 to 99 were cut off" in said
+    assert "under leader epoch 0" in said
+    assert f"in epoch 1 and ends at {60 + grown}" in said
+    assert caught.value.details["partition"] == 0
+
+
+@pytest.mark.parametrize("grown", [0, 90])
+def test_without_failing_everything_written_since_is_read(broker, made, grown, caplog):
+    query = Query(broker.address, made, failOnDataLoss=False)
+    assert query.batch() == list(range(100))
+    cut(broker, 60)
+    grow(broker, made, 1000, grown)
+    grow(broker, made, 2000, 3, partition=1)
+    with caplog.at_level(logging.WARNING):
+        assert query.batch() == [*range(1000, 1000 + grown), 2000, 2001, 2002]
+    told = [each.message for each in caplog.records if "were cut off" in each.message]
+    assert len(told) == 1
+    assert "offsets 60 to 99" in told[0]
+    assert query.batch() == []
+    grow(broker, made, 3000, 5)
+    assert query.batch() == list(range(3000, 3005))
+
+
+def test_limits_count_from_where_the_log_was_cut(broker, made):
+    query = Query(broker.address, made, failOnDataLoss=False, maxOffsetsPerTrigger=25)
+    for first in range(0, 100, 25):
+        assert query.batch() == list(range(first, first + 25))
+    cut(broker, 60)
+    grow(broker, made, 1000, 90)
+    found = [query.batch() for _ in range(5)]
+    assert [len(each) for each in found] == [25, 25, 25, 15, 0]
+    assert [number for each in found for number in each] == list(range(1000, 1090))
+
+
+@pytest.mark.parametrize("fail", [True, False])
+def test_a_planned_batch_that_is_read_after_the_log_was_cut(broker, made, fail):
+    """Its end is in Spark's checkpoint: other records stand there now."""
+    query = Query(broker.address, made, failOnDataLoss=fail)
+    end = query.planned()
+    cut(broker, 60)
+    grow(broker, made, 1000, 90)
+    query.start()
+    if fail:
+        with pytest.raises(DataLoss, match="offsets 60 to 99 were cut off"):
+            query.read(end)
+        return
+    assert query.read(end) == list(range(60))
+    assert query.batch() == list(range(1000, 1090))
+
+
+def test_a_log_that_lost_nothing_is_read_on_after_a_kill(broker, made):
+    query = Query(broker.address, made)
+    assert query.batch() == list(range(100))
+    for first in (100, 110):
+        broker.kill()
+        broker.start()
+        query = Query(broker.address, made, at=query.at)
+        grow(broker, made, first, 10)
+        assert query.batch() == list(range(first, first + 10))
+    assert query.at[made]["partitions"]["0"] == {"offset": 120, "epoch": 2}
+
+
+def test_an_older_copy_of_the_log_is_known_by_its_epoch(broker, made):
+    query = Query(broker.address, made)
+    query.batch()
+    query.at[made]["partitions"]["0"]["epoch"] = 5
+    with pytest.raises(DataLoss, match="an older copy"):
+        query.batch()
+
+
+@pytest.mark.parametrize("fail", [True, False])
+def test_a_progress_says_where_to_start_and_under_which_epoch(broker, made, fail):
+    first = Query(broker.address, made, maxOffsetsPerTrigger=80)
+    first.batch()
+    text = json.dumps(first.at)
+    given = {"startingOffsets": text, "failOnDataLoss": fail}
+    assert Query(broker.address, made, **given).batch() == list(range(80, 100))
+    assert batch_read(broker.address, made, **given) == list(range(80, 100))
+    cut(broker, 60)
+    grow(broker, made, 1000, 50)
+    if fail:
+        with pytest.raises(DataLoss, match="offsets 60 to 79 were cut off"):
+            Query(broker.address, made, **given).batch()
+        with pytest.raises(DataLoss, match="offsets 60 to 79 were cut off"):
+            batch_read(broker.address, made, **given)
+    else:
+        assert Query(broker.address, made, **given).batch() == list(range(1000, 1050))
+        assert batch_read(broker.address, made, **given) == list(range(1000, 1050))
+
+
+@pytest.mark.parametrize("fail", [True, False])
+def test_a_progress_of_a_topic_that_was_made_anew(log, shared, topic, fail):
+    log.create_topic(topic, schema=NUMBERS)
+    _fill(log, topic, 0, 10)
+    query = Query(shared.address, topic)
+    query.batch()
+    log.delete_topic(topic)
+    log.create_topic(topic, schema=NUMBERS)
+    _fill(log, topic, 100, 20)
+    given = {"startingOffsets": json.dumps(query.at), "failOnDataLoss": fail}
+    if fail:
+        with pytest.raises(DataLoss, match="was deleted and made anew"):
+            Query(shared.address, topic, **given)
+    else:
+        assert Query(shared.address, topic, **given).batch() == list(range(100, 120))
+
+
+def _fill(log: isolog.Log, topic: str, first: int, count: int) -> None:
+    with log.producer() as producer:
+        producer.append(topic, numbers(first, count))
