@@ -228,6 +228,11 @@ class UnknownLog(IsologError):
     hint = "Check the path; the first write to a new directory makes a log there."
 
 
+class WrongCluster(IsologError):
+    code = "WRONG_CLUSTER"
+    hint = "Check bootstrap or path: all brokers that they name must be of one and the same log."
+
+
 class NotALogDirectory(IsologError):
     code = "NOT_A_LOG_DIRECTORY"
     hint = "Give an empty or a new directory, or one that isolog made."

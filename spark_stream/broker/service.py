@@ -19,7 +19,7 @@ from spark_stream.broker.fetching import Answer, FetchStream, projection_of
 from spark_stream.broker.host import Host, HostedTopic
 from spark_stream.broker.partition import Partition
 from spark_stream.broker.transactions import TransactionDesk
-from spark_stream.errors import InternalError, InvalidRequest, IsologError, Unsupported
+from spark_stream.errors import BrokerUnavailable, InternalError, IsologError, Unsupported
 from spark_stream.wire.flight import to_flight
 from spark_stream.wire.messages import ACTIONS, Fetch
 
@@ -94,7 +94,7 @@ class FlightService(fl.FlightServerBase):
     def do_action(self, context: fl.ServerCallContext, action: fl.Action) -> Iterator[fl.Result]:
         with self._activity.call(), translated(f"action {action.type}"):
             if self._actions is None:
-                raise InvalidRequest("the broker is still starting")
+                raise BrokerUnavailable("the broker is still starting")
             result = self._actions.run(action.type, action.body.to_pybytes())
             return iter([fl.Result(result.to_bytes())])
 

@@ -32,7 +32,7 @@ from spark_stream.client.transactions import TransactionsClient
 from spark_stream.client.values import Record
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.errors import InvalidOption, InvalidTransaction, SchemaMismatch
-from spark_stream.wire.messages import INT64_MAX, ConsumerPosition, Empty, NamedConsumer, Status
+from spark_stream.wire.messages import INT64_MAX, ConsumerPosition, NamedConsumer
 from spark_stream.wire.schemas import is_default
 
 _CUT_PAUSE_FIRST_S: Final = 0.05
@@ -158,9 +158,7 @@ class Consumer(Closing):
                 option="name",
                 hint="Give it one: log.consumer(topics, name=...).",
             )
-        if connection is not self._connection and _cluster(connection) != _cluster(
-            self._connection
-        ):
+        if connection.cluster_id != self._connection.cluster_id:
             raise InvalidOption(f"consumer {self._name!r} reads another log", option="name")
         return [
             ConsumerPosition(
@@ -284,7 +282,3 @@ class Consumer(Closing):
         feed, self._feed = self._feed, None
         if feed is not None:
             feed.stop()
-
-
-def _cluster(connection: Connection) -> str:
-    return connection.act("status", Empty(), Status).cluster_id

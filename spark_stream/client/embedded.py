@@ -54,6 +54,14 @@ def known_address(directory: Path) -> str | None:
         return None
 
 
+def recorded_cluster_id(directory: Path) -> str | None:
+    """The id of the cluster whose log the directory holds; None where no log can be read."""
+    try:
+        return str(json.loads((directory / "isolog.json").read_text())["cluster_id"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
 def ensure_broker(
     directory: Path, idle_seconds: float | None = None, *, create: bool = True
 ) -> str:
