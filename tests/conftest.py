@@ -28,8 +28,8 @@ for name in ("ISOLOG_PATH", "ISOLOG_BOOTSTRAP", "ISOLOG_DIR", "ISOLOG_LISTEN"):
 # What starts processes takes seconds: `make test-fast` leaves these folders out.
 SLOW_FOLDERS = ("broker", "cli", "client", "demo")
 
-# The files of these go first, in this order. Files are dealt out to processes that run side by side, and
-# a long one that comes last would keep the others waiting.
+# The files of these go first, in this order. Files are dealt out to processes that run side by
+# side, and a long one that comes last would keep the others waiting.
 FIRST_FOLDERS = ("demo", "spark", "chaos", "client", "broker", "cli", "storage")
 
 

@@ -1,7 +1,8 @@
 """Streaming offsets: what Spark logs in its checkpoint, and the ranges between two of them.
 
 As JSON: ``{"<topic>": {"id": "<topic id>", "partitions": {"0": {"offset": 42, "epoch": 3}}}}``. The
-id tells a topic that was deleted and made anew from the one that was read before.
+id tells a topic that was deleted and made anew from the one that was read before. Beside it is
+``cluster``, the id of the log that the topic is of; checkpoints of earlier releases lack it.
 """
 
 from __future__ import annotations
@@ -56,11 +57,13 @@ class Range:
     end: int
 
 
-def to_json(offsets: Offsets) -> dict[str, Any]:
+def to_json(offsets: Offsets, cluster_id: str | None = None) -> dict[str, Any]:
     """As Spark logs it."""
+    log = {} if cluster_id is None else {"cluster": cluster_id}
     return {
         name: {
             "id": topic.id,
+            **log,
             "partitions": {
                 str(number): {"offset": offset, "epoch": topic.epochs.get(number, 0)}
                 for number, offset in sorted(topic.offsets.items())
@@ -86,6 +89,15 @@ def from_json(value: Mapping[str, Any]) -> dict[str, TopicOffsets]:
             f"the checkpoint's offset is not isolog's: {value!r}",
             hint="Use the checkpoint of this very query, or a new one.",
         ) from error
+
+
+def clusters(value: Mapping[str, Any]) -> dict[str, str]:
+    """Of which log each topic of a logged offset is, where the offset says so."""
+    return {
+        name: str(topic["cluster"])
+        for name, topic in value.items()
+        if isinstance(topic, Mapping) and topic.get("cluster") is not None
+    }
 
 
 def known_offsets(offsets: Offsets, name: str, topic_id: str) -> Mapping[int, int]:

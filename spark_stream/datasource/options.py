@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import difflib
 import json
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from spark_stream.client.topics import level
 from spark_stream.consistency.isolation import PRODUCER_LEVELS, Isolation
 from spark_stream.datasource.offsets import TopicOffsets, from_json
+from spark_stream.datasource.place import Place, place_of
 from spark_stream.errors import InvalidOption, InvalidRequest, Unsupported
 from spark_stream.wire.messages import EARLIEST, LATEST
 
@@ -83,14 +82,6 @@ _LATER: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where the log is: addresses of brokers, or a directory."""
-
-    bootstrap: str | None = None
-    path: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class SourceOptions:
     """What a reader was asked for."""
 
@@ -126,7 +117,7 @@ def source_options(given: Mapping[str, str], *, streaming: bool | None = None) -
         InvalidOption, Unsupported: naming the option, what it takes and what it got.
     """
     options = _checked(given, _SOURCE, "source")
-    place, short = _place(options, names_topic="subscribe" in options)
+    place, short = place_of(options, names_topic="subscribe" in options)
     subscribed = options.get("subscribe", short)
     if subscribed is None:
         raise InvalidOption("which topic? Give subscribe, or load(topic)", option="subscribe")
@@ -163,7 +154,7 @@ def sink_options(given: Mapping[str, str], *, streaming: bool = True) -> SinkOpt
         InvalidOption, Unsupported: naming the option, what it takes and what it got.
     """
     options = _checked(given, _SINK, "sink")
-    place, short = _place(options, names_topic="topic" in options)
+    place, short = place_of(options, names_topic="topic" in options)
     transactional = _value(options, "transactional", _boolean, True)
     if "sinkId" in options and not (streaming and transactional):
         kind = "a streaming query" if not streaming else "transactional=true"
@@ -207,49 +198,6 @@ def _checked(given: Mapping[str, str], known: tuple[str, ...], what: str) -> dic
             guess = f"did you mean {proper[near[0]]!r}?" if near else f"known: {', '.join(known)}"
             raise InvalidOption(f"unknown option {key!r}; {guess}", option=key)
     return found
-
-
-def _place(options: Mapping[str, str], *, names_topic: bool) -> tuple[Place, str | None]:
-    """Where the log is, and the topic if ``load``, ``save`` or ``start`` was given one.
-
-    Spark hands the argument of ``load`` on as the option ``path``, and lets nobody give both. So a
-    ``path`` beside ``bootstrap``, or where the environment says where the log is, is a topic; else
-    it is a directory.
-    """
-    bootstrap, path = options.get("bootstrap"), options.get("path")
-    if bootstrap is not None:
-        if path is not None and names_topic:
-            raise InvalidOption(
-                f"bootstrap and path ({path!r}): a log is at one place; give one of the two",
-                option="path",
-            )
-        return Place(bootstrap=bootstrap), path
-    default = _default_place()
-    if path is not None and default is not None and not names_topic:
-        return default, path
-    if path is not None:
-        return Place(path=os.path.abspath(_local(path))), None
-    if default is not None:
-        return default, None
-    raise InvalidOption(
-        "where is the log? Give bootstrap (host:port) or path (a directory)", option="bootstrap"
-    )
-
-
-def _default_place() -> Place | None:
-    """What the environment says: ISOLOG_BOOTSTRAP or ISOLOG_PATH, as for the command line."""
-    bootstrap, path = os.environ.get("ISOLOG_BOOTSTRAP"), os.environ.get("ISOLOG_PATH")
-    if bootstrap:
-        return Place(bootstrap=bootstrap)
-    return Place(path=os.path.abspath(path)) if path else None
-
-
-def _local(path: str) -> Path:
-    if path.startswith("file:"):
-        return Path("/" + path.removeprefix("file:").lstrip("/"))
-    if "://" in path:
-        raise InvalidOption(f"path is a directory on this machine, not {path!r}", option="path")
-    return Path(path).expanduser()
 
 
 def _value(

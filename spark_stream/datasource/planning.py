@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 
@@ -21,12 +22,15 @@ from spark_stream.datasource.offsets import (
     Offsets,
     Range,
     TopicOffsets,
+    clusters,
+    from_json,
     known_offsets,
     ranges,
+    to_json,
 )
 from spark_stream.datasource.options import SourceOptions
-from spark_stream.datasource.session import Session, session
-from spark_stream.errors import InvalidOption, SchemaMismatch, UnknownTopic
+from spark_stream.datasource.session import Session, located, session
+from spark_stream.errors import InvalidOption, SchemaMismatch, UnknownTopic, WrongCluster
 from spark_stream.wire.messages import CutTopic
 from spark_stream.wire.schemas import empty_batch, fitted, is_default
 
@@ -49,6 +53,35 @@ class Planner:
     def topics(self) -> TopicsClient:
         """What this process asks about topics."""
         return self._session.topics
+
+    @classmethod
+    def of(cls, options: SourceOptions) -> Planner:
+        """For the log that is there now; its options are what the tasks of the query get."""
+        return cls(replace(options, place=located(options.place)))
+
+    def logged(self, offsets: Offsets) -> dict[str, Any]:
+        """The offsets as Spark logs them, with the log that they are of."""
+        return to_json(offsets, self._session.cluster_id)
+
+    def read_back(self, value: Mapping[str, Any]) -> dict[str, TopicOffsets]:
+        """The offsets that Spark logged.
+
+        Raises:
+            WrongCluster: they are of another log than the one that the query reads now.
+        """
+        here = self._session.cluster_id
+        for name, cluster_id in clusters(value).items():
+            if cluster_id != here:
+                raise WrongCluster(
+                    f"the checkpoint is at topic {name!r} of the log {cluster_id}, and"
+                    f" {self.options.place.name} is the log {here}",
+                    hint="Give the place of the log that the checkpoint is of, or begin a new"
+                    " checkpoint.",
+                    topic=name,
+                    expected=cluster_id,
+                    found=here,
+                )
+        return from_json(value)
 
     def described(self) -> dict[str, TopicDescription]:
         """The topics that were subscribed to; those that were deleted are left out.

@@ -128,8 +128,8 @@ class IsologReader(DataSourceReader):
     """The batch source: the range is fixed when the query is planned."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        self._planner = Planner(options)
-        self._ranges = RangeReader(options, schema)
+        self._planner = Planner.of(options)
+        self._ranges = RangeReader(self._planner.options, schema)
         self._planner.check_projection(to_arrow(schema))
 
     def partitions(self) -> list[InputPartition]:

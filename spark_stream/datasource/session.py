@@ -2,19 +2,29 @@
 
 Spark's Python workers are forked and used again. A process that has used gRPC must not fork, and a
 forked child must not use its parent's connections: so connections are remembered by process id.
+
+A session speaks to one log, and to none that the query was not planned with. Whoever plans writes
+the id of the log's cluster, and the host of a directory, into the place that the tasks get
+(:func:`located`). A task on another host, or one that finds another log there, fails before it
+reads or writes anything.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 import threading
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from spark_stream.client.connection import Connection
 from spark_stream.client.topics import TopicsClient
 from spark_stream.client.transactions import TransactionsClient
-from spark_stream.datasource.options import Place
+from spark_stream.datasource import place as places
+from spark_stream.datasource.place import Place
+from spark_stream.errors import InvalidOption, UnknownLog, WrongCluster
+from spark_stream.wire.messages import Empty, Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,21 +34,89 @@ class Session:
     connection: Connection
     topics: TopicsClient
     transactions: TransactionsClient
+    cluster_id: str
 
 
 _lock = threading.Lock()
 _sessions: dict[tuple[int, Place], Session] = {}
 
 
-def session(place: Place) -> Session:
-    """This process's session with the log at ``place``."""
+def session(place: Place, *, create: bool = False) -> Session:
+    """This process's session with the log at ``place``, which is made there if ``create`` says so.
+
+    Raises:
+        UnknownLog: there is no log, and none is to be made.
+        WrongCluster: the log there is not the one that the place means.
+        InvalidOption: the place is a directory of another host.
+    """
     key = (os.getpid(), place)
     with _lock:
         found = _sessions.get(key)
-        if found is None:
-            path = None if place.path is None else Path(place.path)
-            connection = Connection(place.bootstrap, path)
-            found = _sessions[key] = Session(
-                connection, TopicsClient(connection), TransactionsClient(connection)
-            )
+    if found is not None:
         return found
+    made = _connected(place, create)
+    with _lock:
+        return _sessions.setdefault(key, made)
+
+
+def located(place: Place, *, create: bool = False) -> Place:
+    """The place, and which log is there now: what the tasks of a query get. Raises as a session."""
+    key = (os.getpid(), place)
+    with _lock:
+        known = _sessions.get(key)
+    if known is not None and not _still_there(known):
+        with _lock:  # another log was made at the place, or is to be made
+            _sessions.pop(key, None)
+    here = session(place, create=create)
+    found = replace(place, cluster_id=here.cluster_id)
+    with _lock:
+        _sessions.setdefault((os.getpid(), found), here)
+    return found
+
+
+def _still_there(known: Session) -> bool:
+    try:
+        known.connection.act("status", Empty(), Status)
+    except (WrongCluster, UnknownLog):
+        return False
+    return True
+
+
+def check_one_log(here: Session, others: Iterable[str | None]) -> None:
+    """WrongCluster, if tasks wrote to another log than the one that this session speaks to."""
+    for other in set(others) - {None, here.cluster_id}:
+        raise WrongCluster(
+            f"tasks of this query wrote to the log {other}, and its driver is at the log"
+            f" {here.cluster_id}",
+            hint="Nothing is committed. Give a path or bootstrap that means one log everywhere.",
+            expected=here.cluster_id,
+            found=other,
+        )
+
+
+def _connected(place: Place, create: bool) -> Session:
+    _check_host(place)
+    path = None if place.path is None else Path(place.path)
+    connection = Connection(place.bootstrap, path, create=create, cluster_id=place.cluster_id)
+    try:
+        facts = connection.act("status", Empty(), Status)
+    except UnknownLog as error:
+        raise UnknownLog(
+            error.message,
+            hint="Check the path. A sink with createTopic=true makes the log and its topic.",
+            **error.details,
+        ) from None
+    topics, transactions = TopicsClient(connection), TransactionsClient(connection)
+    return Session(connection, topics, transactions, facts.cluster_id)
+
+
+def _check_host(place: Place) -> None:
+    if place.path is None or place.host is None or place.host == places.this_host():
+        return
+    raise InvalidOption(
+        f"path {place.path} is a directory of the host of Spark's driver, and this task runs on"
+        f" another host ({socket.gethostname()})",
+        option="path",
+        hint="Start a broker on the driver's host (isolog broker start --dir DIR --listen"
+        " HOST:PORT), and give bootstrap=HOST:PORT instead of path.",
+    )

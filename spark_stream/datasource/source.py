@@ -28,7 +28,7 @@ class IsologDataSource(DataSource):
         return "isolog"
 
     def schema(self) -> StructType:
-        return to_spark(Planner(source_options(self.options)).shown())
+        return to_spark(Planner.of(source_options(self.options)).shown())
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return IsologReader(source_options(self.options, streaming=False), schema)

@@ -30,10 +30,8 @@ from pyspark.sql.types import StructType
 from spark_stream.datasource.offsets import (
     Offsets,
     TopicOffsets,
-    from_json,
     known_offsets,
     ranges,
-    to_json,
 )
 from spark_stream.datasource.options import SourceOptions
 from spark_stream.datasource.pacing import shared_out
@@ -49,8 +47,8 @@ class IsologStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One streaming query's source: lives on the driver; ``read`` runs on copies in workers."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        self._planner = Planner(options)
-        self._ranges = RangeReader(options, schema)
+        self._planner = Planner.of(options)
+        self._ranges = RangeReader(self._planner.options, schema)
         self._planner.check_projection(to_arrow(schema))
         self._initial: dict[str, TopicOffsets] | None = None
         self._pinned = True
@@ -61,7 +59,7 @@ class IsologStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             starting = self._planner.options.starting
             self._initial = resolved(self._planner, "startingOffsets", starting, EARLIEST)
             self._pinned = not moves(starting, self._initial)
-        return to_json(self._initial)
+        return self._planner.logged(self._initial)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         limit = self._planner.options.max_offsets
@@ -71,10 +69,10 @@ class IsologStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._planner.latest().offsets()
 
     def reportLatestOffset(self) -> dict[str, Any]:
-        return to_json(self._planner.latest().offsets())
+        return self._planner.logged(self._planner.latest().offsets())
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        begin = from_json(start)
+        begin = self._planner.read_back(start)
         if not self._pinned:
             self._pinned = True
             if begin == self._initial:
@@ -91,10 +89,10 @@ class IsologStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ends = limited
         elif not isinstance(limit, ReadAllAvailable):
             raise Unsupported(f"Spark asks for a read limit that isolog does not know: {limit}")
-        return to_json(ends)
+        return self._planner.logged(ends)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        begin, until = from_json(start), from_json(end)
+        begin, until = self._planner.read_back(start), self._planner.read_back(end)
         if begin == until:
             return []
         # A batch that is planned again after a restart was planned over an earlier log: its end may

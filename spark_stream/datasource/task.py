@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import pyarrow as pa
@@ -29,7 +29,7 @@ from spark_stream.datasource.routing import (
     routed,
     topic_schema,
 )
-from spark_stream.datasource.session import Session, session
+from spark_stream.datasource.session import Session, located, session
 from spark_stream.datasource.types import to_arrow
 from spark_stream.errors import TopicExists, UnknownTopic
 
@@ -38,10 +38,12 @@ _COALESCED_BYTES: Final = 4 << 20
 
 @dataclass
 class Wrote(WriterCommitMessage):
-    """What a task wrote: records by topic, and under which branch (None: no row, or no branch)."""
+    """What a task wrote: records by topic, under which branch (None: no row, or no branch), and to
+    which log (None: no row)."""
 
     records: dict[str, int] = field(default_factory=dict)
     branch: TaskBranch | None = None
+    cluster_id: str | None = None
 
 
 @dataclass(frozen=True)
@@ -56,16 +58,21 @@ class TaskWriter:
     identity: Identity | None = None
 
     def prepared(self) -> TaskWriter:
-        """Checks what can be known before a row is written, and makes a missing topic if asked to.
+        """The same with the log that is there now, after all checks that need no row.
+
+        Makes a missing log and a missing topic if asked to.
 
         Raises:
+            UnknownLog: there is no log, and none is to be made.
             UnknownTopic, SchemaMismatch, UnsupportedType: naming the topic, or the column.
         """
         arrow = to_arrow(self.schema)
         check_routing(arrow, self.options.topic)
-        if self.options.topic is not None:
-            self._topic(self.options.topic, arrow)
-        return self
+        place = located(self.options.place, create=self.options.create_topic)
+        ready = replace(self, options=replace(self.options, place=place))
+        if ready.options.topic is not None:
+            ready._topic(ready.options.topic, arrow)
+        return ready
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> Wrote:
         """Writes a task's rows; returns when all are acknowledged, raises if one was not.
@@ -78,6 +85,7 @@ class TaskWriter:
         if first is None:
             return wrote
         here = session(self.options.place)
+        wrote.cluster_id = here.cluster_id
         rows = itertools.chain([first], rows)
         if not self.options.transactional:
             self._append_all(here, None, rows, wrote)

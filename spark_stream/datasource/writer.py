@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 from spark_stream.datasource import branches
 from spark_stream.datasource.identity import of_job
 from spark_stream.datasource.options import SinkOptions
-from spark_stream.datasource.session import session
+from spark_stream.datasource.session import check_one_log, session
 from spark_stream.datasource.task import TaskWriter, Wrote
 
 
@@ -37,6 +37,7 @@ class IsologWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         here = session(self._task.options.place)
+        check_one_log(here, _logs(messages))
         branches.commit(here.transactions, _branches(messages), batch=0)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -56,11 +57,17 @@ class IsologStreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         here = session(self._task.options.place)
+        check_one_log(here, _logs(messages))
         branches.commit(here.transactions, _branches(messages), batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         here = session(self._task.options.place)
         branches.abort(here.transactions, _branches(messages))
+
+
+def _logs(messages: list[WriterCommitMessage | None]) -> Iterator[str | None]:
+    """To which logs the tasks wrote."""
+    return (message.cluster_id for message in messages if isinstance(message, Wrote))
 
 
 def _branches(messages: list[WriterCommitMessage | None]) -> list[branches.TaskBranch]:

@@ -1,0 +1,144 @@
+"""What a ``path`` means, and which ones would be lost."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from spark_stream.datasource import place
+from spark_stream.datasource.options import sink_options, source_options
+from spark_stream.datasource.place import IN_A_WORKER, Place, directory, driver_directory
+from spark_stream.errors import InvalidOption
+
+UUID = str(uuid.UUID(int=7))
+
+
+class Process:
+    """A process among the parents of this one."""
+
+    def __init__(self, name: str, cwd: Path | Exception) -> None:
+        self._name, self._cwd = name, cwd
+
+    def name(self) -> str:
+        return self._name
+
+    def cwd(self) -> str:
+        if isinstance(self._cwd, Exception):
+            raise self._cwd
+        return str(self._cwd)
+
+
+def planned_by(monkeypatch: pytest.MonkeyPatch, *parents: Process) -> None:
+    """Makes this process one that these started, from the nearest on."""
+
+    class Here:
+        def parents(self) -> list[Any]:
+            return list(parents)
+
+    monkeypatch.setenv(IN_A_WORKER, "PYTHON_WORKER")
+    monkeypatch.setattr(place.psutil, "Process", Here)
+
+
+def test_a_relative_path_is_one_of_the_drivers_jvm_whatever_the_planners_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = tmp_path / f"userFiles-{UUID}"
+    planned_by(
+        monkeypatch,
+        Process("python", files),
+        Process("java", tmp_path / "jvm"),
+        Process("python", tmp_path / "shell"),
+        Process("java", tmp_path / "scheduler"),
+    )
+    assert directory("data").path == str(tmp_path / "jvm" / "data")
+    assert directory("../data").path == str(tmp_path / "data")
+    given = {"path": "data", "subscribe": "t"}
+    assert source_options(given).place.path == str(tmp_path / "jvm" / "data")
+    assert sink_options({"path": "data", "topic": "t"}).place == source_options(given).place
+
+
+def test_the_environments_path_is_resolved_by_the_same_rule(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    planned_by(monkeypatch, Process("java", tmp_path))
+    monkeypatch.setenv("ISOLOG_PATH", "data")
+    assert source_options({"subscribe": "t"}).place.path == str(tmp_path / "data")
+
+
+def test_outside_of_spark_a_relative_path_is_one_of_the_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert driver_directory() == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("parents", "why"),
+    [
+        ([Process("python", Path("/"))], "no JVM is among the processes"),
+        ([Process("java", psutil.AccessDenied(1))], "the system does not tell"),
+    ],
+)
+def test_a_relative_path_that_cannot_be_resolved_is_refused_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, parents: list[Process], why: str
+) -> None:
+    planned_by(monkeypatch, *parents)
+    with pytest.raises(InvalidOption, match=why) as caught:
+        directory("data")
+    assert "absolute path" in caught.value.hint
+    assert directory("/data").path == "/data"
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        f"spark-{UUID}/userFiles-{UUID}",
+        f"spark-{UUID}/userFiles-{UUID}/{UUID}",
+        f"blockmgr-{UUID}",
+        "nm/usercache/me/appcache/application_17_0001/container_17_0001_01_000001",
+        "nm/usercache/me/appcache/application_17_0001/container_e17_17_0001_01_000001",
+        "worker/driver-20260101123456-0001",
+    ],
+)
+def test_a_path_in_a_folder_that_spark_deletes_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: str
+) -> None:
+    with pytest.raises(InvalidOption, match="deleted when Spark is done with it"):
+        directory(str(tmp_path / folder / "data"))
+    planned_by(monkeypatch, Process("java", tmp_path / folder))
+    with pytest.raises(InvalidOption, match="deleted when Spark is done with it") as caught:
+        directory("data")
+    assert "absolute path" in caught.value.hint
+
+
+def test_a_link_into_a_folder_that_spark_deletes_is_refused(tmp_path: Path) -> None:
+    files = tmp_path / f"userFiles-{UUID}"
+    files.mkdir()
+    (tmp_path / "link").symlink_to(files)
+    with pytest.raises(InvalidOption, match="deleted"):
+        directory(str(tmp_path / "link" / "data"))
+
+
+def test_in_a_pod_the_images_working_directory_is_no_place_for_a_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    planned_by(monkeypatch, Process("java", Path("/opt/spark/work-dir")))
+    assert directory("data").path == "/opt/spark/work-dir/data"
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    with pytest.raises(InvalidOption, match="/opt/spark/work-dir"):
+        directory("data")
+
+
+def test_folders_of_like_names_are_no_concern(tmp_path: Path) -> None:
+    for name in ("spark-data", "userFiles", "driver-1", "container_7", UUID):
+        assert directory(str(tmp_path / name / "data")).path == str(tmp_path / name / "data")
+
+
+def test_a_directory_knows_its_host_and_an_address_none() -> None:
+    assert directory("/data").host == place.this_host()
+    assert source_options({"bootstrap": "h:1", "subscribe": "t"}).place == Place(bootstrap="h:1")

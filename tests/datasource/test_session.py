@@ -1,0 +1,159 @@
+"""Which log a process may speak to: the one that its query was planned with, on that host."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import LongType, StructField, StructType
+
+import spark_stream as isolog
+from spark_stream.datasource.offsets import Range
+from spark_stream.datasource.options import sink_options, source_options
+from spark_stream.datasource.place import Place, directory
+from spark_stream.datasource.planning import Planner
+from spark_stream.datasource.reader import RangeReader
+from spark_stream.datasource.session import check_one_log, located, session
+from spark_stream.datasource.stream_reader import IsologStreamReader
+from spark_stream.datasource.task import TaskWriter, Wrote
+from spark_stream.datasource.writer import IsologStreamWriter
+from spark_stream.errors import InvalidOption, UnknownLog, UnknownTopic, WrongCluster
+from tests.conftest import stop_broker
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+NUMBERS = pa.schema([("n", pa.int64())])
+SCHEMA = StructType([StructField("n", LongType())])
+
+
+def make_log(path: Path) -> Place:
+    """A log with a topic ``t`` of three rows."""
+    with isolog.connect(path=path) as log:
+        log.create_topic("t", schema=NUMBERS)
+        with log.producer() as producer:
+            producer.append("t", pa.record_batch({"n": pa.array([1, 2, 3], pa.int64())}))
+    return directory(str(path))
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Place, Place]]:
+    """Two logs that know nothing of each other, as two hosts would have at one path."""
+    folder = tmp_path_factory.mktemp("logs")
+    paths = [folder / "a", folder / "b"]
+    yield make_log(paths[0]), make_log(paths[1])
+    for path in paths:
+        stop_broker(path)
+
+
+def options(place: Place) -> dict[str, str]:
+    return {"path": str(place.path)}
+
+
+def test_what_tasks_get_names_the_log(logs: tuple[Place, Place]) -> None:
+    found = [located(each) for each in logs]
+    assert len({each.cluster_id for each in found}) == 2
+    assert session(found[0]).cluster_id == found[0].cluster_id
+
+
+def test_a_task_that_finds_another_log_reads_nothing(logs: tuple[Place, Place]) -> None:
+    here, other = logs
+    planned = Planner.of(source_options({**options(here), "subscribe": "t"}))
+    topic_id = planned.described()["t"].id
+    elsewhere = replace(planned.options.place, path=other.path)
+    reader = RangeReader(replace(planned.options, place=elsewhere), SCHEMA)
+    with pytest.raises(WrongCluster, match="another log"):
+        next(reader.read(Range("t", topic_id, 0, 0, 3)))
+    reader = RangeReader(planned.options, SCHEMA)
+    assert sum(batch.num_rows for batch in reader.read(Range("t", topic_id, 0, 0, 3))) == 3
+
+
+def test_a_task_that_finds_another_log_writes_nothing(logs: tuple[Place, Place]) -> None:
+    here, other = logs
+    given = {**options(here), "topic": "t", "transactional": "false"}
+    writer = TaskWriter(sink_options(given), SCHEMA).prepared()
+    elsewhere = replace(writer.options.place, path=other.path)
+    stray = replace(writer, options=replace(writer.options, place=elsewhere))
+    with pytest.raises(WrongCluster):
+        stray.write(iter([pa.record_batch({"n": pa.array([4], pa.int64())})]))
+    for each in logs:
+        with isolog.connect(path=str(each.path)) as log:
+            assert log.read("t").num_rows == 3
+
+
+def test_a_commit_of_tasks_of_another_log_commits_nothing(logs: tuple[Place, Place]) -> None:
+    here, other = (located(each) for each in logs)
+    writer = IsologStreamWriter(sink_options({**options(logs[0]), "topic": "t"}), SCHEMA)
+    mine, stray = Wrote(cluster_id=here.cluster_id), Wrote(cluster_id=other.cluster_id)
+    writer.commit([mine, None, Wrote()], 0)
+    with pytest.raises(WrongCluster, match=f"{other.cluster_id}.*{here.cluster_id}"):
+        writer.commit([mine, stray], 0)
+    check_one_log(session(here), [None, here.cluster_id])
+
+
+def test_a_checkpoint_of_another_log_is_no_deleted_topic(logs: tuple[Place, Place]) -> None:
+    readers = [
+        IsologStreamReader(source_options({**options(each), "subscribe": "t"}), SCHEMA)
+        for each in logs
+    ]
+    start = readers[0].initialOffset()
+    end = readers[0].latestOffset(start, readers[0].getDefaultReadLimit())
+    cluster_id = session(located(logs[0])).cluster_id
+    assert start["t"]["cluster"] == end["t"]["cluster"] == cluster_id
+    assert len(readers[0].partitions(start, end)) == 1
+    with pytest.raises(WrongCluster, match="the checkpoint is at topic 't' of the log"):
+        readers[1].latestOffset(end, readers[1].getDefaultReadLimit())
+    with pytest.raises(WrongCluster):
+        readers[1].partitions(start, end)
+    for offset in (start, end):
+        del offset["t"]["cluster"]  # as releases before this one logged it
+    assert len(readers[0].partitions(start, end)) == 1
+
+
+def test_a_task_on_another_host_refuses_a_directory_with_the_remedy(
+    logs: tuple[Place, Place],
+) -> None:
+    elsewhere = replace(located(logs[0]), host="another-boot-id")
+    with pytest.raises(InvalidOption, match="runs on another host") as caught:
+        session(elsewhere)
+    assert "--listen" in caught.value.hint
+    assert "bootstrap" in caught.value.hint
+
+
+def test_reading_a_mistyped_path_makes_nothing(tmp_path: Path) -> None:
+    typo = tmp_path / "dta"
+    given = source_options({"path": str(typo), "subscribe": "t"})
+    for plan in (Planner.of, lambda options: IsologStreamReader(options, SCHEMA)):
+        with pytest.raises(UnknownLog, match=f"there is no log at {typo}") as caught:
+            plan(given)
+        assert "createTopic=true" in caught.value.hint
+    assert not typo.exists()
+
+
+def test_a_sink_makes_a_log_only_with_create_topic(log_dir: Path) -> None:
+    given = {"path": str(log_dir), "topic": "t"}
+    with pytest.raises(UnknownLog, match="there is no log"):
+        TaskWriter(sink_options(given), SCHEMA).prepared()
+    assert not log_dir.exists()
+    made = TaskWriter(sink_options({**given, "createTopic": "true"}), SCHEMA).prepared()
+    assert made.options.place.cluster_id is not None
+    with pytest.raises(UnknownTopic):
+        TaskWriter(sink_options({**given, "topic": "other"}), SCHEMA).prepared()
+
+
+def test_a_log_that_was_made_anew_is_found_by_new_queries(log_dir: Path) -> None:
+    """A planner's process is used again, and remembers connections: what it plans is of now."""
+    place = make_log(log_dir)
+    before = located(place)
+    stop_broker(log_dir)
+    shutil.rmtree(log_dir)
+    with pytest.raises(UnknownLog):
+        located(place)
+    make_log(log_dir)
+    after = located(place)
+    assert before.cluster_id != after.cluster_id
+    with pytest.raises(WrongCluster):
+        session(before).topics.describe("t")

@@ -1,0 +1,46 @@
+"""A client of Spark Connect that starts its own server, writes and reads; run by test_connect."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+
+from pyspark.sql import SparkSession
+
+
+def main() -> None:
+    spark = SparkSession.builder.remote("local[2]").getOrCreate()
+    os.chdir("/")  # the client's own directory is no matter
+    frame = spark.range(5).selectExpr("id as n")
+    place = {"path": "data"}
+    frame.write.format("isolog").mode("append").options(
+        **place, topic="written", createTopic="true"
+    ).save()
+    stream = spark.readStream.format("isolog").options(**place, subscribe="written").load()
+    query = (
+        stream.writeStream.format("isolog")
+        .options(**place, topic="copied", createTopic="true", checkpointLocation="checkpoint")
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(90)
+    assert query.exception() is None, query.exception()
+
+    def numbers(topic: str) -> list[int]:
+        reader = spark.read.format("isolog").options(**place, subscribe=topic)
+        return sorted(row.n for row in reader.load().collect())
+
+    files = f"/tmp/spark-{uuid.uuid4()}/userFiles-{uuid.uuid4()}/data"
+    try:
+        spark.read.format("isolog").options(path=files, subscribe="t").load().collect()
+        refused = ""
+    except Exception as error:
+        refused = str(error)
+    told = {"batch": numbers("written"), "stream": numbers("copied"), "in_files": refused}
+    spark.stop()
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()
