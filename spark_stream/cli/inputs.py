@@ -23,7 +23,8 @@ from spark_stream.cli.blocks import (
     uncompressed_suffix,
 )
 from spark_stream.cli.fitting import NULLS
-from spark_stream.cli.text_inputs import CsvBlocks, JsonBlocks, Parse, line_records
+from spark_stream.cli.json_lines import JsonBlocks
+from spark_stream.cli.text_inputs import CsvBlocks, Parse, line_records
 from spark_stream.errors import InvalidOption, InvalidRecord
 
 BATCH_ROWS: Final = 1 << 16

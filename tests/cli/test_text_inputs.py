@@ -13,7 +13,8 @@ from spark_stream.cli.blocks import after_csv_record, after_line, blocks
 from spark_stream.cli.ddl import parse_schema, schema_text
 from spark_stream.cli.fitting import Fitting
 from spark_stream.cli.inputs import Format, Reading, format_of, records, schema_of_file
-from spark_stream.cli.text_inputs import CsvBlocks, JsonBlocks, line_records
+from spark_stream.cli.json_lines import JsonBlocks
+from spark_stream.cli.text_inputs import CsvBlocks, line_records
 from spark_stream.errors import InvalidOption, InvalidRecord, SchemaMismatch
 
 
