@@ -161,7 +161,7 @@ def _read_json(block: bytes, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _is_for_python(kind: pa.DataType) -> bool:
-    """Whether it has a map, or a nested null: of lists of those Arrow's reader makes no valid ones."""
+    """Whether it has a map, or nulls in a list: Arrow's reader makes invalid lists of those."""
     if not pt.is_nested(kind):
         return False
     inner = [kind.field(i).type for i in range(kind.num_fields)]
