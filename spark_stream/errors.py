@@ -223,6 +223,11 @@ class DamagedSegment(IsologError):
     hint = "The file fails its checksum: restore it from a replica or a backup, or read past it."
 
 
+class UnknownLog(IsologError):
+    code = "UNKNOWN_LOG"
+    hint = "Check the path; the first write to a new directory makes a log there."
+
+
 class NotALogDirectory(IsologError):
     code = "NOT_A_LOG_DIRECTORY"
     hint = "Give an empty or a new directory, or one that isolog made."

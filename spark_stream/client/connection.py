@@ -34,7 +34,8 @@ _BACKOFF_MAX_S: Final = 1.0
 class Connection:
     """To the brokers of ``bootstrap``, or to the broker of the directory ``path``.
 
-    ``timeout_s`` bounds a call and its retries together.
+    ``timeout_s`` bounds a call and its retries together. With ``create=False`` nothing is made at
+    ``path``: where there is no log, the first call raises UnknownLog.
     """
 
     def __init__(
@@ -43,6 +44,8 @@ class Connection:
         path: Path | None = None,
         timeout_s: float = REQUEST_TIMEOUT_S,
         idle_seconds: float | None = None,
+        *,
+        create: bool = True,
     ) -> None:
         if (bootstrap is None) == (path is None):
             raise InvalidOption("give either bootstrap (host:port) or path (a directory)")
@@ -51,6 +54,7 @@ class Connection:
         self._addresses = _addresses(bootstrap) if bootstrap is not None else []
         self._path = path
         self._idle_seconds = idle_seconds
+        self._create = create
         self._lock = threading.Lock()
         self._client: fl.FlightClient | None = None
         self._address = ""
@@ -114,7 +118,7 @@ class Connection:
         if self._path is not None:
             address = live_address(self._path)
             if address is None:
-                address = ensure_broker(self._path, self._idle_seconds)
+                address = ensure_broker(self._path, self._idle_seconds, create=self._create)
             return address, self._connected(address)
         for address in self._addresses:
             # A call would do as well, but a stopped broker does not answer it: calls have

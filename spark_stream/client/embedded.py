@@ -33,6 +33,7 @@ from spark_stream.errors import (
     InvalidOption,
     NotALogDirectory,
     StorageFailure,
+    UnknownLog,
     from_wire,
 )
 from spark_stream.wire.limits import FORMAT_VERSION_MAX, SOCKET_PATH_MAX
@@ -53,10 +54,15 @@ def known_address(directory: Path) -> str | None:
         return None
 
 
-def ensure_broker(directory: Path, idle_seconds: float | None = None) -> str:
+def ensure_broker(
+    directory: Path, idle_seconds: float | None = None, *, create: bool = True
+) -> str:
     """The address of the directory's broker, which is started if none lives.
 
+    With ``create=False`` a directory without a log stays as it is, and so does one that is missing.
+
     Raises:
+        UnknownLog: there is no log, and none is to be made.
         NotALogDirectory, NewerFormat, …: whatever kept the broker from starting.
         BrokerUnavailable: it did not come up in time; the message names its log file.
     """
@@ -64,6 +70,8 @@ def ensure_broker(directory: Path, idle_seconds: float | None = None) -> str:
     deadline = time.monotonic() + _START_SECONDS
     try:
         check_ours(directory)
+        if not create and not holds_log(directory):
+            raise UnknownLog(f"there is no log at {directory}", path=str(directory))
         if not _readable(directory):
             return _started(directory, deadline, idle_seconds, os.devnull)  # it will say why not
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -104,6 +112,11 @@ def check_ours(directory: Path) -> None:
         raise NotALogDirectory(
             f"{directory} is not empty and was not made by isolog", path=str(directory)
         )
+
+
+def holds_log(directory: Path) -> bool:
+    """Whether the directory is a log, or a broker is making it one at this moment."""
+    return (directory / "isolog.json").exists() or lock_held(directory)
 
 
 def _readable(directory: Path) -> bool:

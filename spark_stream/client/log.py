@@ -38,19 +38,22 @@ def connect(
     path: str | os.PathLike[str] | None = None,
     timeout: float = REQUEST_TIMEOUT_S,
     idle_seconds: float | None = None,
+    create: bool = True,
 ) -> Log:
     """Connects to a log: by any broker's ``host:port``, or by the ``path`` of a directory.
 
     With ``path`` the directory's broker is started in the background when it is needed, and ends
     after ``idle_seconds`` without use (default: the variable ISOLOG_IDLE_SECONDS, else 300).
-    ``timeout`` (seconds) bounds every call with its retries.
+    ``timeout`` (seconds) bounds every call with its retries. A missing directory becomes a new log,
+    unless ``create`` is false.
 
     Raises:
         InvalidOption: neither or both were given, or an address is none.
+        UnknownLog: with ``create=False`` there is no log at ``path``.
         BrokerUnavailable: nobody answers. With ``path`` also what kept the broker from starting.
     """
     folder = None if path is None else Path(path).absolute()
-    log = Log(Connection(bootstrap, folder, timeout, idle_seconds))
+    log = Log(Connection(bootstrap, folder, timeout, idle_seconds, create=create))
     try:
         log.status()
     except BaseException:

@@ -30,6 +30,7 @@ from spark_stream.errors import (
     NewerFormat,
     NotALogDirectory,
     PortInUse,
+    UnknownLog,
 )
 from spark_stream.storage.directory import FORMAT_VERSION
 from spark_stream.wire.limits import FORMAT_VERSION_MAX
@@ -73,6 +74,34 @@ def directory(tmp_path: Path) -> Iterator[Directory]:
 def listing(path: Path) -> dict[str, bytes]:
     """Every file below with its content."""
     return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("kind", ["missing", "empty"])
+def test_connecting_without_create_makes_nothing(tmp_path, kind):
+    place = tmp_path / "typo" / "log"
+    if kind == "empty":
+        place.mkdir(parents=True)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UnknownLog, match=f"there is no log at {place} .*[Cc]heck the path"):
+        isolog.connect(path=place, create=False)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_connecting_without_create_leaves_other_peoples_files_alone(tmp_path):
+    (tmp_path / "theirs.csv").write_text("1")
+    with pytest.raises(NotALogDirectory):
+        isolog.connect(path=tmp_path, create=False)
+    with pytest.raises(NotALogDirectory, match="not a directory"):
+        isolog.connect(path=tmp_path / "theirs.csv", create=False)
+    assert listing(tmp_path) == {"theirs.csv": b"1"}
+
+
+def test_connecting_without_create_starts_the_broker_of_a_log_that_is_there(directory):
+    with directory.connect() as log:
+        log.create_topic("t")
+    end_process(directory.pid, signal.SIGTERM)
+    with directory.connect(create=False) as log:
+        assert log.topics() == ["t"]
 
 
 ASK = """
