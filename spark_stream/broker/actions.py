@@ -20,6 +20,7 @@ from spark_stream.storage.settings import shown_settings
 from spark_stream.version import VERSION
 from spark_stream.wire.messages import (
     EARLIEST,
+    AlterTopic,
     CreateTopic,
     Empty,
     ListOffsets,
@@ -71,6 +72,9 @@ class Actions:
             asked.topic, asked.partitions, asked.replication_factor, schema, asked.config
         )
         return self._described(hosted)
+
+    def _alter(self, asked: AlterTopic) -> Message:
+        return self._described(self._host.alter(asked.topic, asked.partitions, asked.config))
 
     def _delete(self, asked: NamedTopic) -> Message:
         self._host.delete(asked.topic)
@@ -166,6 +170,7 @@ def own_memory(process: psutil.Process) -> int:
 
 _TABLE: Final[dict[str, tuple[type[Message], Callable[[Actions, Any], Message]]]] = {
     "create-topic": (CreateTopic, Actions._create),
+    "alter-topic": (AlterTopic, Actions._alter),
     "delete-topic": (NamedTopic, Actions._delete),
     "describe-topic": (NamedTopic, Actions._describe),
     "list-topics": (Empty, Actions._list),

@@ -86,6 +86,7 @@ def serve_appends(
         raise wrong
     for batch, metadata in _batches(reader):
         envelope = _envelope(target, metadata)
+        hosted = host.topic(hosted.topic.name, hosted.topic.id)  # it may have been altered
         acks.write(_answered(hosted, desk, request.transactional_id, envelope, batch).to_bytes())
 
 
@@ -143,6 +144,7 @@ def _answered(
         offset=done.offset,
         count=done.count,
         duplicate=done.duplicate,
+        partitions=len(hosted.partitions),
         error=done.refused.to_wire() if done.refused else None,
     )
 

@@ -94,6 +94,8 @@ class FetchStream:
 
     def __init__(self, host: Host, request: Fetch, cancelled: Callable[[], bool]) -> None:
         hosted = host.topic(request.topic, request.topic_id)
+        self._host = host
+        self._topic = hosted.topic
         self._partition: Partition = hosted.partition(request.partition)
         self._request = request
         self._cancelled = cancelled
@@ -187,7 +189,11 @@ class FetchStream:
             raise
 
     def _last(self) -> Answer:
-        facts = EndFacts(next=self._position, bounds=bounds_facts(self._partition.bounds()))
+        facts = EndFacts(
+            next=self._position,
+            bounds=bounds_facts(self._partition.bounds()),
+            partitions=self._host.partitions_now(self._topic),
+        )
         empty = empty_batch(self.schema)
         return empty, facts.to_bytes()
 

@@ -8,17 +8,18 @@ import shutil
 import threading
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import pyarrow as pa
 
 from spark_stream.broker.partition import Partition
 from spark_stream.cluster.store import MetadataStore
-from spark_stream.cluster.topics import Topic, Topics, check_name
+from spark_stream.cluster.topics import Topic, Topics, check_name, check_partitions
 from spark_stream.errors import (
     BrokerStopping,
     InvalidConfig,
+    InvalidTopic,
     IsologError,
     UnknownPartition,
     UnknownTopic,
@@ -97,6 +98,12 @@ class Host:
             )
         return hosted
 
+    def partitions_now(self, topic: Topic) -> int:
+        """How many partitions the topic has by now; of one that was deleted, how many it had."""
+        hosted = self._hosted.get(topic.name)
+        known = topic if hosted is None or hosted.topic.id != topic.id else hosted.topic
+        return known.partitions
+
     def create(
         self,
         name: str,
@@ -131,6 +138,53 @@ class Host:
                 self._topics.delete(name)
                 shutil.rmtree(self._directory.topic(name, topic.id), ignore_errors=True)
                 raise
+            return self._hosted[name]
+
+    def alter(self, name: str, partitions: int | None, config: Mapping[str, Any]) -> HostedTopic:
+        """Gives a topic more partitions, and other settings; on any error it stays as it was.
+
+        The record in the store decides. New partitions are made before it changes, so that what
+        cannot be made is never promised: a crash in between leaves empty folders, which the next
+        attempt clears away.
+
+        Raises:
+            UnknownTopic: there is no such topic.
+            InvalidTopic: fewer partitions than there are, or too many.
+            InvalidConfig: naming the setting.
+        """
+        with self._lock:
+            if self._stopping:
+                raise BrokerStopping("the broker is shutting down")
+            hosted = self.topic(name)
+            old = hosted.topic
+            new = replace(
+                old,
+                partitions=old.partitions if partitions is None else partitions,
+                config={**old.config, **{key: str(value) for key, value in config.items()}},
+            )
+            if new.partitions < old.partitions:
+                raise InvalidTopic(
+                    f"topic {name!r} has {old.partitions} partitions and cannot have fewer"
+                    f" ({new.partitions} were asked for)",
+                    topic=name,
+                    hint="Partitions can only be added; for fewer, make another topic.",
+                )
+            settings = parse_settings(new.config, self._defaults)
+            check_partitions(new)
+            added: list[Partition] = []
+            try:
+                for number in range(old.partitions, new.partitions):
+                    shutil.rmtree(self._directory.partition(name, old.id, number), True)
+                    added.append(self._opened_partition(new, settings, number))
+                self._topics.replace(old, new)
+            except IsologError:
+                for partition in added:
+                    partition.close(deleted=True)
+                    shutil.rmtree(partition.log.directory, ignore_errors=True)
+                raise
+            for partition in hosted.open_partitions():
+                partition.configure(settings)
+            self._hosted[name] = HostedTopic(new, settings, [*hosted.partitions, *added])
             return self._hosted[name]
 
     def delete(self, name: str) -> None:
@@ -173,27 +227,27 @@ class Host:
     def _opened(self, topic: Topic, *, fresh: bool = False) -> HostedTopic:
         settings = parse_settings(topic.config, self._defaults)
         hosted = HostedTopic(topic, settings)
-        timestamps = TIMESTAMP_COLUMN if is_default(topic.schema) else None
         for number in range(topic.partitions):
-            facts = (
-                ("isolog.format", "1"),
-                ("isolog.topic", topic.name),
-                ("isolog.topic_id", topic.id),
-                ("isolog.partition", str(number)),
-            )
-            log_format = LogFormat(topic.schema, settings, timestamps, facts)
-            path = self._directory.partition(topic.name, topic.id, number)
             try:
-                log = PartitionLog.open(path, log_format)
+                hosted.partitions.append(self._opened_partition(topic, settings, number))
             except IsologError as error:
                 if fresh:
                     raise
                 logger.error("%s/%d cannot be opened: %s", topic.name, number, error)
                 hosted.partitions.append(error)
-                continue
-            for cut in log.cuts:
-                logger.warning("recovered %s", cut)
-            hosted.partitions.append(
-                Partition(topic.name, topic.id, number, log, self._producer_age)
-            )
         return hosted
+
+    def _opened_partition(self, topic: Topic, settings: LogSettings, number: int) -> Partition:
+        facts = (
+            ("isolog.format", "1"),
+            ("isolog.topic", topic.name),
+            ("isolog.topic_id", topic.id),
+            ("isolog.partition", str(number)),
+        )
+        timestamps = TIMESTAMP_COLUMN if is_default(topic.schema) else None
+        log_format = LogFormat(topic.schema, settings, timestamps, facts)
+        path = self._directory.partition(topic.name, topic.id, number)
+        log = PartitionLog.open(path, log_format)
+        for cut in log.cuts:
+            logger.warning("recovered %s", cut)
+        return Partition(topic.name, topic.id, number, log, self._producer_age)

@@ -28,7 +28,7 @@ from spark_stream.consistency.producers import NOBODY, Duplicate, Refused, Stamp
 from spark_stream.consistency.undecided import Undecided, open_parts
 from spark_stream.errors import BrokerStopping, IsologError, UnknownTopic
 from spark_stream.storage.log import PartitionLog, Prepared
-from spark_stream.storage.settings import Flush
+from spark_stream.storage.settings import Flush, LogSettings
 from spark_stream.wire.limits import CANCEL_POLL_S
 
 FIRST_EPOCH = LeaderEpoch(0)
@@ -266,6 +266,11 @@ class Partition:
                     return False
                 self._changed.wait(min(left, CANCEL_POLL_S))
         return True
+
+    def configure(self, settings: LogSettings) -> None:
+        """What is appended, rolled, flushed and removed from now on goes by these settings."""
+        with self._changed:
+            self.log.format = replace(self.log.format, settings=settings)
 
     def housekeep(self, flush_interval_s: float | None) -> None:
         """Rolls, removes and flushes what is due."""

@@ -75,7 +75,7 @@ class Wanted:
         Raises:
             UnknownPartition: one that was asked for is not there.
         """
-        known = topics.known(self.topic)
+        known = topics.describe(self.topic)
         count = len(known.partitions)
         for number in self.partitions:
             if number >= count:

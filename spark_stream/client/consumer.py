@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from numbers import Integral
 from typing import Final
 
@@ -46,8 +46,11 @@ class Consumer(Closing):
     topics. Both wait for more unless ``until="latest"``. Not for use from two threads at once.
 
     With a ``name`` it goes on from the position that was stored last under that name
-    (:meth:`commit`, or ``commit_position`` of a transactional producer); partitions without one,
-    and topics that were made anew since, begin at ``start``.
+    (:meth:`commit`, or ``commit_position`` of a transactional producer); topics without one, and
+    those that were made anew since, begin at ``start``.
+
+    Partitions that a topic gets later are read from their first record on, wherever the consumer
+    started.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class Consumer(Closing):
             self._position = cut_of(self._transactions, self._ids)
         self._began = {} if name is None else self._remembered(name)
         self._position.update(self._began)
+        self._start_added()
         self._feed: Feed | None = None
         self._seeks = 0
         self._closed = threading.Event()
@@ -212,11 +216,13 @@ class Consumer(Closing):
         if until not in (None, "latest"):
             raise InvalidOption(f"until takes 'latest', not {until!r}")
         ends = self._bounds() if until and not self._atomic else None
+        self._take_up(ends or ())
         pause = _CUT_PAUSE_FIRST_S
         while not self._closed.is_set():
             self._stop_feed()
             if self._atomic and not (until and ends):
                 ends = cut_of(self._transactions, self._ids, self._position)
+                self._take_up(ends)
                 if not self._below(ends):
                     self._check_position(views)
                     if until:
@@ -238,12 +244,16 @@ class Consumer(Closing):
                 ]
             )
             try:
-                yield from feed.fetched()
+                for key, fetched in feed.fetched():
+                    yield key, fetched
+                    if ends is None and self._grown(key[0], fetched.partitions):
+                        self._stop_feed()
             finally:
                 feed.stop()
             if self._feed is feed and (until or not self._atomic):
                 return  # every partition has reached its end, or the consumer was closed
-            # Else a seek stopped this feed, or the round is over: go on from the new positions.
+            # Else a seek or a new partition stopped this feed, or the round is over: go on from the
+            # new positions.
 
     @property
     def _atomic(self) -> bool:
@@ -260,6 +270,25 @@ class Consumer(Closing):
             for name in self._views
             for number, end in self._topics.offsets(name, isolation=self._isolation).offsets.items()
         }
+
+    def _take_up(self, keys: Iterable[Key]) -> None:
+        """Partitions that were added since begin at their first record."""
+        for key in keys:
+            self._position.setdefault(key, 0)
+
+    def _grown(self, topic: str, partitions: int | None) -> bool:
+        """Takes up what the topic has got since; whether that is anything."""
+        before = len(self._position)
+        self._take_up((topic, number) for number in range(partitions or 0))
+        return len(self._position) > before
+
+    def _start_added(self) -> None:
+        """Partitions that were added since the position was stored begin at their first record."""
+        for topic in {topic for topic, _ in self._began}:
+            first = resolve(self._topics, topic, "earliest", self._isolation, "earliest")
+            for number, offset in first.items():
+                if (topic, number) not in self._began:
+                    self._position[topic, number] = offset
 
     def _below(self, ends: Mapping[Key, int]) -> bool:
         return any(self._position[key] < end for key, end in ends.items())

@@ -77,6 +77,8 @@ class Delivery:
         self._progress = 0.0
         self.retry_at = 0.0
         """When, on the monotonic clock, :meth:`serve` may try again."""
+        self.partitions = len(topic.partitions)
+        """How many the topic has, as the last answer said."""
 
     @property
     def live(self) -> bool:
@@ -238,6 +240,7 @@ class Delivery:
         if isinstance(error, BrokerStopping):
             self._ended(stream, error)
             return
+        self.partitions = ack.get("partitions", self.partitions)
         with self._lock:
             lane = self._lanes.get(ack["partition"])
             if stream is not self._stream or lane is None:

@@ -67,6 +67,7 @@ class Feed:
     def _fetch(self, key: Key, source: Source, start: int, end: int | None) -> None:
         position = start
         failing_since: float | None = None
+        partitions: int | None = None
         if end is not None and start > end:  # empty, or there never was such an offset
             deque(fetch_once(source, start, end), maxlen=0)
         while not self._stopped.is_set() and (end is None or position < end):
@@ -76,7 +77,10 @@ class Feed:
                     failing_since = None
                     moved = fetched.next != position
                     position = fetched.next
-                    if (fetched.batch.num_rows or moved) and not self._put((key, fetched, None)):
+                    told = fetched.partitions not in (None, partitions)
+                    partitions = fetched.partitions or partitions
+                    worth = fetched.batch.num_rows or moved or told
+                    if worth and not self._put((key, fetched, None)):
                         return
             except IsologError as error:
                 now = time.monotonic()

@@ -32,6 +32,7 @@ class Fetched:
     """Rows with the view's columns; the first has offset ``base``; read on at ``next``.
 
     ``spans``, where offsets are missing in between: (first, count) of each run of rows.
+    ``partitions``, at the end of a fetch: how many the topic has now.
     """
 
     partition: int
@@ -39,6 +40,7 @@ class Fetched:
     next: int
     batch: pa.RecordBatch
     spans: Spans | None = None
+    partitions: int | None = None
 
     def offsets(self) -> npt.NDArray[np.int64]:
         """The offset of each row."""
@@ -98,7 +100,13 @@ def fetch_once(
             facts = json.loads(chunk.app_metadata.to_pybytes())
             base = facts.get("base", facts["next"])
             if chunk.data is None or facts.get("end"):
-                yield Fetched(source.partition, base, facts["next"], _empty(source.view))
+                yield Fetched(
+                    source.partition,
+                    base,
+                    facts["next"],
+                    _empty(source.view),
+                    partitions=facts.get("partitions"),
+                )
                 continue
             spans = facts.get("spans")
             batch = source.view.of_chunk(chunk.data, source.partition, base, spans)

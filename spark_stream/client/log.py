@@ -25,7 +25,7 @@ from spark_stream.client.transactional import TransactionalProducer
 from spark_stream.client.transactions import TransactionsClient, described
 from spark_stream.client.values import BrokerStatus, TopicDescription, TransactionDescription
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.errors import Unsupported
+from spark_stream.errors import InvalidOption, Unsupported
 from spark_stream.wire.limits import REQUEST_TIMEOUT_S
 from spark_stream.wire.messages import Empty, Status
 
@@ -87,6 +87,27 @@ class Log(Closing):
             made.
         """
         return self._topics.create(name, partitions, replication_factor, schema, dict(config or {}))
+
+    def alter_topic(
+        self,
+        name: str,
+        partitions: int | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> TopicDescription:
+        """Gives a topic more partitions, changes its settings, or both; returns it as it is then.
+
+        Settings that ``config`` does not name stay as they are. Records stay where they are: with
+        more partitions, records of a key may go to another one than those before them. Queries,
+        producers and consumers that run go on, and take new partitions up.
+
+        Raises:
+            UnknownTopic: there is no such topic.
+            InvalidTopic, InvalidConfig, InvalidOption: fewer partitions than there are, a bad
+            setting, or nothing to change; the topic stays as it was.
+        """
+        if partitions is None and not config:
+            raise InvalidOption("nothing to change: give partitions, config, or both")
+        return self._topics.alter(name, partitions, dict(config or {}))
 
     def topics(self) -> list[str]:
         """The names of all topics, sorted."""
@@ -234,7 +255,11 @@ class Log(Closing):
                 cut = cut_of(self._transactions, ids, lower=_by_key(starts))
             else:
                 cut = cut_of(self._transactions, ids, upper=_by_key(ends))
-            ends = {name: {n: cut[name, n] for n in ends[name]} for name in names}
+            ends = {name: {} for name in names}
+            for (name, number), offset in cut.items():
+                ends[name][number] = offset
+        for name, found in ends.items():  # partitions that were added meanwhile are read from 0
+            starts[name] = dict.fromkeys(found, 0) | starts[name]
         return {name: _Span(known[name], starts[name], ends[name]) for name in names}
 
     def _table(self, view: View, span: _Span, isolation: Isolation) -> pa.Table:

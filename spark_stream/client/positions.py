@@ -36,7 +36,7 @@ def resolve(
         if place not in _NAMED:
             raise InvalidOption(f"a place is {' | '.join(_NAMED)} or an offset, not {place!r}")
         return dict(topics.offsets(topic, at=_NAMED[place], isolation=isolation).offsets)
-    count = len(topics.known(topic).partitions)
+    count = len(topics.describe(topic).partitions)
     if isinstance(place, Mapping):
         asked = {number: place.get(number, _NAMED[default]) for number in range(count)}
         for number in place:

@@ -33,7 +33,13 @@ from spark_stream.client.topics import TopicsClient, level
 from spark_stream.client.transactions import TransactionsClient
 from spark_stream.client.values import Branch, TopicDescription, Written
 from spark_stream.consistency.isolation import PRODUCER_LEVELS
-from spark_stream.errors import InvalidOption, IsologError, RecordTooLarge, SchemaMismatch
+from spark_stream.errors import (
+    InvalidOption,
+    IsologError,
+    RecordTooLarge,
+    SchemaMismatch,
+    UnknownPartition,
+)
 from spark_stream.wire.limits import BATCH_BYTES_MAX
 from spark_stream.wire.messages import INT64_MAX
 from spark_stream.wire.schemas import fitted, is_default
@@ -151,7 +157,8 @@ class Producer:
             batch = fitted(completed(batch) if default else batch, known.schema)
             check_size(batch)
             if partition is not None:
-                partition = check_partition(known, partition)
+                known = self._having(known, partition)
+                partition = int(partition)
         except IsologError as error:
             return self._sender.refused(error)
         if batch.num_rows == 0:
@@ -177,13 +184,25 @@ class Producer:
                 topic=topic,
             )
         if partition is not None:
-            check_partition(known, partition)
+            known = self._having(known, partition)
         limit = int(known.config["max.record.bytes"])
+        if size > limit:
+            known = self._topics.describe(topic)  # the limit may have been raised
+            limit = int(known.config["max.record.bytes"])
         if size > limit:
             raise RecordTooLarge(
                 f"the record has {size} bytes, the topic's max.record.bytes is {limit}",
                 topic=topic,
             )
+        return known
+
+    def _having(self, known: TopicDescription, partition: int) -> TopicDescription:
+        """The topic, which has this partition; UnknownPartition if it has not."""
+        try:
+            check_partition(known, partition)
+        except UnknownPartition:
+            known = self._topics.describe(known.name)  # it may have been added
+            check_partition(known, partition)
         return known
 
     def _identified(self) -> Identity:

@@ -313,6 +313,7 @@ class Sender:
         size, rows, topic = self._room(batch), batch.num_rows, delivery.topic.name
 
         def settle(offset: int, error: IsologError | None) -> None:
+            self._topics.outgrown(delivery.topic, delivery.partitions)
             if error is not None:
                 self._noted(delivery, error)
             whole.settle(first, error or Written(topic, partition, offset, rows))
@@ -333,6 +334,7 @@ class Sender:
 
         def settle(offset: int, error: IsologError | None) -> None:
             kept = len(promises)
+            self._topics.outgrown(delivery.topic, delivery.partitions)
             if error is not None:
                 self._noted(delivery, error)
                 kept = error.kept

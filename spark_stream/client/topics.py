@@ -12,6 +12,7 @@ from spark_stream.client.values import PartitionDescription, PartitionOffsets, T
 from spark_stream.consistency.isolation import CONSUMER_LEVELS, Isolation
 from spark_stream.errors import InvalidOption, InvalidRequest, InvalidTopic, from_wire
 from spark_stream.wire.messages import (
+    AlterTopic,
     CreateTopic,
     Empty,
     ListOffsets,
@@ -33,6 +34,13 @@ class TopicsClient:
         self._lock = threading.Lock()
         self._known: dict[str, TopicDescription] = {}
 
+    def outgrown(self, known: TopicDescription, partitions: int) -> None:
+        """Forgets what is remembered of the topic if it has another number of partitions now."""
+        with self._lock:
+            found = self._known.get(known.name)
+            if found is not None and found.id == known.id and len(found.partitions) != partitions:
+                del self._known[known.name]
+
     def names(self) -> list[str]:
         return self._connection.act("list-topics", Empty(), TopicNames).topics
 
@@ -41,12 +49,16 @@ class TopicsClient:
         return self._remembered(facts)
 
     def known(self, topic: str) -> TopicDescription:
-        """The topic as it was when last looked at: schema, id and partitions stay the same."""
+        """The topic as it was when last looked at: there may be more partitions by now.
+
+        Schema and id stay the same. Whoever is about to refuse something because of the rest asks
+        with :meth:`describe` first; a producer learns of more partitions with its next answer.
+        """
         found = self._known.get(topic)
         return found if found is not None else self.describe(topic)
 
     def forget(self, topic: str) -> None:
-        """After an error that says the topic is another than was thought."""
+        """After an answer that says the topic is another than was thought."""
         with self._lock:
             self._known.pop(topic, None)
 
@@ -66,6 +78,14 @@ class TopicsClient:
             config={name: str(value) for name, value in config.items()},
         )
         return self._remembered(self._connection.act("create-topic", asked, TopicFacts))
+
+    def alter(self, topic: str, partitions: int | None, config: dict[str, Any]) -> TopicDescription:
+        asked = AlterTopic.of(
+            topic=_named(topic).topic,
+            partitions=partitions,
+            config={name: str(value) for name, value in config.items()},
+        )
+        return self._remembered(self._connection.act("alter-topic", asked, TopicFacts))
 
     def delete(self, topic: str) -> None:
         self.forget(topic)

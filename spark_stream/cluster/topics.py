@@ -56,21 +56,30 @@ class Topics:
     def create(self, topic: Topic) -> Topic:
         """Adds a topic; TopicExists if there is one of this name."""
         check_name(topic.name)
-        if not 1 <= topic.partitions <= PARTITIONS_MAX:
-            raise InvalidTopic(
-                f"a topic has 1 to {PARTITIONS_MAX} partitions, not {topic.partitions}",
-                topic=topic.name,
-                hint="Choose another number of partitions.",
-            )
-        value = {
-            "id": topic.id,
-            "schema": base64.b64encode(topic.schema.serialize()).decode(),
-            "partitions": topic.partitions,
-            "config": dict(topic.config),
-        }
-        if self._store.put(_PREFIX + topic.name, value, expected=0) is None:
+        check_partitions(topic)
+        if self._store.put(_PREFIX + topic.name, _value(topic), expected=0) is None:
             raise TopicExists(f"there is a topic {topic.name!r} already", topic=topic.name)
         return topic
+
+    def replace(self, old: Topic, new: Topic) -> Topic:
+        """Puts ``new`` in the place of ``old``, which must still be what the store has.
+
+        Raises:
+            UnknownTopic: it was deleted meanwhile.
+            InvalidTopic: somebody else changed it meanwhile.
+        """
+        check_partitions(new)
+        record = self._store.get(_PREFIX + old.name)
+        if record is None:
+            raise UnknownTopic(f"there is no topic {old.name!r}", topic=old.name)
+        unchanged = _topic(record) == old
+        if not unchanged or self._store.put(record.key, _value(new), record.version) is None:
+            raise InvalidTopic(
+                f"topic {old.name!r} was changed by somebody else at the same time",
+                topic=old.name,
+                hint="Look at it with `isolog topic describe`, then try again.",
+            )
+        return new
 
     def delete(self, name: str) -> Topic:
         """Removes the topic and returns what it was, or UnknownTopic."""
@@ -80,6 +89,25 @@ class Topics:
                 raise UnknownTopic(f"there is no topic {name!r}", topic=name)
             if self._store.delete(record.key, record.version):
                 return _topic(record)
+
+
+def check_partitions(topic: Topic) -> None:
+    """InvalidTopic for a number of partitions that no topic can have."""
+    if not 1 <= topic.partitions <= PARTITIONS_MAX:
+        raise InvalidTopic(
+            f"a topic has 1 to {PARTITIONS_MAX} partitions, not {topic.partitions}",
+            topic=topic.name,
+            hint="Choose another number of partitions.",
+        )
+
+
+def _value(topic: Topic) -> dict[str, Any]:
+    return {
+        "id": topic.id,
+        "schema": base64.b64encode(topic.schema.serialize()).decode(),
+        "partitions": topic.partitions,
+        "config": dict(topic.config),
+    }
 
 
 def _topic(record: Record) -> Topic:

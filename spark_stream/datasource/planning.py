@@ -101,17 +101,24 @@ class Planner:
 
     def latest(self) -> Found:
         """The present bounds of all topics; those that are gone are in ``missing``."""
-        latest, missing = {}, set()
-        for name in self.options.topics:
-            try:
-                latest[name] = self._session.topics.offsets(name, isolation=self.options.isolation)
-            except UnknownTopic:
-                missing.add(name)
-        if self.atomic and latest:
+        while True:
+            latest, missing = {}, set()
+            for name in self.options.topics:
+                try:
+                    latest[name] = self._session.topics.offsets(
+                        name, isolation=self.options.isolation
+                    )
+                except UnknownTopic:
+                    missing.add(name)
+            found = Found(latest, frozenset(missing))
+            if not self.atomic or not latest:
+                return found
             # A topic's own bounds are cuts of that topic; a transaction may span several.
             cut = self._cut({name: (at.topic_id, {}, {}) for name, at in latest.items()})
-            latest = {name: replace(at, offsets=cut[name]) for name, at in latest.items()}
-        return Found(latest, frozenset(missing))
+            if all(cut[name].keys() == at.offsets.keys() for name, at in latest.items()):
+                moved = {name: replace(at, offsets=cut[name]) for name, at in latest.items()}
+                return replace(found, latest=moved)
+            # A topic has got more partitions in between: look again.
 
     def cut_below(self, ends: Offsets) -> dict[str, TopicOffsets]:
         """The greatest cut that is nowhere above the ends."""

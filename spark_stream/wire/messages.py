@@ -116,11 +116,15 @@ class ChunkFacts(Message):
 
 
 class EndFacts(Message):
-    """The last message of a fetch: read on from ``next``, even if nothing was visible."""
+    """The last message of a fetch: read on from ``next``, even if nothing was visible.
+
+    ``partitions``: how many the topic has now, so that a consumer learns when there are more.
+    """
 
     next: OffsetField
     end: bool = True
     bounds: BoundsFacts
+    partitions: int | None = None
 
 
 # -- writing --------------------------------------------------------------------------------------
@@ -164,6 +168,7 @@ class Ack(Message):
     """What became of a batch: first offset and count, or an error (whose details have kept).
 
     ``duplicate``: the batch was there already; offset and count are those it got then.
+    ``partitions``: how many the topic has now, so that a producer learns when there are more.
     """
 
     number: int
@@ -171,6 +176,7 @@ class Ack(Message):
     offset: int | None = None
     count: int = 0
     duplicate: bool = False
+    partitions: int | None = None
     error: dict[str, Any] | None = None
 
 
@@ -358,6 +364,14 @@ class CreateTopic(Message):
     config: dict[str, str] = {}
 
 
+class AlterTopic(Message):
+    """``partitions``: how many there shall be, None: as now. ``config``: the settings to change."""
+
+    topic: Name
+    partitions: int | None = None
+    config: dict[str, str] = {}
+
+
 class NamedTopic(Message):
     """The topic an action is about."""
 
@@ -438,6 +452,7 @@ class Status(Message):
 
 ACTIONS: Final[dict[str, str]] = {
     "create-topic": "CreateTopic → TopicFacts",
+    "alter-topic": "AlterTopic → TopicFacts",
     "delete-topic": "NamedTopic → Empty",
     "describe-topic": "NamedTopic → TopicFacts",
     "list-topics": "Empty → TopicNames",

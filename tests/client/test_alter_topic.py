@@ -1,0 +1,146 @@
+"""Topics that are altered while they are in use: more partitions, other settings."""
+
+from __future__ import annotations
+
+import pytest
+
+import spark_stream as isolog
+from spark_stream.errors import (
+    InvalidConfig,
+    InvalidOption,
+    InvalidTopic,
+    RecordTooLarge,
+    UnknownPartition,
+    UnknownTopic,
+)
+from tests.support import NUMBERS, eventually, numbers, values
+
+
+def in_partition(log: isolog.Log, topic: str, number: int) -> int:
+    return log.describe(topic).partitions[number].log_end_offset
+
+
+def test_a_topic_gets_more_partitions_and_keeps_its_records(log, topic):
+    made = log.create_topic(topic, partitions=2, schema=NUMBERS, config={"segment.ms": 5000})
+    with log.producer() as producer:
+        producer.append(topic, numbers(0, 5), partition=1)
+    altered = log.alter_topic(topic, partitions=4)
+    assert (altered.id, altered.schema, len(altered.partitions)) == (made.id, NUMBERS, 4)
+    assert altered.config["segment.ms"] == "5000"
+    assert log.describe(topic) == altered
+    with log.producer() as producer:
+        producer.append(topic, numbers(5, 5), partition=3)
+    assert log.read(topic).column("n").to_pylist() == list(range(10))
+    assert log.alter_topic(topic, partitions=4).id == made.id  # as many as there are: no change
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "named"),
+    [
+        ({"partitions": 2}, InvalidTopic, "has 3 partitions and cannot have fewer"),
+        ({"partitions": 0}, InvalidTopic, "fewer"),
+        ({"partitions": 10_001}, InvalidTopic, "1 to 10000 partitions"),
+        ({"partitions": 5, "config": {"segment.byte": 1}}, InvalidConfig, "'segment.bytes'"),
+        ({"partitions": 5, "config": {"flush": "always"}}, InvalidConfig, "flush takes"),
+        ({}, InvalidOption, "nothing to change"),
+    ],
+)
+def test_a_change_that_cannot_be_is_refused_and_nothing_changes(log, topic, change, error, named):
+    before = log.create_topic(topic, partitions=3, config={"segment.ms": 5000})
+    with pytest.raises(error, match=named):
+        log.alter_topic(topic, **change)
+    assert log.describe(topic) == before
+
+
+def test_a_topic_that_is_not_there_cannot_be_altered(log, topic):
+    with pytest.raises(UnknownTopic, match=topic):
+        log.alter_topic(topic, partitions=3)
+
+
+def test_settings_hold_for_open_partitions_at_once_and_after_a_restart(broker, topic):
+    with broker.connect() as log, broker.connect() as other:
+        log.create_topic(topic, config={"max.record.bytes": 100, "segment.ms": 60_000})
+        with pytest.raises(RecordTooLarge), log.producer() as producer:
+            producer.send(topic, b"x" * 200)
+        other.alter_topic(topic, config={"max.record.bytes": 1000, "segment.entries": 16})
+        with log.producer() as producer:
+            for _ in range(40):
+                producer.send(topic, b"x" * 200).result()
+        assert len(list(broker.directory.glob("topics/*/*/0/*.arrow"))) == 3
+        other.alter_topic(topic, config={"max.record.bytes": 150})
+        with pytest.raises(RecordTooLarge), log.producer() as producer:
+            producer.append(topic, values(b"x" * 200))
+    broker.restart()
+    with broker.connect() as log:
+        config = log.describe(topic).config
+        found = [config[name] for name in ("max.record.bytes", "segment.entries", "segment.ms")]
+        assert found == ["150", "16", "60000"]
+        assert log.read(topic).num_rows == 40
+
+
+def test_a_running_producer_learns_of_new_partitions(shared, log, topic):
+    log.create_topic(topic)
+    with log.producer() as producer:
+        assert producer.send(topic, b"first").result().partition == 0
+        with shared.connect() as other:
+            other.alter_topic(topic, partitions=3)
+        # By its number at once; by keys with the next answer.
+        assert producer.append(topic, values("by number"), partition=2).result().partition == 2
+        keyed = [producer.send(topic, b"x", key=str(key).encode()) for key in range(30)]
+        assert {each.result().partition for each in keyed} == {0, 1, 2}
+        with shared.connect() as other:
+            other.alter_topic(topic, partitions=5)
+        producer.send(topic, b"tells").result()
+        keyed = [producer.send(topic, b"x", key=str(key).encode()) for key in range(60)]
+        assert {each.result().partition for each in keyed} == {0, 1, 2, 3, 4}
+    with pytest.raises(UnknownPartition, match="0 to 4, not 5"), log.producer() as producer:
+        producer.send(topic, b"x", partition=5)
+
+
+@pytest.mark.parametrize("isolation", ["read_uncommitted", "read_atomic"])
+def test_a_running_consumer_reads_new_partitions_from_their_start(shared, topic, isolation):
+    with shared.connect() as log, shared.connect() as other:
+        log.create_topic(topic, schema=NUMBERS)
+        with other.producer() as producer:
+            producer.append(topic, numbers(0, 3))
+        with log.consumer(topic, isolation=isolation, start="latest") as consumer:
+            batches = consumer.batches()
+            with other.producer() as producer:
+                producer.append(topic, numbers(3, 1))
+            assert next(batches).column("n").to_pylist() == [3]
+            other.alter_topic(topic, partitions=3)
+            with other.producer(transactional_id=topic) as producer, producer.transaction():
+                producer.append(topic, numbers(4, 1), partition=2)
+                producer.append(topic, numbers(5, 1), partition=1)
+            assert sorted(n for _ in "ab" for n in next(batches).column("n").to_pylist()) == [4, 5]
+            assert consumer.position() == {(topic, 0): 4, (topic, 1): 1, (topic, 2): 1}
+
+
+def test_a_named_consumer_misses_nothing_of_partitions_added_while_it_was_away(log, topic):
+    log.create_topic(topic, schema=NUMBERS)
+    with log.consumer(topic, start="latest", name=topic) as consumer:
+        consumer.commit()
+    log.alter_topic(topic, partitions=2)
+    with log.producer() as producer:
+        producer.append(topic, numbers(0, 4), partition=1)
+    with log.consumer(topic, start="latest", name=topic) as consumer:
+        found = [n for batch in consumer.batches(until="latest") for n in batch.column("n")]
+        assert [n.as_py() for n in found] == [0, 1, 2, 3]
+        consumer.commit()
+    with log.consumer(topic, start="earliest", name=topic) as consumer:
+        assert consumer.position() == {(topic, 0): 0, (topic, 1): 4}
+
+
+def test_an_atomic_read_takes_new_partitions_along(log, topic):
+    log.create_topic(topic, schema=NUMBERS)
+    with log.producer(transactional_id=topic) as producer:
+        log.alter_topic(topic, partitions=2)
+        with producer.transaction():
+            for partition in (0, 1):
+                producer.append(topic, numbers(partition, 1), partition=partition)
+        producer.begin_transaction()
+        producer.append(topic, numbers(9, 1), partition=1)
+        eventually(lambda: in_partition(log, topic, 1) == 2)
+        found = log.read(topic, isolation="read_atomic").column("n").to_pylist()
+        assert sorted(found) == [0, 1]
+        producer.abort_transaction()
