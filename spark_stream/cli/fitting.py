@@ -38,7 +38,7 @@ class _WrongTypeError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Fitting:
-    """To the columns of ``schema``, of which those in ``optional`` may be missing.
+    """To the columns of ``schema``; those in ``optional`` may be missing, and are null then.
 
     ``text``: strings stand for values of any type, as in CSV. ``utf8``: strings are the bytes of
     binary columns, not their base64.
@@ -51,9 +51,13 @@ class Fitting:
 
     @classmethod
     def of_topic(cls, schema: pa.Schema, text: bool) -> Fitting:
-        """To a topic of this schema; in a default-schema topic the client completes a value."""
+        """To a topic of this schema; in a default-schema topic the client completes a value.
+
+        Text may lack columns that take nulls.
+        """
         if not is_default(schema):
-            return cls(schema, text)
+            nullable = frozenset(each.name for each in schema if each.nullable and text)
+            return cls(schema, text, optional=nullable)
         fields = [field.with_nullable(True) for field in schema]
         optional = frozenset(schema.names) - {"value"}
         return cls(pa.schema(fields), text, utf8=True, optional=optional)
@@ -66,18 +70,19 @@ class Fitting:
             InvalidRecord: a value does not fit.
         """
         names = batch.schema.names
-        schema = pa.schema(
-            [each for each in self.schema if each.name in names or each.name not in self.optional]
-        )
-        check_names(names, schema)
+        lacking = [each for each in self.optional if each not in names]
+        check_names([*names, *lacking], self.schema)
         arrays = []
-        for field in schema:
+        for field in self.schema:
+            if field.name in lacking:
+                arrays.append(pa.nulls(batch.num_rows, field.type))
+                continue
             array = self._column(batch.column(field.name), field, first)
             if array.null_count and not field.nullable:
                 row = int(pc.index(pc.is_null(array), True).as_py())
                 raise bad_record(first + row, f"column {field.name!r} is null, and is NOT NULL")
             arrays.append(array)
-        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _column(self, array: pa.Array, field: pa.Field, first: int) -> pa.Array:
         def converted(part: pa.Array) -> pa.Array:
@@ -101,6 +106,9 @@ class Fitting:
         have = array.type
         if pt.is_dictionary(have):
             array = array.dictionary_decode()
+            have = array.type
+        if pt.is_string_view(have) or pt.is_binary_view(have):
+            array = array.cast(pa.string() if pt.is_string_view(have) else pa.binary())
             have = array.type
         if have.equals(want):
             return array

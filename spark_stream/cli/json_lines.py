@@ -56,7 +56,7 @@ class JsonBlocks:
         """
         if not block.strip():
             return empty_batch(self.schema)
-        _check_depth(block, first)
+        check_depth(block, first)
         try:
             batch = self._read(block)
         except _NO_VALUE:
@@ -272,7 +272,7 @@ def _bytes(value: Any) -> bytes:
 # -- errors ----------------------------------------------------------------------------------------
 
 
-def _check_depth(block: bytes, first: int) -> None:
+def check_depth(block: bytes, first: int) -> None:
     """InvalidRecord for a line that is nested so deep that it could crash a reader."""
     if block.count(b"[") + block.count(b"{") <= DEPTH_MAX:
         return
