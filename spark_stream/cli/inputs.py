@@ -179,6 +179,8 @@ def readable(file: Path | None, kind: Format) -> Iterator[None]:
     except (pa.ArrowException, OSError) as error:
         name = "standard input" if file is None else str(file)
         text = str(error).partition("\n")[0]
+        if isinstance(error, OSError) and error.strerror:
+            text = error.strerror
         raise InvalidRecord(
             f"{name} cannot be read as {kind}: {text}", hint="Check the file, or give its --format."
         ) from error
