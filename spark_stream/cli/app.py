@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from typing import Annotated, NoReturn
 
 import typer
 
 from spark_stream.cli import broker, consume, produce, topic, transactions
+from spark_stream.cli.streams import discard_output, occupy, problem_of
 from spark_stream.errors import InvalidOption, IsologError
 from spark_stream.version import VERSION
 
@@ -53,6 +55,7 @@ def _isolog(
 
 def run() -> NoReturn:
     """Runs the command that the process was started with, and ends the process."""
+    occupy()
     _end(execute())
 
 
@@ -63,6 +66,12 @@ def execute(arguments: list[str] | None = None) -> int:
     except IsologError as error:
         _report(error)
         return 2 if isinstance(error, InvalidOption) else 1
+    except BrokenPipeError:  # who reads has seen enough
+        discard_output()
+    except OSError as error:
+        discard_output()
+        print(f"error: {problem_of(error)}", file=sys.stderr)
+        return 1
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
     return 0
@@ -84,7 +93,8 @@ def _end(code: int) -> NoReturn:
     except BrokenPipeError:
         pass
     except OSError as error:
-        print(f"error: standard output: {error.strerror}", file=sys.stderr)
+        print(f"error: {problem_of(error)}", file=sys.stderr)
         code = code or 1
-    sys.stderr.flush()
+    with suppress(OSError):
+        sys.stderr.flush()
     os._exit(code)

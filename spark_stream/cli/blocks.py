@@ -22,8 +22,8 @@ BLOCK_BYTES: Final = 4 << 20
 _LINGER_S: Final = 0.05
 _COMPRESSIONS: Final = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 
-Cut = Callable[[bytearray], int]
-"""Where the last whole record in these bytes ends; 0 if none does."""
+Cut = Callable[[bytearray, bool], int]
+"""Where the last whole record in these bytes ends; 0 if none does. True: no more bytes come."""
 
 
 class Bytes(Protocol):
@@ -35,12 +35,16 @@ class Bytes(Protocol):
     def ready(self) -> bool:
         """Whether :meth:`read` would return at once."""
 
+    def part(self) -> float | None:
+        """Which part of all bytes was read, 0 to 1; None where nobody knows."""
+
 
 class Descriptor:
     """A pipe, a terminal, or a file that is read as it is."""
 
     def __init__(self, number: int) -> None:
         self._number = number
+        self._size = os.fstat(number).st_size  # 0 of a pipe
 
     def read(self) -> bytes:
         return os.read(self._number, BLOCK_BYTES)
@@ -48,12 +52,18 @@ class Descriptor:
     def ready(self) -> bool:
         return bool(select.select([self._number], [], [], 0)[0])
 
+    def part(self) -> float | None:
+        if not self._size:
+            return None
+        return min(1.0, os.lseek(self._number, 0, os.SEEK_CUR) / self._size)
+
 
 class Compressed:
     """A compressed file."""
 
     def __init__(self, file: Path, compression: str) -> None:
-        self._stream = pa.input_stream(str(file), compression=compression)
+        self._file = pa.OSFile(str(file))
+        self._stream = pa.CompressedInputStream(self._file, compression)
 
     def read(self) -> bytes:
         data: bytes = self._stream.read(BLOCK_BYTES)
@@ -61,6 +71,9 @@ class Compressed:
 
     def ready(self) -> bool:
         return True
+
+    def part(self) -> float | None:
+        return float(self._file.tell() / max(1, self._file.size()))
 
 
 def bytes_of(file: Path | None) -> Bytes:
@@ -85,42 +98,37 @@ def blocks(source: Bytes, cut: Cut, idle: Callable[[], None]) -> Iterator[bytes]
 
     Raises:
         RecordTooLarge: no record ends within the largest batch.
+        InvalidRecord: what the cut says of a record that is broken.
     """
     held = bytearray()
     since = 0.0
+    enough = BLOCK_BYTES
     while data := source.read():
         if not held:
             since = time.monotonic()
         held += data
         waited = time.monotonic() - since > _LINGER_S
-        if len(held) < BLOCK_BYTES and not waited and source.ready():
+        if len(held) < enough and (not waited or enough > BLOCK_BYTES) and source.ready():
             continue
-        if end := cut(held):
+        if end := cut(held, False):
             yield bytes(held[:end])
             del held[:end]
+            enough = BLOCK_BYTES
         elif len(held) > BATCH_BYTES_MAX:
             raise RecordTooLarge(
-                f"no record ends within {BATCH_BYTES_MAX} bytes",
-                hint="Check --format (and the quotes of a CSV file).",
+                f"no record ends within {BATCH_BYTES_MAX} bytes, the most that can be written",
+                hint="Check --format; a value must be split that is really as large.",
             )
+        elif len(held) >= enough:
+            enough = 2 * len(held)  # else it would be searched again and again
         if not source.ready():
             idle()
-    if held:
-        yield bytes(held)
+    while held:
+        end = cut(held, True)
+        yield bytes(held[:end])
+        del held[:end]
 
 
-def after_line(held: bytearray) -> int:
+def after_line(held: bytearray, last: bool) -> int:
     """The :data:`Cut` of lines."""
-    return held.rfind(b"\n") + 1
-
-
-def after_csv_record(held: bytearray) -> int:
-    """The :data:`Cut` of CSV: a line's end that is not within quotes."""
-    end = len(held)
-    quotes = held.count(b'"')
-    while (found := held.rfind(b"\n", 0, end)) >= 0:
-        quotes -= held.count(b'"', found, end)
-        if quotes % 2 == 0:
-            return found + 1
-        end = found
-    return 0
+    return len(held) if last else held.rfind(b"\n") + 1

@@ -16,6 +16,7 @@ import typer
 from spark_stream.cli.options import Bootstrap, Isolation, LogPath, Topic, connection
 from spark_stream.cli.outputs import Shape, Template, Writer, writer_of
 from spark_stream.cli.ranges import Wanted, bounded, followed, place_of
+from spark_stream.cli.streams import discard_output
 from spark_stream.client.columns import View
 from spark_stream.client.topics import TopicsClient, level
 from spark_stream.errors import InvalidOption
@@ -187,17 +188,14 @@ def _copy(batches: Iterator[pa.RecordBatch], writer: Writer, sink: BinaryIO) -> 
 
 @contextmanager
 def _standard_output() -> Iterator[BinaryIO]:
-    """Standard output for bytes. A reader that closes the pipe has seen enough: a quiet end."""
+    """Standard output for bytes."""
     # Not sys.stdout.buffer: under PYTHONUNBUFFERED that is a bare file, whose writes may be short.
     sink = open(sys.stdout.fileno(), "wb", buffering=_BUFFER_BYTES, closefd=False)  # noqa: SIM115
     try:
         yield sink
-    except OSError as error:
-        if error.errno != errno.EPIPE:
-            raise
-        # What is still in the buffer goes nowhere, and without a complaint.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(0) from None
+    except OSError:
+        discard_output()  # what is still in the buffer of the sink, too
+        raise
 
 
 def _check_reader() -> None:

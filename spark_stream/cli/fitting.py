@@ -13,12 +13,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from spark_stream.cli.ddl import type_name
-from spark_stream.cli.texts import list_ends
+from spark_stream.cli.intervals import intervals_of, is_interval
+from spark_stream.cli.moments import dates_of, durations_of, moments_of, times_of
+from spark_stream.cli.texts import list_ends, shown
 from spark_stream.errors import InvalidRecord, IsologError, SchemaMismatch
 from spark_stream.wire.schemas import is_default
 
@@ -27,8 +30,6 @@ NULLS: Final = ("NA", "N/A", "NULL", "null")
 
 _SHOWN_MAX: Final = 60
 _HINT: Final = "Mend or drop it; the records up to some way before it were sent."
-_ZONE: Final = r"(?:[zZ]|[+-][0-9]{2}(?::?[0-9]{2})?)$"
-_TIME: Final = ":"  # a date alone has none, and ends like a zone (…-01)
 
 
 class _WrongTypeError(Exception):
@@ -37,7 +38,7 @@ class _WrongTypeError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Fitting:
-    """To the columns of ``schema``, of which those in ``optional`` may be missing.
+    """To the columns of ``schema``; those in ``optional`` may be missing, and are null then.
 
     ``text``: strings stand for values of any type, as in CSV. ``utf8``: strings are the bytes of
     binary columns, not their base64.
@@ -50,9 +51,13 @@ class Fitting:
 
     @classmethod
     def of_topic(cls, schema: pa.Schema, text: bool) -> Fitting:
-        """To a topic of this schema; in a default-schema topic the client completes a value."""
+        """To a topic of this schema; in a default-schema topic the client completes a value.
+
+        Text may lack columns that take nulls.
+        """
         if not is_default(schema):
-            return cls(schema, text)
+            nullable = frozenset(each.name for each in schema if each.nullable and text)
+            return cls(schema, text, optional=nullable)
         fields = [field.with_nullable(True) for field in schema]
         optional = frozenset(schema.names) - {"value"}
         return cls(pa.schema(fields), text, utf8=True, optional=optional)
@@ -65,18 +70,19 @@ class Fitting:
             InvalidRecord: a value does not fit.
         """
         names = batch.schema.names
-        schema = pa.schema(
-            [each for each in self.schema if each.name in names or each.name not in self.optional]
-        )
-        check_names(names, schema)
+        lacking = [each for each in self.optional if each not in names]
+        check_names([*names, *lacking], self.schema)
         arrays = []
-        for field in schema:
+        for field in self.schema:
+            if field.name in lacking:
+                arrays.append(pa.nulls(batch.num_rows, field.type))
+                continue
             array = self._column(batch.column(field.name), field, first)
             if array.null_count and not field.nullable:
                 row = int(pc.index(pc.is_null(array), True).as_py())
                 raise bad_record(first + row, f"column {field.name!r} is null, and is NOT NULL")
             arrays.append(array)
-        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _column(self, array: pa.Array, field: pa.Field, first: int) -> pa.Array:
         def converted(part: pa.Array) -> pa.Array:
@@ -94,12 +100,15 @@ class Fitting:
             ) from None
         except (pa.ArrowInvalid, binascii.Error, ValueError):
             row = first_bad(len(array), lambda count: converted(array.slice(0, count)))
-            raise misfit(field, first + row, array[row].as_py()) from None
+            raise misfit(field, first + row, _shown(array.slice(row, 1), self.utf8)) from None
 
     def _converted(self, array: pa.Array, want: pa.DataType) -> pa.Array:
         have = array.type
         if pt.is_dictionary(have):
             array = array.dictionary_decode()
+            have = array.type
+        if pt.is_string_view(have) or pt.is_binary_view(have):
+            array = array.cast(pa.string() if pt.is_string_view(have) else pa.binary())
             have = array.type
         if have.equals(want):
             return array
@@ -107,6 +116,8 @@ class Fitting:
             return pa.nulls(len(array), want)
         if pt.is_nested(have) or pt.is_nested(want):
             return self._nested(array, want)
+        if self.text and pt.is_floating(have) and pt.is_floating(want):
+            return array.cast(want)  # the nearest to what is written
         if _is_text(have) and self.text:
             return self._from_text(array.cast(pa.string()), want)
         if not any(is_from(have) and is_to(want) for is_from, is_to in _LOSSLESS):
@@ -118,11 +129,9 @@ class Fitting:
         return array.cast(want)
 
     def _from_text(self, texts: pa.StringArray, want: pa.DataType) -> pa.Array:
-        if pt.is_timestamp(want):
-            return moments(texts, want)
-        if pt.is_time(want):  # Arrow reads a time of day only as part of a moment
-            dated = pc.binary_join_element_wise("1970-01-01 ", texts, "")
-            return dated.cast(pa.timestamp(want.unit)).cast(want)
+        for is_kind, read in _FROM_TEXT:
+            if is_kind(want):
+                return read(texts, want)
         if _is_bytes(want) and not self.utf8:
             values = [
                 None if each is None else base64.b64decode(each, validate=True)
@@ -143,6 +152,10 @@ class Fitting:
                 self._converted(items, want.item_type),
                 type=want,
             )
+        if is_interval(want) and pt.is_struct(have):
+            return intervals_of(array)
+        if _is_list(have) and pt.is_fixed_size_list(want):
+            return _of_fixed_size(self._converted(array, pa.list_(want.value_field)), want)
         if _is_list(have) and _is_list(want):
             values = self._converted(array.flatten(), want.value_type)
             kind = pa.LargeListArray if pt.is_large_list(want) else pa.ListArray
@@ -159,14 +172,17 @@ class Fitting:
         raise _WrongTypeError
 
 
-def moments(texts: pa.StringArray, want: pa.DataType) -> pa.Array:
-    """Text as timestamps; for a type with a zone, text without one is UTC."""
-    if want.tz is None:
-        return texts.cast(want)
-    zoned = pc.and_(pc.match_substring(texts, _TIME), pc.match_substring_regex(texts, _ZONE))
-    without = pc.if_else(zoned, pa.scalar(None, pa.string()), texts)
-    plain = without.cast(pa.timestamp(want.unit)).cast(want)
-    return pc.coalesce(pc.if_else(zoned, texts, pa.scalar(None, pa.string())).cast(want), plain)
+def _of_fixed_size(lists: pa.ListArray, want: pa.DataType) -> pa.FixedSizeListArray:
+    """Lists as those of one size; ArrowInvalid if one has another. (Arrow's own cast leaves what is
+    behind a null list to chance.)"""
+    size = want.list_size
+    if pc.any(pc.not_equal(pc.list_value_length(lists), size)).as_py():
+        raise pa.ArrowInvalid(f"a list has another size than {size}")
+    starts = np.repeat(list_ends(lists)[:-1].to_numpy(), size)
+    places = starts + np.tile(np.arange(size, dtype=np.int32), len(lists))
+    absent = np.repeat(lists.is_null().to_numpy(zero_copy_only=False), size)
+    values = lists.flatten().take(pa.array(places, mask=absent))
+    return pa.FixedSizeListArray.from_arrays(values, type=want, mask=lists.is_null())
 
 
 def check_names(names: list[str], schema: pa.Schema) -> None:
@@ -207,11 +223,28 @@ def first_bad(count: int, attempt: Callable[[int], object]) -> int:
 def misfit(field: pa.Field, record: int, value: object) -> InvalidRecord:
     """The error for a value that its column cannot take."""
     shown = repr(value) if isinstance(value, str | bytes) else str(value)
-    if len(shown) > _SHOWN_MAX:
-        shown = shown[:_SHOWN_MAX] + "…"
-    problem = f"column {field.name!r}: {shown} does not fit {type_name(field.type)}"
+    problem = f"column {field.name!r}: {_short(shown)} does not fit {type_name(field.type)}"
     hint = f"If it means null, give --null {value}." if value in NULLS else _HINT
     return bad_record(record, problem, hint)
+
+
+def _shown(one: pa.Array, utf8: bool) -> object:
+    """The value of an array of one, to show. (Arrow cannot give Python its nanoseconds.)"""
+    kind = one.type
+    if _is_text(kind) or _is_bytes(kind) or _is_number(kind):
+        return one[0].as_py()
+    return _Text(shown(one, utf8=utf8)[0].as_py())
+
+
+class _Text(str):
+    """A text that is shown without quotes."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN_MAX else text[:_SHOWN_MAX] + "…"
 
 
 def bad_record(record: int, problem: str, hint: str = _HINT) -> InvalidRecord:
@@ -236,6 +269,12 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 _Is = Callable[[pa.DataType], bool]
+_FROM_TEXT: Final[tuple[tuple[_Is, Callable[[pa.StringArray, pa.DataType], pa.Array]], ...]] = (
+    (pt.is_timestamp, moments_of),
+    (pt.is_date, dates_of),
+    (pt.is_time, times_of),
+    (pt.is_duration, durations_of),
+)
 # Which kinds may become which; Arrow's safe cast then looks at every value.
 _LOSSLESS: Final[tuple[tuple[_Is, _Is], ...]] = (
     (pt.is_integer, _is_number),

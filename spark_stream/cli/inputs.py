@@ -10,25 +10,16 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.csv as pacsv
-import pyarrow.json as pajson
 import pyarrow.parquet as pq
-import pyarrow.types as pt
 
-from spark_stream.cli.blocks import (
-    after_csv_record,
-    after_line,
-    blocks,
-    bytes_of,
-    uncompressed_suffix,
-)
-from spark_stream.cli.fitting import NULLS
-from spark_stream.cli.text_inputs import CsvBlocks, JsonBlocks, Parse, line_records
-from spark_stream.errors import InvalidOption, InvalidRecord
+from spark_stream.cli.blocks import Cut, after_line, blocks, bytes_of, uncompressed_suffix
+from spark_stream.cli.csv_records import CsvRecords
+from spark_stream.cli.json_lines import JsonBlocks
+from spark_stream.cli.text_inputs import CsvBlocks, Parse, line_records
+from spark_stream.errors import InvalidRecord
 
 BATCH_ROWS: Final = 1 << 16
 BATCH_BYTES: Final = 16 << 20  # some of them fit into the producer's buffer at once
-_INFER_BYTES: Final = 64 << 20
 
 
 class Format(StrEnum):
@@ -42,7 +33,7 @@ class Format(StrEnum):
 
 
 TEXT: Final = (Format.LINES, Format.CSV, Format.JSON)
-_SUFFIXES: Final = {
+SUFFIXES: Final = {
     ".csv": Format.CSV,
     ".tsv": Format.CSV,
     ".json": Format.JSON,
@@ -59,41 +50,69 @@ _SUFFIXES: Final = {
 
 def format_of(file: Path | None) -> Format | None:
     """The format that a file's extension names."""
-    return None if file is None else _SUFFIXES.get(uncompressed_suffix(file))
+    return None if file is None else SUFFIXES.get(uncompressed_suffix(file))
+
+
+_NO_COLUMNS: Final = pa.schema([])
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How an input is to be read. ``columns`` are the names and types that text is read by."""
+    """How an input is to be read. ``columns`` are the names and types that text is read by.
+
+    ``metadata``: columns that JSON may have besides. ``utf8``: see :class:`JsonBlocks`.
+    """
 
     format: Format
     file: Path | None
     columns: pa.Schema | None = None
+    metadata: pa.Schema = _NO_COLUMNS
+    utf8: bool = False
     key_separator: str | None = None
     headed: bool = True
     delimiter: str | None = None
     nulls: list[str] = field(default_factory=list)
 
+    @property
+    def mark(self) -> str:
+        """The delimiter of CSV."""
+        if self.delimiter is not None:
+            return self.delimiter
+        tabs = self.file is not None and uncompressed_suffix(self.file) == ".tsv"
+        return "\t" if tabs else ","
 
-def records(reading: Reading, idle: Callable[[], None]) -> Iterator[pa.RecordBatch]:
-    """The records of an input; ``idle`` is called before a wait for more.
+    def cut(self) -> Cut:
+        """Where records of text end."""
+        return CsvRecords(self.mark) if self.format is Format.CSV else after_line
+
+
+Moved = Callable[[float | None], None]
+"""Told which part of the input was read, 0 to 1; None where nobody knows."""
+
+
+def records(
+    reading: Reading, idle: Callable[[], None], moved: Moved = lambda part: None
+) -> Iterator[pa.RecordBatch]:
+    """The records of an input. ``idle`` is called before a wait for more, ``moved`` with a batch.
 
     Raises:
         InvalidRecord: the input is not what its format says.
     """
     if reading.format is Format.PARQUET:
         assert reading.file is not None
-        yield from _parquet(reading.file)
+        yield from parquet_records(reading.file, moved)
     elif reading.format is Format.ARROW:
-        yield from _arrow(reading.file)
+        yield from arrow_records(reading.file, moved)
     else:
-        cut = after_csv_record if reading.format is Format.CSV else after_line
         parse = _parser(reading)
         first = 1
-        for block in blocks(bytes_of(reading.file), cut, idle):
-            batch = parse(block, first)
-            first += batch.num_rows
-            yield batch
+        with readable(reading.file, reading.format):
+            source = bytes_of(reading.file)
+            for block in blocks(source, reading.cut(), idle):
+                batch = parse(block, first)
+                moved(source.part())
+                first += batch.num_rows
+                yield batch
 
 
 def _parser(reading: Reading) -> Parse:
@@ -101,39 +120,42 @@ def _parser(reading: Reading) -> Parse:
         return lambda block, _: line_records(block, reading.key_separator)
     assert reading.columns is not None
     if reading.format is Format.JSON:
-        return JsonBlocks(reading.columns).parse
+        return JsonBlocks(reading.columns, reading.metadata, reading.utf8).parse
     names = None if reading.headed else reading.columns.names
-    return CsvBlocks(_delimiter(reading), reading.nulls, names).parse
+    return CsvBlocks(reading.mark, reading.nulls, names).parse
 
 
-def _delimiter(reading: Reading) -> str:
-    if reading.delimiter is not None:
-        return reading.delimiter
-    tabs = reading.file is not None and uncompressed_suffix(reading.file) == ".tsv"
-    return "\t" if tabs else ","
-
-
-def _parquet(file: Path) -> Iterator[pa.RecordBatch]:
-    with _readable(file, Format.PARQUET), pq.ParquetFile(file) as source:
-        for batch in source.iter_batches(BATCH_ROWS):
+def parquet_records(
+    file: Path, moved: Moved, columns: list[str] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The records of a Parquet file (None: all columns), in pieces that can be sent."""
+    with readable(file, Format.PARQUET), pq.ParquetFile(file) as source:
+        total, done = max(1, source.metadata.num_rows), 0
+        for batch in source.iter_batches(BATCH_ROWS, columns=columns):
+            done += batch.num_rows
+            moved(done / total)
             yield from _pieces(batch)
 
 
-def _arrow(file: Path | None) -> Iterator[pa.RecordBatch]:
-    """An IPC stream or file; from standard input a stream."""
-    with _readable(file, Format.ARROW):
+def arrow_records(file: Path | None, moved: Moved) -> Iterator[pa.RecordBatch]:
+    """The records of an IPC stream or file, in pieces; from standard input a stream."""
+    with readable(file, Format.ARROW):
         if file is None:
             with pa.ipc.open_stream(open(0, "rb", closefd=False)) as stream:
                 for batch in stream:
+                    moved(None)
                     yield from _pieces(batch)
             return
-        with _arrow_source(file) as source:
+        with arrow_source(file) as source:
             count = getattr(source, "num_record_batches", None)
-            for batch in source if count is None else map(source.get_batch, range(count)):
+            batches = source if count is None else map(source.get_batch, range(count))
+            for number, batch in enumerate(batches, 1):
+                moved(number / count if count else None)
                 yield from _pieces(batch)
 
 
-def _arrow_source(file: Path) -> Any:
+def arrow_source(file: Path) -> Any:
+    """A reader of an Arrow IPC file or stream."""
     mapped = pa.memory_map(str(file))
     is_file = mapped.read(6) == b"ARROW1"
     mapped.seek(0)
@@ -150,75 +172,15 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 @contextmanager
-def _readable(file: Path | None, kind: Format) -> Iterator[None]:
-    """Arrow's errors about a file as ours."""
+def readable(file: Path | None, kind: Format) -> Iterator[None]:
+    """Arrow's errors about a file, and the system's, as ours."""
     try:
         yield
     except (pa.ArrowException, OSError) as error:
         name = "standard input" if file is None else str(file)
         text = str(error).partition("\n")[0]
+        if isinstance(error, OSError) and error.strerror:
+            text = error.strerror
         raise InvalidRecord(
             f"{name} cannot be read as {kind}: {text}", hint="Check the file, or give its --format."
         ) from error
-
-
-def schema_of_file(
-    file: Path, kind: Format | None = None, reading: Reading | None = None
-) -> pa.Schema:
-    """The columns of a file, in types that a topic and Spark take.
-
-    Those of CSV and JSON lines are told from the first 64 MiB; unless ``reading`` says otherwise, a
-    column of numbers may have nulls in any usual spelling.
-
-    Raises:
-        InvalidOption: the extension is not known.
-        InvalidRecord: the file is not what its extension says.
-    """
-    kind = kind or format_of(file)
-    if kind is None or kind is Format.LINES:
-        raise InvalidOption(
-            f"{file}: which format is it?", hint=f"Known extensions: {' '.join(_SUFFIXES)}."
-        )
-    with _readable(file, kind):
-        if kind is Format.PARQUET:
-            schema = pq.read_schema(file)
-        elif kind is Format.ARROW:
-            with _arrow_source(file) as source:
-                schema = source.schema
-        else:
-            schema = _inferred(reading or Reading(kind, file, nulls=[*NULLS]))
-    return pa.schema([pa.field(each.name, _plain(each.type), each.nullable) for each in schema])
-
-
-def _inferred(reading: Reading) -> pa.Schema:
-    with pa.input_stream(str(reading.file), compression="detect") as source:
-        sample = source.read(_INFER_BYTES)
-    cut = after_csv_record if reading.format is Format.CSV else after_line
-    if len(sample) == _INFER_BYTES:
-        sample = sample[: cut(bytearray(sample))]
-    size = len(sample) + 1
-    if reading.format is Format.JSON:
-        options = pajson.ReadOptions(block_size=size)
-        return pajson.read_json(pa.BufferReader(sample), options).schema
-    return pacsv.read_csv(
-        pa.BufferReader(sample),
-        pacsv.ReadOptions(block_size=size),
-        pacsv.ParseOptions(delimiter=_delimiter(reading), newlines_in_values=True),
-        pacsv.ConvertOptions(null_values=["", *reading.nulls], strings_can_be_null=True),
-    ).schema
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    """The type without what only matters in a file: dictionaries, units that are not Spark's."""
-    if pt.is_dictionary(kind):
-        return _plain(kind.value_type)
-    if pt.is_timestamp(kind):
-        return pa.timestamp("us", "UTC" if kind.tz else None)
-    if pt.is_null(kind) or pt.is_time(kind):  # nothing but nulls; a time of day that a CSV file has
-        return pa.string()
-    if pt.is_list(kind):
-        return pa.list_(pa.field("element", _plain(kind.value_type), kind.value_field.nullable))
-    if pt.is_struct(kind):
-        fields = [kind.field(i) for i in range(kind.num_fields)]
-        return pa.struct([pa.field(each.name, _plain(each.type), each.nullable) for each in fields])
-    return kind

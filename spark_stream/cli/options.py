@@ -16,7 +16,7 @@ from spark_stream.client.connection import Connection
 from spark_stream.client.embedded import answers
 from spark_stream.client.log import Log
 from spark_stream.consistency.isolation import CONSUMER_LEVELS
-from spark_stream.errors import BrokerUnavailable, InvalidOption, NotALogDirectory
+from spark_stream.errors import BrokerUnavailable, InvalidOption, UnknownLog
 
 BOOTSTRAP_VARIABLE: Final = "ISOLOG_BOOTSTRAP"
 PATH_VARIABLE: Final = "ISOLOG_PATH"
@@ -36,6 +36,7 @@ LogPath = Annotated[
     Path | None,
     typer.Option(
         "--path",
+        "--dir",
         metavar="DIR",
         help=f"Its directory; a broker is started when none runs. Variable: {PATH_VARIABLE}.",
         rich_help_panel=_PANEL,
@@ -102,16 +103,14 @@ def connection(
 
     Raises:
         InvalidOption: as :func:`where`, or an address that is none.
+        UnknownLog: there is no log in the directory.
         BrokerUnavailable: nobody listens there. Told at once: the client alone would go on trying.
     """
     bootstrap, path = where(bootstrap, path)
-    if path is not None and not makes and not path.exists():
-        raise NotALogDirectory(
-            f"there is no directory {path}",
-            hint="Check --path; `isolog topic create` makes a new log.",
-        )
-    opened = Connection(bootstrap, None if path is None else path.absolute())
+    opened = Connection(bootstrap, None if path is None else path.absolute(), create=makes)
     try:
+        if path is not None:
+            _check_log(opened, path)
         if bootstrap is not None and not any(
             answers(each.strip()) for each in bootstrap.split(",")
         ):
@@ -119,6 +118,17 @@ def connection(
         yield opened
     finally:
         opened.close()
+
+
+def _check_log(opened: Connection, path: Path) -> None:
+    try:
+        opened.client()
+    except UnknownLog as error:
+        raise UnknownLog(
+            error.message,
+            hint="Check --path; `isolog topic create` makes a new log.",
+            **error.details,
+        ) from None
 
 
 @contextmanager

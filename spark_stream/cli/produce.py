@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import signal
-import sys
+import string
 import uuid
-from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -18,36 +12,22 @@ import pyarrow as pa
 import typer
 
 from spark_stream.cli.ddl import parse_schema
+from spark_stream.cli.file_schemas import schema_of_file
 from spark_stream.cli.fitting import Fitting
-from spark_stream.cli.inputs import TEXT, Format, Reading, format_of, records, schema_of_file
+from spark_stream.cli.inputs import TEXT, Format, Reading, format_of
 from spark_stream.cli.options import Bootstrap, LogPath, Topic, log, note
+from spark_stream.cli.placing import Placing, metadata_of, stored_columns
+from spark_stream.cli.sending import Work
 from spark_stream.client.log import Log
-from spark_stream.client.producer import Producer
-from spark_stream.client.values import TopicDescription, Written
+from spark_stream.client.values import TopicDescription
 from spark_stream.consistency.isolation import PRODUCER_LEVELS
-from spark_stream.errors import (
-    ForeignBranch,
-    InvalidOption,
-    InvalidTransaction,
-    IsologError,
-    ProducerFenced,
-    TransactionAborted,
-    UnknownTopic,
-    UnknownTransaction,
-)
+from spark_stream.errors import InvalidOption, UnknownTopic
 from spark_stream.wire.limits import TRANSACTION_TIMEOUT_MS_MAX
 from spark_stream.wire.schemas import is_default
 
 _INPUT = "The input"
 _TRANSACTION = "A transaction"
-_NOT_COMMITTED = (
-    TransactionAborted,
-    ProducerFenced,
-    UnknownTransaction,
-    InvalidTransaction,
-    ForeignBranch,
-)
-"""The errors of a commit after which nothing of it is visible; after others it may be."""
+_DELIMITERS = set(string.punctuation + " \t") - {'"'}
 
 
 def produce(
@@ -171,7 +151,9 @@ def produce(
     """Writes records to a topic: lines, or the rows of CSV, JSON lines, Parquet or Arrow.
 
     Columns are cast to the topic's types; what does not fit is refused, and the column named.
-    In CSV and JSON a moment without a zone is UTC, and binary is base64.
+    In CSV and JSON a moment without a zone is UTC, and binary is base64; columns that take nulls
+    may be missing. What `consume -o json` prints is taken back to the same records; of its metadata
+    the partition says where a record goes (--partition wins), the rest is passed over.
 
     \b
     echo hello | isolog produce greetings --path data/
@@ -185,8 +167,11 @@ def produce(
             "--transactional-id is for a transaction", hint="Give --transactional as well."
         )
     identity = (transactional_id or f"produce/{uuid.uuid4()}") if transactional else None
-    if delimiter is not None and len(delimiter) != 1:
-        raise InvalidOption("--delimiter takes one character", hint="Such as --delimiter ';'.")
+    if delimiter is not None and (len(delimiter) != 1 or delimiter not in _DELIMITERS):
+        raise InvalidOption(
+            f"--delimiter takes one character, no letter, digit or quote, not {delimiter!r}",
+            hint="Such as --delimiter ';'.",
+        )
     if key_separator == "":
         raise InvalidOption("--key-separator is empty", hint="Such as --key-separator :.")
     columns = None if schema is None else parse_schema(schema)
@@ -205,7 +190,15 @@ def produce(
         if known is None:
             known = opened.create_topic(topic, schema=_new_schema(reading))
             note(f"created topic {topic}")
-        work = _Work(opened, known, _by_columns(reading, known), isolation, partition)
+        reading = _by_columns(reading, known)
+        work = Work(
+            opened,
+            known,
+            reading,
+            _fittings(reading, known),
+            Placing(known, partition, reading.format in TEXT),
+            isolation,
+        )
         if identity is None:
             work.write()
         else:
@@ -216,9 +209,13 @@ def _described(opened: Log, topic: str, create: bool) -> TopicDescription | None
     """The topic; None if it is to be made."""
     try:
         return opened.describe(topic)
-    except UnknownTopic:
+    except UnknownTopic as error:
         if not create:
-            raise
+            raise UnknownTopic(
+                error.message,
+                hint="Give --create to make it, or make it with `isolog topic create`.",
+                **error.details,
+            ) from None
         return None
 
 
@@ -263,6 +260,11 @@ def _new_schema(reading: Reading) -> pa.Schema | None:
     """The schema of a topic that is made for this input; None is the default one."""
     if reading.columns is not None or reading.format is Format.LINES:
         return reading.columns
+    if not reading.headed:
+        raise InvalidOption(
+            "--create does not know the names of the columns with --no-header",
+            hint='Give --schema, such as --schema "id bigint, name string".',
+        )
     if reading.file is None:
         raise InvalidOption(
             f"--create does not know the columns of {reading.format} from standard input",
@@ -273,122 +275,18 @@ def _new_schema(reading: Reading) -> pa.Schema | None:
 
 def _by_columns(reading: Reading, known: TopicDescription) -> Reading:
     """The input is read by the topic's columns, unless --schema names others."""
-    return reading if reading.columns else dataclasses.replace(reading, columns=known.schema)
+    return dataclasses.replace(
+        reading,
+        columns=reading.columns or known.schema,
+        metadata=metadata_of(known.schema),
+        utf8=is_default(known.schema),
+    )
 
 
 def _fittings(reading: Reading, known: TopicDescription) -> list[Fitting]:
     """What makes a batch of the input one of the topic, by way of --schema if that is given."""
     text = reading.format in TEXT
-    if reading.columns is known.schema:
+    if reading.columns is None or reading.columns is known.schema:
         return [Fitting.of_topic(known.schema, text)]
-    return [Fitting.of_topic(reading.columns, text), Fitting.of_topic(known.schema, text=False)]
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """An input, and where its records go."""
-
-    log: Log
-    topic: TopicDescription
-    reading: Reading
-    isolation: str
-    partition: int | None
-
-    def write(self) -> None:
-        """Writes all records; those before one that is refused stay."""
-        self._greet("Ctrl-D ends")
-        sent = _Sent()
-        try:
-            with self.log.producer(isolation=self.isolation) as producer:
-                self._copy(producer, sent)
-        finally:
-            note(f"{sent.records} records to {self.topic.name}")
-
-    def write_all_or_nothing(self, transactional_id: str, timeout_ms: int) -> None:
-        """Writes all records in one transaction, which any error, or signal, aborts."""
-        self._greet("Ctrl-D commits, Ctrl-C aborts")
-        sent = _Sent()
-        name = self.topic.name
-        deciding = False
-        producer = self.log.producer(
-            isolation=self.isolation,
-            transactional_id=transactional_id,
-            transaction_timeout_ms=timeout_ms,
-        )
-        try:
-            with _ended_by_signals(), producer, producer.transaction():
-                self._copy(producer, sent)
-                producer.flush()
-                deciding = True
-        except BaseException as error:
-            if deciding and not isinstance(error, _NOT_COMMITTED):
-                note(f"`isolog transactions describe {transactional_id}` tells what became of it")
-            else:
-                note(f"0 records to {name}: the transaction was not committed")
-            raise
-        note(f"{sent.records} records to {name}, in one transaction")
-
-    def _greet(self, ends: str) -> None:
-        if self.reading.file is None and sys.stdin.isatty():
-            note(f"{self.reading.format} to {self.topic.name}, {ends}:")
-
-    def _copy(self, producer: Producer, sent: _Sent) -> None:
-        fittings = _fittings(self.reading, self.topic)
-        first = 1
-        for batch in records(self.reading, idle=producer.flush):
-            rows = batch.num_rows
-            for fitting in fittings:
-                batch = fitting.fit(batch, first)
-            sent.append(producer.append(self.topic.name, batch, self.partition))
-            first += rows
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end what is done within as Ctrl-C does: by an exception."""
-
-    def end(number: int, _: object) -> None:
-        raise SystemExit(128 + number)
-
-    taken = [
-        each
-        for each in (signal.SIGTERM, signal.SIGHUP)
-        if signal.getsignal(each) is signal.SIG_DFL  # nohup's are not ours
-    ]
-    for each in taken:
-        signal.signal(each, end)
-    try:
-        yield
-    finally:
-        for each in taken:
-            signal.signal(each, signal.SIG_DFL)
-
-
-class _Sent:
-    """Counts what was acknowledged, and stops the reading of more once something was refused."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[Future[Written]] = deque()
-        self._records = 0
-
-    def append(self, future: Future[Written]) -> None:
-        """Takes note of a batch; raises the error of an earlier one."""
-        self._waiting.append(future)
-        while self._waiting and self._waiting[0].done():
-            self._count(self._waiting[0].exception())
-
-    @property
-    def records(self) -> int:
-        """How many records are in the log. Waits until that is known."""
-        for future in list(self._waiting):
-            with suppress(IsologError):
-                self._count(future.exception())
-        return self._records
-
-    def _count(self, error: BaseException | None) -> None:
-        future = self._waiting.popleft()
-        if error is None:
-            self._records += future.result().count
-            return
-        self._records += error.kept if isinstance(error, IsologError) else 0
-        raise error
+    named = stored_columns(reading.columns, known.schema)
+    return [Fitting.of_topic(named, text), Fitting.of_topic(known.schema, text=False)]

@@ -1,8 +1,10 @@
 """Columns as text: whole columns at once, in Arrow's own code.
 
 ``shown`` is for people and CSV, ``json_texts`` for JSON. Nested values are JSON in both. Binary is
-base64, as in Spark; that of default-schema topics (``utf8``) is text, in which a byte that is no
-UTF-8 stands as ``\\xff``.
+base64, as in Spark; that of default-schema topics (``utf8``) is text. Bytes that are no UTF-8 are
+``{"base64": "…"}`` in JSON, which no text is; for people a byte of them stands as ``\\xff``.
+
+``json_lines.JsonBlocks`` takes all JSON of this module back to the same values.
 """
 
 from __future__ import annotations
@@ -16,6 +18,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from spark_stream.cli.intervals import interval_parts, is_interval
+from spark_stream.cli.moments import date_texts, duration_texts, moment_texts, time_texts
+
+BASE64: Final = "base64"
+"""The one name of the object that stands for bytes which are no text."""
+
+NOT_FINITE: Final = ("NaN", "Infinity", "-Infinity")
+"""Numbers that JSON does not know: strings, as Spark writes them."""
+
 _JSON_SHORT: Final = {"\n": "n", "\r": "r", "\t": "t"}
 _CONTROL: Final = r"[\x00-\x1f]"
 
@@ -27,19 +38,15 @@ def shown(array: pa.Array, *, utf8: bool) -> pa.StringArray:
         return shown(array.dictionary_decode(), utf8=utf8)
     if pt.is_null(kind):
         return pa.nulls(len(array), pa.string())
-    if pt.is_nested(kind):
+    if pt.is_nested(kind) or is_interval(kind):
         texts = json_texts(array, utf8=utf8)
         return pc.if_else(array.is_null(), pa.scalar(None, pa.string()), texts)
     if _is_bytes(kind):
         return _bytes_shown(array, utf8)
-    if pt.is_timestamp(kind):
-        return _moments_shown(array)
-    try:
-        return array.cast(pa.string())
-    except pa.ArrowNotImplementedError:  # intervals, and what else Arrow cannot write down itself
-        return pa.array(
-            [None if each is None else str(each) for each in array.to_pylist()], pa.string()
-        )
+    for is_kind, texts_of in _TEXTS:
+        if is_kind(kind):
+            return texts_of(array)
+    return array.cast(pa.string())
 
 
 def _bytes_shown(array: pa.Array, utf8: bool) -> pa.StringArray:
@@ -57,30 +64,45 @@ def _text_of(value: bytes | None, utf8: bool) -> str | None:
     return value.decode("utf-8", "backslashreplace") if utf8 else base64.b64encode(value).decode()
 
 
-def _moments_shown(array: pa.Array) -> pa.StringArray:
-    # Through a type without a zone: Arrow then needs no time zone database.
-    texts = array.cast(pa.timestamp(array.type.unit)).cast(pa.string())
-    texts = pc.replace_substring(texts, " ", "T", max_replacements=1)
-    texts = pc.replace_substring_regex(texts, r"\.0+$", "")
-    return _joined(texts, "Z") if array.type.tz else texts
+def _float_texts(array: pa.Array) -> pa.StringArray:
+    texts = array.cast(pa.string())
+    if not pc.all(pc.is_finite(array)).as_py():
+        nan, above, below = NOT_FINITE
+        infinite = pc.if_else(pc.greater(array.cast(pa.float64()), 0), above, below)
+        texts = pc.if_else(pc.is_nan(array), nan, pc.if_else(pc.is_inf(array), infinite, texts))
+    # Without a fraction a reader takes it for an integer, and integers have no negative zero.
+    return pc.if_else(pc.equal(texts, "-0"), "-0.0", texts)
+
+
+_TEXTS: Final = (
+    (pt.is_timestamp, moment_texts),
+    (pt.is_date, date_texts),
+    (pt.is_time, time_texts),
+    (pt.is_duration, duration_texts),
+    (pt.is_floating, _float_texts),
+)
 
 
 def json_texts(array: pa.Array, *, utf8: bool) -> pa.StringArray:
-    """Each value as JSON; a null is ``null``, and so is a number that JSON does not know (NaN)."""
+    """Each value as JSON; a null is ``null``."""
     kind = array.type
     if pt.is_dictionary(kind):
         return json_texts(array.dictionary_decode(), utf8=utf8)
+    if is_interval(kind):
+        return json_texts(interval_parts(array), utf8=utf8)
     if pt.is_map(kind):
         texts = _json_maps(array, utf8)
     elif pt.is_nested(kind):
         texts = _json_structs(array, utf8) if pt.is_struct(kind) else _json_lists(array, utf8)
     elif pt.is_floating(kind):
-        finite = pc.if_else(pc.is_finite(array), array, pa.scalar(None, kind))
-        texts = finite.cast(pa.string())
+        texts = _float_texts(array)
+        texts = pc.if_else(pc.is_finite(array), texts, _joined('"', texts, '"'))
     elif pt.is_integer(kind) or pt.is_decimal(kind) or pt.is_boolean(kind):
         texts = array.cast(pa.string())
     elif pt.is_null(kind):
         texts = pa.nulls(len(array), pa.string())
+    elif utf8 and _is_bytes(kind):
+        texts = _json_bytes(array)
     else:
         texts = _quoted(shown(array, utf8=utf8))
     return pc.fill_null(texts, "null")
@@ -100,6 +122,28 @@ def _quoted(texts: pa.StringArray) -> pa.StringArray:
             escaped = _JSON_SHORT.get(chr(code), f"u{code:04x}")
             texts = pc.replace_substring(texts, chr(code), f"\\{escaped}")
     return _joined('"', texts, '"')
+
+
+def _json_bytes(array: pa.Array) -> pa.StringArray:
+    try:
+        return _quoted(array.cast(pa.string()))
+    except pa.ArrowInvalid:
+        pass  # some value is no text: look at each
+    values = array.to_pylist()
+    texts = [_as_text(each) for each in values]
+    raw = [
+        None if text is not None or value is None else base64.b64encode(value).decode()
+        for text, value in zip(texts, values, strict=True)
+    ]
+    encoded = _joined(f'{{"{BASE64}":"', pa.array(raw, pa.string()), '"}')
+    return pc.coalesce(_quoted(pa.array(texts, pa.string())), encoded)
+
+
+def _as_text(value: bytes | None) -> str | None:
+    try:
+        return None if value is None else value.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def _json_objects(names: list[str], columns: list[pa.StringArray]) -> pa.StringArray:
@@ -142,6 +186,7 @@ def _list_joined(array: pa.Array, items: pa.StringArray) -> pa.StringArray:
 def list_ends(lists: pa.Array) -> pa.Array:
     """The offsets of lists in their flattened values: 0, and where each list ends."""
     lengths = pc.fill_null(pc.list_value_length(lists), 0)
+    lengths = pc.if_else(lists.is_valid(), lengths, pa.scalar(0, lengths.type))
     ends = np.zeros(len(lists) + 1, np.int32)
     np.cumsum(lengths.to_numpy(zero_copy_only=False), out=ends[1:])
     # Without a validity bitmap, which Arrow does not take beside the lists' own.

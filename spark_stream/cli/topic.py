@@ -10,7 +10,7 @@ import pyarrow as pa
 import typer
 
 from spark_stream.cli.ddl import parse_schema
-from spark_stream.cli.inputs import schema_of_file
+from spark_stream.cli.file_schemas import schema_of_file
 from spark_stream.cli.options import Bootstrap, Listing, LogPath, Output, Topic, log, note
 from spark_stream.cli.show import show_names, show_topic
 from spark_stream.errors import InvalidOption

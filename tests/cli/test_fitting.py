@@ -158,6 +158,8 @@ def test_the_order_of_columns_does_not_matter():
 def test_a_default_schema_topic_takes_text_and_needs_a_value_only():
     fitting = Fitting.of_topic(DEFAULT_SCHEMA, text=True)
     batch = pa.RecordBatch.from_pydict({"value": ["né"], "key": ["k"]})
-    assert fitting.fit(batch, 1).to_pylist() == [{"key": b"k", "value": "né".encode()}]
+    assert fitting.fit(batch, 1).to_pylist() == [
+        {"key": b"k", "value": "né".encode(), "headers": None, "timestamp": None}
+    ]
     with pytest.raises(IsologError, match="'value'"):
         fitting.fit(batch.select(["key"]), 1)

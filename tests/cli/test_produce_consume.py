@@ -102,10 +102,11 @@ def test_files_of_every_format_into_a_typed_topic(served, call, monkeypatch, tmp
 
 
 def test_what_does_not_fit_is_refused_and_named(served, call, tmp_path):
-    served.log.create_topic("strict", schema=parse_schema(SCHEMA))
+    schema = parse_schema(SCHEMA.replace("id bigint", "id bigint NOT NULL"))
+    served.log.create_topic("strict", schema=schema)
     for name, text, problem in (
         ("a.csv", "id,name,at\n1,a,\nx,b,\n", "record 2: column 'id': 'x' does not fit bigint"),
-        ("b.csv", "id,name\n1,a\n", "column 'at' (timestamp) is missing"),
+        ("b.csv", "name,at\na,\n", "column 'id' (bigint) is missing"),
         ("c.jsonl", '{"id":1,"z":2}\n', "column 'z'"),
     ):
         (tmp_path / name).write_text(text)

@@ -9,11 +9,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from spark_stream.cli.blocks import after_csv_record, after_line, blocks
+from spark_stream.cli.blocks import after_line, blocks
+from spark_stream.cli.csv_records import CsvRecords
 from spark_stream.cli.ddl import parse_schema, schema_text
+from spark_stream.cli.file_schemas import schema_of_file
 from spark_stream.cli.fitting import Fitting
-from spark_stream.cli.inputs import Format, Reading, format_of, records, schema_of_file
-from spark_stream.cli.text_inputs import CsvBlocks, JsonBlocks, line_records
+from spark_stream.cli.inputs import Format, Reading, format_of, records
+from spark_stream.cli.json_lines import JsonBlocks
+from spark_stream.cli.text_inputs import CsvBlocks, line_records
 from spark_stream.errors import InvalidOption, InvalidRecord, SchemaMismatch
 
 
@@ -53,12 +56,53 @@ def test_what_is_there_together_goes_together():
     assert list(blocks(Poured(b"a\n", b"b\n", b"c"), after_line, lambda: None)) == [b"a\nb\nc"]
 
 
-def test_csv_is_not_cut_within_quotes():
-    assert after_csv_record(bytearray(b'a,b\n1,"x\ny"\n2,"z\n')) == len(b'a,b\n1,"x\ny"\n')
-    assert after_csv_record(bytearray(b'1,"say ""hi""\nthere"\n')) == len(
-        b'1,"say ""hi""\nthere"\n'
+@pytest.mark.parametrize(
+    ("held", "whole"),
+    [
+        (b'a,b\n1,"x\ny"\n2,"z\n', b'a,b\n1,"x\ny"\n'),
+        (b'1,"say ""hi""\nthere"\n', b'1,"say ""hi""\nthere"\n'),
+        (b'"open\n', b""),
+        (b'a,5" pipe,c\n1,"2\n', b'a,5" pipe,c\n'),
+        (b'"a"\r\n"b"\r\n"', b'"a"\r\n"b"\r\n'),
+        (b'x,"a"', b""),
+        (b"a\nb", b"a\n"),
+    ],
+)
+def test_csv_is_not_cut_within_quotes(held, whole):
+    assert CsvRecords(",")(bytearray(held), False) == len(whole)
+
+
+@pytest.mark.parametrize("end", [b"", b"\n", b"\r", b"\r\n"])
+def test_the_last_csv_record_needs_no_end(end):
+    text = b'1,"x\ny"' + end
+    assert list(blocks(Poured(text), CsvRecords(","), lambda: None)) == [text]
+
+
+@pytest.mark.parametrize(
+    ("text", "good", "line", "problem"),
+    [
+        (b'a,b\n1,x\n2,"y\n3,z\n4,w\n', b"a,b\n1,x\n", 3, "a quote is not closed"),
+        (b'a,b\n1,"x\nx"\n2,"y\n3,"z"\n', b'a,b\n1,"x\nx"\n', 4, "text follows a closing"),
+        (b'a\n"b"" \n', b"a\n", 2, "a quote is not closed"),
+    ],
+)
+@pytest.mark.parametrize("kind", [Typed, Poured])
+def test_a_broken_quote_is_refused_with_its_line(kind, text, good, line, problem):
+    found = blocks(
+        kind(*(text[at : at + 5] for at in range(0, len(text), 5))), CsvRecords(","), lambda: None
     )
-    assert after_csv_record(bytearray(b'"open\n')) == 0
+    seen: list[bytes] = []
+    with pytest.raises(InvalidRecord, match=f"{problem}.* begins on line {line} ") as raised:
+        seen.extend(iter(found))
+    assert raised.value.details["line"] == line
+
+
+def test_what_comes_before_a_broken_quote_is_handed_on():
+    text = b'a,b\n1,x\n2,"y\n3,z\n'
+    found = blocks(Poured(text), CsvRecords(","), lambda: None)
+    assert next(found) == b"a,b\n1,x\n"
+    with pytest.raises(InvalidRecord, match="line 3"):
+        next(found)
 
 
 @pytest.mark.parametrize(

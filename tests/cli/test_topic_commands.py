@@ -81,11 +81,30 @@ def test_the_log_must_be_named_once(call, monkeypatch, variables, options):
     assert refused.err.startswith("error: ")
 
 
-def test_a_path_that_is_not_there_is_not_made_by_looking(call, tmp_path):
-    refused = call("topic", "list", "--path", str(tmp_path / "typo"))
-    assert refused.code == 1
-    assert "there is no directory" in refused.err
-    assert list(tmp_path.iterdir()) == []
+LOOKING = [
+    ["topic", "list"],
+    ["topic", "describe", "t"],
+    ["topic", "delete", "t", "--yes"],
+    ["topic", "alter", "t", "--partitions", "2"],
+    ["consume", "t"],
+    ["consume", "t", "--follow"],
+    ["produce", "t"],
+    ["transactions", "list"],
+    ["transactions", "describe", "id"],
+    ["transactions", "abort", "id"],
+    ["broker", "status"],
+]
+
+
+@pytest.mark.parametrize("command", LOOKING, ids=" ".join)
+@pytest.mark.parametrize("place", ["missing", "empty"])
+def test_looking_makes_no_log_and_no_broker(call, tmp_path, command, place):
+    (tmp_path / "empty").mkdir()
+    refused = call(*command, "--path", str(tmp_path / place))
+    assert (refused.code, refused.out) == (1, "")
+    assert refused.err.count("\n") == 1
+    assert f"{tmp_path / place}" in refused.err
+    assert [each.name for each in tmp_path.rglob("*")] == ["empty"]
 
 
 def test_what_typer_says(call):

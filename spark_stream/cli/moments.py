@@ -1,0 +1,188 @@
+"""Dates, times of day, moments and durations as text, and back: whole columns at once, exactly.
+
+ISO 8601 throughout. A moment of a column with a zone is in UTC and ends in ``Z``. A year outside 0
+to 9999 has a sign (``+10000-01-01``), as ISO 8601 wants it. A duration is ``PT1.5S``: seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+_PER_SECOND: Final = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+_DIGITS: Final = {"s": 0, "ms": 3, "us": 6, "ns": 9}
+_DAY_S: Final = 86_400
+# Arrow writes and reads four digits of a year. Others are moved by whole cycles of the calendar,
+# 400 years or 146,097 days each, into the cycle that begins in 1970.
+_CYCLE_DAYS: Final = 146_097
+_CYCLE_YEARS: Final = 400
+_FIRST_DAY, _LAST_DAY = -719_528, 2_932_896  # 0000-01-01 and 9999-12-31
+# Nor does it read the first day that nanoseconds reach, in 1677.
+_YEAR: Final = r"^(?P<year>[+-][0-9]{4,15}|1677)(?P<rest>-.*)$"
+_ZONE: Final = r"(?:[zZ]|[+-][0-9]{2}(?::?[0-9]{2})?)$"
+_TIME: Final = ":"  # a date alone has none, and ends like a zone (…-01)
+_DURATION: Final = r"^(?P<sign>-?)PT(?P<whole>[0-9]{1,19})(?:\.(?P<part>[0-9]{1,9}))?S$"
+_NO_FRACTION: Final = r"\.0+$"
+
+Integers = npt.NDArray[np.int64]
+
+
+def date_texts(array: pa.Array) -> pa.StringArray:
+    """``2024-02-29``."""
+    kind = array.type
+    per_day = 1 if pt.is_date32(kind) else _DAY_S * 1_000
+
+    def written(values: pa.Array) -> pa.StringArray:
+        return (values.cast(pa.int32()) if per_day == 1 else values).cast(kind).cast(pa.string())
+
+    days = array.cast(pa.int32()).cast(pa.int64()) if per_day == 1 else array.cast(pa.int64())
+    return _dated(days, per_day, written)
+
+
+def moment_texts(array: pa.Array) -> pa.StringArray:
+    """``2024-02-29T12:30:00.5``, with a ``Z`` where the type has a zone."""
+    plain = pa.timestamp(array.type.unit)  # without a zone: Arrow needs no database of them then
+
+    def written(values: pa.Array) -> pa.StringArray:
+        texts = values.cast(plain).cast(pa.string())
+        return pc.replace_substring(texts, " ", "T", max_replacements=1)
+
+    texts = _dated(array.cast(pa.int64()), _DAY_S * _PER_SECOND[array.type.unit], written)
+    texts = pc.replace_substring_regex(texts, _NO_FRACTION, "")
+    return _joined(texts, "Z") if array.type.tz else texts
+
+
+def time_texts(array: pa.Array) -> pa.StringArray:
+    """``12:30:00.5``."""
+    return pc.replace_substring_regex(array.cast(pa.string()), _NO_FRACTION, "")
+
+
+def duration_texts(array: pa.Array) -> pa.StringArray:
+    """``PT90S``, ``-PT0.000001S``."""
+    unit = array.type.unit
+    values = array.cast(pa.int64())
+    whole = pc.divide(values, _PER_SECOND[unit])  # towards zero
+    part = pc.subtract(values, pc.multiply(whole, _PER_SECOND[unit]))
+    texts = pc.replace_substring(whole.cast(pa.string()), "-", "")
+    if digits := _DIGITS[unit]:
+        fraction = pc.utf8_lpad(pc.abs(part).cast(pa.string()), digits, "0")
+        fraction = pc.utf8_rtrim(fraction, "0")
+        point = pc.if_else(pc.equal(part, 0), "", ".")
+        texts = _joined(texts, point, fraction)
+    return _joined(pc.if_else(pc.less(values, 0), "-PT", "PT"), texts, "S")
+
+
+def dates_of(texts: pa.StringArray, want: pa.DataType) -> pa.Array:
+    """The dates that :func:`date_texts` wrote, or ArrowInvalid."""
+    if not _has_years(texts):
+        return texts.cast(want)
+    per_day = 1 if pt.is_date32(want) else _DAY_S * 1_000
+
+    def read(plain: pa.StringArray) -> pa.Array:
+        days = plain.cast(pa.date32()).cast(pa.int32()).cast(pa.int64())
+        return pc.multiply(days, per_day)
+
+    values = _undated(texts, per_day, read)
+    return (values.cast(pa.int32()) if per_day == 1 else values).cast(want)
+
+
+def moments_of(texts: pa.StringArray, want: pa.DataType) -> pa.Array:
+    """Text as timestamps, or ArrowInvalid. For a type with a zone, text without one is UTC."""
+    if not _has_years(texts):
+        return _moments(texts, want)
+    per_day = _DAY_S * _PER_SECOND[want.unit]
+    return _undated(texts, per_day, lambda some: _moments(some, want).cast(pa.int64())).cast(want)
+
+
+def times_of(texts: pa.StringArray, want: pa.DataType) -> pa.Array:
+    """Text as times of day: Arrow reads them only as part of a moment."""
+    return _joined("1970-01-01 ", texts).cast(pa.timestamp(want.unit)).cast(want)
+
+
+def durations_of(texts: pa.StringArray, want: pa.DataType) -> pa.Array:
+    """The durations that :func:`duration_texts` wrote, or ArrowInvalid."""
+    found = pc.extract_regex(texts, _DURATION)
+    if found.null_count > texts.null_count:
+        raise pa.ArrowInvalid("a duration is written PT1.5S")
+    digits = _DIGITS[want.unit]
+    part = pc.utf8_rtrim(pc.struct_field(found, "part"), "0")
+    if pc.any(pc.greater(pc.utf8_length(part), digits)).as_py():
+        raise pa.ArrowInvalid(f"a duration in {want.unit} has {digits} digits of a second")
+    sign, whole = pc.struct_field(found, "sign"), pc.struct_field(found, "whole")
+    if digits:
+        whole = _joined(whole, pc.utf8_rpad(part, digits, "0"))
+    # Arrow takes no leading zeros beyond the digits of the greatest number.
+    whole = pc.replace_substring_regex(whole, r"^0+([0-9])", r"\1")
+    return _joined(sign, whole).cast(pa.int64()).cast(want)
+
+
+def _moments(texts: pa.StringArray, want: pa.DataType) -> pa.Array:
+    if want.tz is None:
+        return texts.cast(want)
+    zoned = pc.and_(pc.match_substring(texts, _TIME), pc.match_substring_regex(texts, _ZONE))
+    without = pc.if_else(zoned, pa.scalar(None, pa.string()), texts)
+    plain = without.cast(pa.timestamp(want.unit)).cast(want)
+    return pc.coalesce(pc.if_else(zoned, texts, pa.scalar(None, pa.string())).cast(want), plain)
+
+
+# -- years that Arrow does not write ---------------------------------------------------------------
+
+
+def _dated(
+    values: pa.Array, per_day: int, written: Callable[[pa.Array], pa.StringArray]
+) -> pa.StringArray:
+    bounds = pc.min_max(values)
+    first, last = bounds["min"].as_py(), bounds["max"].as_py()
+    if first is None or (first >= _FIRST_DAY * per_day and last < (_LAST_DAY + 1) * per_day):
+        return written(values)
+    numbers = _numbers(values)
+    cycles = numbers // (_CYCLE_DAYS * per_day)
+    moved = _with_nulls(numbers - cycles * (_CYCLE_DAYS * per_day), values)
+    texts = written(moved)
+    years = pc.utf8_slice_codeunits(texts, 0, 4).cast(pa.int64())
+    years = pc.add(years, pa.array(cycles * _CYCLE_YEARS))
+    digits = pc.utf8_lpad(pc.abs(years).cast(pa.string()), 4, "0")
+    sign = pc.if_else(pc.less(years, 0), "-", pc.if_else(pc.greater(years, 9999), "+", ""))
+    return _joined(sign, digits, pc.utf8_slice_codeunits(texts, 4))
+
+
+def _has_years(texts: pa.StringArray) -> bool:
+    return bool(pc.any(pc.match_substring_regex(texts, _YEAR)).as_py())
+
+
+def _undated(
+    texts: pa.StringArray, per_day: int, read: Callable[[pa.StringArray], pa.Array]
+) -> pa.Array:
+    parts = pc.extract_regex(texts, _YEAR)
+    digits = pc.replace_substring_regex(pc.struct_field(parts, "year"), r"^\+", "")
+    signed = parts.is_valid()
+    years = _numbers(pc.if_else(signed, digits, "1970").cast(pa.int64()))
+    cycles = (years - 1970) // _CYCLE_YEARS
+    near = pa.array(years - cycles * _CYCLE_YEARS).cast(pa.string())
+    plain = pc.if_else(signed, _joined(near, pc.struct_field(parts, "rest")), texts)
+    found = read(plain)
+    # As Python's integers, which do not overflow; such years are rare.
+    moved = _numbers(found).astype(object) + cycles.astype(object) * (_CYCLE_DAYS * per_day)
+    try:
+        return _with_nulls(moved.astype(np.int64), found)
+    except OverflowError:
+        raise pa.ArrowInvalid("a date is too far away for its type") from None
+
+
+def _numbers(values: pa.Array) -> Integers:
+    found: Integers = pc.fill_null(values, 0).to_numpy(zero_copy_only=False)
+    return found
+
+
+def _with_nulls(numbers: Integers, like: pa.Array) -> pa.Array:
+    return pc.if_else(like.is_valid(), pa.array(numbers), pa.scalar(None, pa.int64()))
+
+
+def _joined(*parts: Any) -> pa.StringArray:
+    return pc.binary_join_element_wise(*parts, "")
