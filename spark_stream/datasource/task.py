@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
@@ -19,9 +19,12 @@ from pyspark.sql.types import StructType
 
 from spark_stream.client.producer import Producer
 from spark_stream.client.values import Branch, TopicDescription
-from spark_stream.datasource.branches import KeptOpen, TaskBranch, opened
+from spark_stream.datasource.branches import Written, drop, opened
+from spark_stream.datasource.content import Measure, measured, summed
+from spark_stream.datasource.driver import NO_PLAN, Plan
 from spark_stream.datasource.identity import BATCH, Identity, of_task
 from spark_stream.datasource.options import SinkOptions
+from spark_stream.datasource.renewal import TIMEOUT_MS, KeptOpen
 from spark_stream.datasource.routing import (
     by_topic,
     check_fits,
@@ -38,22 +41,24 @@ _COALESCED_BYTES: Final = 4 << 20
 
 @dataclass
 class Wrote(WriterCommitMessage):
-    """What a task wrote: records by topic, and under which branch (None: no row, or no branch)."""
+    """What a task wrote; None without transactions, where nothing is left to a commit."""
 
-    records: dict[str, int] = field(default_factory=dict)
-    branch: TaskBranch | None = None
+    written: Written | None = None
 
 
 @dataclass(frozen=True)
 class TaskWriter:
     """What travels to the workers and writes there. ``schema`` is the DataFrame's.
 
-    ``identity`` is a batch write's; a micro-batch's is known to its tasks alone.
+    ``identity`` is a batch write's; a micro-batch's is known to its tasks alone. ``plan`` says
+    which driver planned the batch.
     """
 
     options: SinkOptions
     schema: StructType
     identity: Identity | None = None
+    plan: Plan = NO_PLAN
+    timeout_ms: int = TIMEOUT_MS
 
     def prepared(self) -> TaskWriter:
         """Checks what can be known before a row is written, and makes a missing topic if asked to.
@@ -70,33 +75,53 @@ class TaskWriter:
     def write(self, batches: Iterator[pa.RecordBatch]) -> Wrote:
         """Writes a task's rows; returns when all are acknowledged, raises if one was not.
 
-        A task without rows opens no branch, and one whose batch is in the log writes nothing.
+        A task without rows opens no branch, and one whose batch is in the log writes nothing. One
+        that fails leaves nothing open.
         """
-        wrote = Wrote()
-        rows = coalesced(batches)
-        first = next(rows, None)
-        if first is None:
-            return wrote
         here = session(self.options.place)
-        rows = itertools.chain([first], rows)
         if not self.options.transactional:
-            self._append_all(here, None, rows, wrote)
-            return wrote
+            self._append_all(here, None, coalesced(batches))
+            return Wrote()
         identity = self.identity or of_task(self.options.sink_id, TaskContext.get())
-        branch = wrote.branch = opened(here.transactions, identity)
-        if branch.committed:
-            for _ in rows:  # Spark wants its rows taken, whatever becomes of them
-                pass
-            return wrote
-        with KeptOpen(here.transactions, branch):
-            self._append_all(here, branch.under, rows, wrote)
-        return wrote
+        with KeptOpen(here.transactions, identity, self.timeout_ms):  # before the first row comes
+            rows = coalesced(batches)
+            first = next(rows, None)
+            if first is None:
+                return Wrote(Written(identity))
+            return Wrote(self._in_branch(here, identity, itertools.chain([first], rows)))
+
+    def _in_branch(
+        self, here: Session, identity: Identity, rows: Iterator[pa.RecordBatch]
+    ) -> Written:
+        branch = opened(here.transactions, identity, self.plan, self.timeout_ms)
+        if branch.committed:  # what comes again is only measured
+            return Written(identity, self._content(rows), branch)
+        try:
+            content = self._append_all(here, branch.under, rows, measuring=identity.remembered)
+        except BaseException:  # a task that Spark kills ends so as well
+            drop(here.transactions, branch)
+            raise
+        return Written(identity, content, branch)
+
+    def _content(self, batches: Iterator[pa.RecordBatch]) -> dict[str, Measure]:
+        return summed(
+            {topic: measured(rows)}
+            for batch in batches
+            for topic, rows in by_topic(batch, self.options.topic)
+        )
 
     def _append_all(
-        self, here: Session, under: Branch | None, batches: Iterator[pa.RecordBatch], wrote: Wrote
-    ) -> None:
+        self,
+        here: Session,
+        under: Branch | None,
+        batches: Iterator[pa.RecordBatch],
+        *,
+        measuring: bool = False,
+    ) -> dict[str, Measure]:
+        """Appends all; what it was, by topic, if it is to be measured."""
         arrow = to_arrow(self.schema)
         known: dict[str, TopicDescription] = {}
+        content: list[dict[str, Measure]] = []
         isolation = self.options.isolation
         with Producer(here.connection, here.topics, isolation=isolation, branch=under) as producer:
             for turn, batch in enumerate(batches, _first_turn()):
@@ -104,7 +129,9 @@ class TaskWriter:
                     if topic not in known:
                         known[topic] = self._topic(topic, arrow)
                     self._append(producer, known[topic], rows, turn)
-                    wrote.records[topic] = wrote.records.get(topic, 0) + rows.num_rows
+                    if measuring:
+                        content.append({topic: measured(rows)})
+        return summed(content)
 
     def _append(
         self, producer: Producer, known: TopicDescription, rows: pa.RecordBatch, turn: int
@@ -132,7 +159,11 @@ class TaskWriter:
             schema = topic_schema(arrow, by_column=by_column)
             try:
                 known = topics.create(
-                    name, self.options.partitions, self.options.replication_factor, schema, {}
+                    name,
+                    self.options.partitions,
+                    self.options.replication_factor,
+                    schema,
+                    dict(self.options.topic_config),
                 )
             except TopicExists:  # another task was faster
                 known = topics.describe(name)
