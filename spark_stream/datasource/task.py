@@ -7,6 +7,7 @@ beginning with another one in every task and micro-batch.
 
 from __future__ import annotations
 
+import difflib
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ from spark_stream.datasource.routing import (
 )
 from spark_stream.datasource.session import Session, session
 from spark_stream.datasource.types import to_arrow
-from spark_stream.errors import TopicExists, UnknownTopic
+from spark_stream.errors import InvalidConfig, InvalidOption, TopicExists, UnknownTopic
 
 _COALESCED_BYTES: Final = 4 << 20
 
@@ -153,6 +154,7 @@ class TaskWriter:
         by_column = self.options.topic is None
         try:
             known = topics.describe(name)  # not from memory: it may have been made anew
+            self._check_settings(known)
         except UnknownTopic:
             if not self.options.create_topic:
                 raise
@@ -165,10 +167,22 @@ class TaskWriter:
                     schema,
                     dict(self.options.topic_config),
                 )
+            except InvalidConfig as error:
+                option = f"topic.{error.details.get('setting')}"
+                raise InvalidOption(f"option {option!r}: {error.message}", option=option) from None
             except TopicExists:  # another task was faster
                 known = topics.describe(name)
         check_fits(arrow, known.schema, by_column=by_column)
         return known
+
+    def _check_settings(self, known: TopicDescription) -> None:
+        """A topic that is there keeps its settings; but a name that no topic has is refused."""
+        for name, _ in self.options.topic_config:
+            if name not in known.config:
+                near = difflib.get_close_matches(name, known.config, n=1)
+                guess = f"did you mean 'topic.{near[0]}'?" if near else "no topic has it"
+                option = f"topic.{name}"
+                raise InvalidOption(f"unknown option {option!r}; {guess}", option=option)
 
 
 def coalesced(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
