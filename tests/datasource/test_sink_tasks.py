@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,6 +14,8 @@ import pytest
 import spark_stream as isolog
 from spark_stream.client.connection import Connection
 from spark_stream.client.transactions import TransactionsClient
+from spark_stream.datasource.branches import opened
+from spark_stream.datasource.identity import Identity
 from spark_stream.datasource.options import SinkOptions, sink_options
 from spark_stream.datasource.types import to_spark
 from spark_stream.datasource.writer import IsologWriter
@@ -78,27 +81,19 @@ ORDERS = {
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_tasks_that_end_further_apart_than_the_timeout_commit(
-    shared: BrokerProcess,
-    log: isolog.Log,
-    transactions: TransactionsClient,
-    target: str,
-    order: str,
+    shared: BrokerProcess, log: isolog.Log, target: str, order: str
 ) -> None:
     """A task that still computes its first row keeps open what another wrote."""
     writer = IsologWriter(options(shared, target), SCHEMA)
-    timeout_ms = 1_000
+    timeout_ms = 2_000
     writer._task = replace(writer._task, timeout_ms=timeout_ms)
-    name = writer._task.identity.transactional_id
     quick_ended = threading.Event()
 
     def rows(kind: str, number: int) -> Iterator[pa.RecordBatch]:
         if kind != "quick":
             if order != "the slow first":
                 assert quick_ended.wait(20)
-            began = transactions.describe(name).began_ms if quick_ended.is_set() else 0
-            ends = threading.Event()
-            ends.wait(1.6 * timeout_ms / 1000)  # a computation, longer than the timeout
-            assert not began or transactions.describe(name).state == "open"
+            time.sleep(1.25 * timeout_ms / 1000)  # it computes for longer than the timeout
         if "empty" not in kind:
             yield numbers(number, 1)
 
@@ -234,14 +229,11 @@ def test_a_sink_id_is_a_streams_or_batch_writes(
     writer.commit([writer.write(iter([numbers(0, 1)]))])
     assert transactions.describe(f"sink/{sink}").query == f"batch writes of {sink}"
     other = uuid.uuid4().hex
-    from spark_stream.datasource.branches import opened
-    from spark_stream.datasource.identity import Identity
-
     query = str(uuid.uuid4())
     with pytest.raises(SinkInUse, match="batch writes"):
         opened(transactions, Identity(f"sink/{sink}", query, "run", 1))
     opened(transactions, Identity(f"sink/{other}", query, "run", 0))
-    with pytest.raises(SinkInUse, match=f"the query {query}"):
+    with pytest.raises(SinkInUse, match=f"another query .{query}"):
         batch_writer(shared, target, other, 1).write(iter([numbers(0, 1)]))
 
 
@@ -265,7 +257,7 @@ def test_a_setting_that_no_topic_has_is_refused_by_the_nearest_name(
     if there:
         log.create_topic(topic, schema=NUMBERS)
     wrong = {"topic.retention.mss": 60_000, "createTopic": "true"}
-    with pytest.raises(InvalidOption, match="retention.mss.*did you mean .*retention.ms"):
+    with pytest.raises(InvalidOption, match=r"retention\.mss.*did you mean .*retention\.ms"):
         IsologWriter(options(shared, topic, **wrong), SCHEMA)
     assert (topic in log.topics()) is there
     bad = {"topic.retention.ms": "long", "createTopic": "true"}
