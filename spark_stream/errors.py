@@ -206,6 +206,14 @@ class StaleBatch(IsologError):
     hint = "The checkpoint is older than the sink: restore the newer, or start a new one."
 
 
+class DifferentReplay(IsologError):
+    code = "DIFFERENT_REPLAY"
+    hint = (
+        "The checkpoint is older than the sink: restore the newer, or start a new one. If the"
+        " query's rows differ at every computation (uuid(), rand()), set differentReplay to keep."
+    )
+
+
 class DiskFull(IsologError):
     code = "DISK_FULL"
     retriable = True

@@ -22,11 +22,11 @@ from tests.support import BrokerProcess
 POINTS = {
     "joined": (Partition, "append", "before"),
     "appended": (Partition, "append", "after"),
-    "decided": (TransactionDesk, "_finished", "before"),
+    "decided": (TransactionDesk, "finished", "before"),
     "half marked": (Partition, "end_transaction", "after"),
     "marked": (ConsumerRecords, "store", "before"),
     "positions stored": (ConsumerRecords, "store", "after"),
-    "finished": (TransactionDesk, "_finished", "after"),
+    "finished": (TransactionDesk, "finished", "after"),
 }
 
 

@@ -33,7 +33,7 @@ from spark_stream.storage.settings import Flush, LogSettings
 from spark_stream.wire.limits import CANCEL_POLL_S
 
 FIRST_EPOCH = LeaderEpoch(0)
-_ENDED_KEPT = 4_096  # transactions that a delayed batch may still name
+_ENDED_KEPT = 4_096  # transactions, and dropped branches, that a delayed batch may still name
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,7 @@ class Partition:
         self._spans = Spans.derived(tables)
         self._undecided = Undecided()
         self._ended: dict[int, None] = {}  # in the order in which they ended
+        self._dropped: dict[tuple[int, int], None] = {}  # (transaction, producer id), likewise
         # Not from the producers' states: where damage took a marker, a producer may have gone on.
         for (transaction, producer_id), part in open_parts(tables):
             self._undecided.began(transaction, producer_id, part.epoch, part.first_offset)
@@ -166,7 +167,8 @@ class Partition:
         records = 0 if prepared is None else prepared.records
         if stamp is not None:
             known = self._producers.get(stamp.producer_id)
-            if stamp.transaction in self._ended:
+            dropped = (stamp.transaction, stamp.producer_id) in self._dropped
+            if dropped or stamp.transaction in self._ended:
                 raise of_stamp(self, stamp, Refused(producers.Wrong.ENDED, 0))
             verdict = producers.judge(known, stamp, records)
             if isinstance(verdict, Duplicate):
@@ -234,14 +236,33 @@ class Partition:
             BrokerStopping, UnknownTopic: the partition is closed.
         """
         self.seal(transaction)
+        self._end_parts(transaction, takes, lambda _: True)
+
+    def drop_branch(self, transaction: int, producer_id: int) -> None:
+        """Aborts what one producer id wrote in a transaction that goes on; takes no more of it.
+
+        Raises: as :meth:`end_transaction`.
+        """
+        with self._changed:
+            self._dropped[transaction, producer_id] = None
+            if len(self._dropped) > _ENDED_KEPT:
+                del self._dropped[next(iter(self._dropped))]
+        self._end_parts(transaction, lambda _: False, lambda each: each == producer_id)
+
+    def _end_parts(
+        self, transaction: int, takes: Callable[[int], bool], ends: Callable[[int], bool]
+    ) -> None:
+        """Writes the markers of the producer ids that end now."""
         with self._changed:
             if self._closed is not None:
                 raise self._closed.again()
             state = self._state
             try:
                 for producer_id, part in self._undecided.parts(transaction):
-                    self._mark(transaction, producer_id, part.epoch, committed=takes(producer_id))
-                    state = leader.appended(state, 0)
+                    if ends(producer_id):
+                        committed = takes(producer_id)
+                        self._mark(transaction, producer_id, part.epoch, committed=committed)
+                        state = leader.appended(state, 0)
             finally:
                 self._publish(state)  # all at once: a transaction may have many branches
 

@@ -89,7 +89,7 @@ _ERRORS: Final[Mapping[Denial, Callable[[Transaction, str, str], IsologError]]] 
         f" {sorted({found.producer_id, *found.branches} - {-1})}: {asked}"
     ),
     Denial.IN_USE: lambda found, which, asked: SinkInUse(
-        f"the sink {found.transactional_id!r} belongs to the query {found.query}, which has"
+        f"the sink {found.transactional_id!r} belongs to another query ({found.query}), which has"
         f" written batches up to {found.committed_batch}: {asked}"
     ),
     Denial.STALE: lambda found, which, asked: StaleBatch(

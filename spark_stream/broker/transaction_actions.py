@@ -8,8 +8,10 @@ from typing import Any, Final
 
 from spark_stream.broker.cuts import atomic_cut
 from spark_stream.broker.host import Host
+from spark_stream.broker.sinks import SinkDesk
 from spark_stream.broker.transactions import TransactionDesk
-from spark_stream.consistency.transactions import Joined, PositionOf, Transaction
+from spark_stream.consistency.sinks import Claim, Stop
+from spark_stream.consistency.transactions import Content, Joined, PositionOf, Transaction
 from spark_stream.errors import IsologError
 from spark_stream.wire.messages import (
     AtomicCut,
@@ -24,12 +26,19 @@ from spark_stream.wire.messages import (
     Message,
     NamedConsumer,
     NamedTransaction,
-    OpenBranch,
     Positions,
     ProducerFacts,
+    TopicContent,
     TransactionFacts,
     TransactionList,
     TransactionPartition,
+)
+from spark_stream.wire.sink_messages import (
+    DropBranch,
+    OpenBranch,
+    RenewBatch,
+    SettledBatch,
+    StopRun,
 )
 
 
@@ -39,6 +48,7 @@ class TransactionActions:
     def __init__(self, host: Host, desk: TransactionDesk) -> None:
         self._host = host
         self._desk = desk
+        self._sinks = SinkDesk(desk)
 
     def run(self, name: str, body: bytes) -> Message:
         """Runs the action, which is one of ``TRANSACTION_ACTIONS``."""
@@ -62,8 +72,8 @@ class TransactionActions:
         )
 
     def _open_branch(self, asked: OpenBranch) -> Message:
-        found, producer_id = self._desk.open_branch(
-            asked.transactional_id, asked.query, asked.instance, asked.batch, asked.timeout_ms
+        found, producer_id = self._sinks.open_branch(
+            asked.transactional_id, _claim(asked), renamed=asked.renamed
         )
         return BranchFacts(
             transactional_id=found.transactional_id,
@@ -73,6 +83,29 @@ class TransactionActions:
             committed=producer_id is None,
         )
 
+    def _settle_batch(self, asked: OpenBranch) -> Message:
+        found, committed = self._sinks.settle(
+            asked.transactional_id, _claim(asked), renamed=asked.renamed
+        )
+        if not committed or found.content is None:
+            return SettledBatch(committed=committed)
+        content = [TopicContent(**asdict(each)) for each in found.content]
+        return SettledBatch(committed=True, content=content)
+
+    def _renew_batch(self, asked: RenewBatch) -> Message:
+        self._sinks.renew(asked.transactional_id, asked.instance, asked.batch)
+        return Empty()
+
+    def _drop_branch(self, asked: DropBranch) -> Message:
+        self._sinks.drop_branch(
+            asked.transactional_id, asked.instance, asked.number, asked.producer_id
+        )
+        return Empty()
+
+    def _stop_run(self, asked: StopRun) -> Message:
+        self._sinks.stop_run(Stop(asked.run, asked.planned, asked.batch))
+        return Empty()
+
     def _renew(self, asked: EndTransaction) -> Message:
         return self._transaction(
             self._desk.renew(asked.transactional_id, asked.instance, asked.number)
@@ -80,6 +113,9 @@ class TransactionActions:
 
     def _commit(self, asked: CommitTransaction) -> Message:
         positions = [PositionOf(**each.model_dump()) for each in asked.positions]
+        content = None
+        if asked.content is not None:
+            content = [Content(**each.model_dump()) for each in asked.content]
         return self._transaction(
             self._desk.commit(
                 asked.transactional_id,
@@ -88,6 +124,7 @@ class TransactionActions:
                 asked.branches,
                 asked.batch,
                 positions,
+                content,
             )
         )
 
@@ -154,6 +191,17 @@ class TransactionActions:
         return min(firsts, default=None)
 
 
+def _claim(asked: OpenBranch) -> Claim:
+    return Claim(
+        query=asked.query,
+        instance=asked.instance,
+        batch=asked.batch,
+        timeout_ms=asked.timeout_ms,
+        run=asked.run,
+        planned=asked.planned,
+    )
+
+
 TRANSACTION_ACTIONS: Final[
     Mapping[str, tuple[type[Message], Callable[[TransactionActions, Any], Message]]]
 ] = {
@@ -161,6 +209,10 @@ TRANSACTION_ACTIONS: Final[
     "init-transactions": (InitTransactions, TransactionActions._init),
     "begin-transaction": (BeginTransaction, TransactionActions._begin),
     "open-branch": (OpenBranch, TransactionActions._open_branch),
+    "settle-batch": (OpenBranch, TransactionActions._settle_batch),
+    "renew-batch": (RenewBatch, TransactionActions._renew_batch),
+    "drop-branch": (DropBranch, TransactionActions._drop_branch),
+    "stop-run": (StopRun, TransactionActions._stop_run),
     "renew-transaction": (EndTransaction, TransactionActions._renew),
     "commit-transaction": (CommitTransaction, TransactionActions._commit),
     "abort-transaction": (EndTransaction, TransactionActions._abort),

@@ -17,10 +17,11 @@ from spark_stream.broker.partition import Partition
 from spark_stream.broker.refusals import of_transaction
 from spark_stream.cluster.numbers import Numbers
 from spark_stream.cluster.store import MetadataStore
-from spark_stream.cluster.transactions import ConsumerRecords, TransactionRecords
+from spark_stream.cluster.transactions import ConsumerRecords, StoppedRuns, TransactionRecords
 from spark_stream.consistency import transactions as rules
 from spark_stream.consistency.producers import EPOCH_MAX
 from spark_stream.consistency.transactions import (
+    Content,
     Denial,
     Denied,
     Fresh,
@@ -53,7 +54,8 @@ class TransactionDesk:
         self._done: dict[str, int] = {}  # finished, and not on record yet: id → number
         self._complaints: dict[str, str] = {}
         self._rest_until = 0.0
-        self._records = TransactionRecords(store)
+        self.records = TransactionRecords(store)
+        self.stopped = StoppedRuns(store)
         self._consumers = ConsumerRecords(store)
         self._numbers = Numbers(store, "numbers/transactions")
         self._producer_ids = Numbers(store, "numbers/producers")
@@ -64,13 +66,17 @@ class TransactionDesk:
         """A producer id that nobody else has."""
         return self._producer_ids.take()
 
+    def new_number(self) -> int:
+        """A transaction's number that no other has."""
+        return self._numbers.take()
+
     def init(self, transactional_id: str, instance: str, timeout_ms: int) -> Transaction:
         """The instance owns the id from now on.
 
         Raises:
             ProducerFenced: a later instance took it over already.
         """
-        return self._decided(
+        return self.decided(
             transactional_id,
             lambda found: rules.init(found, instance, timeout_ms, now_ms()),
             None,
@@ -83,7 +89,7 @@ class TransactionDesk:
         Raises:
             ProducerFenced, InvalidTransaction, UnknownTransaction.
         """
-        fresh = Fresh(self._numbers.take(), -1)
+        fresh = Fresh(self.new_number(), -1)
 
         def rule(found: Transaction) -> Outcome:
             nonlocal fresh
@@ -91,34 +97,7 @@ class TransactionDesk:
                 fresh = Fresh(fresh.number, self.new_producer())
             return rules.begin(found, instance, after, fresh, now_ms())
 
-        return self._decided(transactional_id, rule, None, "beginning a transaction")
-
-    def open_branch(
-        self, transactional_id: str, query: str, instance: str, batch: int, timeout_ms: int
-    ) -> tuple[Transaction, int | None]:
-        """The transaction that writes a sink's batch, and a producer id to write under.
-
-        None in its place: the batch is committed.
-
-        Raises:
-            SinkInUse, StaleBatch, ProducerFenced.
-        """
-        fresh = Fresh(self._numbers.take(), self.new_producer())
-        asked = f"batch {batch} of query {query}"
-        while True:
-            outcome = self._changed(
-                transactional_id,
-                lambda found: rules.branch(
-                    found, query, instance, batch, timeout_ms, fresh, now_ms()
-                ),
-            )
-            if isinstance(outcome, Denied):
-                if outcome.why is Denial.DONE:
-                    return outcome.transaction, None
-                raise of_transaction(outcome, None, asked)
-            if fresh.producer_id in outcome.branches:
-                return outcome, fresh.producer_id
-            self._finished(outcome)  # what the run before left open; then begin
+        return self.decided(transactional_id, rule, None, "beginning a transaction")
 
     def join(
         self, transactional_id: str, number: int, producer_id: int, epoch: int, at: Partition
@@ -130,7 +109,7 @@ class TransactionDesk:
             ForeignBranch: it must not take the batch.
         """
         joined = Joined(at.topic, at.topic_id, at.number)
-        outcome = self._records.change(
+        outcome = self.records.change(
             transactional_id,
             lambda found: rules.join(found, number, producer_id, epoch, joined),
         )
@@ -140,7 +119,7 @@ class TransactionDesk:
 
     def renew(self, transactional_id: str, instance: str, number: int) -> Transaction:
         """The owner is alive: the deadline moves."""
-        return self._decided(
+        return self.decided(
             transactional_id,
             lambda found: rules.renew(found, instance, number, now_ms()),
             number,
@@ -155,6 +134,7 @@ class TransactionDesk:
         taken: Iterable[int],
         batch: int | None,
         positions: Iterable[PositionOf],
+        content: Iterable[Content] | None = None,
     ) -> Transaction:
         """Commits; returns when the markers are below the high watermark everywhere.
 
@@ -164,14 +144,15 @@ class TransactionDesk:
             DiskFull, StorageFailure: it is decided; repeat the call, or the next sweep finishes it.
         """
         chosen, moves = tuple(taken), tuple(positions)
+        written = None if content is None else tuple(content)
 
         def rule(found: Transaction) -> Outcome:
-            outcome = rules.commit(found, instance, number, chosen, batch, moves)
+            outcome = rules.commit(found, instance, number, chosen, batch, moves, written)
             if found.state is State.OPEN and isinstance(outcome, Transaction):
                 self._force(found)
             return outcome
 
-        return self._decided(transactional_id, rule, number, f"a commit of {sorted(chosen)}")
+        return self.decided(transactional_id, rule, number, f"a commit of {sorted(chosen)}")
 
     def _force(self, found: Transaction) -> None:
         """The decision is on the disk once it is made: so what it is about goes there first."""
@@ -187,7 +168,7 @@ class TransactionDesk:
             InvalidTransaction: it is committed, and stays so.
             ProducerFenced, UnknownTransaction.
         """
-        return self._decided(
+        return self.decided(
             transactional_id,
             lambda found: rules.abort(found, instance, number),
             number,
@@ -196,7 +177,7 @@ class TransactionDesk:
 
     def refusal(self, transactional_id: str, number: int, error: IsologError) -> IsologError:
         """Why a partition takes no more of a transaction, as its record tells; else ``error``."""
-        found = self._records.get(transactional_id)
+        found = self.records.get(transactional_id)
         if found is None or found.number != number or found.state not in rules.ABORTS:
             return error
         why = Denial.FENCED if found.cause is rules.Cause.FENCED else Denial.ABORTED
@@ -206,11 +187,11 @@ class TransactionDesk:
 
     def all(self) -> list[Transaction]:
         """Every transactional id's record, by id."""
-        return [self._settled(record) for record in self._records.all()]
+        return [self._settled(record) for record in self.records.all()]
 
     def get(self, transactional_id: str) -> Transaction:
         """One of them, or UnknownTransaction."""
-        found = self._records.get(transactional_id)
+        found = self.records.get(transactional_id)
         if found is None:
             raise UnknownTransaction(f"there is no transactional id {transactional_id!r}")
         return self._settled(found)
@@ -222,7 +203,7 @@ class TransactionDesk:
             UnknownTransaction, InvalidTransaction: there is none, or it is not open.
         """
         present = self.get(transactional_id).number
-        return self._decided(
+        return self.decided(
             transactional_id,
             lambda found: rules.kill(found, number),
             present if number is None else number,
@@ -231,12 +212,12 @@ class TransactionDesk:
 
     def positions(self, consumer: str) -> list[PositionOf]:
         """Where a named consumer goes on, decided transactions included."""
-        for record in self._records.all():
+        for record in self.records.all():
             moves = record.state is State.COMMITTING and any(
                 each.consumer == consumer for each in record.positions
             )
             if moves:
-                self._finished(record)
+                self.finished(record)
         return self._consumers.get(consumer)
 
     def store_positions(self, positions: list[PositionOf]) -> None:
@@ -253,11 +234,21 @@ class TransactionDesk:
         any more, and what may have been aborted is not shown.
         """
         self.sweep()
-        known = {record.number: record for record in self._records.all()}
+        known = {record.number: record for record in self.records.all()}
+        for record in known.values():
+            self._redropped(record)
         for hosted in self._host.topics():
             for partition in hosted.open_partitions():
                 for number in {each.transaction for each in partition.open_transactions()}:
                     self._recovered(partition, number, known.get(number))
+
+    def _redropped(self, record: Transaction) -> None:
+        """The broker died between a branch's drop and its markers, perhaps."""
+        for producer_id in record.dropped if record.state is State.OPEN else ():
+            try:
+                self.mark_dropped(record, producer_id)
+            except IsologError as error:
+                self._complain(record, error)
 
     def _recovered(self, partition: Partition, number: int, record: Transaction | None) -> None:
         if record is not None and record.state not in (State.COMMITTED, State.ABORTED):
@@ -278,7 +269,7 @@ class TransactionDesk:
         began = time.monotonic()
         if began < self._rest_until:
             return
-        for record in self._records.all():
+        for record in self.records.all():
             try:
                 self._swept(record)
             except IsologError as error:
@@ -299,9 +290,9 @@ class TransactionDesk:
         now = now_ms()
         name = record.transactional_id
         if record.state in rules.DECIDED:
-            self._recorded(self._finished(record))
+            self._recorded(self.finished(record))
         elif record.state is State.OPEN and now > record.deadline_ms:
-            outcome = self._records.change(name, lambda found: rules.expire(found, now_ms()))
+            outcome = self.records.change(name, lambda found: rules.expire(found, now_ms()))
             if isinstance(outcome, Transaction):
                 logger.warning(
                     "transaction %d of %r was open for more than %d ms: aborted",
@@ -309,7 +300,7 @@ class TransactionDesk:
                     name,
                     outcome.timeout_ms,
                 )
-                self._recorded(self._finished(outcome))
+                self._recorded(self.finished(outcome))
         elif record.state is not State.OPEN:
             self._forgotten(record, now - record.deadline_ms)
 
@@ -319,9 +310,9 @@ class TransactionDesk:
         if idle_ms > (FORGET_JOB_AFTER_MS if job else FORGET_AFTER_MS) and (
             job or record.committed_batch < 0
         ):
-            self._records.forget(record)
+            self.records.forget(record)
 
-    def _decided(
+    def decided(
         self,
         transactional_id: str,
         rule: Callable[[Transaction], Outcome],
@@ -329,39 +320,29 @@ class TransactionDesk:
         asked: str,
     ) -> Transaction:
         """The record after the event, finished if it was decided."""
-        outcome = self._changed(transactional_id, rule)
+        outcome = self.changed(transactional_id, rule)
         if isinstance(outcome, Denied):
             raise of_transaction(outcome, number, asked)
-        return self._finished(outcome) if outcome.state in rules.DECIDED else outcome
+        return self.finished(outcome) if outcome.state in rules.DECIDED else outcome
 
-    def _changed(self, transactional_id: str, rule: Callable[[Transaction], Outcome]) -> Outcome:
+    def changed(self, transactional_id: str, rule: Callable[[Transaction], Outcome]) -> Outcome:
         """As the records' ``change``, after what has to be finished first."""
         while True:
-            outcome = self._records.change(
+            outcome = self.records.change(
                 transactional_id, lambda found: rule(self._settled(found))
             )
             if not (isinstance(outcome, Denied) and outcome.why is Denial.PENDING):
                 return outcome
-            self._finished(outcome.transaction)
+            self.finished(outcome.transaction)
 
-    def _finished(self, decided: Transaction) -> Transaction:
+    def finished(self, decided: Transaction) -> Transaction:
         """Writes the markers that are missing, stores the positions, and says that it is done.
 
         Raises:
             DiskFull, StorageFailure, DamagedSegment: a partition could not be marked; all others
                 are.
         """
-        failure: IsologError | None = None
-        partitions = []
-        for joined in decided.partitions:
-            try:
-                partitions.append(
-                    self._host.topic(joined.topic, joined.topic_id).partition(joined.partition)
-                )
-            except UnknownTopic:
-                continue  # it was deleted, and what the transaction wrote with it
-            except IsologError as error:
-                failure = error
+        partitions, failure = self._joined(decided)
         # All are sealed before any is marked: a batch that was on its way would else land in one
         # after a reader has seen the transaction whole without it.
         for partition in partitions:
@@ -386,8 +367,40 @@ class TransactionDesk:
         self._done[decided.transactional_id] = decided.number
         return self._settled(decided)
 
+    def _joined(self, found: Transaction) -> tuple[list[Partition], IsologError | None]:
+        """The partitions that the transaction writes to, and why one of them is not among them."""
+        failure: IsologError | None = None
+        partitions = []
+        for joined in found.partitions:
+            try:
+                partitions.append(
+                    self._host.topic(joined.topic, joined.topic_id).partition(joined.partition)
+                )
+            except UnknownTopic:
+                continue  # it was deleted, and what the transaction wrote with it
+            except IsologError as error:
+                failure = error
+        return partitions, failure
+
+    def mark_dropped(self, found: Transaction, producer_id: int) -> None:
+        """Ends a dropped branch in all partitions: readers wait for it no more.
+
+        Raises:
+            DiskFull, StorageFailure, DamagedSegment: as :meth:`finished`.
+        """
+        partitions, failure = self._joined(found)
+        for partition in partitions:
+            try:
+                partition.drop_branch(found.number, producer_id)
+            except UnknownTopic:
+                continue
+            except IsologError as error:
+                failure = error
+        if failure is not None:
+            raise failure
+
     def _recorded(self, decided: Transaction) -> Transaction:
-        outcome = self._records.change(
+        outcome = self.records.change(
             decided.transactional_id, lambda found: rules.finish(found, decided.number)
         )
         if self._done.get(decided.transactional_id) == decided.number:
@@ -402,7 +415,7 @@ class TransactionDesk:
         return outcome if isinstance(outcome, Transaction) else found
 
     def _still(self, decided: Transaction, state: State) -> bool:
-        found = self._records.get(decided.transactional_id)
+        found = self.records.get(decided.transactional_id)
         return found is not None and (found.number, found.state) == (decided.number, state)
 
 

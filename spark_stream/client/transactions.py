@@ -20,11 +20,18 @@ from spark_stream.wire.messages import (
     KillTransaction,
     NamedConsumer,
     NamedTransaction,
-    OpenBranch,
     Positions,
     ProducerFacts,
+    TopicContent,
     TransactionFacts,
     TransactionList,
+)
+from spark_stream.wire.sink_messages import (
+    DropBranch,
+    OpenBranch,
+    RenewBatch,
+    SettledBatch,
+    StopRun,
 )
 
 
@@ -54,22 +61,43 @@ class TransactionsClient:
         asked = BeginTransaction(transactional_id=transactional_id, instance=instance, after=after)
         return self._connection.act("begin-transaction", asked, BranchFacts)
 
-    def open_branch(
-        self, transactional_id: str, query: str, instance: str, batch: int, timeout_ms: int
-    ) -> BranchFacts:
+    def open_branch(self, asked: OpenBranch) -> BranchFacts:
         """A branch to write a sink's batch under.
 
         Raises:
             SinkInUse, StaleBatch, ProducerFenced.
+            TransactionAborted: the driver that planned the batch has given it up.
         """
-        asked = OpenBranch.of(
-            transactional_id=transactional_id,
-            query=query,
-            instance=instance,
-            batch=batch,
-            timeout_ms=timeout_ms,
-        )
         return self._connection.act("open-branch", asked, BranchFacts)
+
+    def settle_batch(self, asked: OpenBranch) -> SettledBatch:
+        """Whether the batch is committed; if not, nothing of the sink is open any more.
+
+        Raises:
+            SinkInUse, StaleBatch, ProducerFenced.
+        """
+        return self._connection.act("settle-batch", asked, SettledBatch)
+
+    def renew_batch(self, transactional_id: str, instance: str, batch: int) -> None:
+        """Sets the deadline of the transaction that writes the batch anew, if it is open."""
+        asked = RenewBatch(transactional_id=transactional_id, instance=instance, batch=batch)
+        self._connection.act("renew-batch", asked, Empty)
+
+    def drop_branch(
+        self, transactional_id: str, instance: str, number: int, producer_id: int
+    ) -> None:
+        """Aborts one branch of a transaction that goes on."""
+        asked = DropBranch(
+            transactional_id=transactional_id,
+            instance=instance,
+            number=number,
+            producer_id=producer_id,
+        )
+        self._connection.act("drop-branch", asked, Empty)
+
+    def stop_run(self, run: str, planned: int, batch: int) -> None:
+        """Aborts the batch that the driver has planned until then; nothing more of it opens."""
+        self._connection.act("stop-run", StopRun(run=run, planned=planned, batch=batch), Empty)
 
     def renew(self, transactional_id: str, instance: str, number: int) -> TransactionFacts:
         """Sets the deadline of an open transaction anew, its timeout from now."""
@@ -84,6 +112,7 @@ class TransactionsClient:
         branches: Iterable[int],
         *,
         batch: int | None = None,
+        content: Iterable[TopicContent] | None = None,
         positions: Iterable[ConsumerPosition] = (),
     ) -> TransactionFacts:
         """Commits; returns when everything in it is visible to the next read_committed read.
@@ -98,6 +127,7 @@ class TransactionsClient:
             number=number,
             branches=sorted(branches),
             batch=batch,
+            content=None if content is None else list(content),
             positions=list(positions),
         )
         return self._connection.act("commit-transaction", asked, TransactionFacts)

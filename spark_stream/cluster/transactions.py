@@ -14,6 +14,7 @@ from typing import Any, Final
 from spark_stream.cluster.store import MetadataStore
 from spark_stream.consistency.transactions import (
     Cause,
+    Content,
     Denied,
     Joined,
     Outcome,
@@ -24,11 +25,13 @@ from spark_stream.consistency.transactions import (
 
 _PREFIX: Final = "transactions/"
 _CONSUMERS: Final = "consumers/"
+_STOPPED: Final = "stopped/"
+STOPPED_KEPT_MS: Final = 24 * 3_600_000
+_TUPLES: Final = ("fenced", "branches", "dropped", "taken")
 _PLAIN: Final = tuple(
     field.name
     for field in fields(Transaction)
-    if field.name
-    not in ("state", "cause", "fenced", "branches", "taken", "partitions", "positions")
+    if field.name not in (*_TUPLES, "state", "cause", "content", "partitions", "positions")
 )
 
 
@@ -67,6 +70,28 @@ class TransactionRecords:
             self._store.delete(record.key, record.version)
 
 
+class StoppedRuns:
+    """The latest plan that each driver has given up, for as long as a task of it may still come."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+
+    def planned(self, run: str) -> int:
+        """What the run planned until then is given up; -1: nothing is."""
+        record = self._store.get(_STOPPED + run)
+        return -1 if record is None else int(record.value["planned"])
+
+    def stop(self, run: str, planned: int, now_ms: int) -> None:
+        """Remembers it, and forgets what is so old that nobody asks any more."""
+        for old in self._store.list(_STOPPED):
+            if now_ms - int(old.value["at_ms"]) > STOPPED_KEPT_MS:
+                self._store.delete(old.key, old.version)
+        while planned > self.planned(run):
+            record = self._store.get(_STOPPED + run)
+            version = 0 if record is None else record.version
+            self._store.put(_STOPPED + run, {"planned": planned, "at_ms": now_ms}, version)
+
+
 class ConsumerRecords:
     """Where named consumers go on."""
 
@@ -102,9 +127,10 @@ def _value(transaction: Transaction) -> dict[str, Any]:
     return {name: getattr(transaction, name) for name in _PLAIN} | {
         "state": transaction.state.value,
         "cause": transaction.cause.value,
-        "fenced": list(transaction.fenced),
-        "branches": list(transaction.branches),
-        "taken": list(transaction.taken),
+        **{name: list(getattr(transaction, name)) for name in _TUPLES},
+        "content": None
+        if transaction.content is None
+        else [[each.topic, each.rows, each.digest] for each in transaction.content],
         "partitions": [
             [each.topic, each.topic_id, each.partition] for each in transaction.partitions
         ],
@@ -113,13 +139,16 @@ def _value(transaction: Transaction) -> dict[str, Any]:
 
 
 def _transaction(value: Mapping[str, Any]) -> Transaction:
+    # Records of earlier releases lack what came later.
+    known: dict[str, Any] = {name: value[name] for name in _PLAIN if name in value}
+    known |= {name: tuple(value.get(name, ())) for name in _TUPLES}
     return Transaction(
-        **{name: value[name] for name in _PLAIN},
+        **known,
         state=State(value["state"]),
         cause=Cause(value["cause"]),
-        fenced=tuple(value["fenced"]),
-        branches=tuple(value["branches"]),
-        taken=tuple(value["taken"]),
+        content=None
+        if value.get("content") is None
+        else tuple(Content(*each) for each in value["content"]),
         partitions=tuple(Joined(*each) for each in value["partitions"]),
         positions=tuple(_positions(value["positions"])),
     )

@@ -12,9 +12,10 @@ puts the new record in the place of the old by one compare-and-set, and that dec
     ABORTED                        └───────────────▶ ABORTING ────────▶ ABORTED
                                       a new owner
 
-Who may ask: BEGIN, BRANCH, RENEW, COMMIT and ABORT are the owner's (the ``instance`` that took the
-id over last); JOIN is a partition leader's, before the transaction's first batch there; EXPIRE is
-anybody's who has looked at the clock; KILL is an operator's; FINISH is whoever wrote the markers.
+Who may ask: BEGIN, BRANCH, RENEW, DROP, COMMIT and ABORT are the owner's (the ``instance`` that
+took the id over last); JOIN is a partition leader's, before the transaction's first batch there;
+EXPIRE is anybody's who has looked at the clock; KILL is an operator's; FINISH is whoever wrote the
+markers. What only sinks ask (BRANCH, DROP, and their forms of the others) is in ``sinks``.
 
 Invariants:
 
@@ -66,6 +67,7 @@ class Event(StrEnum):
     JOIN = "join"
     BRANCH = "branch"
     RENEW = "renew"
+    DROP = "drop"
     COMMIT = "commit"
     ABORT = "abort"
     EXPIRE = "expire"
@@ -84,6 +86,7 @@ TABLE: Final[Mapping[tuple[State, Event], State]] = {
     (State.OPEN, Event.JOIN): State.OPEN,
     (State.OPEN, Event.BRANCH): State.OPEN,
     (State.OPEN, Event.RENEW): State.OPEN,
+    (State.OPEN, Event.DROP): State.OPEN,
     (State.OPEN, Event.COMMIT): State.COMMITTING,
     (State.COMMITTING, Event.COMMIT): State.COMMITTING,
     (State.COMMITTED, Event.COMMIT): State.COMMITTED,
@@ -149,12 +152,26 @@ class PositionOf:
 
 
 @dataclass(frozen=True, slots=True)
+class Content:
+    """What a batch put into a topic: enough to tell a replay that is not the same.
+
+    ``digest`` depends neither on the order of the rows nor on how tasks share them.
+    """
+
+    topic: str
+    rows: int
+    digest: int
+
+
+@dataclass(frozen=True, slots=True)
 class Transaction:
     """The record of a transactional id. Times in milliseconds since the epoch.
 
     ``deadline_ms`` also says when an id that has nothing open was last used. ``after`` is the
     number that its BEGIN named; ``fresh`` that this instance has begun none yet;
-    ``fenced`` the instances that were displaced, the latest last.
+    ``fenced`` the instances that were displaced, the latest last. ``run`` is the driver that
+    planned a sink's batch, ``planned`` when, on that driver's clock. ``dropped`` are branches that
+    failed. ``content`` is what ``committed_batch`` wrote; None: it is not known.
     """
 
     transactional_id: str
@@ -170,7 +187,11 @@ class Transaction:
     query: str = ""
     batch: int = -1
     committed_batch: int = -1
+    run: str = ""
+    planned: int = -1
+    content: tuple[Content, ...] | None = None
     branches: tuple[int, ...] = ()
+    dropped: tuple[int, ...] = ()
     taken: tuple[int, ...] = ()
     partitions: tuple[Joined, ...] = ()
     positions: tuple[PositionOf, ...] = ()
@@ -213,7 +234,7 @@ def init(transaction: Transaction, instance: str, timeout_ms: int, now_ms: int) 
     if after is None:
         return Denied(Denial.PENDING, transaction)
     return replace(
-        _owned(transaction, instance),
+        owned(transaction, instance),
         state=after,
         timeout_ms=timeout_ms,
         deadline_ms=now_ms + timeout_ms,
@@ -238,59 +259,12 @@ def begin(
     if state is None or not follows:
         return Denied(Denial.INVALID, transaction)
     used_up = transaction.producer_id < 0 or transaction.epoch >= EPOCH_MAX
-    begun = _begun(transaction, fresh.number, now_ms)
+    started = begun(transaction, fresh.number, now_ms)
     return replace(
-        begun,
+        started,
         after=after,
         producer_id=fresh.producer_id if used_up else transaction.producer_id,
         epoch=0 if used_up else transaction.epoch + 1,
-    )
-
-
-def branch(
-    transaction: Transaction,
-    query: str,
-    instance: str,
-    batch: int,
-    timeout_ms: int,
-    fresh: Fresh,
-    now_ms: int,
-) -> Outcome:
-    """A branch (the fresh producer id) of the transaction that writes a sink's batch.
-
-    The first one begins the transaction. A run of the query that was not seen before takes the
-    sink over; what the run before left open is aborted (asked again after that, it begins).
-    """
-    if transaction.query not in ("", query):
-        return Denied(Denial.IN_USE, transaction)
-    if instance in transaction.fenced:
-        return Denied(Denial.FENCED, transaction)
-    if transaction.state in DECIDED:
-        return Denied(Denial.PENDING, transaction)
-    if batch <= transaction.committed_batch:
-        why = Denial.DONE if batch == transaction.committed_batch else Denial.STALE
-        return Denied(why, transaction)
-    mine = transaction.instance == instance
-    if transaction.query == transaction.transactional_id and transaction.state is State.ABORTED:
-        return Denied(Denial.ABORTED, transaction)  # a job has one transaction, and it is over
-    if transaction.state is State.OPEN:
-        if mine and batch == transaction.batch:
-            return replace(transaction, branches=(*transaction.branches, fresh.producer_id))
-        if mine and batch < transaction.batch:
-            return Denied(Denial.STALE, transaction)
-        return replace(
-            _owned(transaction, instance),
-            state=TABLE[transaction.state, Event.INIT],
-            cause=Cause.FENCED,
-        )
-    begun = _begun(_owned(transaction, instance), fresh.number, now_ms)
-    return replace(
-        begun,
-        query=query,
-        batch=batch,
-        branches=(fresh.producer_id,),
-        timeout_ms=timeout_ms,
-        deadline_ms=now_ms + timeout_ms,
     )
 
 
@@ -325,6 +299,7 @@ def commit(
     taken: Iterable[int],
     batch: int | None = None,
     positions: Iterable[PositionOf] = (),
+    content: Iterable[Content] | None = None,
 ) -> Outcome:
     """The owner decides for these producer ids; the other branches abort.
 
@@ -351,8 +326,13 @@ def commit(
         state=TABLE[transaction.state, Event.COMMIT],
         taken=chosen,
         committed_batch=transaction.committed_batch if batch is None else batch,
+        content=transaction.content if batch is None else _content(content),
         positions=tuple(positions),
     )
+
+
+def _content(found: Iterable[Content] | None) -> tuple[Content, ...] | None:
+    return None if found is None else tuple(found)
 
 
 def abort(transaction: Transaction, instance: str, number: int) -> Outcome:
@@ -366,14 +346,14 @@ def abort(transaction: Transaction, instance: str, number: int) -> Outcome:
     if asked_again:
         return transaction
     denied = _not_open(transaction, number, Event.ABORT)
-    return denied or _aborting(transaction, Event.ABORT, Cause.ASKED)
+    return denied or aborting(transaction, Event.ABORT, Cause.ASKED)
 
 
 def expire(transaction: Transaction, now_ms: int) -> Outcome:
     """Its time is over: its owner's writes and its commit are refused from now on."""
     if moved(transaction, Event.EXPIRE) is None or now_ms <= transaction.deadline_ms:
         return Denied(Denial.INVALID, transaction)
-    return _aborting(transaction, Event.EXPIRE, Cause.EXPIRED)
+    return aborting(transaction, Event.EXPIRE, Cause.EXPIRED)
 
 
 def kill(transaction: Transaction, number: int | None = None) -> Outcome:
@@ -384,7 +364,7 @@ def kill(transaction: Transaction, number: int | None = None) -> Outcome:
         return transaction
     if moved(transaction, Event.KILL) is None:
         return Denied(Denial.INVALID, transaction)
-    return _aborting(transaction, Event.KILL, Cause.KILLED)
+    return aborting(transaction, Event.KILL, Cause.KILLED)
 
 
 def finish(transaction: Transaction, number: int) -> Outcome:
@@ -399,7 +379,8 @@ def _writers(transaction: Transaction) -> set[int]:
     return {transaction.producer_id, *transaction.branches} - {-1}
 
 
-def _begun(transaction: Transaction, number: int, now_ms: int) -> Transaction:
+def begun(transaction: Transaction, number: int, now_ms: int) -> Transaction:
+    """The record at the beginning of its next transaction."""
     return replace(
         transaction,
         state=TABLE[transaction.state, Event.BEGIN],
@@ -407,7 +388,10 @@ def _begun(transaction: Transaction, number: int, now_ms: int) -> Transaction:
         fresh=False,
         cause=Cause.NONE,
         batch=-1,
+        run="",
+        planned=-1,
         branches=(),
+        dropped=(),
         taken=(),
         partitions=(),
         positions=(),
@@ -416,7 +400,8 @@ def _begun(transaction: Transaction, number: int, now_ms: int) -> Transaction:
     )
 
 
-def _owned(transaction: Transaction, instance: str) -> Transaction:
+def owned(transaction: Transaction, instance: str) -> Transaction:
+    """The record in the hands of this instance; whoever had it is fenced."""
     if transaction.instance == instance:
         return transaction
     fenced = transaction.fenced
@@ -426,7 +411,8 @@ def _owned(transaction: Transaction, instance: str) -> Transaction:
     return replace(transaction, instance=instance, fenced=fenced, fresh=True, cause=cause)
 
 
-def _aborting(transaction: Transaction, event: Event, cause: Cause) -> Transaction:
+def aborting(transaction: Transaction, event: Event, cause: Cause) -> Transaction:
+    """The open transaction, decided against by the event."""
     return replace(transaction, state=TABLE[transaction.state, event], cause=cause)
 
 

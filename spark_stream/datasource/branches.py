@@ -4,6 +4,8 @@ Every attempt of a task has a branch of its own in the transaction of its micro-
 message carries it, and the commit takes the branches of the messages that it is given, and no
 others: what a failed, killed or slower attempt wrote aborts with the same decision.
 
+A task that fails drops its branch: what it wrote is aborted at once, and the others go on.
+
 The driver keeps nothing between calls. If the answer to a commit is lost, the same commit is asked
 again and gets the same answer; and whatever an abort asks, a decided commit stays.
 """
@@ -11,15 +13,16 @@ again and gets the same answer; and whatever an abort asks, a decided commit sta
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Final, Self
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from spark_stream.client.transactions import TransactionsClient
 from spark_stream.client.values import Branch
+from spark_stream.datasource.content import Measure, summed
+from spark_stream.datasource.driver import NO_PLAN, Plan
 from spark_stream.datasource.identity import Identity
+from spark_stream.datasource.renewal import TIMEOUT_MS
+from spark_stream.datasource.replays import check_replay
 from spark_stream.errors import (
     InvalidTransaction,
     IsologError,
@@ -27,19 +30,10 @@ from spark_stream.errors import (
     TransactionAborted,
     UnknownTransaction,
 )
-from spark_stream.wire.messages import BranchFacts
+from spark_stream.wire.messages import BranchFacts, TopicContent
+from spark_stream.wire.sink_messages import OpenBranch
 
 logger = logging.getLogger(__name__)
-
-TIMEOUT_MS: Final = 15 * 60_000
-"""How long a transaction may go on with no task that renews it.
-
-It has to outlast what may lie between two signs of life: the last task's end and the commit, lost
-executors, a cluster that has no room for the batch's next task. And it bounds how long a query that
-died for good holds back readers of committed records.
-"""
-
-_RENEWALS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,21 +59,30 @@ class TaskBranch:
         return self.transactional_id, self.instance, self.number
 
 
-def opened(transactions: TransactionsClient, identity: Identity) -> TaskBranch:
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a task made of its rows: for whom, how much, and under which branch (None: no row)."""
+
+    identity: Identity
+    content: Mapping[str, Measure] = field(default_factory=dict)
+    branch: TaskBranch | None = None
+
+
+def opened(
+    transactions: TransactionsClient,
+    identity: Identity,
+    plan: Plan = NO_PLAN,
+    timeout_ms: int = TIMEOUT_MS,
+) -> TaskBranch:
     """A new branch of the transaction that writes the identity's batch.
 
     Raises:
         SinkInUse: the transactional id belongs to another query.
         StaleBatch: a later batch is committed already.
         ProducerFenced: a later run of the query has taken over.
+        TransactionAborted: the driver has given the batch up.
     """
-    facts: BranchFacts = transactions.open_branch(
-        identity.transactional_id,
-        query=identity.query,
-        instance=identity.instance,
-        batch=identity.batch,
-        timeout_ms=TIMEOUT_MS,
-    )
+    facts: BranchFacts = transactions.open_branch(_claim(identity, plan, timeout_ms))
     return TaskBranch(
         identity.transactional_id,
         identity.instance,
@@ -91,52 +94,66 @@ def opened(transactions: TransactionsClient, identity: Identity) -> TaskBranch:
     )
 
 
-class KeptOpen:
-    """While a task runs, its transaction does not time out."""
-
-    def __init__(
-        self, transactions: TransactionsClient, branch: TaskBranch, timeout_ms: int = TIMEOUT_MS
-    ) -> None:
-        self._transactions = transactions
-        self._branch = branch
-        self._pause_s = timeout_ms / 1000 / _RENEWALS
-        self._over = threading.Event()
-
-    def _renew(self) -> None:
-        while not self._over.wait(self._pause_s):
-            try:
-                self._transactions.renew(*self._branch.transaction)
-            except IsologError as error:
-                if not error.retriable:  # the task's own writes meet it as well, and fail
-                    return
-                logger.warning("a transaction's deadline could not be renewed: %s", error)
-
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._renew, name="isolog-renewal", daemon=True).start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._over.set()  # not joined: it may be in a call to a broker that is gone
+def _claim(identity: Identity, plan: Plan, timeout_ms: int) -> OpenBranch:
+    return OpenBranch.of(
+        transactional_id=identity.transactional_id,
+        query=identity.query,
+        instance=identity.instance,
+        batch=identity.batch,
+        timeout_ms=timeout_ms,
+        run=plan.run,
+        planned=plan.planned,
+        renamed=identity.streaming,
+    )
 
 
-def commit(transactions: TransactionsClient, branches: Sequence[TaskBranch], batch: int) -> None:
-    """Commits the micro-batch that these branches wrote; returns when it is visible.
+def commit(
+    transactions: TransactionsClient,
+    tasks: Sequence[Written],
+    batch: int,
+    *,
+    keep_different: bool = False,
+) -> None:
+    """Commits the micro-batch that these tasks wrote; returns when it is visible.
 
-    Nothing is left to do where no task had a row, or where the batch was committed before.
+    Where it was committed before, or no task had a row, nothing is written: then what came has to
+    be what is on record (``keep_different``: a warning is enough), and what a dead run left open
+    ends.
 
     Raises:
+        DifferentReplay: other rows were committed as this batch.
         TransactionAborted, ProducerFenced, and others: nothing of the batch is visible.
     """
-    if not branches or all(branch.committed for branch in branches):
+    if not tasks:
         return
+    identity = tasks[0].identity
+    content = summed(task.content for task in tasks)
+    branches = [task.branch for task in tasks if task.branch is not None]
+    if all(branch.committed for branch in branches):
+        settled = transactions.settle_batch(_claim(identity, NO_PLAN, TIMEOUT_MS))
+        if settled.committed and settled.content is not None:
+            check_replay(identity, settled.content, content, keep_different)
+        return
+    whole = _one_transaction(branches, batch)
+    transactions.commit(
+        *whole,
+        [branch.producer_id for branch in branches],
+        batch=batch,
+        content=[
+            TopicContent(topic=topic, rows=found.rows, digest=found.digest)
+            for topic, found in content.items()
+        ]
+        if identity.remembered
+        else None,
+    )
+
+
+def _one_transaction(branches: Sequence[TaskBranch], batch: int) -> tuple[str, str, int]:
+    """The transaction that all of them wrote in, which is the batch's."""
     wholes = {(branch.transaction, branch.batch, branch.committed) for branch in branches}
     (whole, *others) = sorted(wholes)
-    (name, instance, number), written, _ = whole
+    transaction, written, _ = whole
+    name = transaction[0]
     if others:
         numbers = sorted({branch.number for branch in branches})
         raise TransactionAborted(
@@ -149,8 +166,16 @@ def commit(transactions: TransactionsClient, branches: Sequence[TaskBranch], bat
             f"Spark commits batch {batch} of {name!r}, its tasks wrote batch {written}",
             hint="Restart the query; if it happens again, this Spark release is not supported.",
         )
-    taken = [branch.producer_id for branch in branches]
-    transactions.commit(name, instance, number, taken, batch=batch)
+    return transaction
+
+
+def drop(transactions: TransactionsClient, branch: TaskBranch) -> None:
+    """Aborts what a failed task has written: no reader waits for it. Raises nothing."""
+    name, instance, number = branch.transaction
+    try:
+        transactions.drop_branch(name, instance, number, branch.producer_id)
+    except IsologError as error:
+        logger.warning("a failed task's branch of %r was not aborted: %s", name, error)
 
 
 def abort(transactions: TransactionsClient, branches: Iterable[TaskBranch]) -> None:
@@ -167,12 +192,11 @@ def abort(transactions: TransactionsClient, branches: Iterable[TaskBranch]) -> N
             logger.warning("transaction %d of %r was not aborted: %s", whole[2], whole[0], error)
 
 
-def abort_job(transactions: TransactionsClient, name: str) -> None:
-    """Aborts a batch write of which no task may have left a message. Raises nothing."""
+def stop(transactions: TransactionsClient, plan: Plan, batch: int) -> None:
+    """Gives up what the driver has planned until now, whatever tasks there were. Raises nothing."""
+    if not plan.run:
+        return
     try:
-        number = transactions.describe(name).number
-        transactions.abort(name, name, number)
-    except (InvalidTransaction, TransactionAborted, ProducerFenced, UnknownTransaction):
-        pass  # no task had a row, or it is decided
+        transactions.stop_run(plan.run, plan.planned, batch)
     except IsologError as error:
-        logger.warning("the write %r was not aborted: %s", name, error)
+        logger.warning("batch %d was not aborted: %s", batch, error)

@@ -4,6 +4,9 @@ A stream sink's identity is the option ``sinkId``, or else the id that Spark giv
 in its checkpoint (decision 14). A task learns its query, run and micro-batch from local properties
 of its job. Spark does not document their names, so each is checked before a task writes: a sink
 that guessed could take another's batch for its own, and drop it.
+
+A batch write has no query. With ``sinkId`` and ``batchId`` its user names the batch, and every
+attempt at it is a run of its own; without, it is a job that nobody will ask about again.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ from spark_stream.errors import Unsupported
 QUERY: Final = "sql.streaming.queryId"
 BATCH: Final = "streaming.sql.batchId"
 RUN: Final = "spark.jobGroup.id"
+BATCH_WRITES: Final = "batch writes of "
+"""How the query of a ``sinkId`` that batch writes use begins; no streaming query has such an id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +39,27 @@ class Identity:
     instance: str
     batch: int
 
+    @property
+    def streaming(self) -> bool:
+        """Whether it is a streaming query's."""
+        return self.remembered and not self.query.startswith(BATCH_WRITES)
+
+    @property
+    def remembered(self) -> bool:
+        """Whether its batch may be replayed, so that what it wrote has to be known."""
+        return self.query != self.transactional_id
+
 
 def of_job() -> Identity:
     """A batch write's: nobody had it before, and nobody will have it again."""
     name = f"job/{uuid.uuid4().hex}"
     return Identity(name, query=name, instance=name, batch=0)
+
+
+def of_batch(sink_id: str, batch_id: int) -> Identity:
+    """That of one attempt at a batch which its user has numbered."""
+    instance = f"batch/{uuid.uuid4().hex}"
+    return Identity(f"sink/{sink_id}", f"{BATCH_WRITES}{sink_id}", instance, batch_id)
 
 
 def of_task(sink_id: str | None, context: TaskContext | None) -> Identity:

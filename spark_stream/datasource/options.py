@@ -17,7 +17,7 @@ from spark_stream.consistency.isolation import PRODUCER_LEVELS, Isolation
 from spark_stream.datasource.offsets import TopicOffsets, from_json
 from spark_stream.datasource.place import Place, place_of
 from spark_stream.errors import InvalidOption, InvalidRequest, Unsupported
-from spark_stream.wire.messages import EARLIEST, LATEST
+from spark_stream.wire.messages import EARLIEST, INT64_MAX, LATEST
 
 SINK_ID_LENGTH_MAX: Final = 200
 """A transactional id has at most 255 characters, and a sink's has a prefix."""
@@ -53,6 +53,8 @@ _SINK: Final = (
     "topic",
     "transactional",
     "sinkId",
+    "batchId",
+    "differentReplay",
     "createTopic",
     "partitions",
     "replicationFactor",
@@ -108,6 +110,10 @@ class SinkOptions:
     create_topic: bool = False
     partitions: int = 1
     replication_factor: int = 1
+    topic_config: tuple[tuple[str, str], ...] = ()
+    batch_id: int | None = None
+    keep_different: bool = False
+    checkpoint: str | None = None
 
 
 def source_options(given: Mapping[str, str], *, streaming: bool | None = None) -> SourceOptions:
@@ -153,13 +159,15 @@ def sink_options(given: Mapping[str, str], *, streaming: bool = True) -> SinkOpt
     Raises:
         InvalidOption, Unsupported: naming the option, what it takes and what it got.
     """
+    settings, given = _topic_settings(given)
     options = _checked(given, _SINK, "sink")
     place, short = place_of(options, names_topic="topic" in options)
     transactional = _value(options, "transactional", _boolean, True)
-    if "sinkId" in options and not (streaming and transactional):
-        kind = "a streaming query" if not streaming else "transactional=true"
-        raise InvalidOption(f"sinkId is for {kind}", option="sinkId")
+    _check_identity(options, streaming=streaming, transactional=transactional)
     create = _value(options, "createTopic", _boolean, False)
+    if settings and not create:
+        name = f"topic.{next(iter(settings))}"
+        raise InvalidOption(f"{name} is for createTopic=true", option=name)
     for option in ("partitions", "replicationFactor"):
         if option in options and not create:
             raise InvalidOption(f"{option} is for createTopic=true", option=option)
@@ -174,7 +182,45 @@ def sink_options(given: Mapping[str, str], *, streaming: bool = True) -> SinkOpt
         create_topic=create,
         partitions=_value(options, "partitions", _positive, 1),
         replication_factor=_value(options, "replicationFactor", _positive, 1),
+        topic_config=tuple(settings.items()),
+        batch_id=_value(options, "batchId", _batch_id, None),
+        keep_different=_value(options, "differentReplay", _keeps, False),
+        checkpoint=options.get("checkpointLocation"),
     )
+
+
+def _topic_settings(given: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """The settings of a topic to be made (``topic.retention.ms``), by name, and all else."""
+    prefix = "topic."
+    named = {key: key.lower().removeprefix(prefix) for key in given}
+    settings = {name: given[key] for key, name in named.items() if key.lower().startswith(prefix)}
+    rest = {key: given[key] for key in given if not key.lower().startswith(prefix)}
+    return settings, rest
+
+
+def _check_identity(options: Mapping[str, str], *, streaming: bool, transactional: bool) -> None:
+    """What belongs to ``sinkId``: a streaming query has its own batch ids, a batch write none."""
+    for option in ("sinkId", "batchId", "differentReplay"):
+        if option in options and not transactional:
+            raise InvalidOption(f"{option} is for transactional=true", option=option)
+    if streaming:
+        if "batchId" in options:
+            raise InvalidOption(
+                "batchId is for a batch write (foreachBatch); a streaming query has its own",
+                option="batchId",
+            )
+        return
+    for option, other in (("sinkId", "batchId"), ("batchId", "sinkId")):
+        if option in options and other not in options:
+            raise InvalidOption(
+                f"{option} without {other}: a batch write needs both, to be written once",
+                option=other,
+            )
+    if "differentReplay" in options and "batchId" not in options:
+        raise InvalidOption(
+            "differentReplay is for a streaming query, or a batch write with sinkId and batchId",
+            option="differentReplay",
+        )
 
 
 def _checked(given: Mapping[str, str], known: tuple[str, ...], what: str) -> dict[str, str]:
@@ -220,6 +266,19 @@ def _positive(name: str, text: str) -> int:
     if number < 1:
         raise InvalidOption(f"{name} takes a whole number from 1 on, not {text!r}", option=name)
     return number
+
+
+def _batch_id(name: str, text: str) -> int:
+    found = text.strip()
+    if not (found.isascii() and found.isdecimal() and int(found) <= INT64_MAX):
+        raise InvalidOption(f"{name} takes a whole number from 0 on, not {text!r}", option=name)
+    return int(found)
+
+
+def _keeps(name: str, text: str) -> bool:
+    if text.strip().lower() not in ("fail", "keep"):
+        raise InvalidOption(f"{name} takes fail | keep, not {text!r}", option=name)
+    return text.strip().lower() == "keep"
 
 
 def _sink_id(name: str, text: str) -> str:

@@ -7,9 +7,10 @@ beginning with another one in every task and micro-batch.
 
 from __future__ import annotations
 
+import difflib
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import pyarrow as pa
@@ -19,9 +20,12 @@ from pyspark.sql.types import StructType
 
 from spark_stream.client.producer import Producer
 from spark_stream.client.values import Branch, TopicDescription
-from spark_stream.datasource.branches import KeptOpen, TaskBranch, opened
+from spark_stream.datasource.branches import Written, drop, opened
+from spark_stream.datasource.content import Measure, measured, summed
+from spark_stream.datasource.driver import NO_PLAN, Plan
 from spark_stream.datasource.identity import BATCH, Identity, of_task
 from spark_stream.datasource.options import SinkOptions
+from spark_stream.datasource.renewal import TIMEOUT_MS, KeptOpen
 from spark_stream.datasource.routing import (
     by_topic,
     check_fits,
@@ -31,31 +35,35 @@ from spark_stream.datasource.routing import (
 )
 from spark_stream.datasource.session import Session, located, session
 from spark_stream.datasource.types import to_arrow
-from spark_stream.errors import TopicExists, UnknownTopic
+from spark_stream.errors import InvalidConfig, InvalidOption, TopicExists, UnknownTopic
 
 _COALESCED_BYTES: Final = 4 << 20
 
 
 @dataclass
 class Wrote(WriterCommitMessage):
-    """What a task wrote: records by topic, under which branch (None: no row, or no branch), and to
-    which log (None: no row)."""
+    """What a task wrote, and to which log.
 
-    records: dict[str, int] = field(default_factory=dict)
-    branch: TaskBranch | None = None
+    ``written`` is None without transactions, where nothing is left to a commit.
+    """
+
     cluster_id: str | None = None
+    written: Written | None = None
 
 
 @dataclass(frozen=True)
 class TaskWriter:
     """What travels to the workers and writes there. ``schema`` is the DataFrame's.
 
-    ``identity`` is a batch write's; a micro-batch's is known to its tasks alone.
+    ``identity`` is a batch write's; a micro-batch's is known to its tasks alone. ``plan`` says
+    which driver planned the batch.
     """
 
     options: SinkOptions
     schema: StructType
     identity: Identity | None = None
+    plan: Plan = NO_PLAN
+    timeout_ms: int = TIMEOUT_MS
 
     def prepared(self) -> TaskWriter:
         """The same with the log that is there now, after all checks that need no row.
@@ -77,34 +85,54 @@ class TaskWriter:
     def write(self, batches: Iterator[pa.RecordBatch]) -> Wrote:
         """Writes a task's rows; returns when all are acknowledged, raises if one was not.
 
-        A task without rows opens no branch, and one whose batch is in the log writes nothing.
+        A task without rows opens no branch, and one whose batch is in the log writes nothing. One
+        that fails leaves nothing open.
         """
-        wrote = Wrote()
-        rows = coalesced(batches)
-        first = next(rows, None)
-        if first is None:
-            return wrote
         here = session(self.options.place)
-        wrote.cluster_id = here.cluster_id
-        rows = itertools.chain([first], rows)
         if not self.options.transactional:
-            self._append_all(here, None, rows, wrote)
-            return wrote
+            self._append_all(here, None, coalesced(batches))
+            return Wrote(here.cluster_id)
         identity = self.identity or of_task(self.options.sink_id, TaskContext.get())
-        branch = wrote.branch = opened(here.transactions, identity)
-        if branch.committed:
-            for _ in rows:  # Spark wants its rows taken, whatever becomes of them
-                pass
-            return wrote
-        with KeptOpen(here.transactions, branch):
-            self._append_all(here, branch.under, rows, wrote)
-        return wrote
+        with KeptOpen(here.transactions, identity, self.timeout_ms):  # before the first row comes
+            rows = coalesced(batches)
+            first = next(rows, None)
+            if first is None:
+                return Wrote(here.cluster_id, Written(identity))
+            rows = itertools.chain([first], rows)
+            return Wrote(here.cluster_id, self._in_branch(here, identity, rows))
+
+    def _in_branch(
+        self, here: Session, identity: Identity, rows: Iterator[pa.RecordBatch]
+    ) -> Written:
+        branch = opened(here.transactions, identity, self.plan, self.timeout_ms)
+        if branch.committed:  # what comes again is only measured
+            return Written(identity, self._content(rows), branch)
+        try:
+            content = self._append_all(here, branch.under, rows, measuring=identity.remembered)
+        except BaseException:  # a task that Spark kills ends so as well
+            drop(here.transactions, branch)
+            raise
+        return Written(identity, content, branch)
+
+    def _content(self, batches: Iterator[pa.RecordBatch]) -> dict[str, Measure]:
+        return summed(
+            {topic: measured(rows)}
+            for batch in batches
+            for topic, rows in by_topic(batch, self.options.topic)
+        )
 
     def _append_all(
-        self, here: Session, under: Branch | None, batches: Iterator[pa.RecordBatch], wrote: Wrote
-    ) -> None:
+        self,
+        here: Session,
+        under: Branch | None,
+        batches: Iterator[pa.RecordBatch],
+        *,
+        measuring: bool = False,
+    ) -> dict[str, Measure]:
+        """Appends all; what it was, by topic, if it is to be measured."""
         arrow = to_arrow(self.schema)
         known: dict[str, TopicDescription] = {}
+        content: list[dict[str, Measure]] = []
         isolation = self.options.isolation
         with Producer(here.connection, here.topics, isolation=isolation, branch=under) as producer:
             for turn, batch in enumerate(batches, _first_turn()):
@@ -112,7 +140,9 @@ class TaskWriter:
                     if topic not in known:
                         known[topic] = self._topic(topic, arrow)
                     self._append(producer, known[topic], rows, turn)
-                    wrote.records[topic] = wrote.records.get(topic, 0) + rows.num_rows
+                    if measuring:
+                        content.append({topic: measured(rows)})
+        return summed(content)
 
     def _append(
         self, producer: Producer, known: TopicDescription, rows: pa.RecordBatch, turn: int
@@ -134,18 +164,35 @@ class TaskWriter:
         by_column = self.options.topic is None
         try:
             known = topics.describe(name)  # not from memory: it may have been made anew
+            self._check_settings(known)
         except UnknownTopic:
             if not self.options.create_topic:
                 raise
             schema = topic_schema(arrow, by_column=by_column)
             try:
                 known = topics.create(
-                    name, self.options.partitions, self.options.replication_factor, schema, {}
+                    name,
+                    self.options.partitions,
+                    self.options.replication_factor,
+                    schema,
+                    dict(self.options.topic_config),
                 )
+            except InvalidConfig as error:
+                option = f"topic.{error.details.get('setting')}"
+                raise InvalidOption(f"option {option!r}: {error.message}", option=option) from None
             except TopicExists:  # another task was faster
                 known = topics.describe(name)
         check_fits(arrow, known.schema, by_column=by_column)
         return known
+
+    def _check_settings(self, known: TopicDescription) -> None:
+        """A topic that is there keeps its settings; but a name that no topic has is refused."""
+        for name, _ in self.options.topic_config:
+            if name not in known.config:
+                near = difflib.get_close_matches(name, known.config, n=1)
+                guess = f"did you mean 'topic.{near[0]}'?" if near else "no topic has it"
+                option = f"topic.{name}"
+                raise InvalidOption(f"unknown option {option!r}; {guess}", option=option)
 
 
 def coalesced(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

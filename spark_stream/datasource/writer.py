@@ -19,7 +19,8 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from spark_stream.datasource import branches
-from spark_stream.datasource.identity import of_job
+from spark_stream.datasource.driver import Plan, plan_of
+from spark_stream.datasource.identity import Identity, of_batch, of_job
 from spark_stream.datasource.options import SinkOptions
 from spark_stream.datasource.session import check_one_log, session
 from spark_stream.datasource.task import TaskWriter, Wrote
@@ -29,51 +30,60 @@ class IsologWriter(DataSourceArrowWriter):
     """The batch sink. Spark commits with the very writer that its tasks have copies of."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
-        identity = of_job() if options.transactional else None
-        self._task = TaskWriter(options, schema, identity).prepared()
+        identity = _identity(options) if options.transactional else None
+        plan = Plan() if identity is None else Plan(identity.instance)
+        self._task = TaskWriter(options, schema, identity, plan).prepared()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self._task.write(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        here = session(self._task.options.place)
-        check_one_log(here, _logs(messages))
-        branches.commit(here.transactions, _branches(messages), batch=0)
+        identity = self._task.identity
+        _commit(self._task, messages, 0 if identity is None else identity.batch)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         if self._task.identity is not None:
             here = session(self._task.options.place)
-            branches.abort_job(here.transactions, self._task.identity.transactional_id)
+            branches.stop(here.transactions, self._task.plan, self._task.identity.batch)
 
 
 class IsologStreamWriter(DataSourceStreamArrowWriter):
     """The streaming sink. Spark makes it anew for every commit: it keeps nothing."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
-        self._task = TaskWriter(options, schema).prepared()
+        plan = plan_of(options.checkpoint) if options.transactional else Plan()
+        self._task = TaskWriter(options, schema, plan=plan).prepared()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self._task.write(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        here = session(self._task.options.place)
-        check_one_log(here, _logs(messages))
-        branches.commit(here.transactions, _branches(messages), batchId)
+        _commit(self._task, messages, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         here = session(self._task.options.place)
-        branches.abort(here.transactions, _branches(messages))
+        branches.stop(here.transactions, self._task.plan, batchId)  # messages may be none
+        written = _written(messages)
+        branches.abort(here.transactions, [each.branch for each in written if each.branch])
 
 
-def _logs(messages: list[WriterCommitMessage | None]) -> Iterator[str | None]:
-    """To which logs the tasks wrote."""
-    return (message.cluster_id for message in messages if isinstance(message, Wrote))
+def _identity(options: SinkOptions) -> Identity:
+    if options.sink_id is None or options.batch_id is None:
+        return of_job()
+    return of_batch(options.sink_id, options.batch_id)
 
 
-def _branches(messages: list[WriterCommitMessage | None]) -> list[branches.TaskBranch]:
-    """Those of the tasks that had rows; a failed task's message is None."""
+def _commit(task: TaskWriter, messages: list[WriterCommitMessage | None], batch: int) -> None:
+    here = session(task.options.place)
+    check_one_log(here, [each.cluster_id for each in messages if isinstance(each, Wrote)])
+    keep = task.options.keep_different
+    branches.commit(here.transactions, _written(messages), batch, keep_different=keep)
+
+
+def _written(messages: list[WriterCommitMessage | None]) -> list[branches.Written]:
+    """What the tasks wrote; a failed task's message is None."""
     return [
-        message.branch
+        message.written
         for message in messages
-        if isinstance(message, Wrote) and message.branch is not None
+        if isinstance(message, Wrote) and message.written is not None
     ]

@@ -209,18 +209,12 @@ class BeginTransaction(Message):
     after: Annotated[int, Field(ge=-1, le=INT64_MAX)] = -1
 
 
-class OpenBranch(Message):
-    """A branch of the transaction that writes batch ``batch`` of a sink; begins it if need be.
+class TopicContent(Message):
+    """What a batch put into a topic, so that another replay of it can be told from the same."""
 
-    ``query`` is who the sink belongs to for good, ``instance`` the query's present run: a new run
-    fences those before it.
-    """
-
-    transactional_id: TransactionalId
-    query: Name
-    instance: Name
-    batch: OffsetField
-    timeout_ms: TimeoutField = 60_000
+    topic: Name
+    rows: OffsetField
+    digest: Annotated[int, Field(ge=0, lt=1 << 64)]
 
 
 class BranchFacts(Message):
@@ -246,7 +240,8 @@ class ConsumerPosition(Message):
 class CommitTransaction(Message):
     """Commits transaction ``number`` with the ``branches`` (producer ids) it takes.
 
-    Other branches abort. ``batch`` is remembered as the sink's last. Answered when it is visible.
+    Other branches abort. ``batch`` is remembered as the sink's last, with its ``content``. Answered
+    when it is visible.
     """
 
     transactional_id: TransactionalId
@@ -254,6 +249,7 @@ class CommitTransaction(Message):
     number: OffsetField
     branches: list[OffsetField]
     batch: OffsetField | None = None
+    content: list[TopicContent] | None = None
     positions: list[ConsumerPosition] = []
 
 
@@ -471,6 +467,10 @@ ACTIONS: Final[dict[str, str]] = {
     "init-transactions": "InitTransactions → TransactionFacts",
     "begin-transaction": "BeginTransaction → BranchFacts",
     "open-branch": "OpenBranch → BranchFacts",
+    "renew-batch": "RenewBatch → Empty",
+    "drop-branch": "DropBranch → Empty",
+    "settle-batch": "OpenBranch → SettledBatch",
+    "stop-run": "StopRun → Empty",
     "renew-transaction": "EndTransaction → TransactionFacts",
     "commit-transaction": "CommitTransaction → TransactionFacts",
     "abort-transaction": "EndTransaction → TransactionFacts",

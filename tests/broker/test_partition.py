@@ -114,3 +114,23 @@ def test_a_partition_whose_topic_is_deleted_says_so(tmp_path: Path):
     partition.close(deleted=True)
     with pytest.raises(UnknownTopic):
         partition.end_transaction(10, lambda _: True)
+
+
+@pytest.mark.parametrize("wrote", [True, False], ids=["wrote", "joined only"])
+def test_a_batch_that_passed_its_check_before_its_branch_was_dropped_lands_nowhere(
+    tmp_path: Path, wrote: bool
+):
+    """The check is made outside the lock: in between the branch may be dropped, and marked."""
+    partition = opened(tmp_path)
+    if wrote:
+        partition.append(numbers(1, 1), Stamp(1, 0, 0, 5))
+    partition.append(numbers(2, 1), Stamp(2, 0, 0, 5))
+    partition.drop_branch(5, 1)
+    partition.drop_branch(5, 1)  # asked again
+    assert stable(partition) == (1 if wrote else 0)
+    with pytest.raises(InvalidTransaction, match="has ended"):
+        partition.append(numbers(3, 1), Stamp(1, 0, 1 if wrote else 0, 5))
+    partition.append(numbers(4, 1), Stamp(2, 0, 1, 5))
+    partition.end_transaction(5, lambda producer: producer == 2)
+    chunks = partition.log.read(0, partition.bounds().log_end_offset, committed=True)
+    assert [n for chunk in chunks for n in chunk.batch.column("n").to_pylist()] == [2, 4]

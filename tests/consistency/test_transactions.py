@@ -9,8 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from spark_stream.consistency import sinks
 from spark_stream.consistency import transactions as rules
 from spark_stream.consistency.producers import EPOCH_MAX
+from spark_stream.consistency.sinks import Claim, Stop
 from spark_stream.consistency.transactions import (
     ABORTS,
     COMMITS,
@@ -70,7 +72,7 @@ def aborted(cause: str = "asked") -> Transaction:
 
 
 def sink(found: Transaction, run: str, batch: int, number: int, producer: int) -> Outcome:
-    return rules.branch(found, "q", run, batch, TIMEOUT, Fresh(number, producer), 1_000)
+    return sinks.branch(found, Claim("q", run, batch, TIMEOUT), Fresh(number, producer), 1_000)
 
 
 def test_an_id_that_was_just_taken_over_counts_as_used():
@@ -244,67 +246,7 @@ def test_a_repeated_kill_does_nothing_to_the_next_transaction():
     assert ok(rules.kill(later, 6)).state is State.ABORTING
 
 
-# -- sinks ----------------------------------------------------------------------------------------
-
-
-def test_every_attempt_of_a_task_gets_a_branch_of_its_own():
-    first = ok(sink(Transaction("s"), "run", 0, 5, 70))
-    second = ok(sink(first, "run", 0, 6, 71))
-    assert (second.number, second.branches) == (5, (70, 71))
-    done = ok(rules.commit(second, "run", 5, [71], 0))
-    assert done.taken == (71,)
-
-
-def test_a_replayed_batch_is_recognised():
-    found = ok(sink(Transaction("s"), "run", 3, 5, 70))
-    done = ok(rules.finish(ok(rules.commit(found, "run", 5, [70], 3)), 5))
-    assert done.committed_batch == 3
-    assert denied(sink(done, "run", 3, 6, 71)) is Denial.DONE
-    assert denied(sink(done, "another run", 3, 6, 71)) is Denial.DONE
-    assert ok(sink(done, "run", 4, 6, 71)).number == 6
-
-
-def test_a_batch_below_the_last_committed_one_is_stale():
-    found = ok(sink(Transaction("s"), "run", 3, 5, 70))
-    done = ok(rules.finish(ok(rules.commit(found, "run", 5, [70], 3)), 5))
-    assert denied(sink(done, "run", 2, 6, 71)) is Denial.STALE
-
-
-def test_a_new_run_fences_the_branches_of_the_old_one():
-    found = ok(sink(Transaction("s"), "old", 3, 5, 70))
-    taken = ok(sink(found, "new", 3, 6, 71))
-    assert (taken.state, taken.cause) == (State.ABORTING, Cause.FENCED)
-    assert denied(sink(taken, "new", 3, 6, 71)) is Denial.PENDING
-    begun = ok(sink(ok(rules.finish(taken, 5)), "new", 3, 6, 71))
-    assert (begun.number, begun.branches) == (6, (71,))
-    assert denied(sink(begun, "old", 3, 7, 72)) is Denial.FENCED
-    assert denied(rules.commit(begun, "old", 5, [70], 3)) is Denial.FENCED
-
-
-def test_a_sink_of_another_query_is_in_use():
-    found = ok(sink(Transaction("s"), "run", 0, 5, 70))
-    taken = rules.branch(found, "another", "run 2", 0, TIMEOUT, Fresh(6, 71), 0)
-    assert denied(taken) is Denial.IN_USE
-
-
-def test_a_late_task_of_a_job_that_was_aborted_begins_nothing():
-    def job(found: Transaction, number: int) -> Outcome:
-        return rules.branch(found, "j", "j", 0, TIMEOUT, Fresh(number, 70 + number), 0)
-
-    found = ok(job(Transaction("j"), 5))
-    over = ok(rules.finish(ok(rules.abort(found, "j", 5)), 5))
-    assert denied(job(over, 6)) is Denial.ABORTED
-
-
-def test_a_sink_has_no_producer_id_but_its_branches():
-    found = ok(sink(Transaction("s"), "run", 3, 5, 70))
-    assert denied(rules.commit(found, "run", 5, [-1], 3)) is Denial.FOREIGN
-
-
-def test_a_commit_of_another_batch_than_was_begun_is_refused():
-    found = ok(sink(Transaction("s"), "run", 3, 5, 70))
-    assert denied(rules.commit(found, "run", 5, [70], 4)) is Denial.INVALID
-    assert denied(rules.commit(found, "run", 5, [70])) is Denial.INVALID
+# -- bounds ---------------------------------------------------------------------------------------
 
 
 def test_the_fenced_instances_that_are_remembered_are_bounded():
@@ -405,9 +347,31 @@ class TransactionMachine(RuleBasedStateMachine):
         after = -1 if first else max(-1, self.record.number + off)
         self.take(rules.begin(self.record, instance, after, self.fresh(), self.now))
 
-    @rule(run=instances, query=st.sampled_from(["q", "q", "q", "r"]), batch=st.integers(0, 4))
-    def branch(self, run, query, batch):
-        self.take(rules.branch(self.record, query, run, batch, 10, self.fresh(), self.now))
+    runs = st.sampled_from(["driver 1", "driver 2"])
+
+    @rule(
+        instance=instances,
+        query=st.sampled_from(["q", "q", "q", "r"]),
+        batch=st.integers(0, 4),
+        run=runs,
+    )
+    def branch(self, instance, query, batch, run):
+        claim = Claim(query, instance, batch, 10, run, self.now)
+        self.take(sinks.branch(self.record, claim, self.fresh(), self.now))
+
+    @rule(instance=instances, batch=st.integers(0, 4))
+    def settle(self, instance, batch):
+        self.take(sinks.settle(self.record, Claim("q", instance, batch, 10)))
+
+    @rule(instance=instances, off=near, first=st.booleans())
+    def drop(self, instance, off, first):
+        found = self.record
+        producer = (found.branches or (0,))[0 if first else -1]
+        self.take(sinks.drop(found, instance, found.number + off, producer))
+
+    @rule(run=runs, batch=st.integers(0, 4))
+    def stop(self, run, batch):
+        self.take(sinks.stop(self.record, Stop(run, self.now, batch)))
 
     @rule(off=near, partition=st.integers(0, 2), own=st.booleans())
     def join(self, off, partition, own):
@@ -458,6 +422,7 @@ class TransactionMachine(RuleBasedStateMachine):
     def what_is_taken_was_a_part(self):
         found = self.record
         assert set(found.taken) <= {found.producer_id, *found.branches}
+        assert not set(found.taken) & set(found.dropped)
 
 
 TransactionMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=40)

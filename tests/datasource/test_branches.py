@@ -3,93 +3,172 @@
 from __future__ import annotations
 
 import logging
-import threading
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from spark_stream.datasource.branches import (
-    TIMEOUT_MS,
-    KeptOpen,
     TaskBranch,
+    Written,
     abort,
-    abort_job,
     commit,
+    drop,
     opened,
+    stop,
 )
+from spark_stream.datasource.content import Measure
+from spark_stream.datasource.driver import NO_PLAN, Plan
 from spark_stream.datasource.identity import Identity
 from spark_stream.errors import (
     BrokerUnavailable,
+    DifferentReplay,
     InvalidTransaction,
     IsologError,
     ProducerFenced,
     TransactionAborted,
     UnknownTransaction,
 )
-from spark_stream.wire.messages import BranchFacts
+from spark_stream.wire.messages import BranchFacts, TopicContent
+from spark_stream.wire.sink_messages import OpenBranch, SettledBatch
 
 FIRST = TaskBranch("query/q", "run", number=5, producer_id=10, epoch=0, batch=3)
 SECOND = replace(FIRST, producer_id=11)
 DONE = replace(FIRST, committed=True)
+IDENTITY = Identity("query/q", "q", "run", 3)
+PLAN = Plan("driver", 8)
+ROWS = {"t": Measure(4, 44)}
+
+
+def wrote(branch: TaskBranch | None, content: dict[str, Measure] | None = None) -> Written:
+    return Written(IDENTITY, ROWS if content is None else content, branch)
 
 
 class Calls:
     """A TransactionsClient that notes its calls, and fails them when it is told to."""
 
-    def __init__(self, *errors: IsologError) -> None:
+    def __init__(self, *errors: IsologError, settled: SettledBatch | None = None) -> None:
         self.made: list[tuple[Any, ...]] = []
         self._errors = list(errors)
-        self.renewed = threading.Event()
+        self._settled = settled or SettledBatch(committed=False)
 
     def _note(self, *call: Any) -> None:
         self.made.append(call)
         if self._errors:
             raise self._errors.pop(0)
 
-    def open_branch(
-        self, name: str, *, query: str, instance: str, batch: int, timeout_ms: int
-    ) -> BranchFacts:
-        self._note("open", name, query, instance, batch, timeout_ms)
+    def open_branch(self, asked: OpenBranch) -> BranchFacts:
+        self._note("open", asked)
+        name = asked.transactional_id
         return BranchFacts(transactional_id=name, number=5, producer_id=10, epoch=0)
 
+    def settle_batch(self, asked: OpenBranch) -> SettledBatch:
+        self._note("settle", asked.transactional_id, asked.instance, asked.batch)
+        return self._settled
+
     def commit(
-        self, name: str, instance: str, number: int, taken: list[int], *, batch: int
+        self,
+        name: str,
+        instance: str,
+        number: int,
+        taken: list[int],
+        *,
+        batch: int,
+        content: list[TopicContent] | None,
     ) -> None:
-        self._note("commit", name, instance, number, taken, batch)
+        self._note("commit", name, instance, number, taken, batch, content)
 
     def abort(self, name: str, instance: str, number: int) -> None:
         self._note("abort", name, instance, number)
 
-    def renew(self, name: str, instance: str, number: int) -> None:
-        self.renewed.set()
-        self._note("renew", name, instance, number)
+    def drop_branch(self, name: str, instance: str, number: int, producer_id: int) -> None:
+        self._note("drop", name, instance, number, producer_id)
 
-    def describe(self, name: str) -> Any:
-        self._note("describe", name)
-        return type("Facts", (), {"number": 5})
+    def stop_run(self, run: str, planned: int, batch: int) -> None:
+        self._note("stop", run, planned, batch)
 
 
-def test_a_branch_is_opened_for_the_batch() -> None:
+def committed(rows: int = 8, digest: int = 88) -> SettledBatch:
+    content = [TopicContent(topic="t", rows=rows, digest=digest)]
+    return SettledBatch(committed=True, content=content)
+
+
+def test_a_branch_is_opened_for_the_batch_as_it_was_planned() -> None:
     calls = Calls()
-    found = opened(calls, Identity("query/q", "q", "run", 3))  # type: ignore[arg-type]
-    assert found == FIRST
-    assert calls.made == [("open", "query/q", "q", "run", 3, TIMEOUT_MS)]
+    assert opened(calls, IDENTITY, PLAN, 9_000) == FIRST  # type: ignore[arg-type]
+    asked = OpenBranch(
+        transactional_id="query/q",
+        query="q",
+        instance="run",
+        batch=3,
+        timeout_ms=9_000,
+        run="driver",
+        planned=8,
+        renamed=True,
+    )
+    assert calls.made == [("open", asked)]
 
 
 def test_a_commit_takes_the_branches_of_the_messages_and_no_others() -> None:
     calls = Calls()
-    commit(calls, [FIRST, SECOND], 3)  # type: ignore[arg-type]
-    assert calls.made == [("commit", "query/q", "run", 5, [10, 11], 3)]
+    commit(calls, [wrote(FIRST), wrote(SECOND), wrote(None, {})], 3)  # type: ignore[arg-type]
+    content = [TopicContent(topic="t", rows=8, digest=88)]
+    assert calls.made == [("commit", "query/q", "run", 5, [10, 11], 3, content)]
 
 
-@pytest.mark.parametrize("branches", [[], [DONE], [DONE, replace(DONE, number=7)]])
-def test_without_rows_or_with_a_batch_that_is_in_the_log_there_is_nothing_to_commit(
-    branches: list[TaskBranch],
-) -> None:
+def test_without_tasks_there_is_nothing_to_commit() -> None:
     calls = Calls()
-    commit(calls, branches, 3)  # type: ignore[arg-type]
+    commit(calls, [], 3)  # type: ignore[arg-type]
     assert calls.made == []
+
+
+def test_without_rows_what_a_dead_run_left_is_ended_and_nothing_is_written() -> None:
+    calls = Calls()
+    commit(calls, [wrote(None, {}), wrote(None, {})], 3)  # type: ignore[arg-type]
+    assert calls.made == [("settle", "query/q", "run", 3)]
+
+
+@pytest.mark.parametrize("branches", [[DONE, DONE], [DONE, replace(DONE, number=7)]])
+def test_a_replay_of_the_same_rows_is_silent(
+    branches: list[TaskBranch], caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = Calls(settled=committed())
+    commit(calls, [wrote(branch) for branch in branches], 3)  # type: ignore[arg-type]
+    assert calls.made == [("settle", "query/q", "run", 3)]
+    assert not caplog.records
+
+
+def test_a_replay_of_what_no_record_tells_is_taken_for_the_same() -> None:
+    """It was committed by a release that did not remember what."""
+    calls = Calls(settled=SettledBatch(committed=True))
+    commit(calls, [wrote(DONE)], 3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("known", "says"),
+    [
+        (committed(7, 88), "committed 7 rows to 't', now 8 rows to 't'"),
+        (committed(8, 89), "now 8 rows to 't' of other values"),
+        (SettledBatch(committed=True, content=[]), "committed no rows, now 8 rows"),
+    ],
+    ids=["rows", "values", "none"],
+)
+def test_another_replay_is_refused_or_kept_out_with_a_warning(
+    known: SettledBatch, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    tasks = [wrote(DONE), wrote(DONE)]
+    with pytest.raises(DifferentReplay, match=says) as caught:
+        commit(Calls(settled=known), tasks, 3)  # type: ignore[arg-type]
+    assert "batch 3 of 'query/q'" in str(caught.value)
+    assert "differentReplay" in caught.value.hint
+    with caplog.at_level(logging.WARNING):
+        commit(Calls(settled=known), tasks, 3, keep_different=True)  # type: ignore[arg-type]
+    assert says in caplog.text
+
+
+def test_a_replay_that_has_no_rows_any_more_is_another_one() -> None:
+    with pytest.raises(DifferentReplay, match="committed 8 rows to 't', now no rows"):
+        commit(Calls(settled=committed()), [wrote(None, {})], 3)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -98,14 +177,14 @@ def test_without_rows_or_with_a_batch_that_is_in_the_log_there_is_nothing_to_com
 def test_tasks_that_wrote_in_different_transactions_are_not_committed(other: TaskBranch) -> None:
     calls = Calls()
     with pytest.raises(TransactionAborted, match="batch 3 of 'query/q'"):
-        commit(calls, [FIRST, other], 3)  # type: ignore[arg-type]
+        commit(calls, [wrote(FIRST), wrote(other)], 3)  # type: ignore[arg-type]
     assert calls.made == []
 
 
 def test_messages_of_another_batch_are_not_committed() -> None:
     calls = Calls()
     with pytest.raises(InvalidTransaction, match="commits batch 4"):
-        commit(calls, [FIRST], 4)  # type: ignore[arg-type]
+        commit(calls, [wrote(FIRST)], 4)  # type: ignore[arg-type]
     assert calls.made == []
 
 
@@ -122,35 +201,30 @@ def test_an_abort_that_the_log_refuses_is_over(
     error: type[IsologError], caplog: pytest.LogCaptureFixture
 ) -> None:
     abort(Calls(error("no")), [FIRST])  # type: ignore[arg-type]
-    abort_job(Calls(error("no")), "job/1")  # type: ignore[arg-type]
     assert not caplog.records
 
 
 def test_an_abort_that_fails_is_told_and_raises_nothing(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         abort(Calls(BrokerUnavailable("gone")), [FIRST])  # type: ignore[arg-type]
-        abort_job(Calls(BrokerUnavailable("gone")), "job/1")  # type: ignore[arg-type]
-    assert len(caplog.records) == 2
+        drop(Calls(BrokerUnavailable("gone")), FIRST)  # type: ignore[arg-type]
+        stop(Calls(BrokerUnavailable("gone")), PLAN, 3)  # type: ignore[arg-type]
+    assert len(caplog.records) == 3
 
 
-def test_a_batch_write_is_aborted_though_no_task_left_a_message() -> None:
+def test_a_failed_task_drops_its_branch_and_no_other() -> None:
     calls = Calls()
-    abort_job(calls, "job/1")  # type: ignore[arg-type]
-    assert calls.made == [("describe", "job/1"), ("abort", "job/1", "job/1", 5)]
+    drop(calls, SECOND)  # type: ignore[arg-type]
+    assert calls.made == [("drop", "query/q", "run", 5, 11)]
 
 
-def test_a_transaction_is_renewed_while_its_task_runs() -> None:
-    calls = Calls(BrokerUnavailable("for a moment"))
-    with KeptOpen(calls, FIRST, timeout_ms=8):  # type: ignore[arg-type]
-        for _ in range(3):
-            assert calls.renewed.wait(10)
-            calls.renewed.clear()
-    assert set(calls.made) == {("renew", "query/q", "run", 5)}
+def test_a_driver_gives_its_batch_up_though_no_task_left_a_message() -> None:
+    calls = Calls()
+    stop(calls, PLAN, 3)  # type: ignore[arg-type]
+    assert calls.made == [("stop", "driver", 8, 3)]
 
 
-def test_what_cannot_be_renewed_any_more_is_let_go() -> None:
-    calls = Calls(TransactionAborted("over"))
-    with KeptOpen(calls, FIRST, timeout_ms=8):  # type: ignore[arg-type]
-        assert calls.renewed.wait(10)
-        calls.renewed.clear()
-        assert not calls.renewed.wait(0.1)
+def test_a_driver_that_is_not_known_gives_nothing_up() -> None:
+    calls = Calls()
+    stop(calls, NO_PLAN, 3)  # type: ignore[arg-type]
+    assert calls.made == []

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from spark_stream.datasource.identity import BATCH, QUERY, RUN, Identity, of_job, of_task
+from spark_stream.datasource.identity import BATCH, QUERY, RUN, Identity, of_batch, of_job, of_task
 from spark_stream.errors import Unsupported
 
 QUERY_ID, RUN_ID = str(uuid.uuid4()), str(uuid.uuid4())
@@ -60,3 +60,13 @@ def test_every_batch_write_has_an_identity_of_its_own() -> None:
     assert one.transactional_id.startswith("job/")
     assert one.query == one.instance == one.transactional_id
     assert one.batch == 0
+    assert not one.remembered
+
+
+def test_every_attempt_at_a_numbered_batch_is_a_run_of_its_own() -> None:
+    one, again = of_batch("orders", 7), of_batch("orders", 7)
+    assert one.transactional_id == again.transactional_id == "sink/orders"
+    assert one.query == again.query
+    assert one.instance != again.instance
+    assert (one.batch, one.remembered, one.streaming) == (7, True, False)
+    assert of_task("orders", told()).streaming

@@ -45,6 +45,42 @@ def test_a_sink_id_is_for_transactions() -> None:
         sink_options({**PLACE, "sinkId": "orders", "transactional": "false"})
 
 
-def test_a_sink_id_is_for_streams() -> None:
-    with pytest.raises(InvalidOption, match="sinkId is for a streaming query"):
+def test_a_numbered_batch_needs_both_options() -> None:
+    both = {**PLACE, "sinkId": "orders", "BatchId": " 7 "}
+    options = sink_options(both, streaming=False)
+    assert (options.sink_id, options.batch_id) == ("orders", 7)
+    with pytest.raises(InvalidOption, match="sinkId without batchId"):
         sink_options({**PLACE, "sinkId": "orders"}, streaming=False)
+    with pytest.raises(InvalidOption, match="batchId without sinkId"):
+        sink_options({**PLACE, "batchId": "7"}, streaming=False)
+
+
+def test_a_streaming_query_has_its_own_batch_ids() -> None:
+    with pytest.raises(InvalidOption, match="batchId is for a batch write"):
+        sink_options({**PLACE, "sinkId": "orders", "batchId": "7"})
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1.5", "seven", "\u0661", str(1 << 63)])
+def test_a_batch_id_is_a_number(text: str) -> None:
+    with pytest.raises(InvalidOption, match="batchId takes a whole number from 0 on"):
+        sink_options({**PLACE, "sinkId": "orders", "batchId": text}, streaming=False)
+
+
+def test_a_different_replay_is_refused_unless_it_is_kept_out() -> None:
+    assert not sink_options(PLACE).keep_different
+    assert not sink_options({**PLACE, "differentReplay": "fail"}).keep_different
+    assert sink_options({**PLACE, "differentreplay": "Keep"}).keep_different
+    with pytest.raises(InvalidOption, match=r"differentReplay takes fail \| keep"):
+        sink_options({**PLACE, "differentReplay": "drop"})
+    with pytest.raises(InvalidOption, match="differentReplay is for a streaming query"):
+        sink_options({**PLACE, "differentReplay": "keep"}, streaming=False)
+
+
+def test_a_topic_that_is_made_gets_its_settings() -> None:
+    given = {**PLACE, "createTopic": "true", "Topic.Retention.ms": "1000", "topic.flush": "batch"}
+    assert dict(sink_options(given).topic_config) == {"retention.ms": "1000", "flush": "batch"}
+
+
+def test_settings_are_for_a_topic_that_may_be_made() -> None:
+    with pytest.raises(InvalidOption, match=r"topic\.retention\.ms is for createTopic=true"):
+        sink_options({**PLACE, "topic.retention.ms": "1000"})

@@ -1,0 +1,158 @@
+"""What a batch writes, in a few bytes: rows and a digest by topic, to tell a replay from another.
+
+A replayed micro-batch has the same rows, though Spark may put them in another order, or into other
+tasks. So the digest is a sum modulo 2^64 over the values, each scrambled by itself: it depends on
+the values and on nothing else, and sums of parts add up.
+
+* A fixed-width value counts whole. A text counts by its length, its last eight bytes, and the sum
+  of all its bytes.
+* Floating-point columns are left out, but for where they are null: Spark may add the same numbers
+  up in another order, and so get others in the last digit.
+* Each column has a factor of its own, from its name. Which values stand in one row is not told: two
+  batches that have the same values in each column, paired otherwise, have one digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+_Words = npt.NDArray[np.uint64]
+_MASK: Final = (1 << 64) - 1
+_WORD: Final = 8
+_MIX: Final = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93))
+_SHIFT: Final = np.uint64(32)
+_EIGHT: Final = np.uint64(8)
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """Rows, and the digest of their values. Measures of parts add up to that of the whole."""
+
+    rows: int = 0
+    digest: int = 0
+
+    def __add__(self, other: Measure) -> Measure:
+        return Measure(self.rows + other.rows, (self.digest + other.digest) & _MASK)
+
+
+def summed(parts: Iterable[Mapping[str, Measure]]) -> dict[str, Measure]:
+    """The measures by topic of all parts together; topics without rows are left out."""
+    whole: dict[str, Measure] = {}
+    for part in parts:
+        for topic, measure in part.items():
+            whole[topic] = whole.get(topic, Measure()) + measure
+    return {topic: measure for topic, measure in sorted(whole.items()) if measure.rows}
+
+
+def measured(batch: pa.RecordBatch) -> Measure:
+    """The measure of a batch."""
+    digest = 0
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        for name, value in _sums(field.name, column):
+            digest += value * _factor(name)
+    return Measure(batch.num_rows, digest & _MASK)
+
+
+def _sums(name: str, column: Any) -> Iterator[tuple[str, int]]:
+    """What counts of a column: the names of its parts, and a sum over each."""
+    yield f"{name}/null", column.null_count
+    if column.null_count:
+        column = column.drop_null()  # what stands under a null is anything
+    kind = column.type
+    if pa.types.is_floating(kind) or pa.types.is_null(kind) or not len(column):
+        return
+    if pa.types.is_struct(kind):
+        for field, child in zip(kind, column.flatten(), strict=True):
+            yield from _sums(f"{name}.{field.name}", child)
+    elif pa.types.is_map(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        yield from _nested(name, column)
+    elif pa.types.is_boolean(kind):
+        yield f"{name}/true", column.true_count
+    elif _is_text(kind):
+        yield from _text(name, column)
+    else:
+        yield from _fixed(name, column)
+
+
+def _nested(name: str, column: Any) -> Iterator[tuple[str, int]]:
+    ends = column.offsets.to_numpy(zero_copy_only=False)
+    yield f"{name}/lengths", _scrambled(np.diff(ends))
+    first, count = int(ends[0]), int(ends[-1] - ends[0])
+    if pa.types.is_map(column.type):
+        yield from _sums(f"{name}.key", column.keys.slice(first, count))
+        yield from _sums(f"{name}.value", column.items.slice(first, count))
+    else:
+        yield from _sums(f"{name}.item", column.values.slice(first, count))
+
+
+def _fixed(name: str, column: Any) -> Iterator[tuple[str, int]]:
+    width = column.type.bit_width // 8
+    data = column.buffers()[1]
+    start = column.offset * width
+    values = np.frombuffer(data, np.uint8, len(column) * width, start)
+    if width <= _WORD and width & (width - 1) == 0:
+        yield f"{name}/values", _scrambled(values.view(f"<i{width}"))
+        return
+    words = values.reshape(len(column), width)  # decimals: 16 or 32 bytes
+    for at in range(0, width, _WORD):
+        part = np.ascontiguousarray(words[:, at : at + _WORD])
+        if part.shape[1] == _WORD:
+            yield f"{name}/values {at}", _scrambled(part.view("<u8")[:, 0])
+        else:
+            yield f"{name}/values {at}", int(part.sum(dtype=np.uint64))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_string(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_large_binary(kind)
+    )
+
+
+def _text(name: str, column: Any) -> Iterator[tuple[str, int]]:
+    large = pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type)
+    _, offsets, data = column.buffers()
+    width = 8 if large else 4
+    ends = np.frombuffer(offsets, f"<i{width}", len(column) + 1, column.offset * width)
+    lengths = np.diff(ends)
+    yield f"{name}/lengths", _scrambled(lengths)
+    first, size = int(ends[0]), int(ends[-1] - ends[0])
+    if not size:
+        return
+    bytes_ = pa.Array.from_buffers(pa.uint8(), size, [None, data], offset=first)
+    yield f"{name}/bytes", pc.sum(bytes_).as_py()
+    padded = np.frombuffer(data, np.uint8)
+    if len(padded) < first + size + _WORD:  # a word may be read that begins with the last byte
+        padded = np.concatenate([padded[: first + size], np.zeros(_WORD, np.uint8)])
+    words = np.ndarray(len(padded) - _WORD + 1, "<u8", padded, strides=(1,))
+    last = words[np.maximum(ends[1:] - _WORD, ends[:-1])]
+    if int(lengths.min()) < _WORD:
+        short = np.clip(lengths, 1, _WORD).astype(np.uint64)
+        last = (last << ((np.uint64(_WORD) - short) * _EIGHT)) * (lengths > 0)
+    yield f"{name}/last", _scrambled(last)
+
+
+def _scrambled(values: np.ndarray) -> int:
+    """The sum of the values, each scrambled, so that {1, 4} and {2, 3} have different sums."""
+    words: _Words = values.astype(np.uint64)  # a copy, negative numbers in two's complement
+    words *= _MIX[0]
+    words ^= words >> _SHIFT
+    words *= _MIX[1]
+    return int(words.sum(dtype=np.uint64))
+
+
+@lru_cache(maxsize=4096)
+def _factor(name: str) -> int:
+    """An odd number for a part of a column, the same in every process."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") | 1

@@ -1,0 +1,66 @@
+"""The control messages that only sinks send: bodies and results of DoAction, as in ``messages``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from spark_stream.wire.messages import (
+    Message,
+    Name,
+    OffsetField,
+    TimeoutField,
+    TopicContent,
+    TransactionalId,
+)
+
+
+class OpenBranch(Message):
+    """A branch of the transaction that writes batch ``batch`` of a sink; begins it if need be.
+
+    ``query`` is who the sink belongs to for good, ``instance`` the query's present run: a new run
+    fences those before it. ``run`` names the driver, ``planned`` when it planned the batch (see
+    ``StopRun``). ``renamed``: what the query committed under other ids counts here.
+    """
+
+    transactional_id: TransactionalId
+    query: Name
+    instance: Name
+    batch: OffsetField
+    timeout_ms: TimeoutField = 60_000
+    run: Annotated[str, Field(max_length=255)] = ""
+    planned: OffsetField = 0
+    renamed: bool = False
+
+
+class SettledBatch(Message):
+    """Whether a sink's batch is committed, and what it wrote (None: it is not known)."""
+
+    committed: bool
+    content: list[TopicContent] | None = None
+
+
+class RenewBatch(Message):
+    """A task of a sink's batch is alive: its transaction, if it is open, gets a new deadline."""
+
+    transactional_id: TransactionalId
+    instance: Name
+    batch: OffsetField
+
+
+class DropBranch(Message):
+    """Aborts one branch (a producer id) of transaction ``number``; the others go on."""
+
+    transactional_id: TransactionalId
+    instance: Name
+    number: OffsetField
+    producer_id: OffsetField
+
+
+class StopRun(Message):
+    """Aborts the batch that a driver (``run``) has planned until ``planned``, and gives up."""
+
+    run: Name
+    planned: OffsetField
+    batch: OffsetField

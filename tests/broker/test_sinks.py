@@ -1,0 +1,276 @@
+"""What sinks ask of a broker, by plain Flight calls: nothing of theirs stays open for long."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import pyarrow.flight as fl
+import pytest
+
+from spark_stream.errors import (
+    ForeignBranch,
+    ProducerFenced,
+    SinkInUse,
+    StaleBatch,
+    TransactionAborted,
+)
+from tests.broker.stamped import Appender, bounds, refused, seen
+from tests.support import NUMBERS, BrokerProcess, act, eventually
+
+COMMITTED = "read_committed"
+
+
+@pytest.fixture
+def t(log, topic) -> str:
+    log.create_topic(topic, 2, schema=NUMBERS)
+    return topic
+
+
+class Sink:
+    """A query's sink in one of its runs, and what it asks for one batch."""
+
+    def __init__(self, flight: fl.FlightClient, name: str = "", **claim: Any) -> None:
+        self.flight = flight
+        self.name = name or f"sink/{uuid.uuid4().hex}"
+        self.claim: dict[str, Any] = {"query": f"of {self.name}", "instance": "run", "batch": 0}
+        self.claim |= claim
+        self._sequences: dict[tuple[int, int], int] = {}
+
+    def ask(self, action: str, **more: Any) -> dict[str, Any]:
+        body = {"transactional_id": self.name, **self.claim, **more}
+        return act(self.flight, action, **body)
+
+    def owner(self, branch: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "transactional_id": self.name,
+            "instance": self.claim["instance"],
+            "number": branch["number"],
+        }
+
+    def open(self, **more: Any) -> dict[str, Any]:
+        return self.ask("open-branch", **more)
+
+    def put(self, topic: str, branch: dict[str, Any], first: int, partition: int = 0) -> Any:
+        """One record under the branch; the acknowledgement."""
+        key = (branch["producer_id"], partition)
+        sequence = self._sequences[key] = self._sequences.get(key, -1) + 1
+        stream = Appender(self.flight, topic, self.name)
+        number = branch["number"]
+        ack = stream.put(first, 1, key[0], sequence, transaction=number, partition=partition)
+        stream.close()
+        return ack
+
+    def commit(self, *branches: dict[str, Any], **more: Any) -> dict[str, Any]:
+        taken = [branch["producer_id"] for branch in branches]
+        body = self.owner(branches[0]) | {"branches": taken, "batch": self.claim["batch"]} | more
+        return act(self.flight, "commit-transaction", **body)
+
+    def drop(self, branch: dict[str, Any]) -> None:
+        body = self.owner(branch) | {"producer_id": branch["producer_id"]}
+        act(self.flight, "drop-branch", **body)
+
+    def state(self) -> str:
+        return str(self.described()["state"])
+
+    def described(self) -> dict[str, Any]:
+        return act(self.flight, "describe-transaction", transactional_id=self.name)
+
+
+# -- a branch that fails --------------------------------------------------------------------------
+
+
+def test_a_dropped_branch_is_aborted_at_once_and_the_others_commit(flight, t):
+    """One bad row of one task holds up nobody: readers go on behind it."""
+    sink = Sink(flight)
+    failed, good = sink.open(), sink.open()
+    for partition in (0, 1):
+        sink.put(t, failed, 1, partition)
+    Appender(flight, t).put(2, 1, act(flight, "new-producer")["producer_id"], 0)
+    assert bounds(flight, t) == (0, 2, 2)
+    sink.drop(failed)
+    sink.drop(failed)  # asked again
+    assert bounds(flight, t) == (2, 2, 2)
+    assert bounds(flight, t, 1) == (1, 1, 1)
+    for level in (COMMITTED, "read_atomic"):
+        assert seen(flight, t, level) == [2]
+    sink.put(t, good, 3)
+    assert bounds(flight, t) == (2, 3, 3)
+    again = sink.open()
+    sink.put(t, again, 4)
+    assert isinstance(refused(lambda: sink.commit(failed, good, again)), ForeignBranch)
+    sink.commit(good, again)
+    for level in (COMMITTED, "read_atomic"):
+        assert seen(flight, t, level) == [2, 3, 4]
+
+
+def test_a_delayed_batch_of_a_dropped_branch_lands_nowhere(flight, t):
+    """Neither where it has written nor elsewhere."""
+    sink = Sink(flight)
+    failed, good = sink.open(), sink.open()
+    stream = Appender(flight, t, sink.name)
+    producer, number = failed["producer_id"], failed["number"]
+    stream.put(1, 1, producer, 0, transaction=number)
+    sink.drop(failed)
+    assert isinstance(stream.refused(2, 1, producer, 1, transaction=number), ForeignBranch)
+    elsewhere = stream.refused(2, 1, producer, 0, transaction=number, partition=1)
+    assert isinstance(elsewhere, ForeignBranch)
+    assert bounds(flight, t, 1) == (0, 0, 0)
+    sink.put(t, good, 3)
+    sink.commit(good)
+    assert seen(flight, t, COMMITTED) == [3]
+
+
+def test_nobody_drops_anothers_branch(flight, t):
+    sink = Sink(flight)
+    branch = sink.open()
+    newer = Sink(flight, sink.name, instance="newer")
+    newer.open()
+    body = sink.owner(branch) | {"producer_id": branch["producer_id"]}
+    act(flight, "drop-branch", **body)  # over: there is nothing left to drop
+    mine = newer.open()
+    foreign = newer.owner(mine) | {"instance": "run", "producer_id": mine["producer_id"]}
+    assert isinstance(refused(lambda: act(flight, "drop-branch", **foreign)), ProducerFenced)
+    assert newer.state() == "open"
+
+
+def test_a_dropped_branch_stays_dropped_when_its_broker_dies(broker: BrokerProcess):
+    with broker.connect() as log:
+        log.create_topic("t", schema=NUMBERS)
+    with broker.flight() as flight:
+        sink = Sink(flight)
+        failed, good = sink.open(), sink.open()
+        sink.put("t", failed, 1)
+        sink.drop(failed)
+        sink.put("t", good, 2)
+    broker.kill()
+    broker.restart()
+    with broker.flight() as flight:
+        sink.flight = flight
+        assert bounds(flight, "t") == (1, 2, 2)
+        stream = Appender(flight, "t", sink.name)
+        late = stream.refused(3, 1, failed["producer_id"], 1, transaction=failed["number"])
+        assert isinstance(late, ForeignBranch)
+        assert isinstance(refused(lambda: sink.commit(failed, good)), ForeignBranch)
+        sink.commit(good)
+        assert seen(flight, "t", COMMITTED) == [2]
+
+
+# -- signs of life --------------------------------------------------------------------------------
+
+
+def test_a_task_without_a_branch_keeps_its_batch_open(flight, t):
+    sink = Sink(flight)
+    who = {"transactional_id": sink.name, "instance": "run", "batch": 0}
+    act(flight, "renew-batch", **who)  # nobody has a row yet
+    sink.open(timeout_ms=60_000)
+    before = sink.described()["deadline_ms"]
+
+    def renewed() -> bool:
+        act(flight, "renew-batch", **who)
+        return bool(sink.described()["deadline_ms"] > before)
+
+    eventually(renewed)
+    Sink(flight, sink.name, instance="newer").open()
+    assert isinstance(refused(lambda: act(flight, "renew-batch", **who)), ProducerFenced)
+
+
+# -- a driver that gives up -----------------------------------------------------------------------
+
+
+def test_a_driver_ends_its_batch_without_any_message(flight, t):
+    sink = Sink(flight, run=uuid.uuid4().hex, planned=7)
+    sink.put(t, sink.open(), 1)
+    run = sink.claim["run"]
+    for other in ({"planned": 6}, {"batch": 1}, {"run": "another"}):
+        act(flight, "stop-run", **({"run": run, "planned": 7, "batch": 0} | other))
+        assert sink.state() == "open"
+    act(flight, "stop-run", run=run, planned=8, batch=0)
+    assert sink.state() == "aborted"
+    assert bounds(flight, t) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("seen_before", [True, False])
+def test_a_task_that_opens_its_branch_after_the_abort_leaves_nothing_open(flight, t, seen_before):
+    """Else a transaction would be open that nobody ends before its time is over."""
+    sink = Sink(flight, run=uuid.uuid4().hex, planned=7)
+    if seen_before:
+        sink.open()
+    act(flight, "stop-run", run=sink.claim["run"], planned=8, batch=0)
+    assert isinstance(refused(sink.open), TransactionAborted)
+    assert sink.state() == "aborted"
+    again = Sink(flight, sink.name, instance="next", run=sink.claim["run"], planned=9)
+    branch = again.open()  # the same driver starts the query anew
+    again.put(t, branch, 5)
+    again.commit(branch)
+    assert seen(flight, t, COMMITTED) == [5]
+
+
+def test_a_driver_that_gives_up_takes_no_commit_back(flight, t):
+    sink = Sink(flight, run=uuid.uuid4().hex, planned=7)
+    branch = sink.open()
+    sink.put(t, branch, 1)
+    sink.commit(branch)
+    act(flight, "stop-run", run=sink.claim["run"], planned=8, batch=0)
+    assert sink.state() == "committed"
+    assert seen(flight, t, COMMITTED) == [1]
+
+
+# -- replays --------------------------------------------------------------------------------------
+
+
+def test_what_a_batch_wrote_is_told_when_it_comes_again(broker: BrokerProcess):
+    with broker.connect() as log:
+        log.create_topic("t", schema=NUMBERS)
+    content = [{"topic": "t", "rows": 1, "digest": (1 << 64) - 1}]
+    with broker.flight() as flight:
+        sink = Sink(flight)
+        assert sink.ask("settle-batch") == {"committed": False}
+        branch = sink.open()
+        sink.put("t", branch, 1)
+        sink.commit(branch, content=content)
+        assert sink.open()["committed"] is True
+    broker.kill()
+    broker.restart()
+    with broker.flight() as flight:
+        again = Sink(flight, sink.name, instance="next")
+        assert again.ask("settle-batch") == {"committed": True, "content": content}
+        assert again.ask("settle-batch", batch=1) == {"committed": False}
+        again.claim["batch"] = 1
+        again.commit(again.open())  # by a client that does not say
+        assert again.ask("settle-batch") == {"committed": True}
+        assert isinstance(refused(lambda: again.ask("settle-batch", batch=0)), StaleBatch)
+        other = again.claim | {"query": "another"}
+        assert isinstance(refused(lambda: again.ask("settle-batch", **other)), SinkInUse)
+
+
+def test_a_batch_without_rows_ends_what_a_dead_run_left_open(flight, t):
+    dead = Sink(flight)
+    dead.put(t, dead.open(), 1)
+    new = Sink(flight, dead.name, instance="new")
+    assert new.ask("settle-batch") == {"committed": False}
+    assert new.state() == "aborted"
+    assert bounds(flight, t) == (1, 1, 1)
+    assert isinstance(refused(dead.open), ProducerFenced)
+
+
+def test_a_query_whose_sink_gets_another_id_goes_on_where_it_was(flight, t):
+    """And back again: what was committed counts, what was open is aborted, either way."""
+    plain = Sink(flight, renamed=True)
+    branch = plain.open()
+    plain.put(t, branch, 1)
+    plain.commit(branch)
+    plain.claim["batch"] = 1
+    plain.put(t, plain.open(), 2)
+    named = Sink(flight, query=plain.claim["query"], instance="second", renamed=True)
+    assert named.open()["committed"] is True
+    assert plain.state() == "aborted"
+    assert isinstance(refused(plain.open), ProducerFenced)
+    named.claim["batch"] = 1
+    branch = named.open()
+    named.put(t, branch, 3)
+    named.commit(branch)
+    back = Sink(flight, plain.name, query=plain.claim["query"], instance="third", renamed=True)
+    back.claim["batch"] = 1
+    assert back.open()["committed"] is True
+    assert seen(flight, t, COMMITTED) == [1, 3]

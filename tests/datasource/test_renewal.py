@@ -1,0 +1,100 @@
+"""A transaction is renewed while its tasks run, before any of them has a row."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from spark_stream.datasource import task
+from spark_stream.datasource.identity import Identity
+from spark_stream.datasource.options import sink_options
+from spark_stream.datasource.renewal import KeptOpen
+from spark_stream.datasource.task import TaskWriter
+from spark_stream.datasource.types import to_spark
+from spark_stream.errors import BrokerUnavailable, IsologError, TransactionAborted
+
+SOON_MS = 8
+NEVER_MS = 3_600_000
+
+
+class Calls:
+    """A TransactionsClient that notes renewals, and fails them when it is told to."""
+
+    def __init__(self, *errors: IsologError) -> None:
+        self.made: list[tuple[Any, ...]] = []
+        self._errors = list(errors)
+        self.renewed = threading.Event()
+
+    def renew_batch(self, name: str, instance: str, batch: int) -> None:
+        self.made.append((name, instance, batch))
+        self.renewed.set()
+        if self._errors:
+            raise self._errors.pop(0)
+
+
+@pytest.fixture
+def identity() -> Identity:
+    """Of a query that no other test has."""
+    query = uuid.uuid4().hex
+    return Identity(f"query/{query}", query, "run", 3)
+
+
+def test_a_transaction_is_renewed_while_its_task_runs(identity: Identity) -> None:
+    calls = Calls(BrokerUnavailable("for a moment"))
+    with KeptOpen(calls, identity, SOON_MS):  # type: ignore[arg-type]
+        for _ in range(3):
+            assert calls.renewed.wait(10)
+            calls.renewed.clear()
+    assert set(calls.made) == {(identity.transactional_id, "run", 3)}
+
+
+def test_what_cannot_be_renewed_any_more_is_let_go(identity: Identity) -> None:
+    calls = Calls(TransactionAborted("over"))
+    with KeptOpen(calls, identity, SOON_MS):  # type: ignore[arg-type]
+        assert calls.renewed.wait(10)
+        calls.renewed.clear()
+        assert not calls.renewed.wait(0.1)
+
+
+def test_it_is_renewed_before_the_tasks_first_row(
+    identity: Identity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task may compute for hours before it has one, and others have ended long ago."""
+    calls = Calls()
+    session = type("Session", (), {"transactions": calls})
+    monkeypatch.setattr(task, "session", lambda place: session)
+    options = sink_options({"path": "x", "topic": "t"})
+    schema = to_spark(pa.schema([("n", pa.int64())]))
+    writer = replace(TaskWriter(options, schema, identity), timeout_ms=SOON_MS)
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        assert calls.renewed.wait(10)
+        yield from ()
+
+    wrote = writer.write(rows())
+    assert wrote.written is not None
+    assert wrote.written.branch is None
+
+
+def test_quick_tasks_renew_nothing_until_it_is_due(
+    identity: Identity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small micro-batches cost no call; very many quick tasks of one batch make some."""
+    calls = Calls()
+    for _ in range(3):
+        with KeptOpen(calls, identity, NEVER_MS):  # type: ignore[arg-type]
+            pass
+    assert calls.made == []
+    monkeypatch.setattr("spark_stream.datasource.renewal._FIRST_S", 0.0)
+    late = replace(identity, batch=4)
+    with KeptOpen(calls, late, NEVER_MS):  # type: ignore[arg-type]
+        assert calls.renewed.wait(10)
+    with KeptOpen(calls, late, NEVER_MS):  # type: ignore[arg-type]
+        pass
+    assert calls.made == [(identity.transactional_id, "run", 4)]

@@ -1,0 +1,266 @@
+"""A sink's tasks and its driver against a broker, without Spark: what Spark calls, in any order."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+import spark_stream as isolog
+from spark_stream.client.connection import Connection
+from spark_stream.client.transactions import TransactionsClient
+from spark_stream.datasource.branches import opened
+from spark_stream.datasource.identity import Identity
+from spark_stream.datasource.options import SinkOptions, sink_options
+from spark_stream.datasource.types import to_spark
+from spark_stream.datasource.writer import IsologWriter
+from spark_stream.errors import (
+    DifferentReplay,
+    InvalidOption,
+    ProducerFenced,
+    SinkInUse,
+    StaleBatch,
+)
+from tests.support import NUMBERS, BrokerProcess, log, numbers, shared, topic
+
+__all__ = ["log", "shared", "topic"]
+
+SCHEMA = to_spark(NUMBERS)
+
+
+@pytest.fixture
+def target(log: isolog.Log, topic: str) -> str:
+    log.create_topic(topic, 2, schema=NUMBERS)
+    return topic
+
+
+@pytest.fixture
+def transactions(shared: BrokerProcess) -> Iterator[TransactionsClient]:
+    connection = Connection(bootstrap=shared.address)
+    yield TransactionsClient(connection)
+    connection.close()
+
+
+def options(broker: BrokerProcess, to: str, **more: object) -> SinkOptions:
+    given = {"bootstrap": broker.address, "topic": to, **{k: str(v) for k, v in more.items()}}
+    return sink_options(given, streaming=False)
+
+
+def batch_writer(
+    broker: BrokerProcess, to: str, sink: str, batch: int, **more: object
+) -> IsologWriter:
+    """The writer of one attempt at a numbered batch."""
+    return IsologWriter(options(broker, to, sinkId=sink, batchId=batch, **more), SCHEMA)
+
+
+def written(log: isolog.Log, name: str) -> list[int]:
+    return sorted(log.read(name, isolation="read_committed")["n"].to_pylist())
+
+
+def last_stable(log: isolog.Log, name: str) -> list[bool]:
+    """For each partition, whether nothing in it waits to be decided."""
+    return [
+        each.last_stable_offset == each.log_end_offset for each in log.describe(name).partitions
+    ]
+
+
+# -- slow tasks -----------------------------------------------------------------------------------
+
+ORDERS = {
+    "the quick first": ("quick", "slow"),
+    "the slow first": ("slow", "quick"),
+    "one that is empty last": ("quick", "slow and empty"),
+    "one behind the other": ("quick", "slow", "slow and empty", "slow"),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_tasks_that_end_further_apart_than_the_timeout_commit(
+    shared: BrokerProcess, log: isolog.Log, target: str, order: str
+) -> None:
+    """A task that still computes its first row keeps open what another wrote."""
+    writer = IsologWriter(options(shared, target), SCHEMA)
+    timeout_ms = 2_000
+    writer._task = replace(writer._task, timeout_ms=timeout_ms)
+    quick_ended = threading.Event()
+
+    def rows(kind: str, number: int) -> Iterator[pa.RecordBatch]:
+        if kind != "quick":
+            if order != "the slow first":
+                assert quick_ended.wait(20)
+            time.sleep(1.25 * timeout_ms / 1000)  # it computes for longer than the timeout
+        if "empty" not in kind:
+            yield numbers(number, 1)
+
+    def run(kind: str, number: int) -> None:
+        messages[number] = writer.write(rows(kind, number))
+        if kind == "quick":
+            quick_ended.set()
+
+    messages: dict[int, object] = {}
+    kinds = ORDERS[order]
+    if order == "one behind the other":
+        for number, kind in enumerate(kinds):
+            run(kind, number)
+    else:
+        tasks = [
+            threading.Thread(target=run, args=(kind, number)) for number, kind in enumerate(kinds)
+        ]
+        for each in tasks:
+            each.start()
+        for each in tasks:
+            each.join(60)
+    writer.commit(list(messages.values()))
+    expected = [number for number, kind in enumerate(kinds) if "empty" not in kind]
+    assert written(log, target) == expected
+
+
+# -- tasks that fail, drivers that stop -----------------------------------------------------------
+
+
+def bad_rows() -> Iterator[pa.RecordBatch]:
+    yield pa.record_batch({"n": pa.array(range(1 << 19), pa.int64())})  # enough to be sent
+    raise ValueError("a bad row")
+
+
+def test_a_failing_task_aborts_its_own_branch_and_the_others_commit(
+    shared: BrokerProcess, log: isolog.Log, target: str
+) -> None:
+    writer = IsologWriter(options(shared, target), SCHEMA)
+    with pytest.raises(ValueError, match="a bad row"):
+        writer.write(bad_rows())
+    assert log.read(target).num_rows == 1 << 19
+    assert all(last_stable(log, target))
+    good = writer.write(iter([numbers(7, 1)]))
+    assert not all(last_stable(log, target))
+    writer.commit([None, good])
+    assert written(log, target) == [7]
+
+
+def test_a_job_that_fails_holds_no_reader_up_and_a_late_task_does_not_either(
+    shared: BrokerProcess,
+    log: isolog.Log,
+    transactions: TransactionsClient,
+    target: str,
+) -> None:
+    writer = IsologWriter(options(shared, target), SCHEMA)
+    writer.write(iter([numbers(1, 1)]))
+    writer.abort([])
+    assert all(last_stable(log, target))
+    late = IsologWriter(options(shared, target), SCHEMA)
+    late.abort([])  # before its first task has begun to write
+    with pytest.raises(isolog.errors.TransactionAborted):
+        late.write(iter([numbers(2, 1)]))
+    assert transactions.describe(late._task.identity.transactional_id).state == "aborted"
+    assert all(last_stable(log, target))
+
+
+# -- numbered batches -----------------------------------------------------------------------------
+
+
+def test_a_numbered_batch_is_written_once_whatever_is_replayed(
+    shared: BrokerProcess, log: isolog.Log, target: str
+) -> None:
+    sink = uuid.uuid4().hex
+
+    def write(batch: int, *parts: pa.RecordBatch) -> None:
+        writer = batch_writer(shared, target, sink, batch)
+        writer.commit([writer.write(iter([part])) for part in parts])
+
+    write(40, numbers(0, 4), numbers(4, 6))  # ids begin anywhere
+    write(40, numbers(4, 6), numbers(0, 4))  # the same rows, by other tasks
+    write(40, numbers(0, 10))
+    assert written(log, target) == list(range(10))
+    write(42, numbers(10, 2))
+    with pytest.raises(StaleBatch):
+        write(41, numbers(12, 1))
+    assert written(log, target) == list(range(12))
+
+
+def test_a_replay_that_is_not_the_same_is_refused(
+    shared: BrokerProcess, log: isolog.Log, target: str
+) -> None:
+    sink = uuid.uuid4().hex
+
+    def write(rows: pa.RecordBatch | None, **more: object) -> None:
+        writer = batch_writer(shared, target, sink, 0, **more)
+        writer.commit([writer.write(iter([] if rows is None else [rows]))])
+
+    write(numbers(0, 10))
+    for other, says in (
+        (numbers(0, 11), f"committed 10 rows to '{target}', now 11 rows"),
+        (numbers(1, 10), "of other values"),
+        (None, "now no rows"),
+    ):
+        with pytest.raises(DifferentReplay, match=says) as caught:
+            write(other)
+        assert "differentReplay to keep" in caught.value.hint
+        write(other, differentReplay="keep")
+    write(numbers(0, 10))
+    assert written(log, target) == list(range(10))
+
+
+def test_an_abandoned_attempt_is_fenced_by_the_next(
+    shared: BrokerProcess, log: isolog.Log, target: str
+) -> None:
+    sink = uuid.uuid4().hex
+    abandoned = batch_writer(shared, target, sink, 3)
+    message = abandoned.write(iter([numbers(0, 5)]))
+    again = batch_writer(shared, target, sink, 3)
+    mine = again.write(iter([numbers(0, 5)]))
+    with pytest.raises(ProducerFenced):
+        abandoned.commit([message])
+    abandoned.abort([message])
+    again.commit([mine])
+    assert written(log, target) == list(range(5))
+    assert all(last_stable(log, target))
+
+
+def test_a_sink_id_is_a_streams_or_batch_writes(
+    shared: BrokerProcess, transactions: TransactionsClient, target: str
+) -> None:
+    sink = uuid.uuid4().hex
+    writer = batch_writer(shared, target, sink, 0)
+    writer.commit([writer.write(iter([numbers(0, 1)]))])
+    assert transactions.describe(f"sink/{sink}").query == f"batch writes of {sink}"
+    other = uuid.uuid4().hex
+    query = str(uuid.uuid4())
+    with pytest.raises(SinkInUse, match="batch writes"):
+        opened(transactions, Identity(f"sink/{sink}", query, "run", 1))
+    opened(transactions, Identity(f"sink/{other}", query, "run", 0))
+    with pytest.raises(SinkInUse, match=f"another query .{query}"):
+        batch_writer(shared, target, other, 1).write(iter([numbers(0, 1)]))
+
+
+# -- topics that are made -------------------------------------------------------------------------
+
+
+def test_a_topic_is_made_with_its_settings(
+    shared: BrokerProcess, log: isolog.Log, topic: str
+) -> None:
+    wanted = {"topic.retention.ms": 60_000, "topic.compression": "zstd", "createTopic": "true"}
+    IsologWriter(options(shared, topic, **wanted), SCHEMA)
+    config = log.describe(topic).config
+    assert (config["retention.ms"], config["compression"]) == ("60000", "zstd")
+    IsologWriter(options(shared, topic, **wanted), SCHEMA)  # it is there
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["made", "there"])
+def test_a_setting_that_no_topic_has_is_refused_by_the_nearest_name(
+    shared: BrokerProcess, log: isolog.Log, topic: str, there: bool
+) -> None:
+    if there:
+        log.create_topic(topic, schema=NUMBERS)
+    wrong = {"topic.retention.mss": 60_000, "createTopic": "true"}
+    with pytest.raises(InvalidOption, match=r"retention\.mss.*did you mean .*retention\.ms"):
+        IsologWriter(options(shared, topic, **wrong), SCHEMA)
+    assert (topic in log.topics()) is there
+    bad = {"topic.retention.ms": "long", "createTopic": "true"}
+    if not there:
+        with pytest.raises(InvalidOption, match=r"topic\.retention\.ms.*whole number"):
+            IsologWriter(options(shared, topic, **bad), SCHEMA)
