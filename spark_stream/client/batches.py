@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_stream.client.frames import eased, is_arrow, table_of
 from spark_stream.client.pending import timestamp_us
 from spark_stream.client.values import TopicDescription
 from spark_stream.errors import BatchTooLarge, InvalidRequest, UnknownPartition
@@ -63,12 +64,11 @@ def check_partition(known: TopicDescription, partition: int) -> int:
     return int(partition)
 
 
-def one_batch(table: pa.RecordBatch | pa.Table) -> pa.RecordBatch:
-    """A table as one batch; a batch as it is."""
-    if isinstance(table, pa.RecordBatch):
-        return table
-    if not isinstance(table, pa.Table):
-        raise TypeError(f"a batch is a RecordBatch or a Table, not a {type(table).__name__}")
+def one_batch(data: Any, schema: pa.Schema) -> pa.RecordBatch:
+    """What the caller appends as one batch; a data frame's columns get the topic's types."""
+    if isinstance(data, pa.RecordBatch):
+        return data
+    table = data if is_arrow(data) else eased(table_of(data), schema)
     batches = table.combine_chunks().to_batches()
     if not batches:
         return empty_batch(table.schema)

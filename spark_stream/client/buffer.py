@@ -1,4 +1,4 @@
-"""What a producer has taken and not settled: how much, who waits for it, and what failed.
+"""What a producer has taken and not settled: how much, and who waits for it.
 
 One lock for it all, which its users share: what waits to be sent is guarded by it too. Two
 conditions: the sender is not woken by what only waiting callers care for.
@@ -10,7 +10,7 @@ import threading
 import time
 from typing import Final
 
-from spark_stream.errors import BufferFull, InvalidRequest, IsologError
+from spark_stream.errors import BufferFull, InvalidRequest
 
 _TICK_S: Final = 0.25
 
@@ -27,11 +27,8 @@ class Buffer:
         self._bytes = 0
         self._flushing = 0
         self._crowded = 0
-        self._failure: IsologError | None = None
         self.outstanding = 0
         self.closed = False
-        self.first_failure: IsologError | None = None
-        """The first error since :meth:`forget_failures`, told or not."""
 
     @property
     def urgent(self) -> bool:
@@ -73,19 +70,8 @@ class Buffer:
             self.outstanding -= records
             self._room.notify_all()
 
-    def note(self, error: IsologError) -> None:
-        """Something failed: :meth:`flush` tells the first of it."""
-        with self.lock:
-            self._failure = self._failure or error
-            self.first_failure = self.first_failure or error
-
-    def forget_failures(self) -> None:
-        """What failed so far is of no matter any more."""
-        with self.lock:
-            self._failure = self.first_failure = None
-
-    def flush(self, timeout: float | None) -> None:
-        """Waits until everything taken before is settled; raises the first untold error among it.
+    def await_settled(self, timeout: float | None) -> None:
+        """Waits until everything taken before is settled.
 
         Raises:
             TimeoutError: not all was settled within ``timeout`` seconds.
@@ -102,9 +88,6 @@ class Buffer:
                     self._room.wait(min(left, _TICK_S))
             finally:
                 self._flushing -= 1
-            failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
 
     def close(self) -> None:
         """Takes nothing more; whoever waits is told."""

@@ -75,18 +75,31 @@ class Log(Closing):
     def create_topic(
         self,
         name: str,
-        partitions: int = 1,
+        partitions: int | None = None,
         replication_factor: int = 1,
         schema: pa.Schema | None = None,
         config: Mapping[str, Any] | None = None,
+        *,
+        if_not_exists: bool = False,
     ) -> TopicDescription:
-        """Makes a topic; without ``schema`` it has Kafka's columns.
+        """Makes a topic: of one partition, and with Kafka's columns, unless told otherwise.
+
+        With ``if_not_exists`` a topic of this name that is there already is returned, whoever made
+        it; its settings stay as they are, whatever ``config`` says.
 
         Raises:
-            TopicExists, InvalidTopic, InvalidConfig, SchemaMismatch, UnsupportedType: nothing is
-            made.
+            TopicExists: there is one; with ``if_not_exists``: its schema, or its number of
+                partitions if that was given, is another (the message has the difference).
+            InvalidTopic, InvalidConfig, SchemaMismatch, UnsupportedType: nothing is made.
         """
-        return self._topics.create(name, partitions, replication_factor, schema, dict(config or {}))
+        return self._topics.create(
+            name,
+            partitions,
+            replication_factor,
+            schema,
+            dict(config or {}),
+            if_not_exists=if_not_exists,
+        )
 
     def alter_topic(
         self,

@@ -12,8 +12,6 @@ from datetime import datetime
 from types import TracebackType
 from typing import Final, Self
 
-import pyarrow as pa
-
 from spark_stream.client.batches import (
     as_bytes,
     as_headers,
@@ -24,10 +22,10 @@ from spark_stream.client.batches import (
 )
 from spark_stream.client.connection import Connection
 from spark_stream.client.delivery import Author
+from spark_stream.client.frames import ArrowData
 from spark_stream.client.lanes import Identity
 from spark_stream.client.partitioner import partitions_of
 from spark_stream.client.pending import split, timestamp_us
-from spark_stream.client.promises import Promise
 from spark_stream.client.sender import Sender, Settings
 from spark_stream.client.topics import TopicsClient, level
 from spark_stream.client.transactions import TransactionsClient
@@ -132,13 +130,14 @@ class Producer:
             moment = timestamp_us(timestamp)
             known = self._checked(topic, partition, size)
         except IsologError as error:
-            return self._sender.refused(error)
+            return self._sender.settled(error)
         return self._sender.send(known, key, value, listed, moment, partition, size)
 
-    def append(
-        self, topic: str, batch: pa.RecordBatch | pa.Table, partition: int | None = None
-    ) -> Future[Written]:
-        """Appends an Arrow batch (or a table, as one batch) with the topic's columns.
+    def append(self, topic: str, batch: ArrowData, partition: int | None = None) -> Future[Written]:
+        """Appends an Arrow batch, or a table as one batch, with the topic's columns.
+
+        A data frame of pandas, polars or any library that speaks Arrow's C interface goes as well;
+        its columns get the topic's types where that changes no value.
 
         Without ``partition`` the records of a default-schema topic go where their keys say; batches
         without keys, and those of typed topics, go to the partitions in turn, each as a whole.
@@ -147,31 +146,29 @@ class Producer:
         What is wrong with the batch is told by the future.
 
         Raises:
-            TypeError: ``batch`` is neither a record batch nor a table.
+            TypeError: ``batch`` is neither Arrow data nor a data frame.
             BufferFull: no room in the buffer within the timeout.
         """
         try:
-            batch = one_batch(batch)
             known = self._topics.known(topic)
             default = is_default(known.schema)
-            batch = fitted(completed(batch) if default else batch, known.schema)
-            check_size(batch)
+            rows = one_batch(batch, known.schema)
+            rows = fitted(completed(rows) if default else rows, known.schema)
+            check_size(rows)
             if partition is not None:
                 known = self._having(known, partition)
                 partition = int(partition)
         except IsologError as error:
-            return self._sender.refused(error)
-        if batch.num_rows == 0:
-            done = Promise()
-            done.settle(Written(topic, partition or 0, -1, 0))
-            return done
+            return self._sender.settled(error)
+        if rows.num_rows == 0:
+            return self._sender.settled(Written(topic, partition or 0, -1, 0))
         count = len(known.partitions)
         keyless = self._sender.keyless(count)
         if partition is not None or not default:
-            parts = [(keyless if partition is None else partition, batch, 0)]
+            parts = [(keyless if partition is None else partition, rows, 0)]
         else:
-            places = partitions_of(batch.column("key"), count, keyless)
-            parts = [(place, rows, int(at[0])) for place, rows, at in split(batch, places)]
+            places = partitions_of(rows.column("key"), count, keyless)
+            parts = [(place, part, int(at[0])) for place, part, at in split(rows, places)]
         return self._sender.append(known, parts)
 
     def _checked(self, topic: str, partition: int | None, size: int) -> TopicDescription:
@@ -215,10 +212,13 @@ class Producer:
     def flush(self, timeout: float | None = None) -> None:
         """Waits until everything sent before is settled; raises the first error among it.
 
+        An error that was taken from its future (``result()``, ``exception()``) is told already, and
+        is not raised again: not here, and not when the ``with`` block is left.
+
         Raises:
             TimeoutError: not all was settled within ``timeout`` seconds.
         """
-        self._sender.buffer.flush(timeout)
+        self._sender.flush(timeout)
 
     def close(self) -> None:
         """Flushes, then lets go of the streams; raises what :meth:`flush` raises."""

@@ -3,14 +3,20 @@
 That thread must never wait for a user's callback: the callback may itself wait for room that only
 the next acknowledgement makes. So callbacks run on a thread of their own, in the order of the
 futures.
+
+What fails is told once: by the future, to whoever takes its result or its exception, or else by the
+producer's next flush. A callback that does not look at its future, or ``concurrent.futures.wait``,
+tells nobody.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Final
 
 from spark_stream.client.values import Written
@@ -21,8 +27,79 @@ logger = logging.getLogger(__name__)
 _CALLBACKS: Final = ThreadPoolExecutor(1, "isolog-callbacks")  # its thread starts with the first
 
 
+_FAILURES_KEPT: Final = 1024
+
+
+@dataclass(slots=True, eq=False)
+class Failure:
+    """An error, and whether whoever holds its future has taken it from there."""
+
+    error: IsologError
+    holder: weakref.ref[Promise]
+    told: bool = False
+
+
+class Failures:
+    """What of a producer's writes failed and nobody was told of, in the order of failing."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: list[Failure] = []
+        self._tidy_at = _FAILURES_KEPT
+        self.first: IsologError | None = None
+        """The first error since :meth:`forget`, told or not."""
+
+    def note(self, promise: Promise, error: IsologError) -> Failure:
+        """The promise is about to fail."""
+        failure = Failure(error, weakref.ref(promise))
+        with self._lock:
+            self.first = self.first or error
+            self._kept.append(failure)
+            if len(self._kept) >= self._tidy_at:
+                self._tidy()
+        return failure
+
+    def tell(self) -> None:
+        """Raises the first error that nobody was told of, if any; all count as told then."""
+        with self._lock:
+            kept, self._kept = self._kept, []
+        for failure in kept:
+            if not failure.told:
+                raise failure.error
+
+    def forget(self) -> None:
+        """What failed so far is of no matter any more."""
+        with self._lock:
+            self._kept = []
+            self.first = None
+
+    def _tidy(self) -> None:
+        """Of the futures that nobody holds any more the first failure is enough."""
+        untold = [each for each in self._kept if not each.told]
+        dropped = [each for each in untold if each.holder() is None]
+        self._kept = [each for each in untold if each.holder() is not None or each is dropped[0]]
+        self._tidy_at = max(_FAILURES_KEPT, 2 * len(self._kept))
+
+
 class Promise(Future[Written]):
     """A future whose callbacks do not run on the thread that settles it."""
+
+    def __init__(self, failures: Failures) -> None:
+        super().__init__()
+        self._failures = failures
+        self._failure: Failure | None = None
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """As every future's; an error that is taken here is told, and no flush raises it again."""
+        error = super().exception(timeout)
+        if self._failure is not None:
+            self._failure.told = True
+        return error
+
+    def result(self, timeout: float | None = None) -> Written:
+        """As every future's; an error that is raised here is told, and no flush raises it again."""
+        self.exception(timeout)
+        return super().result(timeout)
 
     def add_done_callback(self, fn: Callable[[Future[Written]], object]) -> None:
         """As every future's; the callback may wait, and may call the producer."""
@@ -34,11 +111,13 @@ class Promise(Future[Written]):
         except Exception:
             logger.exception("a callback of %r", self)
 
-    def settle(self, outcome: Written | Exception) -> None:
+    def settle(self, outcome: Written | IsologError) -> None:
         """Sets the result or the error; nothing if the caller cancelled the future."""
+        if isinstance(outcome, IsologError):
+            self._failure = self._failures.note(self, outcome)
         if not self.set_running_or_notify_cancel():
             return
-        if isinstance(outcome, Exception):
+        if isinstance(outcome, IsologError):
             self.set_exception(outcome)
         else:
             self.set_result(outcome)
@@ -50,14 +129,14 @@ class Gathering:
     Then the error's ``kept`` counts what stays of all parts; its ``offset`` is of the failed part.
     """
 
-    def __init__(self, topic: str, parts: int) -> None:
-        self.promise = Promise()
+    def __init__(self, topic: str, parts: int, failures: Failures) -> None:
+        self.promise = Promise(failures)
         self._topic = topic
         self._lock = threading.Lock()
         self._left = parts
-        self._outcomes: list[tuple[int, Written | Exception]] = []
+        self._outcomes: list[tuple[int, Written | IsologError]] = []
 
-    def settle(self, first: int, outcome: Written | Exception) -> None:
+    def settle(self, first: int, outcome: Written | IsologError) -> None:
         """A part is settled; ``first`` is the row of the batch that its first record was."""
         with self._lock:
             self._outcomes.append((first, outcome))
@@ -66,18 +145,16 @@ class Gathering:
                 return
         self.promise.settle(self._whole())
 
-    def _whole(self) -> Written | Exception:
+    def _whole(self) -> Written | IsologError:
         outcomes = [outcome for _, outcome in sorted(self._outcomes, key=lambda each: each[0])]
         if len(outcomes) == 1:
             return outcomes[0]
         parts = tuple(each for each in outcomes if isinstance(each, Written))
         stay = sum(each.count for each in parts)
-        errors = [each for each in outcomes if isinstance(each, Exception)]
+        errors = [each for each in outcomes if isinstance(each, IsologError)]
         if not errors:
             return Written(self._topic, parts[0].partition, parts[0].offset, stay, parts)
         error = errors[0]
-        if not isinstance(error, IsologError):
-            return error
-        stay += sum(each.kept for each in errors if isinstance(each, IsologError))
+        stay += sum(each.kept for each in errors)
         details = error.details | {"kept": stay}
         return type(error)(error.message, hint=error.hint, **details)

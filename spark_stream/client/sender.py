@@ -25,7 +25,7 @@ from spark_stream.client.connection import Connection
 from spark_stream.client.delivery import Author, Delivery
 from spark_stream.client.lanes import Identity
 from spark_stream.client.pending import Pending, split
-from spark_stream.client.promises import Gathering, Promise
+from spark_stream.client.promises import Failures, Gathering, Promise
 from spark_stream.client.topics import TopicsClient
 from spark_stream.client.values import TopicDescription, Written
 from spark_stream.consistency.isolation import Isolation
@@ -77,6 +77,7 @@ class Sender:
         # Held from taking records to having entered them: so nobody overtakes. Taken before _lock.
         self._order = threading.RLock()
         self.buffer = Buffer(settings.buffer_bytes, settings.timeout_ms / 1000)
+        self.failures = Failures()
         self._lock = self.buffer.lock
         self._pending: dict[str, list[Pending]] = {}
         self._deliveries: dict[str, Delivery] = {}  # by topic id
@@ -110,7 +111,7 @@ class Sender:
             BufferFull, InvalidRequest: no room in time; closed.
         """
         topic = known.name
-        future = Promise()
+        future = Promise(self.failures)
         with self._lock:
             # Nagle's rule: with nothing under way a record goes at once, from this very thread;
             # while something is, records gather. So a lone record is quick, and a flood makes
@@ -138,7 +139,7 @@ class Sender:
         """
         with self._lock:
             self.buffer.reserve(sum(self._room(rows) for _, rows, _ in parts), len(parts))
-        whole = Gathering(known.name, len(parts))
+        whole = Gathering(known.name, len(parts), self.failures)
         with self._order:
             self._send_waiting(known.name)
             delivery = self._delivery(known)
@@ -147,14 +148,22 @@ class Sender:
         delivery.pump()
         return whole.promise
 
-    def refused(self, error: IsologError) -> Promise:
-        """A future for what was never sent."""
-        self.buffer.note(error)
-        future = Promise()
-        future.settle(error)
+    def settled(self, outcome: Written | IsologError) -> Promise:
+        """A future for what is never sent: it is refused, or there is nothing to it."""
+        future = Promise(self.failures)
+        future.settle(outcome)
         return future
 
     # -- ending ---------------------------------------------------------------------------------
+
+    def flush(self, timeout: float | None) -> None:
+        """Waits until everything taken before is settled; raises the first untold error among it.
+
+        Raises:
+            TimeoutError: not all was settled within ``timeout`` seconds.
+        """
+        self.buffer.await_settled(timeout)
+        self.failures.tell()
 
     def discard(self, error: IsologError) -> None:
         """Settles everything that is not settled yet with the error; it may be in the log."""
@@ -267,7 +276,6 @@ class Sender:
             parts = list(split(batch, places))
         except Exception as error:
             failure = error if isinstance(error, IsologError) else InternalError(repr(error))
-            self.buffer.note(failure)
             self._drop(pending, failure)
             return
         delivery = self._delivery(known)
@@ -315,7 +323,7 @@ class Sender:
         def settle(offset: int, error: IsologError | None) -> None:
             self._topics.outgrown(delivery.topic, delivery.partitions)
             if error is not None:
-                self._noted(delivery, error)
+                self._forget_if_gone(delivery, error)
             whole.settle(first, error or Written(topic, partition, offset, rows))
             self.buffer.release(size, 1)
 
@@ -336,7 +344,7 @@ class Sender:
             kept = len(promises)
             self._topics.outgrown(delivery.topic, delivery.partitions)
             if error is not None:
-                self._noted(delivery, error)
+                self._forget_if_gone(delivery, error)
                 kept = error.kept
             for row, promise in enumerate(promises[:kept]):
                 promise.settle(Written(topic, partition, offset + row))
@@ -354,7 +362,6 @@ class Sender:
         for row, promise in enumerate(promises):
             promise.settle(RecordNotAttempted(message) if row and about_one else error)
 
-    def _noted(self, delivery: Delivery, error: IsologError) -> None:
+    def _forget_if_gone(self, delivery: Delivery, error: IsologError) -> None:
         if isinstance(error, UnknownTopic):
             self._topics.forget(delivery.topic.name)
-        self.buffer.note(error)

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
 from spark_stream.client.connection import Connection
 from spark_stream.client.values import PartitionDescription, PartitionOffsets, TopicDescription
 from spark_stream.consistency.isolation import CONSUMER_LEVELS, Isolation
-from spark_stream.errors import InvalidOption, InvalidRequest, InvalidTopic, from_wire
+from spark_stream.errors import (
+    InvalidOption,
+    InvalidRequest,
+    InvalidTopic,
+    TopicExists,
+    UnknownTopic,
+    from_wire,
+)
 from spark_stream.wire.messages import (
     AlterTopic,
     CreateTopic,
@@ -25,6 +32,9 @@ from spark_stream.wire.messages import (
     schema_from_text,
     schema_to_text,
 )
+from spark_stream.wire.schemas import DEFAULT_SCHEMA, mismatch
+
+_TRIES: Final = 5
 
 
 class TopicsClient:
@@ -66,19 +76,38 @@ class TopicsClient:
     def create(
         self,
         topic: str,
-        partitions: int,
+        partitions: int | None,
         replication_factor: int,
         schema: pa.Schema | None,
         config: dict[str, Any],
+        *,
+        if_not_exists: bool = False,
     ) -> TopicDescription:
+        """Makes a topic; with ``if_not_exists`` one that is there and as asked for does as well."""
         asked = CreateTopic.of(
             topic=_named(topic).topic,
-            partitions=partitions,
+            partitions=1 if partitions is None else partitions,
             replication_factor=replication_factor,
             schema_ipc=None if schema is None else schema_to_text(schema),
             config={name: str(value) for name, value in config.items()},
         )
-        return self._remembered(self._connection.act("create-topic", asked, TopicFacts))
+        for _ in range(_TRIES):
+            try:
+                return self._remembered(self._connection.act("create-topic", asked, TopicFacts))
+            except TopicExists:
+                if not if_not_exists:
+                    raise
+            try:
+                found = self.describe(topic)
+            except UnknownTopic:
+                continue  # deleted in between
+            _check_as_asked(found, partitions, DEFAULT_SCHEMA if schema is None else schema)
+            return found
+        raise TopicExists(
+            f"topic {topic!r} is made and deleted by others all the time",
+            topic=topic,
+            hint="Try again once they are done.",
+        )
 
     def alter(self, topic: str, partitions: int | None, config: dict[str, Any]) -> TopicDescription:
         asked = AlterTopic.of(
@@ -138,6 +167,25 @@ class TopicsClient:
         with self._lock:
             self._known[topic.name] = topic
         return topic
+
+
+def _check_as_asked(found: TopicDescription, partitions: int | None, schema: pa.Schema) -> None:
+    """TopicExists, with the difference, if the topic is another than what was asked for."""
+    wrong = mismatch(found.schema, schema)
+    difference = None if wrong is None else wrong.message
+    for field in schema if wrong is None else ():
+        if field.nullable != found.schema.field(field.name).nullable:
+            takes, asked = ("takes no", "takes") if field.nullable else ("takes", "takes no")
+            difference = f"column {field.name!r} {takes} nulls there, and {asked} nulls here"
+    count = len(found.partitions)
+    if partitions is not None and partitions != count:
+        difference = f"it has {count} partitions, not {partitions}"
+    if difference is not None:
+        raise TopicExists(
+            f"there is a topic {found.name!r} already, and it is another: {difference}",
+            topic=found.name,
+            hint="Ask for what is there, alter the topic, or choose another name.",
+        )
 
 
 def _named(topic: str) -> NamedTopic:

@@ -155,7 +155,7 @@ class TransactionalProducer(Producer):
             if self._branch is not None:
                 raise InvalidTransaction(f"{self._named()} is open already")
             begun = self._asked(self._begun)
-            self._sender.buffer.forget_failures()
+            self._sender.failures.forget()
             self._positions.clear()
             self._moving.clear()
             self._aborting = False
@@ -245,8 +245,8 @@ class TransactionalProducer(Producer):
         return f"transaction{number} of {self._transactional_id!r}"
 
     def _check_fenced(self) -> None:
-        if self._fenced is None and isinstance(self._sender.buffer.first_failure, ProducerFenced):
-            self._fenced = self._sender.buffer.first_failure
+        if self._fenced is None and isinstance(self._sender.failures.first, ProducerFenced):
+            self._fenced = self._sender.failures.first
         if self._fenced is not None:
             raise self._fenced.again()
 
@@ -285,8 +285,8 @@ class TransactionalProducer(Producer):
         try:
             self.flush()
         except IsologError as error:
-            return self._sender.buffer.first_failure or error
-        return self._sender.buffer.first_failure
+            return self._sender.failures.first or error
+        return self._sender.failures.first
 
     def _asked(self, call: Callable[[], T]) -> T:
         """The broker's answer; an error that decides ends the transaction here as well."""
@@ -305,7 +305,7 @@ class TransactionalProducer(Producer):
         self._last = branch.number
         self._branch = None
         self._committing = self._aborting = False
-        self._sender.buffer.forget_failures()
+        self._sender.failures.forget()
         self._positions.clear()
         self._moving.clear()
 

@@ -277,8 +277,7 @@ def test_a_batch_that_does_not_fit_names_the_column(log, topic, batch, named):
     with pytest.raises(SchemaMismatch, match=named):
         future.result(20)
     assert producer.append(topic, numbers(0, 1)).result(20).offset == 0
-    with pytest.raises(SchemaMismatch):
-        producer.close()
+    producer.close()
 
 
 def test_two_columns_of_one_name_are_refused(log, topic):
@@ -289,8 +288,7 @@ def test_two_columns_of_one_name_are_refused(log, topic):
     log.create_topic(f"{topic}-default")
     twice = pa.RecordBatch.from_arrays([pa.array([b"1"]), pa.array([b"2"])], ["value", "value"])
     assert isinstance(producer.append(f"{topic}-default", twice).exception(20), SchemaMismatch)
-    with pytest.raises(SchemaMismatch):
-        producer.close()
+    producer.close()
 
 
 def test_what_is_no_batch_is_the_callers_mistake(log, topic):
@@ -305,8 +303,7 @@ def test_unknown_topics_and_partitions_are_told_by_the_future(log, topic):
     log.create_topic(topic)
     assert isinstance(producer.append(topic, values("v"), 1).exception(20), UnknownPartition)
     assert isinstance(producer.append(topic, values("v"), -1).exception(20), UnknownPartition)
-    with pytest.raises(UnknownTopic):
-        producer.close()
+    producer.close()
 
 
 def test_a_batch_larger_than_the_buffer_is_taken_alone(log, topic):

@@ -164,8 +164,7 @@ def test_a_send_to_a_killed_broker_fails_in_time(gone):
     with within(8):
         error = producer.send("t", b"v").exception(8)
         assert isinstance(error, BrokerUnavailable | UnknownOutcome)
-        with pytest.raises(type(error)):
-            producer.close()
+        producer.close()
 
 
 def test_sending_to_a_killed_broker_keeps_no_caller_waiting(gone):
@@ -192,7 +191,7 @@ def test_what_was_sent_and_not_answered_has_an_unknown_outcome(broker):
         assert "2 records" in error.message
         assert error.details["topic"] == "t"
         assert error.details["partition"] == 0
-        with within(10), pytest.raises(UnknownOutcome):
+        with within(10):
             producer.close()
         broker.resume()
         # The outcome was unknown and now can be seen: the broker took them once it could.
@@ -211,8 +210,7 @@ def test_killed_with_appends_in_flight_their_outcome_is_unknown_if_nobody_comes_
         with within(5):
             kinds = [type(future.exception(5)) for future in futures]
         assert kinds == [UnknownOutcome] * 5 + [BrokerUnavailable] * 3
-        with pytest.raises(UnknownOutcome):
-            producer.close()
+        producer.close()
 
 
 @pytest.mark.parametrize("listen", ["tcp", "unix"])
@@ -242,7 +240,7 @@ def test_a_write_that_nobody_reads_ends_in_time(tmp_path, listen):
         assert isinstance(outcomes[0], UnknownOutcome)
         expected = UnknownOutcome | BufferFull | RequestTimeout | BrokerUnavailable
         assert all(isinstance(each, expected) for each in outcomes)
-        with within(10), pytest.raises(IsologError):
+        with within(10):
             producer.close()
         broker.resume()
 

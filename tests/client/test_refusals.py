@@ -37,8 +37,7 @@ def refused(log, topic, batch) -> IsologError:
     future = producer.append(topic, batch, partition=0)
     error = future.exception(20)
     assert isinstance(error, IsologError)
-    with pytest.raises(type(error)):
-        producer.close()
+    producer.close()
     return error
 
 
@@ -138,8 +137,7 @@ def test_a_batch_over_partitions_is_refused_where_it_is_bad(log, topic):
     assert isinstance(error, RecordTooLarge)
     assert log.read(topic).num_rows == error.kept
     assert 20 <= error.kept < 40
-    with pytest.raises(RecordTooLarge):
-        producer.close()
+    producer.close()
 
 
 def test_sizes_count_what_a_record_holds(log, topic):
@@ -176,6 +174,5 @@ def test_a_batch_above_the_limit_of_a_message_is_refused_whole(log, topic):
     producer = log.producer()
     batch = pa.RecordBatch.from_arrays([pa.nulls(rows), bits], schema=schema)
     assert isinstance(producer.append(topic, batch).exception(60), BatchTooLarge)
-    with pytest.raises(BatchTooLarge):
-        producer.close()
+    producer.close()
     assert log.describe(topic).partitions[0].log_end_offset == 0

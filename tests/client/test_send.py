@@ -152,8 +152,7 @@ def test_a_timestamp_that_no_column_can_hold_is_refused_alone(log, topic, timest
     with pytest.raises(InvalidRecord, match="timestamp"):
         bad.result(20)
     assert [good.result(20).offset, also_good.result(20).offset] == [0, 1]
-    with pytest.raises(InvalidRecord):
-        producer.close()
+    producer.close()
 
 
 def test_a_record_of_the_year_20000_can_be_read_as_well(log, topic):
@@ -207,8 +206,7 @@ def test_a_partition_that_is_not_there_is_told_by_the_future(log, topic, partiti
     producer = log.producer()
     with pytest.raises(UnknownPartition, match=f"0 to 1, not {partition}"):
         producer.send(topic, b"v", partition=partition).result(20)
-    with pytest.raises(UnknownPartition):
-        producer.flush()
+    producer.flush()
     producer.close()
 
 
@@ -225,8 +223,7 @@ def test_a_typed_topic_takes_no_single_records(log, topic):
     producer = log.producer()
     with pytest.raises(SchemaMismatch, match="typed: n"):
         producer.send(topic, b"v").result(20)
-    with pytest.raises(SchemaMismatch):
-        producer.close()
+    producer.close()
 
 
 def test_an_error_of_the_block_is_not_hidden_by_one_of_the_producer(log, topic):
@@ -257,8 +254,7 @@ def test_a_record_too_large_in_the_middle_leaves_its_neighbours(log, topic):
     assert "1000" in str(error)
     assert not error.retriable
     assert [futures[n].result(20).offset for n in (0, 1, 3)] == [0, 1, 2]
-    with pytest.raises(RecordTooLarge):
-        producer.close()
+    producer.close()
 
 
 def test_order_holds_through_sends_and_appends(log, topic):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pytest
@@ -165,7 +166,7 @@ def test_one_broker_cannot_replicate(log, topic):
         log.create_topic(topic, replication_factor=3)
 
 
-@pytest.mark.parametrize("wrong", [{"partitions": "3"}, {"partitions": 1.5}, {"partitions": None}])
+@pytest.mark.parametrize("wrong", [{"partitions": "3"}, {"partitions": 1.5}])
 def test_an_argument_of_a_wrong_type_is_a_typed_error(log, topic, wrong):
     with pytest.raises(IsologError, match="partitions"):
         log.create_topic(topic, **wrong)
@@ -183,3 +184,37 @@ def test_the_broker_tells_of_itself(shared, log):
     assert status.directory == str(shared.directory)
     assert status.memory > 0
     assert isolog.__version__ == status.version
+
+
+def test_a_topic_that_is_there_does_as_well_if_it_is_as_asked_for(log, topic):
+    made = log.create_topic(topic, 3, schema=NUMBERS, if_not_exists=True)
+    assert log.create_topic(topic, 3, schema=NUMBERS, if_not_exists=True).id == made.id
+    config = {"retention.ms": 1000}  # of a new topic: those of one that is there stay
+    found = log.create_topic(topic, schema=NUMBERS, config=config, if_not_exists=True)
+    assert (found.id, len(found.partitions), found.config) == (made.id, 3, made.config)
+    with pytest.raises(TopicExists):
+        log.create_topic(topic, 3, schema=NUMBERS)
+
+
+@pytest.mark.parametrize(
+    ("asked", "difference"),
+    [
+        ({"partitions": 8, "schema": NUMBERS}, "it has 1 partitions, not 8"),
+        ({"schema": pa.schema([("n", pa.string())])}, "column 'n': expected int64, got string"),
+        ({"schema": pa.schema([*NUMBERS, ("m", pa.int8())])}, "column 'm'"),
+        ({"schema": pa.schema([pa.field("n", pa.int64(), False)])}, "takes no nulls here"),
+        ({}, "column 'n'"),
+    ],
+)
+def test_a_topic_that_is_there_and_another_is_refused_by_the_difference(
+    log, topic, asked, difference
+):
+    log.create_topic(topic, schema=NUMBERS)
+    with pytest.raises(TopicExists, match=difference):
+        log.create_topic(topic, **asked, if_not_exists=True)
+
+
+def test_many_may_make_the_same_topic_at_once(log, topic):
+    with ThreadPoolExecutor(8) as pool:
+        made = pool.map(lambda _: log.create_topic(topic, 2, if_not_exists=True).id, range(16))
+        assert len(set(made)) == 1

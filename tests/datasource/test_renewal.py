@@ -67,7 +67,7 @@ def test_it_is_renewed_before_the_tasks_first_row(
 ) -> None:
     """A task may compute for hours before it has one, and others have ended long ago."""
     calls = Calls()
-    session = type("Session", (), {"transactions": calls})
+    session = type("Session", (), {"transactions": calls, "cluster_id": "a log"})
     monkeypatch.setattr(task, "session", lambda place: session)
     options = sink_options({"path": "x", "topic": "t"})
     schema = to_spark(pa.schema([("n", pa.int64())]))
