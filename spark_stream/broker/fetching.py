@@ -22,6 +22,7 @@ from spark_stream.consistency.isolation import (
     visible_range,
 )
 from spark_stream.errors import (
+    DataLoss,
     InvalidRequest,
     OffsetEvicted,
     OffsetOutOfRange,
@@ -101,6 +102,7 @@ class FetchStream:
         self._cancelled = cancelled
         self._projection = projection_of(hosted, request.columns)
         self._position = self._start()
+        self._check_epoch()
         self._visible()
 
     @property
@@ -116,6 +118,21 @@ class FetchStream:
         if start == EARLIEST:
             return bounds.log_start_offset
         return upper_bound(bounds, isolation)
+
+    def _check_epoch(self) -> None:
+        """DataLoss if the end that was asked for is one of records that were cut off."""
+        request = self._request
+        if request.epoch is None or request.end is None:
+            return
+        left = int(self._partition.epoch_end(request.epoch))
+        if request.end > left:
+            raise DataLoss(
+                f"{request.topic}/{request.partition}: offsets {left} to {request.end - 1} were cut"
+                f" off: leader epoch {request.epoch}, in which they were seen, ended at {left}",
+                topic=request.topic,
+                partition=request.partition,
+                left=left,
+            )
 
     def _visible(self) -> VisibleRange:
         """What can be read now from the present position on.

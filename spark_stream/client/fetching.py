@@ -50,13 +50,17 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What is read: one partition of a topic (of this id), under an isolation, through a view."""
+    """What is read: one partition of a topic (of this id), under an isolation, through a view.
+
+    ``epoch``: the leader epoch under which the ends of ranges were seen, where that is known.
+    """
 
     connection: Connection
     view: View
     topic_id: str
     partition: int
     isolation: Isolation
+    epoch: int | None = None
 
     def ticket(self, start: int, end: int | None, wait_ms: int, max_bytes: int) -> fl.Ticket:
         return fl.Ticket(
@@ -70,6 +74,7 @@ class Source:
                 columns=self.view.asked,
                 max_bytes=max_bytes,
                 wait_ms=wait_ms,
+                epoch=self.epoch,
             ).to_bytes()
         )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 
 from spark_stream.client.values import PartitionOffsets
 from spark_stream.datasource.offsets import Found, Offsets, Range, TopicOffsets
@@ -132,7 +133,7 @@ class Losses:
                 )
                 start = first
             if start < each.end:
-                kept.append(Range(each.topic, each.topic_id, each.partition, start, each.end))
+                kept.append(replace(each, start=start))
         return kept
 
 

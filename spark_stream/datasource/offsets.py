@@ -48,13 +48,14 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The records ``[start, end)`` of one partition."""
+    """The records ``[start, end)`` of one partition; under which leader epoch the end was seen."""
 
     topic: str
     topic_id: str
     partition: int
     start: int
     end: int
+    epoch: int | None = None
 
 
 def to_json(offsets: Offsets, cluster_id: str | None = None) -> dict[str, Any]:
@@ -118,4 +119,4 @@ def ranges(start: Offsets, end: Offsets) -> Iterator[Range]:
         for number, last in sorted(topic.offsets.items()):
             first = known.get(number, 0)
             if first < last:
-                yield Range(name, topic.id, number, first, last)
+                yield Range(name, topic.id, number, first, last, topic.epochs.get(number))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import pyarrow as pa
@@ -70,7 +70,7 @@ class RangeReader:
                 return
             except DataLoss as error:
                 self._lost(error, error)
-                return
+                asked = replace(asked, end=int(error.details.get("left", position)))
 
     def _source(self, asked: Range, schema: pa.Schema) -> Source:
         here = session(self.options.place)
@@ -83,7 +83,9 @@ class RangeReader:
         isolation = self.options.isolation
         if isolation is Isolation.READ_ATOMIC:
             isolation = Isolation.READ_COMMITTED  # what is atomic is the range: it ends at a cut
-        return Source(here.connection, view, asked.topic_id, asked.partition, isolation)
+        return Source(
+            here.connection, view, asked.topic_id, asked.partition, isolation, asked.epoch
+        )
 
     def _gone(self, asked: Range, first: int, end: int) -> DataLoss:
         return DataLoss(

@@ -79,7 +79,11 @@ class Message(BaseModel):
 
 
 class Fetch(Message):
-    """Read a partition from ``start`` up to the isolation's bound, or ``end`` if that is lower."""
+    """Read a partition from ``start`` up to the isolation's bound, or ``end`` if that is lower.
+
+    ``epoch``: the leader epoch under which ``end`` was seen; DATA_LOSS if offsets below it were cut
+    off since, and are other records now.
+    """
 
     topic: Name
     partition: PartitionField
@@ -92,6 +96,7 @@ class Fetch(Message):
     wait_ms: Annotated[int, Field(ge=0, le=WAIT_MS_MAX)] = 0
     follow: bool = False
     topic_id: str | None = None
+    epoch: OffsetField | None = None
 
 
 class BoundsFacts(Message):

@@ -121,6 +121,20 @@ def test_a_planned_batch_that_is_read_after_the_log_was_cut(broker, made, fail):
     assert query.batch() == list(range(1000, 1090))
 
 
+@pytest.mark.parametrize("fail", [True, False])
+def test_a_task_that_reads_while_the_log_is_cut_takes_no_other_records(broker, made, fail):
+    query = Query(broker.address, made, failOnDataLoss=fail)
+    (partition,) = query.reader.partitions(query.at, query.planned())
+    cut(broker, 60)
+    grow(broker, made, 1000, 90)
+    batches = query.reader.read(partition)
+    if fail:
+        with pytest.raises(DataLoss, match="offsets 60 to 99 were cut off"):
+            list(batches)
+        return
+    assert [n for batch in batches for n in batch.column("n").to_pylist()] == list(range(60))
+
+
 def test_a_log_that_lost_nothing_is_read_on_after_a_kill(broker, made):
     query = Query(broker.address, made)
     assert query.batch() == list(range(100))

@@ -1,0 +1,65 @@
+"""read_atomic holds for a source: one that reads two topics, and not two that read one each."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+import spark_stream as isolog
+from tests.datasource.sources import Query, batch_read
+from tests.support import NUMBERS, numbers
+
+ATOMIC = {"isolation": "read_atomic"}
+
+
+@pytest.fixture
+def pair(log: isolog.Log, topic: str) -> tuple[str, str]:
+    names = f"{topic}-a", f"{topic}-b"
+    for name in names:
+        log.create_topic(name, partitions=2, schema=NUMBERS)
+    return names
+
+
+def both(producer, pair: tuple[str, str], number: int) -> None:
+    """One transaction: ``2 * number`` goes to one topic, the odd number after it to the other."""
+    with producer.transaction():
+        for place, name in enumerate(pair):
+            producer.append(name, numbers(2 * number + place, 1), partition=number % 2)
+
+
+def test_one_source_of_two_topics_never_splits_a_transaction(shared, log, pair):
+    """Micro-batches and batch reads are taken while somebody writes; each holds whole pairs."""
+    done = threading.Event()
+
+    def write() -> None:
+        with shared.connect() as other, other.producer(transactional_id=pair[0]) as producer:
+            for number in range(60):
+                both(producer, pair, number)
+        done.set()
+
+    writer = threading.Thread(target=write)
+    query = Query(shared.address, ",".join(pair), maxOffsetsPerTrigger=7, **ATOMIC)
+    writer.start()
+    seen, reads = [], 0
+    while not done.is_set() or query.planned() != query.at:
+        found = query.batch()
+        assert sorted(found) == sorted(number ^ 1 for number in found), found
+        seen += found
+        whole = batch_read(shared.address, ",".join(pair), **ATOMIC)
+        assert sorted(whole) == sorted(number ^ 1 for number in whole)
+        reads += bool(whole)
+    writer.join()
+    assert sorted(seen) == list(range(120))
+    assert reads > 1
+
+
+def test_two_sources_of_one_query_may_split_one_over_their_micro_batches(shared, log, pair):
+    """What ``docs/spark.md`` warns of. Spark plans one source after the other, each by itself."""
+    one, two = (Query(shared.address, name, **ATOMIC) for name in pair)
+    end = one.planned()
+    with log.producer(transactional_id=pair[0]) as producer:
+        both(producer, pair, 0)
+    first_batch = one.read(end) + two.batch()
+    assert first_batch == [1], "half of the transaction"
+    assert one.batch() + two.batch() == [0], "the other half comes with the next micro-batch"

@@ -1,0 +1,66 @@
+"""A query whose log lost records and grew again: told under which epochs, then nothing skipped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_stream.consistency.entries import ENTRY_SIZE
+from tests.spark.conftest import Queries
+from tests.support import NUMBERS, BrokerProcess, numbers
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path / "log") as found:
+        yield found
+
+
+def grow(broker: BrokerProcess, topic: str, first: int, count: int) -> None:
+    with broker.connect() as log, log.producer() as producer:
+        for number in range(first, first + count):
+            producer.append(topic, numbers(number, 1))
+
+
+def test_a_query_whose_log_shrank_and_grew_again_is_told_and_goes_on_where_it_was_cut(
+    spark: SparkSession, queries: Queries, broker: BrokerProcess, topic: str, tmp_path: Path
+) -> None:
+    with broker.connect() as log:
+        log.create_topic(topic, schema=NUMBERS)
+    grow(broker, topic, 0, 100)
+    out = tmp_path / "out", tmp_path / "checkpoint"
+
+    def stream(**options: object) -> DataFrame:
+        reader = spark.readStream.format("isolog").option("bootstrap", broker.address)
+        return reader.options(**options).load(topic)
+
+    def written() -> list[int]:
+        frame = spark.read.schema("n bigint").parquet(str(out[0]))
+        return sorted(row.n for row in frame.collect())
+
+    assert queries.copy(stream(), *out) == [100]
+    broker.kill()  # and a power cut takes the last 40 records, which nobody had flushed
+    (entries,) = broker.directory.glob("topics/*/*/0/*.entries")
+    with entries.open("r+b") as file:
+        file.truncate(60 * ENTRY_SIZE)
+    broker.listen = broker.address
+    broker.start()
+    grow(broker, topic, 1000, 90)
+    with pytest.raises(StreamingQueryException, match="offsets 60 to 99 were cut off"):
+        queries.copy(stream(), *out)
+    queries.copy(stream(failOnDataLoss="false"), *out)
+    assert written() == [*range(100), *range(1000, 1090)]
+    grow(broker, topic, 2000, 5)
+    assert queries.copy(stream(), *out) == [5]
+    assert written()[-5:] == [2000, 2001, 2002, 2003, 2004]
+
+    # What a query's progress shows is a place to start from.
+    logged = json.loads((out[1] / "offsets" / "0").read_text().splitlines()[-1])
+    logged[topic]["partitions"]["0"] = {"offset": 148, "epoch": 1}
+    again = tmp_path / "again", tmp_path / "again-checkpoint"
+    assert queries.copy(stream(startingOffsets=json.dumps(logged)), *again) == [7]
