@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 
 from spark_stream.client.topics import level
 from spark_stream.consistency.isolation import PRODUCER_LEVELS, Isolation
+from spark_stream.datasource.kafka import instead_of
 from spark_stream.datasource.place import Place, place_of
 from spark_stream.errors import InvalidOption, Unsupported
 from spark_stream.wire.messages import EARLIEST, LATEST
@@ -182,6 +183,10 @@ def _checked(given: Mapping[str, str], known: tuple[str, ...], what: str) -> dic
             )
         elif name in others:
             raise InvalidOption(f"option {others[name]!r} is not for a {what}", option=others[name])
+        elif (hint := instead_of(key)) is not None:
+            raise InvalidOption(
+                f"option {key!r} is one of Spark's Kafka connector; {hint}", option=key
+            )
         else:
             near = difflib.get_close_matches(name, proper, n=1)
             guess = f"did you mean {proper[near[0]]!r}?" if near else f"known: {', '.join(known)}"

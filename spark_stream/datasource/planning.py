@@ -16,6 +16,7 @@ from spark_stream.client.columns import View, shown_schema
 from spark_stream.client.positions import named_resolved
 from spark_stream.client.values import PartitionOffsets, TopicDescription
 from spark_stream.consistency.isolation import Isolation
+from spark_stream.datasource.nulls import check_nullability
 from spark_stream.datasource.offsets import (
     Offsets,
     Range,
@@ -138,6 +139,7 @@ class Planner:
         for name, topic in self.described().items():
             view = View.of(name, topic.schema, wanted.names)
             fitted(empty_batch(view.schema), wanted)
+            check_nullability(name, view.schema, wanted)
 
     @property
     def atomic(self) -> bool:

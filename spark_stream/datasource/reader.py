@@ -17,6 +17,7 @@ from spark_stream.client.fetching import Fetched, Source, fetch_once, fetch_rang
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.datasource.offsets import Range, ranges
 from spark_stream.datasource.options import SourceOptions
+from spark_stream.datasource.plainly import plainly
 from spark_stream.datasource.planning import Planner
 from spark_stream.datasource.session import session
 from spark_stream.datasource.types import to_arrow
@@ -36,6 +37,7 @@ class RangeReader:
     options: SourceOptions
     schema: StructType
 
+    @plainly
     def read(self, asked: Range) -> Iterator[pa.RecordBatch]:
         """The records of the range, in batches that have exactly Spark's schema.
 
@@ -119,6 +121,7 @@ class IsologReader(DataSourceReader):
         self._ranges = RangeReader(self._planner.options, schema)
         self._planner.check_projection(to_arrow(schema))
 
+    @plainly
     def partitions(self) -> list[InputPartition]:
         options = self._planner.options
         start = self._planner.resolved(options.starting, unnamed=EARLIEST)

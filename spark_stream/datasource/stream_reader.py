@@ -35,6 +35,7 @@ from spark_stream.datasource.offsets import (
 )
 from spark_stream.datasource.options import Named, SourceOptions
 from spark_stream.datasource.pacing import shared_out
+from spark_stream.datasource.plainly import plainly
 from spark_stream.datasource.planning import Planner
 from spark_stream.datasource.reader import RangeReader
 from spark_stream.datasource.types import to_arrow
@@ -53,6 +54,7 @@ class IsologStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._pinned = not _moves(options.starting)
         self._target: dict[str, TopicOffsets] | None = None
 
+    @plainly
     def initialOffset(self) -> dict[str, Any]:
         if self._initial is None:  # Spark asks twice, and must get one answer
             self._initial = self._planner.resolved(self._planner.options.starting, unnamed=EARLIEST)
@@ -62,12 +64,15 @@ class IsologStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         limit = self._planner.options.max_offsets
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
+    @plainly
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = self._planner.latest().offsets()
 
+    @plainly
     def reportLatestOffset(self) -> dict[str, Any]:
         return self._planner.logged(self._planner.latest().offsets())
 
+    @plainly
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         begin = self._planner.read_back(start)
         if not self._pinned:
@@ -86,6 +91,7 @@ class IsologStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise Unsupported(f"Spark asks for a read limit that isolog does not know: {limit}")
         return self._planner.logged(ends)
 
+    @plainly
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         asked = list(ranges(self._planner.read_back(start), self._planner.read_back(end)))
         if not asked:

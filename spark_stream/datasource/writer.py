@@ -21,6 +21,7 @@ from pyspark.sql.types import StructType
 from spark_stream.datasource import branches
 from spark_stream.datasource.identity import of_job
 from spark_stream.datasource.options import SinkOptions
+from spark_stream.datasource.plainly import plainly
 from spark_stream.datasource.session import check_one_log, session
 from spark_stream.datasource.task import TaskWriter, Wrote
 
@@ -32,14 +33,17 @@ class IsologWriter(DataSourceArrowWriter):
         identity = of_job() if options.transactional else None
         self._task = TaskWriter(options, schema, identity).prepared()
 
+    @plainly
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self._task.write(iterator)
 
+    @plainly
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         here = session(self._task.options.place)
         check_one_log(here, _logs(messages))
         branches.commit(here.transactions, _branches(messages), batch=0)
 
+    @plainly
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         if self._task.identity is not None:
             here = session(self._task.options.place)
@@ -52,14 +56,17 @@ class IsologStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         self._task = TaskWriter(options, schema).prepared()
 
+    @plainly
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self._task.write(iterator)
 
+    @plainly
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         here = session(self._task.options.place)
         check_one_log(here, _logs(messages))
         branches.commit(here.transactions, _branches(messages), batchId)
 
+    @plainly
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         here = session(self._task.options.place)
         branches.abort(here.transactions, _branches(messages))
