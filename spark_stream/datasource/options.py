@@ -48,6 +48,8 @@ _SINK: Final = (
     "replicationFactor",
     "checkpointLocation",  # Spark's own, which it hands on
 )
+_STREAM_ONLY: Final = ("maxOffsetsPerTrigger",)
+_BATCH_ONLY: Final = ("endingOffsets",)
 _LATER: Final = (
     "subscribePattern",
     "assign",
@@ -114,10 +116,11 @@ def source_options(given: Mapping[str, str], *, streaming: bool | None = None) -
     topics = tuple(dict.fromkeys(name.strip() for name in subscribed.split(",") if name.strip()))
     if not topics:
         raise InvalidOption("subscribe is empty; give one topic, or several with commas between")
-    for option, wrong_for in (("maxOffsetsPerTrigger", False), ("endingOffsets", True)):
-        if streaming is wrong_for and option in options:
-            kind = "streaming" if wrong_for else "batch"
-            raise InvalidOption(f"{option} is not for a {kind} query", option=option)
+    for names, wrong_for in ((_STREAM_ONLY, False), (_BATCH_ONLY, True)):
+        for option in names:
+            if streaming is wrong_for and option in options:
+                kind = "streaming" if wrong_for else "batch"
+                raise InvalidOption(f"{option} is not for a {kind} query", option=option)
     starting = _offsets(options, "startingOffsets", EARLIEST, topics)
     ending = _offsets(options, "endingOffsets", LATEST, topics)
     if streaming is False and starting == LATEST:
@@ -165,6 +168,27 @@ def sink_options(given: Mapping[str, str], *, streaming: bool = True) -> SinkOpt
         partitions=_value(options, "partitions", _positive, 1),
         replication_factor=_value(options, "replicationFactor", _positive, 1),
     )
+
+
+def source_part(given: Mapping[str, str], *, streaming: bool | None = None) -> dict[str, str]:
+    """Of options that are for a source and a sink together, those for this kind of source."""
+    other_kind = {None: (), True: _BATCH_ONLY, False: _STREAM_ONLY}[streaming]
+    known = _checked(given, (*_SOURCE, *_SINK), "table")
+    return {
+        name: value for name, value in known.items() if name in _SOURCE and name not in other_kind
+    }
+
+
+def sink_part(given: Mapping[str, str], *, streaming: bool) -> dict[str, str]:
+    """Of options that are for a source and a sink together, those for this kind of sink.
+
+    ``isolation`` is the source's: what it may be there is more than a sink takes.
+    """
+    known = _checked(given, (*_SOURCE, *_SINK), "table")
+    other_kind = ("isolation",) if streaming else ("isolation", "sinkId")
+    return {
+        name: value for name, value in known.items() if name in _SINK and name not in other_kind
+    }
 
 
 def _checked(given: Mapping[str, str], known: tuple[str, ...], what: str) -> dict[str, str]:
