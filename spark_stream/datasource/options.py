@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 
 from spark_stream.client.topics import level
 from spark_stream.consistency.isolation import PRODUCER_LEVELS, Isolation
+from spark_stream.datasource.kafka import instead_of
 from spark_stream.datasource.offsets import TopicOffsets, from_json
 from spark_stream.datasource.place import Place, place_of
 from spark_stream.errors import InvalidOption, InvalidRequest, Unsupported
@@ -21,6 +22,9 @@ from spark_stream.wire.messages import EARLIEST, INT64_MAX, LATEST
 
 SINK_ID_LENGTH_MAX: Final = 200
 """A transactional id has at most 255 characters, and a sink's has a prefix."""
+
+_TOPIC_SETTING: Final = "topic."
+"""Before the name of a setting of a topic that the sink makes."""
 
 T = TypeVar("T")
 OffsetsByTopic = Mapping[str, Mapping[int, int]]
@@ -60,6 +64,8 @@ _SINK: Final = (
     "replicationFactor",
     "checkpointLocation",  # Spark's own, which it hands on
 )
+_STREAM_ONLY: Final = ("maxOffsetsPerTrigger",)
+_BATCH_ONLY: Final = ("endingOffsets",)
 _LATER: Final = (
     "subscribePattern",
     "assign",
@@ -130,10 +136,11 @@ def source_options(given: Mapping[str, str], *, streaming: bool | None = None) -
     topics = tuple(dict.fromkeys(name.strip() for name in subscribed.split(",") if name.strip()))
     if not topics:
         raise InvalidOption("subscribe is empty; give one topic, or several with commas between")
-    for option, wrong_for in (("maxOffsetsPerTrigger", False), ("endingOffsets", True)):
-        if streaming is wrong_for and option in options:
-            kind = "streaming" if wrong_for else "batch"
-            raise InvalidOption(f"{option} is not for a {kind} query", option=option)
+    for names, wrong_for in ((_STREAM_ONLY, False), (_BATCH_ONLY, True)):
+        for option in names:
+            if streaming is wrong_for and option in options:
+                kind = "streaming" if wrong_for else "batch"
+                raise InvalidOption(f"{option} is not for a {kind} query", option=option)
     starting = _offsets(options, "startingOffsets", EARLIEST, topics)
     ending = _offsets(options, "endingOffsets", LATEST, topics)
     if streaming is False and starting == LATEST:
@@ -166,7 +173,7 @@ def sink_options(given: Mapping[str, str], *, streaming: bool = True) -> SinkOpt
     _check_identity(options, streaming=streaming, transactional=transactional)
     create = _value(options, "createTopic", _boolean, False)
     if settings and not create:
-        name = f"topic.{next(iter(settings))}"
+        name = f"{_TOPIC_SETTING}{next(iter(settings))}"
         raise InvalidOption(f"{name} is for createTopic=true", option=name)
     for option in ("partitions", "replicationFactor"):
         if option in options and not create:
@@ -191,10 +198,13 @@ def sink_options(given: Mapping[str, str], *, streaming: bool = True) -> SinkOpt
 
 def _topic_settings(given: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     """The settings of a topic to be made (``topic.retention.ms``), by name, and all else."""
-    prefix = "topic."
-    named = {key: key.lower().removeprefix(prefix) for key in given}
-    settings = {name: given[key] for key, name in named.items() if key.lower().startswith(prefix)}
-    rest = {key: given[key] for key in given if not key.lower().startswith(prefix)}
+    settings, rest = {}, {}
+    for key, value in given.items():
+        name = key.lower()
+        if name.startswith(_TOPIC_SETTING):
+            settings[name.removeprefix(_TOPIC_SETTING)] = value
+        else:
+            rest[key] = value
     return settings, rest
 
 
@@ -223,6 +233,32 @@ def _check_identity(options: Mapping[str, str], *, streaming: bool, transactiona
         )
 
 
+def source_part(given: Mapping[str, str], *, streaming: bool | None = None) -> dict[str, str]:
+    """Of options that are for a source and a sink together, those for this kind of source."""
+    other_kind = {None: (), True: _BATCH_ONLY, False: _STREAM_ONLY}[streaming]
+    _, given = _topic_settings(given)
+    known = _checked(given, (*_SOURCE, *_SINK), "table")
+    return {
+        name: value for name, value in known.items() if name in _SOURCE and name not in other_kind
+    }
+
+
+def sink_part(given: Mapping[str, str], *, streaming: bool) -> dict[str, str]:
+    """Of options that are for a source and a sink together, those for this kind of sink.
+
+    ``isolation`` is the source's: what it may be there is more than a sink takes.
+    """
+    settings, given = _topic_settings(given)
+    known = _checked(given, (*_SOURCE, *_SINK), "table")
+    if "batchId" in known:
+        raise InvalidOption("batchId is for one write, not for a table", option="batchId")
+    other_kind = {"isolation"} if streaming else {"isolation", "sinkId", "differentReplay"}
+    part = {
+        name: value for name, value in known.items() if name in _SINK and name not in other_kind
+    }
+    return part | {f"{_TOPIC_SETTING}{name}": value for name, value in settings.items()}
+
+
 def _checked(given: Mapping[str, str], known: tuple[str, ...], what: str) -> dict[str, str]:
     """The options by their proper names."""
     proper = {name.lower(): name for name in known}
@@ -239,6 +275,10 @@ def _checked(given: Mapping[str, str], known: tuple[str, ...], what: str) -> dic
             )
         elif name in others:
             raise InvalidOption(f"option {others[name]!r} is not for a {what}", option=others[name])
+        elif (hint := instead_of(key)) is not None:
+            raise InvalidOption(
+                f"option {key!r} is one of Spark's Kafka connector; {hint}", option=key
+            )
         else:
             near = difflib.get_close_matches(name, proper, n=1)
             guess = f"did you mean {proper[near[0]]!r}?" if near else f"known: {', '.join(known)}"

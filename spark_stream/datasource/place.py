@@ -81,7 +81,10 @@ def place_of(options: Mapping[str, str], *, names_topic: bool) -> tuple[Place, s
     if default is not None:
         return default, None
     raise InvalidOption(
-        "where is the log? Give bootstrap (host:port) or path (a directory)", option="bootstrap"
+        "where is the log? Give bootstrap (host:port) or path (a directory)",
+        option="bootstrap",
+        hint="If they are among the OPTIONS of a table with declared columns: Spark hands those to"
+        " nobody. Create the table without columns.",
     )
 
 

@@ -17,6 +17,7 @@ from spark_stream.client.topics import TopicsClient
 from spark_stream.client.values import TopicDescription
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.datasource.losses import Losses
+from spark_stream.datasource.nulls import check_nullability
 from spark_stream.datasource.offsets import (
     Found,
     Offsets,
@@ -145,6 +146,7 @@ class Planner:
         for name, topic in self.described().items():
             view = View.of(name, topic.schema, wanted.names)
             fitted(empty_batch(view.schema), wanted)
+            check_nullability(name, view.schema, wanted)
 
     @property
     def atomic(self) -> bool:

@@ -18,6 +18,7 @@ from spark_stream.consistency.isolation import Isolation
 from spark_stream.datasource.losses import gone_with_topic
 from spark_stream.datasource.offsets import Offsets, Range, ranges
 from spark_stream.datasource.options import SourceOptions
+from spark_stream.datasource.plainly import plainly
 from spark_stream.datasource.planning import Planner
 from spark_stream.datasource.session import session
 from spark_stream.datasource.starts import resolved
@@ -38,6 +39,7 @@ class RangeReader:
     options: SourceOptions
     schema: StructType
 
+    @plainly
     def read(self, asked: Range) -> Iterator[pa.RecordBatch]:
         """The records of the range, in batches that have exactly Spark's schema.
 
@@ -134,6 +136,7 @@ class IsologReader(DataSourceReader):
         self._ranges = RangeReader(self._planner.options, schema)
         self._planner.check_projection(to_arrow(schema))
 
+    @plainly
     def partitions(self) -> list[InputPartition]:
         options, losses = self._planner.options, self._planner.losses
         start: Offsets = resolved(self._planner, "startingOffsets", options.starting, EARLIEST)

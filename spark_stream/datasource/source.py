@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
+
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -11,13 +14,22 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from spark_stream.datasource.options import sink_options, source_options
+from spark_stream.datasource.options import (
+    SinkOptions,
+    SourceOptions,
+    sink_options,
+    sink_part,
+    source_options,
+    source_part,
+)
+from spark_stream.datasource.plainly import RefusedStream, plainly
 from spark_stream.datasource.planning import Planner
 from spark_stream.datasource.reader import IsologReader
 from spark_stream.datasource.stream_reader import IsologStreamReader
+from spark_stream.datasource.tables import kept_options, names_both_sides, table_options
 from spark_stream.datasource.types import to_spark
 from spark_stream.datasource.writer import IsologStreamWriter, IsologWriter
-from spark_stream.errors import Unsupported
+from spark_stream.errors import IsologError, Unsupported
 
 
 class IsologDataSource(DataSource):
@@ -27,23 +39,52 @@ class IsologDataSource(DataSource):
     def name(cls) -> str:
         return "isolog"
 
+    @plainly
     def schema(self) -> StructType:
-        return to_spark(Planner.of(source_options(self.options)).shown())
+        table = table_options(self.options)
+        if table is None:
+            return to_spark(Planner.of(self._source(StructType(), None)).shown())
+        source = source_options(source_part(table.given))
+        sink_options(sink_part(table.given, streaming=True))  # so that a bad one is told at once
+        return table.at(source.place).kept_in(to_spark(Planner.of(source).shown()))
 
+    def _source(self, schema: StructType, streaming: bool | None) -> SourceOptions:
+        part = partial(source_part, streaming=streaming)
+        return source_options(self._given(schema, part), streaming=streaming)
+
+    def _sink(self, schema: StructType, streaming: bool) -> SinkOptions:
+        part = partial(sink_part, streaming=streaming)
+        return sink_options(self._given(schema, part), streaming=streaming)
+
+    def _given(
+        self, schema: StructType, part: Callable[[Mapping[str, str]], dict[str, str]]
+    ) -> Mapping[str, str]:
+        """What a query was given: by itself, and by the table whose columns these are."""
+        table = kept_options(self.options, schema)
+        if table is not None:
+            return {**part(table.given), **self.options}
+        return part(self.options) if names_both_sides(self.options) else self.options
+
+    @plainly
     def reader(self, schema: StructType) -> DataSourceReader:
-        return IsologReader(source_options(self.options, streaming=False), schema)
+        return IsologReader(self._source(schema, False), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return IsologStreamReader(source_options(self.options, streaming=True), schema)
+        try:
+            return IsologStreamReader(self._source(schema, True), schema)
+        except IsologError as error:
+            return RefusedStream(error)
 
     # Spark calls these two by position in one place and by keyword in another: the names stay.
+    @plainly
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         if overwrite:
             raise Unsupported(
                 "mode overwrite: a log is only ever appended to",
                 hint="Use mode('append'); to start afresh, delete the topic and make it anew.",
             )
-        return IsologWriter(sink_options(self.options, streaming=False), schema)
+        return IsologWriter(self._sink(schema, False), schema)
 
+    @plainly
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        return IsologStreamWriter(sink_options(self.options, streaming=True), schema)
+        return IsologStreamWriter(self._sink(schema, True), schema)

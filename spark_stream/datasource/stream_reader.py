@@ -35,6 +35,7 @@ from spark_stream.datasource.offsets import (
 )
 from spark_stream.datasource.options import SourceOptions
 from spark_stream.datasource.pacing import shared_out
+from spark_stream.datasource.plainly import plainly
 from spark_stream.datasource.planning import Planner
 from spark_stream.datasource.reader import RangeReader
 from spark_stream.datasource.starts import moves, resolved
@@ -54,6 +55,7 @@ class IsologStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._pinned = True
         self._target: dict[str, TopicOffsets] | None = None
 
+    @plainly
     def initialOffset(self) -> dict[str, Any]:
         if self._initial is None:  # Spark asks twice, and must get one answer
             starting = self._planner.options.starting
@@ -65,12 +67,15 @@ class IsologStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         limit = self._planner.options.max_offsets
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
+    @plainly
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = self._planner.latest().offsets()
 
+    @plainly
     def reportLatestOffset(self) -> dict[str, Any]:
         return self._planner.logged(self._planner.latest().offsets())
 
+    @plainly
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         begin = self._planner.read_back(start)
         if not self._pinned:
@@ -91,6 +96,7 @@ class IsologStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise Unsupported(f"Spark asks for a read limit that isolog does not know: {limit}")
         return self._planner.logged(ends)
 
+    @plainly
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         begin, until = self._planner.read_back(start), self._planner.read_back(end)
         if begin == until:

@@ -22,6 +22,7 @@ from spark_stream.datasource import branches
 from spark_stream.datasource.driver import Plan, plan_of
 from spark_stream.datasource.identity import Identity, of_batch, of_job
 from spark_stream.datasource.options import SinkOptions
+from spark_stream.datasource.plainly import plainly
 from spark_stream.datasource.session import check_one_log, session
 from spark_stream.datasource.task import TaskWriter, Wrote
 
@@ -34,13 +35,16 @@ class IsologWriter(DataSourceArrowWriter):
         plan = Plan() if identity is None else Plan(identity.instance)
         self._task = TaskWriter(options, schema, identity, plan).prepared()
 
+    @plainly
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self._task.write(iterator)
 
+    @plainly
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         identity = self._task.identity
         _commit(self._task, messages, 0 if identity is None else identity.batch)
 
+    @plainly
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         if self._task.identity is not None:
             here = session(self._task.options.place)
@@ -54,12 +58,15 @@ class IsologStreamWriter(DataSourceStreamArrowWriter):
         plan = plan_of(options.checkpoint) if options.transactional else Plan()
         self._task = TaskWriter(options, schema, plan=plan).prepared()
 
+    @plainly
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self._task.write(iterator)
 
+    @plainly
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         _commit(self._task, messages, batchId)
 
+    @plainly
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         here = session(self._task.options.place)
         branches.stop(here.transactions, self._task.plan, batchId)  # messages may be none

@@ -1,0 +1,53 @@
+"""NOT NULL in a query's schema: kept where the topic says so too, refused anywhere else."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from spark_stream.datasource.nulls import check_nullability
+from spark_stream.datasource.types import to_arrow
+from spark_stream.errors import SchemaMismatch
+
+
+def schema(kind: DataType, nullable: bool = True) -> StructType:
+    return StructType([StructField("c", kind, nullable)])
+
+
+def struct(nullable: bool) -> DataType:
+    return StructType([StructField("x", LongType(), nullable)])
+
+
+CASES = [
+    (schema(LongType()), schema(LongType(), False), "'c'"),
+    (schema(struct(True)), schema(struct(False)), "'c.x'"),
+    (schema(ArrayType(LongType())), schema(ArrayType(LongType(), False)), "'c.element'"),
+    (
+        schema(ArrayType(struct(True))),
+        schema(ArrayType(struct(False))),
+        "'c.element.x'",
+    ),
+    (
+        schema(MapType(StringType(), LongType())),
+        schema(MapType(StringType(), LongType(), False)),
+        "'c.value'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("loose", "strict", "path"), CASES, ids=lambda value: str(value)[:20])
+def test_what_may_be_null_is_not_promised(loose: StructType, strict: StructType, path: str) -> None:
+    with pytest.raises(SchemaMismatch, match=f"column {path} is NOT NULL in the query") as caught:
+        check_nullability("t", to_arrow(loose), to_arrow(strict))
+    assert "NOT NULL" in caught.value.hint
+    check_nullability("t", to_arrow(strict), to_arrow(strict))
+    check_nullability("t", to_arrow(strict), to_arrow(loose))
+    check_nullability("t", to_arrow(loose), to_arrow(loose))

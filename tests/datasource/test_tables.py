@@ -1,0 +1,100 @@
+"""A table's options: found among what Spark adds, kept with the columns, shared by both sides."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.sql.types import LongType, StructField, StructType
+
+from spark_stream.datasource.options import sink_options, sink_part, source_options, source_part
+from spark_stream.datasource.place import Place
+from spark_stream.datasource.tables import TableOptions, kept_options, table_options
+from spark_stream.errors import InvalidOption
+
+SCHEMA = StructType([StructField("n", LongType()), StructField("m", LongType())])
+CREATED = {
+    "provider": "isolog",
+    "owner": "me",
+    "location": "data",
+    "path": "data",
+    "subscribe": "t",
+    "option.subscribe": "t",
+    "isolation": "read_atomic",
+    "option.isolation": "read_atomic",
+    "delta.property": "of somebody",
+}
+
+
+def commented(comment: str) -> StructType:
+    return StructType([StructField("n", LongType(), True, {"comment": comment})])
+
+
+def test_of_what_spark_hands_over_only_the_tables_options_count() -> None:
+    table = table_options(CREATED)
+    assert table is not None
+    assert table.given == {
+        "path": "data",
+        "subscribe": "t",
+        "topic": "t",
+        "isolation": "read_atomic",
+    }
+    assert table_options({"path": "data", "subscribe": "t"}) is None
+
+
+def test_the_options_are_kept_with_the_columns_under_an_absolute_path() -> None:
+    table = table_options(CREATED)
+    assert table is not None
+    kept = table.at(Place(path="/there/data")).kept_in(SCHEMA)
+    assert [field.name for field in kept] == ["n", "m"]
+    found = kept_options({}, kept)
+    assert found == TableOptions({**table.given, "path": "/there/data"})
+
+
+def test_options_that_say_where_win_over_columns_of_a_table() -> None:
+    kept = TableOptions({"path": "/data", "topic": "t"}).kept_in(SCHEMA)
+    for own in ({"path": "/x"}, {"bootstrap": "h:1"}, {"topic": "x"}, {"Subscribe": "x"}):
+        assert kept_options(own, kept) is None
+    assert kept_options({"isolation": "read_committed"}, kept) is not None
+    assert kept_options({}, SCHEMA) is None
+    assert kept_options({}, commented("isolog is fine")) is None
+
+
+def test_a_comment_that_somebody_wrote_serves_declared_columns() -> None:
+    comment = 'isolog {"path": "/data", "topic": "t", "createTopic": true}'
+    found = kept_options({}, commented(comment))
+        {}, commented('isolog {"path": "/data", "topic": "t", "createTopic": true}')
+    )
+    assert found is not None
+    assert found.given == {
+        "path": "/data",
+        "topic": "t",
+        "subscribe": "t",
+        "createtopic": "true",
+    }
+    with pytest.raises(InvalidOption, match="comment of column 'n'"):
+        kept_options({}, commented("isolog {path: /data}"))
+
+
+def test_each_side_takes_its_part() -> None:
+    given = {
+        "path": "/data",
+        "subscribe": "a,b",
+        "topic": "t",
+        "isolation": "read_atomic",
+        "maxoffsetspertrigger": "7",
+        "endingoffsets": "latest",
+        "createtopic": "true",
+        "sinkid": "s",
+    }
+    batch = source_options(source_part(given, streaming=False), streaming=False)
+    assert (batch.topics, batch.isolation, batch.max_offsets) == (("a", "b"), "read_atomic", None)
+    stream = source_options(source_part(given, streaming=True), streaming=True)
+    assert stream.max_offsets == 7
+    job = sink_options(sink_part(given, streaming=False), streaming=False)
+    assert (job.topic, job.isolation, job.sink_id) == ("t", "read_committed", None)
+    assert sink_options(sink_part(given, streaming=True)).sink_id == "s"
+
+
+@pytest.mark.parametrize("name", ["nosuch", "kafka.acks"])
+def test_an_option_of_neither_side_is_refused(name: str) -> None:
+    with pytest.raises(InvalidOption, match=name):
+        source_part({"path": "/data", "subscribe": "t", name: "x"})
