@@ -29,7 +29,7 @@ NULLS: Final = ("NA", "N/A", "NULL", "null")
 """How files spell null, beside the empty field."""
 
 _SHOWN_MAX: Final = 60
-_HINT: Final = "Mend or drop it; the records up to some way before it were sent."
+_HINT: Final = "Mend or drop the record."
 
 
 class _WrongTypeError(Exception):

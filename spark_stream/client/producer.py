@@ -15,6 +15,7 @@ from typing import Final, Self
 import pyarrow as pa
 
 from spark_stream.client.batches import (
+    UNSENDABLE,
     as_bytes,
     as_headers,
     check_partition,
@@ -192,6 +193,7 @@ class Producer:
         if size > limit:
             raise RecordTooLarge(
                 f"the record has {size} bytes, the topic's max.record.bytes is {limit}",
+                hint=UNSENDABLE if size > BATCH_BYTES_MAX else None,
                 topic=topic,
             )
         return known
