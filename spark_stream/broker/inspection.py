@@ -67,11 +67,17 @@ def inspected(batch: pa.RecordBatch, required: tuple[str, ...], record_bytes_max
     return admit(rows, flaws)
 
 
-def refusal(flaw: Flaw, kept: int, offset: int | None, record_bytes_max: int) -> IsologError:
+def refusal(
+    flaw: Flaw,
+    kept: int,
+    offset: int | None,
+    record_bytes_max: int,
+    *,
+    in_transaction: bool = False,
+) -> IsologError:
     """The error that reports a flaw, with how many records before it stay, and where."""
     where = f"record {flaw.row} of the message"
-    tail = f"; the {kept} before it are kept"
-    tail += f", at offsets {offset} to {offset + kept - 1}" if kept and offset is not None else ""
+    tail, hint = _remains(kept, offset, in_transaction)
     details: dict[str, Any] = {"kept": kept, "offset": offset if kept else None, "record": flaw.row}
     if flaw.reason is Reason.TOO_LARGE:
         return RecordTooLarge(
@@ -82,14 +88,31 @@ def refusal(flaw: Flaw, kept: int, offset: int | None, record_bytes_max: int) ->
     if flaw.reason is Reason.NULL_VALUE:
         return InvalidRecord(
             f"{where} has no value in column {flaw.column!r}, which takes no nulls{tail}",
+            hint=hint,
             column=flaw.column,
             **details,
         )
     return InvalidRecord(
         f"{where} has a value in column {flaw.column!r} that its type does not allow{tail}",
+        hint=hint,
         column=flaw.column,
         **details,
     )
+
+
+def _remains(kept: int, offset: int | None, in_transaction: bool) -> tuple[str, str | None]:
+    """What stays of a refused message, and what to do about that if it is not the usual."""
+    if in_transaction:
+        return (
+            "; nothing of the message is kept, for it is part of a transaction",
+            "Abort the transaction; mend or drop the record, and write all of it again.",
+        )
+    if not kept:
+        return "; no record of the message is kept", "Mend or drop the record."
+    stays = "record before it is" if kept == 1 else "records before it are"
+    at = f", at offset{'s' if kept > 1 else ''} {offset}"
+    at += f" to {offset + kept - 1}" if offset is not None and kept > 1 else ""
+    return f"; the {kept} {stays} kept{at if offset is not None else ''}", None
 
 
 def _first_invalid(batch: pa.RecordBatch) -> Flaw | None:

@@ -146,7 +146,8 @@ class Partition:
         record_bytes_max = self.log.format.settings.max_record_bytes
         verdict = inspected(batch, self._required, record_bytes_max)
         kept = verdict.kept
-        if stamp is not None and stamp.transaction != NO_TRANSACTION and verdict.flaw is not None:
+        in_transaction = stamp is not None and stamp.transaction != NO_TRANSACTION
+        if in_transaction and verdict.flaw is not None:
             kept = 0
         now = now_us()
         prepared = None
@@ -159,7 +160,10 @@ class Partition:
             done = self._appended(prepared, stamp, now)
         if verdict.flaw is None:
             return done
-        return replace(done, refused=refusal(verdict.flaw, kept, done.offset, record_bytes_max))
+        refused = refusal(
+            verdict.flaw, kept, done.offset, record_bytes_max, in_transaction=in_transaction
+        )
+        return replace(done, refused=refused)
 
     def _appended(self, prepared: Prepared | None, stamp: Stamp | None, now: int) -> Appended:
         """Judges and appends; the caller holds the lock. None: a message with no good record."""

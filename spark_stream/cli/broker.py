@@ -24,6 +24,7 @@ Directory = Annotated[
     Path | None,
     typer.Option(
         "--dir",
+        "--path",
         metavar="DIR",
         help=f"The directory of the log. Variable: {DIRECTORY_VARIABLE}.",
         show_default=False,

@@ -14,40 +14,17 @@ The Arrow types are those in which Spark itself hands such columns over: items o
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.types as pt
 
 from spark_stream.errors import InvalidOption
+from spark_stream.wire.type_names import SIMPLE_TYPES, column_text
 
-_SIMPLE: Final[Mapping[str, pa.DataType]] = {
-    "boolean": pa.bool_(),
-    "tinyint": pa.int8(),
-    "byte": pa.int8(),
-    "smallint": pa.int16(),
-    "short": pa.int16(),
-    "int": pa.int32(),
-    "integer": pa.int32(),
-    "bigint": pa.int64(),
-    "long": pa.int64(),
-    "float": pa.float32(),
-    "real": pa.float32(),
-    "double": pa.float64(),
-    "string": pa.string(),
-    "binary": pa.binary(),
-    "date": pa.date32(),
-    "timestamp": pa.timestamp("us", "UTC"),
-    "timestamp_ltz": pa.timestamp("us", "UTC"),
-    "timestamp_ntz": pa.timestamp("us"),
-    "time": pa.time64("ns"),
-    "void": pa.null(),
-}
 _DECIMALS: Final = ("decimal", "dec", "numeric")
 _TEXTS: Final = ("varchar", "char", "character")
-_KNOWN: Final = (*_SIMPLE, "decimal(p,s)", "varchar(n)", "array<…>", "map<…,…>", "struct<…>")
+_KNOWN: Final = (*SIMPLE_TYPES, "decimal(p,s)", "varchar(n)", "array<…>", "map<…,…>", "struct<…>")
 _PRECISION_MAX: Final = 38
 _DEPTH_MAX: Final = 32  # deeper than any table, and far from Python's own limit
 
@@ -168,7 +145,7 @@ class _Parser:
         name = token.text.lower()
         if token.kind != "word":
             raise _bad(f"expected a type, not {token.shown}", path)
-        if name in _SIMPLE:
+        if name in SIMPLE_TYPES:
             return self._simple(name, path)
         if name in _DECIMALS:
             return self._decimal(path)
@@ -186,7 +163,7 @@ class _Parser:
         if name == "time" and self._taken("("):  # the precision of TIME only rounds what is shown
             self._number(path, name)
             self._expect(")", path, "the precision")
-        return _SIMPLE[name]
+        return SIMPLE_TYPES[name]
 
     def _decimal(self, path: str) -> pa.DataType:
         precision, scale = 10, 0
@@ -223,31 +200,6 @@ class _Parser:
         return pa.map_(pa.field("key", key, nullable=False), pa.field("value", value))
 
 
-# Of several names of a type the first in the table is the one to show.
-_NAMES: Final = {kind: name for name, kind in reversed(list(_SIMPLE.items()))}
-
-
-def type_name(kind: pa.DataType) -> str:
-    """Spark's name of a type; Arrow's own where Spark has none."""
-    if pt.is_decimal128(kind):
-        return f"decimal({kind.precision},{kind.scale})"
-    if pt.is_map(kind):
-        return f"map<{type_name(kind.key_type)},{type_name(kind.item_type)}>"
-    if pt.is_list(kind) or pt.is_large_list(kind):
-        return f"array<{type_name(kind.value_type)}>"
-    if pt.is_struct(kind):
-        fields = [_column_text(kind.field(i), ":") for i in range(kind.num_fields)]
-        return f"struct<{','.join(fields)}>"
-    return _NAMES.get(kind) or str(kind)
-
-
 def schema_text(schema: pa.Schema) -> str:
     """The schema as DDL, as far as Spark has names for its types."""
-    return ", ".join(_column_text(field, " ") for field in schema)
-
-
-def _column_text(field: pa.Field, between: str) -> str:
-    name = field.name
-    if not re.fullmatch(r"\w+", name):
-        name = "`" + name.replace("`", "``") + "`"
-    return f"{name}{between}{type_name(field.type)}{'' if field.nullable else ' NOT NULL'}"
+    return ", ".join(column_text(field, " ") for field in schema)

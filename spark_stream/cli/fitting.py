@@ -18,18 +18,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from spark_stream.cli.ddl import type_name
 from spark_stream.cli.intervals import intervals_of, is_interval
 from spark_stream.cli.moments import dates_of, durations_of, moments_of, times_of
 from spark_stream.cli.texts import list_ends, shown
 from spark_stream.errors import InvalidRecord, IsologError, SchemaMismatch
 from spark_stream.wire.schemas import is_default
+from spark_stream.wire.type_names import told_apart, type_name
 
 NULLS: Final = ("NA", "N/A", "NULL", "null")
 """How files spell null, beside the empty field."""
 
 _SHOWN_MAX: Final = 60
-_HINT: Final = "Mend or drop it; the records up to some way before it were sent."
+_HINT: Final = "Mend or drop the record."
 
 
 class _WrongTypeError(Exception):
@@ -91,9 +91,9 @@ class Fitting:
         try:
             return converted(array)
         except (_WrongTypeError, pa.ArrowNotImplementedError):
+            expected, got = told_apart(field.type, array.type)
             raise SchemaMismatch(
-                f"column {field.name!r}: expected {type_name(field.type)},"
-                f" got {type_name(array.type)}",
+                f"column {field.name!r}: expected {expected}, got {got}",
                 column=field.name,
                 expected=str(field.type),
                 got=str(array.type),

@@ -5,17 +5,20 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Iterator
 from typing import Any, Final
 
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from spark_stream.cli.ddl import schema_text, type_name
+from spark_stream.cli.ddl import schema_text
 from spark_stream.cli.options import Listing
 from spark_stream.client.values import BrokerStatus, PartitionDescription, TopicDescription
+from spark_stream.wire.type_names import type_name
 
-_MIB: Final = 1 << 20
+_UNITS: Final = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"))
 _WIDTH_MAX: Final = 10_000
 
 
@@ -28,19 +31,24 @@ def show_names(names: list[str], shape: Listing) -> None:
         print(name)
 
 
-def show_topic(topic: TopicDescription, shape: Listing) -> None:
+def show_topic(topic: TopicDescription, shape: Listing, screen: Console | None = None) -> None:
     """A topic with its columns, its settings and its partitions."""
     if shape is Listing.JSON:
         print(json.dumps(_topic_facts(topic), indent=2))
         return
-    screen = console()
+    screen = screen or console()
     records = sum(each.log_end_offset - each.log_start_offset for each in topic.partitions)
     size = sum(each.size for each in topic.partitions)
-    screen.print(
-        f"[bold]{escape(topic.name)}[/bold]  id {topic.id}  records {records}  size {_size(size)}"
-    )
+    screen.print(f"[bold]{escape(topic.name)}[/bold]  records {records}  size {_size(size)}")
+    screen.print(f"id {topic.id}")
     screen.print(_columns_table(topic))
     screen.print(_partitions_table(topic))
+    for line in _leaders(topic):  # outside of a table: an address may be a long path
+        screen.print(escape(line), soft_wrap=True)
+    screen.print()
+    for each in topic.partitions:
+        if each.error is not None:
+            screen.print(f"partition {each.partition}: {escape(str(each.error))}", soft_wrap=True)
     screen.print(_config_table(topic))
 
 
@@ -65,32 +73,37 @@ def console() -> Console:
 
 
 def _size(size: int) -> str:
-    return f"{size / _MIB:.1f} MiB" if size >= _MIB else f"{size} bytes"
+    for unit, name in _UNITS:
+        if size >= unit:
+            return f"{size / unit:.1f} {name}"
+    return f"{size} bytes"
 
 
 def _columns_table(topic: TopicDescription) -> Table:
-    table = Table("column", "type", "nullable")
+    table = Table("column")
+    table.add_column("type", overflow="fold")
+    table.add_column("nullable")
     for field in topic.schema:
         table.add_row(escape(field.name), escape(type_name(field.type)), _yes(field.nullable))
     return table
 
 
 def _partitions_table(topic: TopicDescription) -> Table:
-    table = Table("partition", "leader", "epoch", "isr", "log start")
+    """Where each partition begins and ends, for every isolation level."""
+    # Without lines between them, four offsets of ten digits go into 80 columns.
+    table = Table("partition", box=box.SIMPLE_HEAD, show_edge=False, padding=0)
     for number in (
-        "log end (LEO)",
-        "high watermark (HW)",
-        "last stable (LSO)",
+        "log start",
+        "log end\n(LEO)",
+        "high\nwatermark\n(HW)",
+        "last\nstable\n(LSO)",
         "open transactions",
         "size",
     ):
-        table.add_column(number, justify="right")
+        table.add_column(number, justify="right", overflow="fold")
     for each in topic.partitions:
         table.add_row(
             str(each.partition),
-            escape(each.leader),
-            str(each.leader_epoch),
-            escape(", ".join(each.isr)),
             str(each.log_start_offset),
             str(each.log_end_offset),
             str(each.high_watermark),
@@ -98,10 +111,28 @@ def _partitions_table(topic: TopicDescription) -> Table:
             str(each.open_transactions),
             _size(each.size),
         )
-    broken = [each for each in topic.partitions if each.error is not None]
-    if broken:
-        table.caption = "\n".join(f"partition {each.partition}: {each.error}" for each in broken)
     return table
+
+
+def _leaders(topic: TopicDescription) -> Iterator[str]:
+    """Who leads which partitions; those that agree in all share a line."""
+    rows: dict[tuple[str, int, tuple[str, ...]], list[int]] = {}
+    for each in topic.partitions:
+        rows.setdefault((each.leader, each.leader_epoch, each.isr), []).append(each.partition)
+    for (leader, epoch, isr), partitions in rows.items():
+        in_sync = "itself alone" if isr == (leader,) else ", ".join(isr)
+        yield f"leader of {_runs(partitions)}: {leader}\n  epoch {epoch}, in sync (ISR): {in_sync}"
+
+
+def _runs(numbers: list[int]) -> str:
+    """``0 to 3, 7``, of numbers in ascending order."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
 
 
 def _config_table(topic: TopicDescription) -> Table:

@@ -1,21 +1,23 @@
-"""``isolog topic``: create, list, describe, delete."""
+"""``isolog topic``: create, list, describe, alter, delete."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import pyarrow as pa
 import typer
 
-from spark_stream.cli.ddl import parse_schema
+from spark_stream.cli.ddl import parse_schema, schema_text
 from spark_stream.cli.file_schemas import schema_of_file
 from spark_stream.cli.options import Bootstrap, Listing, LogPath, Output, Topic, log, note
 from spark_stream.cli.show import show_names, show_topic
-from spark_stream.errors import InvalidOption
+from spark_stream.client.values import TopicDescription
+from spark_stream.errors import InvalidOption, TopicExists
 
-app = typer.Typer(no_args_is_help=True, help="Create, list, describe and delete topics.")
+app = typer.Typer(no_args_is_help=True, help="Create, list, describe, alter and delete topics.")
 
 
 @app.command()
@@ -23,7 +25,10 @@ def create(
     topic: Topic,
     bootstrap: Bootstrap = None,
     path: LogPath = None,
-    partitions: Annotated[int, typer.Option(metavar="N", help="How many partitions.")] = 1,
+    partitions: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="How many partitions. Default: 1.", show_default=False),
+    ] = None,
     replication_factor: Annotated[
         int, typer.Option(metavar="N", help="How many replicas each partition has.")
     ] = 1,
@@ -47,6 +52,10 @@ def create(
             show_default=False,
         ),
     ] = None,
+    if_not_exists: Annotated[
+        bool,
+        typer.Option("--if-not-exists", help="Leave a topic of that name as it is: no error."),
+    ] = False,
 ) -> None:
     """Makes a topic. Without a schema it has Kafka's columns: key, value, headers, timestamp.
 
@@ -54,7 +63,7 @@ def create(
     isolog topic create greetings --path data/
     isolog topic create a --schema "id bigint, tags array<string>"
     isolog topic create b --schema-from b.parquet --partitions 4
-    isolog topic create c --config compression=zstd
+    isolog topic create c --config compression=zstd --if-not-exists
     """
     if schema is not None and schema_from is not None:
         raise InvalidOption("--schema and --schema-from exclude each other", hint="Give one.")
@@ -65,9 +74,19 @@ def create(
     elif schema_from is not None:
         columns = schema_of_file(schema_from)
     with log(bootstrap, path, makes=True) as opened:
-        made = opened.create_topic(topic, partitions, replication_factor, columns, settings)
-    count = len(made.partitions)
-    note(f"created topic {topic}: {count} partition{'s' if count > 1 else ''}")
+        try:
+            made = opened.create_topic(
+                topic, partitions or 1, replication_factor, columns, settings
+            )
+        except TopicExists:
+            if not if_not_exists:
+                raise
+            found = opened.describe(topic)
+            note(f"topic {topic} exists: {_count(found)}")
+            for difference in _differences(found, partitions, columns, settings):
+                note(difference)
+            return
+    note(f"created topic {topic}: {_count(made)}")
 
 
 @app.command("list")
@@ -98,6 +117,42 @@ def describe(
 
 
 @app.command()
+def alter(
+    topic: Topic,
+    bootstrap: Bootstrap = None,
+    path: LogPath = None,
+    partitions: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="How many partitions it has then: not fewer.",
+            show_default=False,
+        ),
+    ] = None,
+    config: Annotated[
+        list[str] | None,
+        typer.Option(metavar="K=V", help="A setting, such as retention.ms=3600000; repeatable."),
+    ] = None,
+) -> None:
+    """Gives a topic more partitions, or other settings. Queries that run take them up.
+
+    Records stay where they are; with more partitions, a key's next records may go to another.
+
+    \b
+    isolog topic alter flights --partitions 8
+    isolog topic alter flights --config retention.ms=3600000 --config compression=zstd
+    """
+    settings = _settings(config or [])
+    if partitions is None and not settings:
+        raise InvalidOption("nothing to change", hint="Give --partitions N, --config K=V, or both.")
+    with log(bootstrap, path) as opened:
+        altered = opened.alter_topic(topic, partitions, settings)
+    changes = [_count(altered), *(f"{name}={altered.config[name]}" for name in settings)]
+    note(f"altered topic {topic}: {', '.join(changes)}")
+
+
+@app.command()
 def delete(
     topic: Topic,
     bootstrap: Bootstrap = None,
@@ -124,6 +179,35 @@ def _ask(topic: str, records: int) -> None:
             hint="Give --yes to delete it.",
         )
     typer.confirm(f"Delete topic {topic} with its {records} records?", abort=True, err=True)
+
+
+def _count(topic: TopicDescription) -> str:
+    count = len(topic.partitions)
+    return f"{count} partition{'s' if count > 1 else ''}"
+
+
+def _differences(
+    found: TopicDescription,
+    partitions: int | None,
+    columns: pa.Schema | None,
+    settings: dict[str, str],
+) -> Iterator[str]:
+    """What was asked for and is otherwise in a topic that was there already."""
+    if partitions is not None and partitions != len(found.partitions):
+        yield (
+            f"not {partitions} partitions: `isolog topic alter {found.name} --partitions"
+            f" {partitions}` adds some"
+            if partitions > len(found.partitions)
+            else f"not {partitions} partitions: a topic cannot have fewer than it has"
+        )
+    if columns is not None and not columns.equals(found.schema):
+        yield f"its columns are others: {schema_text(found.schema)}"
+    for name, value in settings.items():
+        if name in found.config and found.config[name] != value:
+            yield (
+                f"{name} is {found.config[name]}, not {value}: `isolog topic alter {found.name}"
+                f" --config {name}={value}` changes it"
+            )
 
 
 def _settings(pairs: list[str]) -> dict[str, str]:

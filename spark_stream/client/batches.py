@@ -16,6 +16,11 @@ from spark_stream.errors import BatchTooLarge, InvalidRequest, UnknownPartition
 from spark_stream.wire.limits import BATCH_BYTES_MAX
 from spark_stream.wire.schemas import DEFAULT_SCHEMA, TIMESTAMP_COLUMN, TIMESTAMP_TYPE, empty_batch
 
+UNSENDABLE: Final = (
+    f"Split the value: no topic takes a record of more than {BATCH_BYTES_MAX} bytes."
+)
+"""The hint for a record that no setting lets through."""
+
 ROWS_MAX: Final = (1 << 31) - 1  # what an Arrow IPC message can say
 
 
@@ -48,7 +53,8 @@ def check_size(batch: pa.RecordBatch) -> None:
     if batch.nbytes > BATCH_BYTES_MAX or batch.num_rows > ROWS_MAX:
         raise BatchTooLarge(
             f"a batch has at most {BATCH_BYTES_MAX} bytes and {ROWS_MAX} rows, not {batch.nbytes}"
-            f" and {batch.num_rows}"
+            f" and {batch.num_rows}",
+            hint=UNSENDABLE if batch.num_rows == 1 else None,
         )
 
 

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from spark_stream.client.batches import (
+    UNSENDABLE,
     as_bytes,
     as_headers,
     check_partition,
@@ -189,6 +190,7 @@ class Producer:
         if size > limit:
             raise RecordTooLarge(
                 f"the record has {size} bytes, the topic's max.record.bytes is {limit}",
+                hint=UNSENDABLE if size > BATCH_BYTES_MAX else None,
                 topic=topic,
             )
         return known

@@ -14,6 +14,7 @@ import pyarrow.types as pt
 from spark_stream.client.pending import split
 from spark_stream.errors import InvalidRecord, SchemaMismatch, UnknownPartition
 from spark_stream.wire.schemas import DEFAULT_SCHEMA, HEADERS_TYPE, empty_batch, fitted, is_default
+from spark_stream.wire.type_names import type_name
 
 TOPIC_COLUMN: Final = "topic"
 PARTITION_COLUMN: Final = "partition"
@@ -48,7 +49,7 @@ def check_routing(schema: pa.Schema, topic: str | None) -> None:
     kind = schema.field(TOPIC_COLUMN).type
     if not pt.is_string(kind):
         raise SchemaMismatch(
-            f"column 'topic': expected string, got {kind}",
+            f"column 'topic': expected string, got {type_name(kind)}",
             column=TOPIC_COLUMN,
             expected="string",
             got=str(kind),
@@ -94,7 +95,7 @@ def _check_default(schema: pa.Schema) -> None:
             )
         if not _DEFAULT_FITS[field.name](field.type):
             raise SchemaMismatch(
-                f"column {field.name!r}: expected {expected}, got {field.type}",
+                f"column {field.name!r}: expected {expected}, got {type_name(field.type)}",
                 column=field.name,
                 expected=expected,
                 got=str(field.type),

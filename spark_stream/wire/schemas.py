@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from spark_stream.errors import SchemaMismatch, UnsupportedType
+from spark_stream.wire.type_names import told_apart, type_name
 
 TIMESTAMP_TYPE: Final = pa.timestamp("us", "UTC")
 HEADERS_TYPE: Final = pa.list_(
@@ -118,12 +119,15 @@ def mismatch(expected: pa.Schema, got: pa.Schema) -> SchemaMismatch | None:
         if name not in got.names:
             kind = expected.field(name).type
             return SchemaMismatch(
-                f"column {name!r} ({kind}) is missing", column=name, expected=str(kind), got=None
+                f"column {name!r} ({type_name(kind)}) is missing",
+                column=name,
+                expected=str(kind),
+                got=None,
             )
     for field in got:
         if field.name not in expected.names:
             return SchemaMismatch(
-                f"column {field.name!r} ({field.type}) is not one of the topic's columns"
+                f"column {field.name!r} ({type_name(field.type)}) is not one of the topic's columns"
                 f" ({', '.join(expected.names)})",
                 column=field.name,
                 expected=None,
@@ -132,8 +136,9 @@ def mismatch(expected: pa.Schema, got: pa.Schema) -> SchemaMismatch | None:
     for name in expected.names:
         want, have = expected.field(name).type, got.field(name).type
         if not have.equals(want):
+            expected_name, got_name = told_apart(want, have)
             return SchemaMismatch(
-                f"column {name!r}: expected {want}, got {have}",
+                f"column {name!r}: expected {expected_name}, got {got_name}",
                 column=name,
                 expected=str(want),
                 got=str(have),

@@ -354,7 +354,7 @@ def test_a_refusal_says_what_stays_where_and_why_the_next_was_refused():
     assert isinstance(error, RecordTooLarge)
     assert error.message == (
         "record 2 of the message has 101 bytes, the topic's max.record.bytes is 100;"
-        " the 2 before it are kept, at offsets 40 to 41"
+        " the 2 records before it are kept, at offsets 40 to 41"
     )
     assert (error.kept, error.offset, error.details["record"]) == (2, 40, 2)
 
@@ -365,6 +365,20 @@ def test_a_refusal_of_the_first_record_names_no_offset():
     assert "record 0 of the message has no value in column 'id', which takes no nulls" in str(error)
     assert (error.kept, error.offset) == (0, None)
     assert error.details["column"] == "id"
+
+
+def test_a_refusal_says_that_nothing_is_kept_where_nothing_is():
+    first = refusal(Flaw(0, Reason.NULL_VALUE, column="id"), 0, 40, 100)
+    assert first.message.endswith("; no record of the message is kept")
+    one = refusal(Flaw(1, Reason.NULL_VALUE, column="id"), 1, 40, 100)
+    assert one.message.endswith("; the 1 record before it is kept, at offset 40")
+    flaw = Flaw(5, Reason.NULL_VALUE, column="id")
+    inside = refusal(flaw, 0, None, 100, in_transaction=True)
+    assert "before it" not in str(inside)
+    assert inside.message.endswith(
+        "; nothing of the message is kept, for it is part of a transaction"
+    )
+    assert "Abort the transaction" in inside.hint
 
 
 def test_a_refusal_names_the_column_whose_value_is_not_valid():

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyspark.sql.types as st
 import pytest
 
-from spark_stream.cli.ddl import parse_schema, schema_text, type_name
+from spark_stream.cli.ddl import parse_schema, schema_text
 from spark_stream.datasource.types import to_arrow
 from spark_stream.errors import InvalidOption
 
@@ -113,8 +113,3 @@ def test_an_error_names_the_column_and_what_is_wrong(text, column, problem):
     assert problem in raised.value.message
     if column:
         assert raised.value.details["column"] == column
-
-
-def test_types_that_spark_does_not_have_keep_arrow_s_names():
-    assert type_name(pa.uint16()) == "uint16"
-    assert type_name(pa.list_(pa.int8())) == "array<tinyint>"

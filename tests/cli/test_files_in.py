@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 from decimal import Decimal
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -25,15 +26,19 @@ def there(served: Served, call: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
     return call
 
 
-def copied(served: Served, there: Call, source: str, target: str) -> None:
-    """From topic to topic by way of JSON."""
+def copied(there: Call, file: Path, source: str, target: str) -> str:
+    """From topic to topic by way of JSON, which is returned."""
     printed = there("consume", source, "--output", "json", "--metadata")
     assert printed.code == 0, printed.err
-    sent = served.run("produce", target, "--format", "json", stdin=printed.out)
+    file.write_text(printed.out)
+    sent = there("produce", target, "--format", "json", "--file", str(file))
     assert sent.code == 0, sent.err
+    return printed.out
 
 
-def test_json_of_a_typed_topic_gives_the_same_records_in_the_same_partitions(served, there):
+def test_json_of_a_typed_topic_gives_the_same_records_in_the_same_partitions(
+    served, there, tmp_path
+):
     schema = (
         parse_schema(
             "i bigint, p decimal(38,10), d double, x binary, ts timestamp, ntz timestamp_ntz,"
@@ -61,14 +66,14 @@ def test_json_of_a_typed_topic_gives_the_same_records_in_the_same_partitions(ser
     with served.log.producer() as producer:
         producer.append("typed-a", pa.RecordBatch.from_pylist([row, {}], schema), partition=2)
         producer.append("typed-a", pa.RecordBatch.from_pylist([row], schema), partition=0)
-    copied(served, there, "typed-a", "typed-b")
+    copied(there, tmp_path / "a.jsonl", "typed-a", "typed-b")
     a, b = (served.log.read(name, metadata=True) for name in ("typed-a", "typed-b"))
     assert b.num_rows == 3
     same = [*schema.names, "_partition", "_offset"]
     assert a.select(same).equals(b.select(same))
 
 
-def test_json_of_kafka_like_records_gives_the_same_records(served, there):
+def test_json_of_kafka_like_records_gives_the_same_records(served, there, tmp_path):
     for name in ("raw-a", "raw-b"):
         served.log.create_topic(name, partitions=2)
     with served.log.producer() as producer:
@@ -83,13 +88,12 @@ def test_json_of_kafka_like_records_gives_the_same_records(served, there):
             )
             producer.send("raw-a", '{"base64":"/w=="}', key=None, partition=number)
             producer.send("raw-a", None, key=b"", headers=[], partition=number)
-    copied_json = there("consume", "raw-a", "--output", "json").out
-    assert [json.loads(line)["value"] for line in copied_json.splitlines()][:3] == [
+    lines = copied(there, tmp_path / "a.jsonl", "raw-a", "raw-b").splitlines()
+    assert [json.loads(line)["value"] for line in lines[:3]] == [
         {"base64": "//4="},
         '{"base64":"/w=="}',
         None,
     ]
-    assert served.run("produce", "raw-b", "--format", "json", stdin=copied_json).code == 0
     a, b = (
         served.log.read(name, headers=True).drop_columns(["topic"]) for name in ("raw-a", "raw-b")
     )
@@ -97,17 +101,20 @@ def test_json_of_kafka_like_records_gives_the_same_records(served, there):
     assert a.equals(b)
 
 
-def test_a_partition_that_the_topic_lacks_is_refused_unless_the_option_names_one(served, there):
+def test_a_partition_that_the_topic_lacks_is_refused_unless_the_option_names_one(
+    served, there, tmp_path
+):
     served.log.create_topic("small")
-    line = '{"value":"a","partition":0}\n{"value":"b","partition":3}\n'
-    refused = served.run("produce", "small", "--format", "json", stdin=line)
+    (tmp_path / "a.jsonl").write_text('{"value":"a","partition":0}\n{"value":"b","partition":3}\n')
+    command = ("produce", "small", "--format", "json", "--file", str(tmp_path / "a.jsonl"))
+    refused = there(*command)
     assert refused.code == 1
     assert (
         "record 2: column 'partition' is 3, and topic 'small' has partitions 0 to 0" in refused.err
     )
     assert "--partition" in refused.err
     assert served.log.describe("small").partitions[0].log_end_offset == 0
-    taken = served.run("produce", "small", "--format", "json", "--partition", "0", stdin=line)
+    taken = there(*command, "--partition", "0")
     assert taken.code == 0, taken.err
 
 

@@ -47,10 +47,47 @@ def test_a_topic_from_create_to_delete(served, call, monkeypatch):
     assert served.log.topics() == []
 
 
+def test_a_topic_is_altered_while_it_is_there(served, call, monkeypatch):
+    monkeypatch.setenv("ISOLOG_BOOTSTRAP", served.bootstrap)
+    served.log.create_topic("growing")
+    more = call("topic", "alter", "growing", "--partitions", "3", "--config", "retention.ms=60000")
+    assert (more.code, more.out) == (0, "")
+    assert more.err == "altered topic growing: 3 partitions, retention.ms=60000\n"
+    found = served.log.describe("growing")
+    assert (len(found.partitions), found.config["retention.ms"]) == (3, "60000")
+    fewer = call("topic", "alter", "growing", "--partitions", "2")
+    assert (fewer.code, fewer.err.count("\n")) == (1, 1)
+    assert "has 3 partitions and cannot have fewer" in fewer.err
+
+
+def test_a_topic_that_is_there_is_left_alone_on_request_and_what_differs_is_told(
+    served, call, monkeypatch
+):
+    monkeypatch.setenv("ISOLOG_BOOTSTRAP", served.bootstrap)
+    create = ("topic", "create", "twice", "--schema", "id bigint", "--if-not-exists")
+    assert call(*create).err == "created topic twice: 1 partition\n"
+    again = call(*create)
+    assert (again.code, again.err) == (0, "topic twice exists: 1 partition\n")
+    others = ("--partitions", "8", "--config", "compression=zstd")
+    other = call("topic", "create", "twice", "--schema", "id int", "--if-not-exists", *others)
+    assert other.code == 0
+    assert other.err.splitlines() == [
+        "topic twice exists: 1 partition",
+        "not 8 partitions: `isolog topic alter twice --partitions 8` adds some",
+        "its columns are others: id bigint",
+        "compression is none, not zstd: `isolog topic alter twice --config compression=zstd`"
+        " changes it",
+    ]
+    refused = call("topic", "create", "twice")
+    assert (refused.code, refused.err.count("\n")) == (1, 1)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "problem"),
     [
         (["describe", "nope"], 1, "nope"),
+        (["alter", "nope", "--partitions", "2"], 1, "nope"),
+        (["alter", "nope"], 2, "--partitions N"),
         (["create", "t", "--schema", "id itn"], 2, "column 'id'"),
         (["create", "t", "--config", "compression"], 2, "NAME=VALUE"),
         (["create", "t", "--config", "compresion=zstd"], 1, "did you mean 'compression'"),

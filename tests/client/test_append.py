@@ -262,9 +262,9 @@ def test_columns_in_another_order_and_of_narrower_types_are_made_to_fit(log, top
 @pytest.mark.parametrize(
     ("batch", "named"),
     [
-        ({"n": pa.array(["x"])}, "column 'n': expected int64, got string"),
-        ({"n": pa.array([1.5])}, "column 'n': expected int64, got double"),
-        ({"n": pa.array([1], pa.uint64())}, "column 'n': expected int64, got uint64"),
+        ({"n": pa.array(["x"])}, "column 'n': expected bigint, got string"),
+        ({"n": pa.array([1.5])}, "column 'n': expected bigint, got double"),
+        ({"n": pa.array([1], pa.uint64())}, "column 'n': expected bigint, got uint64"),
         ({"m": pa.array([1])}, "column 'n'"),
         ({"n": pa.array([1]), "m": pa.array([1])}, "column 'm'"),
         ({"N": pa.array([1])}, "column 'n'"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta, timezone
 
 import numpy as np
@@ -11,10 +12,14 @@ import pyarrow as pa
 import pytest
 
 from spark_stream import Written
+from spark_stream.client import batches
+from spark_stream.client import producer as producing
 from spark_stream.errors import (
+    BatchTooLarge,
     InvalidOption,
     InvalidRecord,
     InvalidRequest,
+    IsologError,
     RecordTooLarge,
     SchemaMismatch,
     UnknownPartition,
@@ -243,6 +248,21 @@ def test_flush_waits_for_everything_and_raises_the_first_error_once(log, topic):
         producer.flush()  # it was told
         assert [future.exception() is None for future in futures] == [True, False, True, False]
     assert log.read(topic).num_rows == 2
+
+
+def test_a_record_that_no_setting_lets_through_has_another_hint(log, topic, monkeypatch):
+    log.create_topic(topic, config={"max.record.bytes": 1000})
+    for module in (batches, producing):  # in place of a value of 256 MiB
+        monkeypatch.setattr(module, "BATCH_BYTES_MAX", 5000)
+    with suppress(IsologError), log.producer() as producer:
+        large = producer.send(topic, b"x" * 2000).exception(20)
+        largest = producer.send(topic, b"x" * 6000).exception(20)
+        batch = producer.append(topic, pa.record_batch({"value": [b"x" * 6000]})).exception(20)
+    assert "raise the topic's max.record.bytes" in str(large)
+    for error in (largest, batch):
+        assert isinstance(error, RecordTooLarge | BatchTooLarge)
+        assert "Split the value: no topic takes" in str(error)
+        assert "raise" not in str(error)
 
 
 def test_a_record_too_large_in_the_middle_leaves_its_neighbours(log, topic):

@@ -95,7 +95,7 @@ def test_the_schema_given_is_the_projection(queries: Queries, hundred: str) -> N
     ("schema", "message"),
     [
         ("m bigint", "has no column 'm'"),
-        ("n string", "column 'n': expected string, got int64"),
+        ("n string", "column 'n': expected string, got bigint"),
     ],
 )
 def test_a_projection_that_does_not_fit_is_refused_by_column(
