@@ -240,7 +240,8 @@ class ConsumerPosition(Message):
 class CommitTransaction(Message):
     """Commits transaction ``number`` with the ``branches`` (producer ids) it takes.
 
-    Other branches abort. ``batch`` is remembered as the sink's last. Answered when it is visible.
+    Other branches abort. ``batch`` is remembered as the sink's last. ``owners`` are those of the
+    consumers whose ``positions`` move with it. Answered when it is visible.
     """
 
     transactional_id: TransactionalId
@@ -249,6 +250,7 @@ class CommitTransaction(Message):
     branches: list[OffsetField]
     batch: OffsetField | None = None
     positions: list[ConsumerPosition] = []
+    owners: dict[Name, Name] = {}
 
 
 class EndTransaction(Message):
@@ -314,10 +316,18 @@ class NamedConsumer(Message):
     consumer: Name
 
 
+class OwnedConsumer(Message):
+    """A consumer's name, and the consumer that has it, or is to have it from now on."""
+
+    consumer: Name
+    instance: Name
+
+
 class Positions(Message):
-    """Where named consumers go on."""
+    """Where named consumers go on. ``owners``: by name, the instances that have to own them."""
 
     positions: list[ConsumerPosition]
+    owners: dict[Name, Name] = {}
 
 
 class CutTopic(Message):
@@ -453,6 +463,8 @@ ACTIONS: Final[dict[str, str]] = {
     "list-transactions": "Empty → TransactionList",
     "describe-transaction": "NamedTransaction → TransactionFacts",
     "kill-transaction": "KillTransaction → TransactionFacts",
+    "take-consumer": "OwnedConsumer → Positions",
+    "check-consumer": "OwnedConsumer → Empty",
     "consumer-position": "NamedConsumer → Positions",
     "commit-position": "Positions → Empty",
     "atomic-cut": "AtomicCut → Cut",
