@@ -64,19 +64,30 @@ class Feed:
         for thread in self._threads:
             thread.start()
 
+    @property
+    def running(self) -> bool:
+        """Whether more may come."""
+        return self._running > 0 and not self._stopped.is_set()
+
     def fetched(self) -> Iterator[tuple[Key, Fetched]]:
         """What the threads fetch, until all have ended, one fails, or the feed is stopped."""
-        while self._running and not self._stopped.is_set():
-            try:
-                key, fetched, error = self._queue.get(timeout=_TICK_S)
-            except queue.Empty:
-                continue
-            if error is not None:
-                raise error
-            if fetched is None:
-                self._running -= 1
-            else:
-                yield key, fetched
+        while self.running:
+            found = self.take()
+            if found is not None:
+                yield found
+
+    def take(self) -> tuple[Key, Fetched] | None:
+        """The next of it; None if nothing came for a moment, or a thread has ended."""
+        try:
+            key, fetched, error = self._queue.get(timeout=_TICK_S)
+        except queue.Empty:
+            return None
+        if error is not None:
+            raise error
+        if fetched is None:
+            self._running -= 1
+            return None
+        return key, fetched
 
     def stop(self) -> None:
         """Ends the fetches and their threads; from any thread, any number of times."""
