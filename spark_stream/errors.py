@@ -171,6 +171,11 @@ class ProducerFenced(IsologError):
     hint = "A newer producer has taken over this identity: give every producer one of its own."
 
 
+class ConsumerFenced(IsologError):
+    code = "CONSUMER_FENCED"
+    hint = "A newer consumer has taken over this name: give every consumer one of its own."
+
+
 class TransactionAborted(IsologError):
     code = "TRANSACTION_ABORTED"
     hint = "Nothing of it is visible to read_committed: begin another transaction and write again."

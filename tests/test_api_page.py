@@ -128,7 +128,7 @@ def test_connect_takes_an_address_or_a_path() -> None:
     [
         (
             isolog.Log.create_topic,
-            ["partitions", "replication_factor", "schema", "config"],
+            ["partitions", "replication_factor", "schema", "config", "if_not_exists"],
         ),
         (isolog.Log.producer, ["isolation", "transactional_id"]),
         (isolog.Log.consumer, ["isolation", "start", "name"]),

@@ -26,6 +26,7 @@ from spark_stream.wire.messages import (
     Message,
     NamedConsumer,
     NamedTransaction,
+    OwnedConsumer,
     Positions,
     ProducerFacts,
     TopicContent,
@@ -125,6 +126,7 @@ class TransactionActions:
                 asked.batch,
                 positions,
                 content,
+                asked.owners,
             )
         )
 
@@ -142,12 +144,21 @@ class TransactionActions:
     def _kill(self, asked: KillTransaction) -> Message:
         return self._transaction(self._desk.kill(asked.transactional_id, asked.number))
 
+    def _take_consumer(self, asked: OwnedConsumer) -> Message:
+        found = self._desk.take_consumer(asked.consumer, asked.instance)
+        return Positions(positions=[ConsumerPosition(**asdict(each)) for each in found])
+
+    def _check_consumer(self, asked: OwnedConsumer) -> Message:
+        self._desk.check_consumer(asked.consumer, asked.instance)
+        return Empty()
+
     def _position(self, asked: NamedConsumer) -> Message:
         found = self._desk.positions(asked.consumer)
         return Positions(positions=[ConsumerPosition(**asdict(each)) for each in found])
 
     def _commit_position(self, asked: Positions) -> Message:
-        self._desk.store_positions([PositionOf(**each.model_dump()) for each in asked.positions])
+        positions = [PositionOf(**each.model_dump()) for each in asked.positions]
+        self._desk.store_positions(positions, asked.owners)
         return Empty()
 
     def _cut(self, asked: AtomicCut) -> Message:
@@ -219,6 +230,8 @@ TRANSACTION_ACTIONS: Final[
     "list-transactions": (Empty, TransactionActions._transactions),
     "describe-transaction": (NamedTransaction, TransactionActions._describe_transaction),
     "kill-transaction": (KillTransaction, TransactionActions._kill),
+    "take-consumer": (OwnedConsumer, TransactionActions._take_consumer),
+    "check-consumer": (OwnedConsumer, TransactionActions._check_consumer),
     "consumer-position": (NamedConsumer, TransactionActions._position),
     "commit-position": (Positions, TransactionActions._commit_position),
     "atomic-cut": (AtomicCut, TransactionActions._cut),

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Final
 
 from spark_stream.broker.host import Host
@@ -57,6 +59,7 @@ class TransactionDesk:
         self.records = TransactionRecords(store)
         self.stopped = StoppedRuns(store)
         self._consumers = ConsumerRecords(store)
+        self._owning = threading.Lock()
         self._numbers = Numbers(store, "numbers/transactions")
         self._producer_ids = Numbers(store, "numbers/producers")
 
@@ -135,10 +138,13 @@ class TransactionDesk:
         batch: int | None,
         positions: Iterable[PositionOf],
         content: Iterable[Content] | None = None,
+        owners: Mapping[str, str] = MappingProxyType({}),
     ) -> Transaction:
         """Commits; returns when the markers are below the high watermark everywhere.
 
         Raises:
+            ConsumerFenced: a consumer whose position is to move has another owner; this call
+                decided nothing.
             ProducerFenced, TransactionAborted, UnknownTransaction, ForeignBranch,
             InvalidTransaction: this call decided nothing.
             DiskFull, StorageFailure: it is decided; repeat the call, or the next sweep finishes it.
@@ -149,10 +155,13 @@ class TransactionDesk:
         def rule(found: Transaction) -> Outcome:
             outcome = rules.commit(found, instance, number, chosen, batch, moves, written)
             if found.state is State.OPEN and isinstance(outcome, Transaction):
+                self._consumers.check(owners)
                 self._force(found)
             return outcome
 
-        return self.decided(transactional_id, rule, number, f"a commit of {sorted(chosen)}")
+        with self._owning if owners else contextlib.nullcontext():
+            outcome = self.changed(transactional_id, rule)
+        return self._told(outcome, number, f"a commit of {sorted(chosen)}")
 
     def _force(self, found: Transaction) -> None:
         """The decision is on the disk once it is made: so what it is about goes there first."""
@@ -210,6 +219,20 @@ class TransactionDesk:
             "an abort",
         )
 
+    def take_consumer(self, consumer: str, instance: str) -> list[PositionOf]:
+        """The instance owns the consumer's name from now on; where it goes on.
+
+        A transaction that moves the position is decided before, and counts, or is refused after:
+        the lock keeps a commit from deciding between its look at the owner and its own record.
+        """
+        with self._owning:
+            self._consumers.take(consumer, instance)
+        return self.positions(consumer)
+
+    def check_consumer(self, consumer: str, instance: str) -> None:
+        """ConsumerFenced if another instance owns the consumer's name."""
+        self._consumers.check({consumer: instance})
+
     def positions(self, consumer: str) -> list[PositionOf]:
         """Where a named consumer goes on, decided transactions included."""
         for record in self.records.all():
@@ -220,9 +243,9 @@ class TransactionDesk:
                 self.finished(record)
         return self._consumers.get(consumer)
 
-    def store_positions(self, positions: list[PositionOf]) -> None:
-        """Stores positions outside any transaction."""
-        self._consumers.store(positions)
+    def store_positions(self, positions: list[PositionOf], owners: Mapping[str, str]) -> None:
+        """Stores positions outside any transaction; ConsumerFenced if ``owners`` are not so."""
+        self._consumers.store(positions, owners=owners)
 
     # -- finishing --------------------------------------------------------------------------------
 
@@ -320,7 +343,9 @@ class TransactionDesk:
         asked: str,
     ) -> Transaction:
         """The record after the event, finished if it was decided."""
-        outcome = self.changed(transactional_id, rule)
+        return self._told(self.changed(transactional_id, rule), number, asked)
+
+    def _told(self, outcome: Outcome, number: int | None, asked: str) -> Transaction:
         if isinstance(outcome, Denied):
             raise of_transaction(outcome, number, asked)
         return self.finished(outcome) if outcome.state in rules.DECIDED else outcome

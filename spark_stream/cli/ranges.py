@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import queue
 import signal
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from types import FrameType
-from typing import Final
 
 import pyarrow as pa
 
 from spark_stream.client.columns import View
 from spark_stream.client.connection import Connection
+from spark_stream.client.feed import Feed
 from spark_stream.client.fetching import Source, fetch_once, fetch_range
 from spark_stream.client.positions import Place, resolve
 from spark_stream.client.topics import TopicsClient
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.errors import InvalidOption, IsologError, UnknownPartition
-
-_POLL_MS: Final = 2_000
-_FETCH_BYTES: Final = 4 << 20
-_AHEAD_BATCHES: Final = 4  # per partition; with _FETCH_BYTES this bounds the memory
-_RETRY_PAUSE_S: Final = 0.1
-_TICK_S: Final = 0.25
+from spark_stream.errors import InvalidOption, UnknownPartition
 
 
 def place_of(option: str, text: str) -> Place:
@@ -122,49 +113,26 @@ def followed(spans: list[Span], idle: Callable[[], None]) -> Iterator[pa.RecordB
 
     ``idle`` is called now and then while nothing comes.
     """
-    arriving: queue.Queue[pa.RecordBatch | IsologError | None] = queue.Queue(
-        _AHEAD_BATCHES * len(spans)
+    feed = Feed(
+        [
+            ((span.source.view.topic, span.source.partition), span.source, span.start, span.end)
+            for span in spans
+        ]
     )
-    running = len(spans)
-    for span in spans:
-        threading.Thread(target=_follow, args=(span, arriving.put), daemon=True).start()
-    with _interruptible() as interrupt:
-        while running and not interrupt.asked:
-            try:
-                with interrupt.at_once():
-                    item = arriving.get(timeout=_TICK_S)
-            except queue.Empty:
-                idle()
-                continue
-            except KeyboardInterrupt:
-                return
-            if isinstance(item, IsologError):
-                raise item
-            if item is None:
-                running -= 1
-            else:
-                yield item
-
-
-def _follow(span: Span, put: Callable[[pa.RecordBatch | IsologError | None], None]) -> None:
-    """One partition's thread. A lost broker is looked for until the connection's time is over."""
-    position = span.start
-    failing_since: float | None = None
-    while span.end is None or position < span.end:
-        try:
-            for fetched in fetch_once(span.source, position, span.end, _POLL_MS, _FETCH_BYTES):
-                failing_since = None
-                position = fetched.next
-                if fetched.batch.num_rows:
-                    put(fetched.batch)
-        except IsologError as error:
-            now = time.monotonic()
-            failing_since = failing_since or now
-            if not error.retriable or now - failing_since > span.source.connection.timeout_s:
-                put(error)
-                return
-            time.sleep(_RETRY_PAUSE_S)
-    put(None)
+    try:
+        with _interruptible() as interrupt:
+            while feed.running and not interrupt.asked:
+                try:
+                    with interrupt.at_once():
+                        found = feed.take()
+                except KeyboardInterrupt:
+                    return
+                if found is None:
+                    idle()
+                elif found[1].batch.num_rows:
+                    yield found[1].batch
+    finally:
+        feed.stop()
 
 
 class _Interrupt:

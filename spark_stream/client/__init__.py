@@ -8,6 +8,7 @@
 ``columns``        the columns a user sees, made from those the leader sends
 ``partitioner``    which partition a key goes to, for whole batches
 ``cuts``           where a read_atomic reader may stand
+``frames``         data frames of any library, as Arrow of the topic's types
 ``fetching``       bounded reads of one partition
 ``lanes``          a partition's unanswered batches: sequences, the window, what is sent again
 ``appending``      one stream of appends and its acknowledgements

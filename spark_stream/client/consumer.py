@@ -12,6 +12,8 @@ two of these rounds has seen all of a transaction or nothing of it.
 from __future__ import annotations
 
 import threading
+import time
+import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from numbers import Integral
@@ -23,7 +25,7 @@ from spark_stream.client.closing import Closing
 from spark_stream.client.columns import View
 from spark_stream.client.connection import Connection
 from spark_stream.client.cuts import Key, cut_of
-from spark_stream.client.feed import Feed
+from spark_stream.client.feed import WATCH_S, Feed
 from spark_stream.client.fetching import Fetched, Source, fetch_once
 from spark_stream.client.positions import Place, resolve
 from spark_stream.client.records import records_of
@@ -31,7 +33,7 @@ from spark_stream.client.topics import TopicsClient, level
 from spark_stream.client.transactions import TransactionsClient
 from spark_stream.client.values import Record
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.errors import InvalidOption, InvalidTransaction, SchemaMismatch
+from spark_stream.errors import InvalidOption, SchemaMismatch
 from spark_stream.wire.messages import INT64_MAX, ConsumerPosition, NamedConsumer
 from spark_stream.wire.schemas import is_default
 
@@ -47,7 +49,9 @@ class Consumer(Closing):
 
     With a ``name`` it goes on from the position that was stored last under that name
     (:meth:`commit`, or ``commit_position`` of a transactional producer); topics without one, and
-    those that were made anew since, begin at ``start``.
+    those that were made anew since, begin at ``start``. Making one takes the name over: a consumer
+    that had it stores no position any more, and is told by ConsumerFenced, when it tries to, or
+    within a few seconds of iterating.
 
     Partitions that a topic gets later are read from their first record on, wherever the consumer
     started.
@@ -69,11 +73,12 @@ class Consumer(Closing):
         if not names:
             raise InvalidOption("a consumer needs at least one topic")
         if name is not None:
-            NamedConsumer.of(consumer=name)
+            NamedConsumer.of(consumer=name)  # before anything is asked
         self._connection = connection
         self._topics = topics
         self._transactions = TransactionsClient(connection)
         self._name = name
+        self._instance = uuid.uuid4().hex
         self._isolation = level(isolation)
         self._views: dict[str, View] = {}
         self._ids: dict[str, str] = {}
@@ -90,9 +95,11 @@ class Consumer(Closing):
             self._position.update({(topic, number): at for number, at in found.items()})
         if start == "latest" and self._atomic:
             self._position = cut_of(self._transactions, self._ids)
-        self._began = {} if name is None else self._remembered(name)
-        self._position.update(self._began)
-        self._start_added()
+        if name is not None:
+            stored = self._taken_over(name)
+            self._position.update(stored)
+            self._start_added(stored)
+        self._checked = time.monotonic()
         self._feed: Feed | None = None
         self._seeks = 0
         self._closed = threading.Event()
@@ -146,9 +153,20 @@ class Consumer(Closing):
 
         Raises:
             InvalidOption: the consumer has no name.
+            ConsumerFenced: another consumer has taken the name over.
         """
-        self._transactions.commit_position(self.places(self._connection))
-        self.moved(self._position)
+        places = self.places(self._connection)
+        self._transactions.commit_position(places, self.owner())
+
+    def owner(self) -> dict[str, str]:
+        """``{name: instance}``: who has to own the name for the position to be stored."""
+        return {} if self._name is None else {self._name: self._instance}
+
+    def check_owner(self) -> None:
+        """ConsumerFenced if another consumer has taken the name over."""
+        if self._name is not None:
+            self._transactions.check_consumer(self._name, self._instance)
+            self._checked = time.monotonic()
 
     def places(self, connection: Connection) -> list[ConsumerPosition]:
         """The position as it is stored, by whoever writes through this connection.
@@ -175,23 +193,6 @@ class Consumer(Closing):
             for (topic, number), offset in self._position.items()
         ]
 
-    def check_start(self) -> None:
-        """InvalidTransaction if the stored position has moved since this consumer began there.
-
-        Whoever owns the transactional id that moves it asks once: nobody else can move it then.
-        """
-        if self._name is not None and self._remembered(self._name) != self._began:
-            raise InvalidTransaction(
-                f"consumer {self._name!r} has moved since this one began: an earlier owner of the"
-                " transactional id has committed its position meanwhile",
-                hint="Make the producer first, which ends what others have under way; then the"
-                " consumer.",
-            )
-
-    def moved(self, position: Mapping[Key, int]) -> None:
-        """This position of the consumer is stored now."""
-        self._began = dict(position)
-
     def seek(self, position: Mapping[Key, int]) -> None:
         """Goes on from these offsets; partitions that are not named stay where they are."""
         for key, offset in position.items():
@@ -215,9 +216,12 @@ class Consumer(Closing):
             raise InvalidOption(f"until takes 'latest', not {until!r}")
         ends = self._bounds() if until and not self._atomic else None
         self._take_up(ends or ())
+        watch = None if self._name is None else self.check_owner
         pause = _CUT_PAUSE_FIRST_S
         while not self._closed.is_set():
             self._stop_feed()
+            if watch is not None and time.monotonic() - self._checked > WATCH_S:
+                watch()  # under read_atomic no feed may live so long
             if self._atomic and not (until and ends):
                 ends = cut_of(self._transactions, self._ids, self._position)
                 self._take_up(ends)
@@ -239,7 +243,8 @@ class Consumer(Closing):
                     )
                     for key, start in self._position.items()
                     if not self._atomic or ends is None or start < ends[key]
-                ]
+                ],
+                watch,
             )
             try:
                 for key, fetched in feed.fetched():
@@ -280,12 +285,12 @@ class Consumer(Closing):
         self._take_up((topic, number) for number in range(partitions or 0))
         return len(self._position) > before
 
-    def _start_added(self) -> None:
+    def _start_added(self, stored: Mapping[Key, int]) -> None:
         """Partitions that were added since the position was stored begin at their first record."""
-        for topic in {topic for topic, _ in self._began}:
+        for topic in {topic for topic, _ in stored}:
             first = resolve(self._topics, topic, "earliest", self._isolation, "earliest")
             for number, offset in first.items():
-                if (topic, number) not in self._began:
+                if (topic, number) not in stored:
                     self._position[topic, number] = offset
 
     def _below(self, ends: Mapping[Key, int]) -> bool:
@@ -296,11 +301,11 @@ class Consumer(Closing):
         for key, offset in self._position.items():
             deque(fetch_once(self._source(views[key[0]], key), offset, offset), maxlen=0)
 
-    def _remembered(self, name: str) -> dict[Key, int]:
+    def _taken_over(self, name: str) -> dict[Key, int]:
         """The stored position, as far as it is of the topics as they are now."""
         return {
             (each.topic, each.partition): each.offset
-            for each in self._transactions.position(name)
+            for each in self._transactions.take_consumer(name, self._instance)
             if self._ids.get(each.topic) == each.topic_id
         }
 

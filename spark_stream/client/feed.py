@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from spark_stream.client.cuts import Key
@@ -19,6 +19,7 @@ from spark_stream.errors import InternalError, IsologError
 
 POLL_MS: Final = 2_000
 FETCH_BYTES: Final = 4 << 20
+WATCH_S: Final = 2.0
 _AHEAD_BATCHES: Final = 4  # per partition; with FETCH_BYTES this bounds the memory
 _RETRY_PAUSE_S: Final = 0.1
 _TICK_S: Final = 0.25
@@ -28,9 +29,16 @@ _Item = tuple[Key, Fetched | None, IsologError | None]
 
 
 class Feed:
-    """The fetching threads of one iteration. What they fetched ahead is dropped when it stops."""
+    """The fetching threads of one iteration. What they fetched ahead is dropped when it stops.
 
-    def __init__(self, sources: list[tuple[Key, Source, int, int | None]]) -> None:
+    ``watch`` is called every two seconds meanwhile; an error of it that lasts ends the iteration.
+    """
+
+    def __init__(
+        self,
+        sources: list[tuple[Key, Source, int, int | None]],
+        watch: Callable[[], None] | None = None,
+    ) -> None:
         self._stopped = threading.Event()
         self._queue: queue.Queue[_Item] = queue.Queue(_AHEAD_BATCHES * len(sources))
         self._running = len(sources)
@@ -46,22 +54,40 @@ class Feed:
                 sources, self._cancellations, strict=True
             )
         ]
+        if watch is not None and sources:
+            key = sources[0][0]
+            self._threads.append(
+                threading.Thread(
+                    target=self._watch, args=(key, watch), name="isolog-watch", daemon=True
+                )
+            )
         for thread in self._threads:
             thread.start()
 
+    @property
+    def running(self) -> bool:
+        """Whether more may come."""
+        return self._running > 0 and not self._stopped.is_set()
+
     def fetched(self) -> Iterator[tuple[Key, Fetched]]:
         """What the threads fetch, until all have ended, one fails, or the feed is stopped."""
-        while self._running and not self._stopped.is_set():
-            try:
-                key, fetched, error = self._queue.get(timeout=_TICK_S)
-            except queue.Empty:
-                continue
-            if error is not None:
-                raise error
-            if fetched is None:
-                self._running -= 1
-            else:
-                yield key, fetched
+        while self.running:
+            found = self.take()
+            if found is not None:
+                yield found
+
+    def take(self) -> tuple[Key, Fetched] | None:
+        """The next of it; None if nothing came for a moment, or a thread has ended."""
+        try:
+            key, fetched, error = self._queue.get(timeout=_TICK_S)
+        except queue.Empty:
+            return None
+        if error is not None:
+            raise error
+        if fetched is None:
+            self._running -= 1
+            return None
+        return key, fetched
 
     def stop(self) -> None:
         """Ends the fetches and their threads; from any thread, any number of times."""
@@ -113,6 +139,15 @@ class Feed:
                 if not error.retriable or lasting:
                     raise
                 self._stopped.wait(_RETRY_PAUSE_S)
+
+    def _watch(self, key: Key, watch: Callable[[], None]) -> None:
+        while not self._stopped.wait(WATCH_S):
+            try:
+                watch()
+            except IsologError as error:
+                if not error.retriable:
+                    self._put((key, None, error))
+                    return
 
     def _put(self, item: _Item) -> bool:
         while not self._stopped.is_set():

@@ -19,14 +19,14 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, Final, TypeVar
 
-import pyarrow as pa
-
 from spark_stream.client.connection import Connection
 from spark_stream.client.consumer import Consumer
+from spark_stream.client.frames import ArrowData
 from spark_stream.client.producer import Producer, author_of, check_setting
 from spark_stream.client.topics import TopicsClient
 from spark_stream.client.values import Branch, Written
 from spark_stream.errors import (
+    ConsumerFenced,
     InvalidOption,
     InvalidTransaction,
     IsologError,
@@ -85,8 +85,7 @@ class TransactionalProducer(Producer):
         self._aborting = False
         self._committing = False
         self._fenced: IsologError | None = None
-        self._compared: set[Consumer] = set()
-        self._moving: dict[Consumer, dict[tuple[str, int], int]] = {}
+        self._owners: dict[str, str] = {}
         self._positions: dict[tuple[str, str, int], ConsumerPosition] = {}
         self._timeout_ms = transaction_timeout_ms
         try:
@@ -117,9 +116,7 @@ class TransactionalProducer(Producer):
             topic, value, key=key, headers=headers, partition=partition, timestamp=timestamp
         )
 
-    def append(
-        self, topic: str, batch: pa.RecordBatch | pa.Table, partition: int | None = None
-    ) -> Future[Written]:
+    def append(self, topic: str, batch: ArrowData, partition: int | None = None) -> Future[Written]:
         """As :meth:`Producer.append`, in the open transaction: all of the batch, or none of it.
 
         Raises:
@@ -157,7 +154,7 @@ class TransactionalProducer(Producer):
             begun = self._asked(self._begun)
             self._sender.failures.forget()
             self._positions.clear()
-            self._moving.clear()
+            self._owners.clear()
             self._aborting = False
             self._branch = Branch(
                 self._transactional_id, begun.number, begun.producer_id, begun.epoch
@@ -174,6 +171,8 @@ class TransactionalProducer(Producer):
                 operator aborted it. Nothing of it is visible; another transaction can begin.
             ProducerFenced: another producer has taken the id over. Nothing of it is visible, unless
                 an earlier call of this commit got no answer: then its records tell.
+            ConsumerFenced: a consumer whose position was to move with it has lost its name to
+                another. It is aborted.
             InvalidTransaction: none is open.
             BrokerUnavailable, RequestTimeout: nobody says what became of it: commit again.
         """
@@ -186,17 +185,11 @@ class TransactionalProducer(Producer):
                     self._give_up(branch)
                     raise (self._fenced or refusal).again() from failure
                 self._committing = True  # from here on the broker alone knows what it is
-            self._asked(
-                lambda: self._transactions.commit(
-                    self._transactional_id,
-                    self._instance,
-                    branch.number,
-                    [branch.producer_id],
-                    positions=self._positions.values(),
-                )
-            )
-            for consumer, position in self._moving.items():
-                consumer.moved(position)
+            try:
+                self._asked(lambda: self._committed(branch))
+            except ConsumerFenced:
+                self._give_up(branch)
+                raise
             self._over(branch)
 
     def abort_transaction(self) -> None:
@@ -215,17 +208,14 @@ class TransactionalProducer(Producer):
 
         Raises:
             InvalidOption: the consumer has no name, or is of another log.
-            InvalidTransaction: none is open; or the consumer began where an earlier owner of the id
-                was before it committed once more: make the producer first, then the consumer.
-            ProducerFenced: the id was taken over.
+            InvalidTransaction: none is open.
+            ProducerFenced, ConsumerFenced: the id, or the consumer's name, was taken over.
         """
         with self._deciding:
             self._writable("a position")
             places = consumer.places(self._connection)
-            if consumer not in self._compared:
-                consumer.check_start()
-                self._compared.add(consumer)
-            self._moving[consumer] = consumer.position()
+            consumer.check_owner()
+            self._owners.update(consumer.owner())
             for place in places:
                 self._positions[place.consumer, place.topic, place.partition] = place
 
@@ -280,6 +270,16 @@ class TransactionalProducer(Producer):
             self._take_over()
             return self._transactions.begin(name, instance, self._last)
 
+    def _committed(self, branch: Branch) -> object:
+        return self._transactions.commit(
+            self._transactional_id,
+            self._instance,
+            branch.number,
+            [branch.producer_id],
+            positions=self._positions.values(),
+            owners=self._owners,
+        )
+
     def _settled(self) -> IsologError | None:
         """Waits for all acknowledgements; the first failure among them."""
         try:
@@ -307,7 +307,7 @@ class TransactionalProducer(Producer):
         self._committing = self._aborting = False
         self._sender.failures.forget()
         self._positions.clear()
-        self._moving.clear()
+        self._owners.clear()
 
     def _abort(self, branch: Branch) -> None:
         self._aborting = True

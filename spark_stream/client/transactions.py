@@ -20,6 +20,7 @@ from spark_stream.wire.messages import (
     KillTransaction,
     NamedConsumer,
     NamedTransaction,
+    OwnedConsumer,
     Positions,
     ProducerFacts,
     TopicContent,
@@ -114,12 +115,13 @@ class TransactionsClient:
         batch: int | None = None,
         content: Iterable[TopicContent] | None = None,
         positions: Iterable[ConsumerPosition] = (),
+        owners: Mapping[str, str] | None = None,
     ) -> TransactionFacts:
         """Commits; returns when everything in it is visible to the next read_committed read.
 
         Raises:
             TransactionAborted, ProducerFenced, UnknownTransaction, ForeignBranch,
-            InvalidTransaction: this call decided nothing.
+            InvalidTransaction, ConsumerFenced: this call decided nothing.
         """
         asked = CommitTransaction(
             transactional_id=transactional_id,
@@ -129,6 +131,7 @@ class TransactionsClient:
             batch=batch,
             content=None if content is None else list(content),
             positions=list(positions),
+            owners=dict(owners or {}),
         )
         return self._connection.act("commit-transaction", asked, TransactionFacts)
 
@@ -163,9 +166,22 @@ class TransactionsClient:
         asked = NamedConsumer.of(consumer=consumer)
         return self._connection.act("consumer-position", asked, Positions).positions
 
-    def commit_position(self, positions: Iterable[ConsumerPosition]) -> None:
-        """Stores positions outside any transaction."""
-        self._connection.act("commit-position", Positions(positions=list(positions)), Empty)
+    def take_consumer(self, consumer: str, instance: str) -> list[ConsumerPosition]:
+        """Takes the consumer's name over; where it goes on."""
+        asked = OwnedConsumer.of(consumer=consumer, instance=instance)
+        return self._connection.act("take-consumer", asked, Positions).positions
+
+    def check_consumer(self, consumer: str, instance: str) -> None:
+        """ConsumerFenced if another has taken the name over."""
+        asked = OwnedConsumer(consumer=consumer, instance=instance)
+        self._connection.act("check-consumer", asked, Empty)
+
+    def commit_position(
+        self, positions: Iterable[ConsumerPosition], owners: Mapping[str, str]
+    ) -> None:
+        """Stores positions outside any transaction; ConsumerFenced if ``owners`` are not so."""
+        asked = Positions(positions=list(positions), owners=dict(owners))
+        self._connection.act("commit-position", asked, Empty)
 
     def cut(self, topics: Iterable[CutTopic]) -> Mapping[str, Mapping[int, int]]:
         """Offsets that no transaction lies on both sides of; by topic and partition."""

@@ -245,8 +245,9 @@ class ConsumerPosition(Message):
 class CommitTransaction(Message):
     """Commits transaction ``number`` with the ``branches`` (producer ids) it takes.
 
-    Other branches abort. ``batch`` is remembered as the sink's last, with its ``content``. Answered
-    when it is visible.
+    Other branches abort. ``batch`` is remembered as the sink's last, with its ``content``.
+    ``owners`` are those of the consumers whose ``positions`` move with it. Answered when it is
+    visible.
     """
 
     transactional_id: TransactionalId
@@ -256,6 +257,7 @@ class CommitTransaction(Message):
     batch: OffsetField | None = None
     content: list[TopicContent] | None = None
     positions: list[ConsumerPosition] = []
+    owners: dict[Name, Name] = {}
 
 
 class EndTransaction(Message):
@@ -321,10 +323,18 @@ class NamedConsumer(Message):
     consumer: Name
 
 
+class OwnedConsumer(Message):
+    """A consumer's name, and the consumer that has it, or is to have it from now on."""
+
+    consumer: Name
+    instance: Name
+
+
 class Positions(Message):
-    """Where named consumers go on."""
+    """Where named consumers go on. ``owners``: by name, the instances that have to own them."""
 
     positions: list[ConsumerPosition]
+    owners: dict[Name, Name] = {}
 
 
 class CutTopic(Message):
@@ -482,6 +492,8 @@ ACTIONS: Final[dict[str, str]] = {
     "list-transactions": "Empty → TransactionList",
     "describe-transaction": "NamedTransaction → TransactionFacts",
     "kill-transaction": "KillTransaction → TransactionFacts",
+    "take-consumer": "OwnedConsumer → Positions",
+    "check-consumer": "OwnedConsumer → Empty",
     "consumer-position": "NamedConsumer → Positions",
     "commit-position": "Positions → Empty",
     "atomic-cut": "AtomicCut → Cut",

@@ -147,8 +147,7 @@ def test_a_value_may_not_be_left_out(log, topic):
     producer = log.producer()
     with pytest.raises(SchemaMismatch, match="'value'"):
         producer.append(topic, pa.record_batch({"key": [b"k"]})).result(20)
-    with pytest.raises(SchemaMismatch):
-        producer.close()
+    producer.close()
 
 
 def test_missing_timestamps_among_others_are_now(log, topic):
@@ -173,9 +172,9 @@ def test_timestamps_of_every_unit_fit_or_are_refused_by_name(log, topic, unit, z
     producer = log.producer()
     future = producer.append(topic, batch)
     if zone is None or unit == "ns":
-        assert isinstance(future.exception(20), SchemaMismatch)
         with pytest.raises(SchemaMismatch, match="'timestamp'"):
             producer.close()
+        assert isinstance(future.exception(0), SchemaMismatch)
         return
     future.result(20)
     producer.close()

@@ -11,6 +11,7 @@ import uuid
 import pytest
 
 from spark_stream.errors import (
+    ConsumerFenced,
     InvalidOption,
     InvalidRequest,
     InvalidTransaction,
@@ -29,6 +30,11 @@ def fill(log, topic: str, count: int, partitions: int = 1) -> None:
     with log.producer() as producer:
         for number in range(partitions):
             producer.append(topic, values(*[str(n) for n in range(count)]), number)
+
+
+def stored(log, name: str) -> dict[tuple[str, int], int]:
+    """The position under the name, looked at without taking it over."""
+    return {(p.topic, p.partition): p.offset for p in log._transactions.position(name)}
 
 
 def test_a_named_consumer_goes_on_where_it_committed(log, topic, name):
@@ -111,18 +117,15 @@ def test_a_position_moves_with_its_transaction(log, topic, name):
         list(consumer.records(until="latest"))
         producer.begin_transaction()
         producer.commit_position(consumer)
-        with log.consumer(topic, name=name) as other:
-            assert other.position() == {(topic, 0): 0, (topic, 1): 0}
+        assert stored(log, name) == {}
         producer.abort_transaction()
-        with log.consumer(topic, name=name) as other:
-            assert other.position() == {(topic, 0): 0, (topic, 1): 0}
+        assert stored(log, name) == {}
         with producer.transaction():
             consumer.seek({(topic, 0): 3})
             producer.commit_position(consumer)
             consumer.seek({(topic, 0): 4})
             producer.commit_position(consumer)
-        with log.consumer(topic, name=name) as other:
-            assert other.position() == {(topic, 0): 4, (topic, 1): 10}
+        assert stored(log, name) == {(topic, 0): 4, (topic, 1): 10}
 
 
 def test_a_failed_transaction_moves_no_position(log, topic, name):
@@ -182,7 +185,7 @@ def test_a_copy_that_is_killed_again_and_again_copies_every_record_once(tmp_path
         deadline = time.monotonic() + 120
         kills = 0
         while True:
-            assert time.monotonic() < deadline, log.consumer("source", name="copy-target")
+            assert time.monotonic() < deadline, stored(log, "copy-target")
             with subprocess.Popen(
                 [sys.executable, "-m", "tests.client.copier", broker.address, "source", "target"],
                 stdout=subprocess.PIPE,
@@ -208,25 +211,69 @@ def test_a_copy_that_is_killed_again_and_again_copies_every_record_once(tmp_path
         assert mine == list(range(300))
 
 
-def test_a_consumer_that_began_before_an_earlier_owner_committed_is_refused(log, topic, name):
-    """Else both copies would write what lies between: the second read its place too early."""
+def test_a_second_consumer_of_a_name_takes_it_over(log, topic, name):
+    """The first stores no position any more, by itself or in a transaction."""
+    fill(log, topic, 5)
+    with (
+        log.producer(transactional_id=name) as producer,
+        log.consumer(topic, name=name, start=1) as first,
+    ):
+        first.commit()
+        with log.consumer(topic, name=name) as second:
+            assert second.position() == {(topic, 0): 1}
+            with pytest.raises(ConsumerFenced, match=name):
+                first.commit()
+            producer.begin_transaction()
+            with pytest.raises(ConsumerFenced):
+                producer.commit_position(first)
+            producer.abort_transaction()
+            second.seek({(topic, 0): 3})
+            with producer.transaction():
+                producer.commit_position(second)
+        with pytest.raises(ConsumerFenced):  # the second is closed; the name is not the first's
+            first.commit()
+    assert stored(log, name) == {(topic, 0): 3}
+
+
+def test_a_name_that_is_taken_over_before_the_commit_aborts_the_transaction(log, topic, name):
+    """Else what lies between would be copied twice: the newer consumer began before it."""
     fill(log, topic, 5)
     log.create_topic(f"{topic}-copy")
-    first = log.producer(transactional_id=name)
-    with log.consumer(topic, name=name) as early, log.consumer(topic, name=name) as late:
-        with first.transaction():
-            for record in early.records(until="latest"):
-                first.send(f"{topic}-copy", record.value)
-            first.commit_position(early)
-        with log.producer(transactional_id=name) as second:
-            second.begin_transaction()
-            with pytest.raises(InvalidTransaction, match="has moved since"):
-                second.commit_position(late)
-            second.abort_transaction()
-            with (
-                second.transaction()
-            ):  # its own moves, and those of the same consumer, are no matter
-                second.commit_position(early)
-            with second.transaction():
-                second.commit_position(early)
-    first.close()
+    with log.producer(transactional_id=name) as producer, log.consumer(topic, name=name) as early:
+        producer.begin_transaction()
+        for record in early.records(until="latest"):
+            producer.send(f"{topic}-copy", record.value)
+        producer.commit_position(early)
+        with log.consumer(topic, name=name) as late:
+            with pytest.raises(ConsumerFenced):
+                producer.commit_transaction()
+            assert late.position() == {(topic, 0): 0}
+            with producer.transaction():  # the producer is as good as before
+                producer.commit_position(late)
+    assert log.read(f"{topic}-copy", isolation="read_committed").num_rows == 0
+
+
+@pytest.mark.parametrize("isolation", ["read_uncommitted", "read_atomic"])
+def test_a_consumer_that_iterates_is_told_that_its_name_was_taken_over(log, topic, name, isolation):
+    fill(log, topic, 1)
+    with log.consumer(topic, name=name, isolation=isolation) as first:
+        records = first.records()
+        next(records)
+        log.consumer(topic, name=name).close()
+        began = time.monotonic()
+        with pytest.raises(ConsumerFenced):
+            next(records)
+        assert time.monotonic() - began < 10
+
+
+def test_who_owns_a_name_is_kept_over_a_kill(broker):
+    with broker.connect() as log:
+        fill(log, "t", 3)
+        first = log.consumer("t", name="mine")
+        second = log.consumer("t", name="mine", start=2)
+        broker.kill()
+        broker.restart()
+        with pytest.raises(ConsumerFenced):
+            first.commit()
+        second.commit()
+        assert stored(log, "mine") == {("t", 0): 2}
