@@ -22,9 +22,8 @@ from spark_stream.wire.messages import (
     PartitionFacts,
     TopicFacts,
     TopicNames,
-    schema_from_text,
-    schema_to_text,
 )
+from spark_stream.wire.schemas import schema_from_text, schema_to_text
 
 
 class TopicsClient:
