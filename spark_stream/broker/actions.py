@@ -32,10 +32,8 @@ from spark_stream.wire.messages import (
     Status,
     TopicFacts,
     TopicNames,
-    schema_from_text,
-    schema_to_text,
 )
-from spark_stream.wire.schemas import DEFAULT_SCHEMA
+from spark_stream.wire.schemas import DEFAULT_SCHEMA, schema_from_text, schema_to_text
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,13 @@ from spark_stream.wire.messages import (
     PartitionFacts,
     TopicFacts,
     TopicNames,
+)
+from spark_stream.wire.schemas import (
+    DEFAULT_SCHEMA,
+    mismatch,
     schema_from_text,
     schema_to_text,
 )
-from spark_stream.wire.schemas import DEFAULT_SCHEMA, mismatch
 
 _TRIES: Final = 5
 

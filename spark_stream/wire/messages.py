@@ -15,11 +15,9 @@ the rest           bodies and results of DoAction, by the action's name (``ACTIO
 
 from __future__ import annotations
 
-import base64
 import json
 from typing import Annotated, Any, Final, Self
 
-import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from spark_stream.consistency.isolation import Isolation
@@ -498,19 +496,6 @@ ACTIONS: Final[dict[str, str]] = {
     "commit-position": "Positions → Empty",
     "atomic-cut": "AtomicCut → Cut",
 }
-
-
-def schema_to_text(schema: pa.Schema) -> str:
-    """A schema as base64 of its Arrow IPC message."""
-    return base64.b64encode(schema.serialize()).decode()
-
-
-def schema_from_text(text: str) -> pa.Schema:
-    """The schema that :func:`schema_to_text` wrote, or InvalidRequest."""
-    try:
-        return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
-    except (ValueError, OSError, pa.ArrowException) as error:
-        raise InvalidRequest(f"schema_ipc is not an Arrow IPC schema: {error}") from None
 
 
 def json_bytes(value: object) -> bytes:

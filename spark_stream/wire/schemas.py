@@ -6,12 +6,13 @@ A *default-schema topic* has Kafka's record: key, value, headers, timestamp. Any
 
 from __future__ import annotations
 
+import base64
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.types as pt
 
-from spark_stream.errors import SchemaMismatch, UnsupportedType
+from spark_stream.errors import InvalidRequest, SchemaMismatch, UnsupportedType
 from spark_stream.wire.type_names import told_apart, type_name
 
 TIMESTAMP_TYPE: Final = pa.timestamp("us", "UTC")
@@ -234,3 +235,16 @@ def _inner(kind: pa.DataType) -> list[pa.DataType]:
     if pt.is_map(kind):
         return [kind.key_type, kind.item_type]
     return [kind.field(index).type for index in range(kind.num_fields)]
+
+
+def schema_to_text(schema: pa.Schema) -> str:
+    """A schema as base64 of its Arrow IPC message."""
+    return base64.b64encode(schema.serialize()).decode()
+
+
+def schema_from_text(text: str) -> pa.Schema:
+    """The schema that :func:`schema_to_text` wrote, or InvalidRequest."""
+    try:
+        return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
+    except (ValueError, OSError, pa.ArrowException) as error:
+        raise InvalidRequest(f"schema_ipc is not an Arrow IPC schema: {error}") from None

@@ -209,9 +209,9 @@ def test_a_reader_under_whom_retention_removes_the_files_sees_no_wrong_byte(brok
             for first in range(0, 200_000, 5000):
                 producer.append("t", numbers(first, 5000), partition=0)
         # A slow reader: the transport holds back what it does not take.
-        reader = flight.do_get(ticket("t", start=0, follow=True), CALL)
         rows, evicted = 0, None
         try:
+            reader = flight.do_get(ticket("t", start=0, follow=True), CALL)
             while rows < 200_000:
                 chunk = reader.read_chunk()
                 found = chunk.data.column("n").to_pylist()

@@ -116,3 +116,18 @@ def test_a_name_that_is_taken_is_one_plain_folder_name(name):
     assert "\0" not in name
     assert not name.startswith(".")
     assert name.isascii()
+
+
+def test_a_topic_is_replaced_only_by_who_knows_it_as_it_is(topics):
+    old = topics.create(topic())
+    new = topic(partitions=6, config={"segment.ms": "2000"})
+    assert topics.replace(old, new) == new
+    assert topics.get("flights") == new
+    with pytest.raises(InvalidTopic, match="by somebody else"):
+        topics.replace(old, topic(partitions=9))
+    with pytest.raises(InvalidTopic, match="1 to 10000"):
+        topics.replace(new, topic(partitions=PARTITIONS_MAX + 1))
+    assert topics.get("flights") == new
+    topics.delete("flights")
+    with pytest.raises(UnknownTopic, match="flights"):
+        topics.replace(new, new)

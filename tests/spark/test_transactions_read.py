@@ -172,3 +172,31 @@ def test_an_atomic_stream_takes_up_what_was_undecided(
         producer.commit_transaction()
     queries.copy(stream, *out)
     assert read_back(spark, out[0]) == [*range(2 * SIZE), *range(100, 110)]
+
+
+def test_a_union_of_parts_of_one_stream_is_one_source_and_splits_no_transaction(
+    queries: Queries, log: isolog.Log, pair: tuple[str, str], tmp_path: Path
+) -> None:
+    """The form that ``docs/spark.md`` shows: each micro-batch ends after the same transaction."""
+    for number in range(3):
+        both(log, pair, pair[0], number * SIZE)
+    stream = queries.stream(
+        ",".join(pair), isolation="read_atomic", maxOffsetsPerTrigger=3, includeMetadata=True
+    )
+    one, two = (stream.where(f"_topic = '{name}'").select("n") for name in pair)
+    query = (
+        one.union(two)
+        .writeStream.format("noop")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(120)
+    assert query.exception() is None
+    ends = []
+    for progress in query.recentProgress:
+        (source,) = progress["sources"]
+        found = source["endOffset"]
+        found = json.loads(found) if isinstance(found, str) else found
+        ends.append([found[name]["partitions"]["0"]["offset"] for name in pair])
+    assert ends == [[5, 5], [10, 10], [15, 15]]
