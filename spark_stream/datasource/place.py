@@ -83,8 +83,8 @@ def place_of(options: Mapping[str, str], *, names_topic: bool) -> tuple[Place, s
     raise InvalidOption(
         "where is the log? Give bootstrap (host:port) or path (a directory)",
         option="bootstrap",
-        hint="If they are among the OPTIONS of a table with declared columns: Spark hands those to"
-        " nobody. Create the table without columns.",
+        hint="Spark hands the OPTIONS of a table to nobody where its columns were declared, nor to"
+        " an INSERT of columns with just its names. Say WITH (path '…', topic '…') there.",
     )
 
 

@@ -2,12 +2,14 @@
 
 Spark shows a table's OPTIONS to ``schema()`` alone, when the table is created without columns. Who
 reads or writes the table later is given none of them. It is given the table's columns, though, with
-their comments (facts in ``tests/spark/test_spark_facts.py``). So the options are kept in the
-comment of the table's first column, and are found there again (decision 24):
+their comments (``tests/spark/test_tables.py``). So the options are kept in the comment of the
+table's first column, and are found there again (decision 24):
 
     isolog {"path": "/data/log", "subscribe": "numbers", "topic": "numbers"}
 
 A table with declared columns never meets ``schema()``: whoever declares them writes that comment.
+And rows that have the table's column names already are inserted without its comments: there the
+query has to say where (``WITH (path '…', topic '…')``).
 
 One set of options serves the source and the sink. Each takes those that are for it. The table's
 ``isolation`` is the source's.

@@ -61,8 +61,6 @@ def test_options_that_say_where_win_over_columns_of_a_table() -> None:
 def test_a_comment_that_somebody_wrote_serves_declared_columns() -> None:
     comment = 'isolog {"path": "/data", "topic": "t", "createTopic": true}'
     found = kept_options({}, commented(comment))
-        {}, commented('isolog {"path": "/data", "topic": "t", "createTopic": true}')
-    )
     assert found is not None
     assert found.given == {
         "path": "/data",

@@ -126,5 +126,5 @@ def ended(query: StreamingQuery) -> str | None:
 
 
 @pytest.fixture
-def queries(spark: SparkSession, shared_path: Path) -> Queries:
+def queries(spark: SparkSession, shared_path: Path, log: isolog.Log) -> Queries:
     return Queries(spark, shared_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import uuid
 
 from pyspark.sql import SparkSession
@@ -12,11 +13,15 @@ from pyspark.sql import SparkSession
 def main() -> None:
     spark = SparkSession.builder.remote("local[2]").getOrCreate()
     os.chdir("/")  # the client's own directory is no matter
-    frame = spark.range(5).selectExpr("id as n")
     place = {"path": "data"}
-    frame.write.format("isolog").mode("append").options(
-        **place, topic="written", createTopic="true"
-    ).save()
+
+    def write() -> None:
+        frame = spark.range(5).selectExpr("id as n").write.format("isolog").mode("append")
+        frame.options(**place, topic="written", createTopic="true").save()
+
+    thread = threading.Thread(target=write)  # no thread needs an active session here
+    thread.start()
+    thread.join()
     stream = spark.readStream.format("isolog").options(**place, subscribe="written").load()
     query = (
         stream.writeStream.format("isolog")

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 import spark_stream as isolog
 from spark_stream.client.partitioner import partitions_of
-from tests.spark.conftest import Queries
+from tests.spark.conftest import Queries, ended
 from tests.spark.test_stream_source import NUMBERS, add, wait_until
 
 TEN = "select id as n from range(10)"
@@ -217,6 +217,36 @@ def test_a_stream_from_topic_to_topic(
     copied = log.read(to)
     assert sorted(copied["n"].to_pylist()) == list(range(1000))
     assert copied["twice"].to_pylist() == [2 * n for n in copied["n"].to_pylist()]
+
+
+def test_complete_mode_appends_the_whole_result_and_for_each_batch_the_changed_rows(
+    queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
+) -> None:
+    """Update mode itself is refused by Spark for every Python sink (test_spark_facts)."""
+    log.create_topic(topic, schema=NUMBERS)
+    add(log, topic, range(3))
+    add(log, topic, [0, 1])
+    counts = queries.stream(topic, maxOffsetsPerTrigger=3).groupBy("n").count()
+    whole, changed = f"{topic}-whole", f"{topic}-changed"
+    complete = queries.sink(
+        counts, tmp_path / "complete", topic=whole, createTopic=True, partitions=1
+    )
+    update = (
+        counts.writeStream.outputMode("update")
+        .foreachBatch(lambda frame, _: queries.write(frame, changed, createTopic=True))
+        .option("checkpointLocation", str(tmp_path / "update"))
+        .trigger(availableNow=True)
+    )
+    for query in (complete.outputMode("complete").start(), update.start()):
+        assert ended(query) is None
+    first = [(0, 1), (1, 1), (2, 1)]
+
+    def rows(name: str) -> list[tuple[int, int]]:
+        table = log.read(name)
+        return sorted(zip(table["n"].to_pylist(), table["count"].to_pylist(), strict=True))
+
+    assert rows(whole) == sorted([*first, (0, 2), (1, 2), (2, 1)])
+    assert rows(changed) == sorted([*first, (0, 2), (1, 2)])
 
 
 @pytest.mark.chaos

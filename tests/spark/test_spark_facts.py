@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pytest
 from pyspark.errors import AnalysisException, PythonException, StreamingQueryException
@@ -22,7 +25,9 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+import spark_stream as isolog
 from spark_stream.datasource.identity import BATCH, QUERY, RUN
+from tests.spark.conftest import Queries
 
 KEYS = (BATCH, QUERY, RUN)
 
@@ -282,3 +287,67 @@ def test_the_first_batch_must_have_sparks_schema_to_the_letter(spark: SparkSessi
     spark.dataSource.register(OffType)
     with pytest.raises(PythonException, match="DATA_SOURCE_RETURN_SCHEMA_MISMATCH"):
         spark.read.format("offtype").load().collect()
+
+
+def raised_in_a_thread(work: Callable[[], object]) -> Exception | None:
+    """What the work raised in a thread that is not the session's."""
+    found: list[Exception] = []
+
+    def attempt() -> None:
+        try:
+            work()
+        except Exception as error:
+            found.append(error)
+
+    thread = threading.Thread(target=attempt)
+    thread.start()
+    thread.join(60)
+    return found[0] if found else None
+
+
+def test_a_thread_has_no_active_session_and_so_no_python_data_source_to_write_to(
+    spark: SparkSession, queries: Queries, topic: str
+) -> None:
+    """docs/spark.md has the line that helps; the module of the data source is not even looked for,
+    so nothing of ours can."""
+    frame = spark.range(3)
+
+    def write() -> None:
+        queries.write(frame, topic, createTopic=True)
+
+    def write_actively() -> None:
+        spark._jvm.SparkSession.setActiveSession(spark._jsparkSession)
+        write()
+
+    assert "DATA_SOURCE_NOT_FOUND" in str(raised_in_a_thread(write))
+    assert raised_in_a_thread(write_actively) is None
+    assert queries.read(topic).count() == 3
+
+
+def test_update_mode_is_refused_before_the_sink_is_asked(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    spark.dataSource.register(TellingSource)
+    told = tmp_path / "told"
+    counts = spark.readStream.format("telling").option("told", str(told)).load().groupBy("n")
+    query = (
+        counts.count()
+        .writeStream.format("telling")
+        .option("told", str(told))
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .outputMode("update")
+        .start()
+    )
+    with pytest.raises(StreamingQueryException, match="does not support Update mode"):
+        query.awaitTermination(60)
+    assert not told.exists() or '"made"' not in told.read_text()
+
+
+def test_python_workers_know_that_they_are_and_who_started_them(
+    spark: SparkSession, shared_path: Path, log: isolog.Log
+) -> None:
+    """A JVM is among their parents, and a relative path is one of its working directory."""
+    path = os.path.relpath(shared_path, psutil.Process().cwd())
+    reader = spark.read.format("isolog").option("path", path).option("subscribe", "no-such-topic")
+    with pytest.raises(AnalysisException, match="there is no topic 'no-such-topic'"):
+        reader.load()
