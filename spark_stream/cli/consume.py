@@ -15,7 +15,8 @@ import typer
 
 from spark_stream.cli.options import Bootstrap, Isolation, LogPath, Topic, connection
 from spark_stream.cli.outputs import Shape, Template, Writer, writer_of
-from spark_stream.cli.ranges import Wanted, bounded, followed, place_of
+from spark_stream.cli.progress import bar
+from spark_stream.cli.ranges import Span, Wanted, bounded, followed, place_of
 from spark_stream.cli.streams import discard_output
 from spark_stream.client.columns import View
 from spark_stream.client.topics import TopicsClient, level
@@ -126,12 +127,13 @@ def consume(
         wanted = Wanted(topic, chosen, tuple(partition or ()), first, last, follow)
         spans = wanted.spans(opened, topics, view)
         batches = followed(spans, _check_reader) if follow else bounded(spans)
+        batches = _watched(_first(batches, max_records), topic, _count(spans, max_records))
         with _standard_output() as sink:
             if template is not None:
                 writer = template.writer(sink, utf8=view.default)
             else:
                 writer = writer_of(shape, sink, view.schema, utf8=view.default)
-            _copy(_first(batches, max_records), writer, sink)
+            _copy(batches, writer, sink)
 
 
 def _columns(
@@ -175,6 +177,30 @@ def _first(batches: Iterator[pa.RecordBatch], count: int | None) -> Iterator[pa.
             return
         yield batch.slice(0, count)
         count -= batch.num_rows
+
+
+def _count(spans: list[Span], count: int | None) -> int | None:
+    """How many records there are at most; None without an end."""
+    ends = [each.end for each in spans]
+    if None in ends:
+        return count
+    known = sum(each.end - each.start for each in spans if each.end is not None)
+    return known if count is None else min(known, count)
+
+
+def _watched(
+    batches: Iterator[pa.RecordBatch], topic: str, count: int | None
+) -> Iterator[pa.RecordBatch]:
+    """The batches; a bar shows how many of ``count`` records they were, if it is known."""
+    if not count:
+        yield from batches
+        return
+    done = 0
+    with bar(f"from {topic}", screen_is_free=not sys.stdout.isatty()) as shown:
+        for batch in batches:
+            done += batch.num_rows
+            shown.advance(batch.num_rows, min(1.0, done / count))
+            yield batch
 
 
 def _copy(batches: Iterator[pa.RecordBatch], writer: Writer, sink: BinaryIO) -> None:

@@ -149,6 +149,7 @@ def test_a_missing_topic_is_made_on_request_only(served, call, tmp_path):
     refused = call(*command)
     assert refused.code == 1
     assert "'new'" in refused.err
+    assert "--create" in refused.err
     made = call(*command, "--create")
     assert made.code == 0, made.err
     assert served.log.describe("new").schema.names == ["n", "at"]

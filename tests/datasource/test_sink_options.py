@@ -48,3 +48,11 @@ def test_a_sink_id_is_for_transactions() -> None:
 def test_a_sink_id_is_for_streams() -> None:
     with pytest.raises(InvalidOption, match="sinkId is for a streaming query"):
         sink_options({**PLACE, "sinkId": "orders"}, streaming=False)
+
+
+def test_a_setting_of_a_topic_is_not_taken_for_another_option() -> None:
+    with pytest.raises(InvalidOption, match=r"'topic.retention.ms'") as raised:
+        sink_options({**PLACE, "retention.ms": "1000"})
+    assert "partitions" not in str(raised.value)
+    with pytest.raises(InvalidOption, match="did you mean 'transactional'"):
+        sink_options({**PLACE, "transactionl": "true"})
