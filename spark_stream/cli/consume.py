@@ -21,6 +21,7 @@ from spark_stream.cli.streams import discard_output
 from spark_stream.client.columns import View
 from spark_stream.client.topics import TopicsClient, level
 from spark_stream.errors import InvalidOption
+from spark_stream.wire.messages import INT64_MAX
 from spark_stream.wire.schemas import METADATA, is_default
 
 _RECORD: Final = ["topic", "partition", "offset", "timestamp", "key", "value", "headers"]
@@ -66,6 +67,7 @@ def consume(
             "-n",
             metavar="N",
             min=0,
+            max=INT64_MAX,
             help="End after so many.",
             show_default=False,
             rich_help_panel=_WHICH,
@@ -214,13 +216,15 @@ def _copy(batches: Iterator[pa.RecordBatch], writer: Writer, sink: BinaryIO) -> 
 
 @contextmanager
 def _standard_output() -> Iterator[BinaryIO]:
-    """Standard output for bytes."""
+    """Standard output for bytes. A reader that closes the pipe has seen enough: a quiet end."""
     # Not sys.stdout.buffer: under PYTHONUNBUFFERED that is a bare file, whose writes may be short.
     sink = open(sys.stdout.fileno(), "wb", buffering=_BUFFER_BYTES, closefd=False)  # noqa: SIM115
     try:
         yield sink
-    except OSError:
+    except OSError as error:
         discard_output()  # what is still in the buffer of the sink, too
+        if error.errno == errno.EPIPE:
+            raise typer.Exit(0) from None
         raise
 
 

@@ -128,6 +128,7 @@ def test_what_does_not_fit_is_refused_and_named(served, call, tmp_path):
         (["produce", "usage", "--format", "csv", "--key-separator", ":"], "--key-separator"),
         (["consume", "usage", "--output", "raw"], "raw"),
         (["consume", "usage", "--from", "noon"], "--from"),
+        (["consume", "usage", "--from", "0001-01-01T00:00:00+14:00"], "--from"),
         (["consume", "usage", "--isolation", "read_all"], "read_all"),
         (["consume", "usage", "--format", "{id"], "--format"),
     ],
