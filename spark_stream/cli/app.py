@@ -66,8 +66,6 @@ def execute(arguments: list[str] | None = None) -> int:
     except IsologError as error:
         _report(error)
         return 2 if isinstance(error, InvalidOption) else 1
-    except BrokenPipeError:  # who reads has seen enough
-        discard_output()
     except OSError as error:
         discard_output()
         print(f"error: {problem_of(error)}", file=sys.stderr)

@@ -15,11 +15,13 @@ import typer
 
 from spark_stream.cli.options import Bootstrap, Isolation, LogPath, Topic, connection
 from spark_stream.cli.outputs import Shape, Template, Writer, writer_of
-from spark_stream.cli.ranges import Wanted, bounded, followed, place_of
+from spark_stream.cli.progress import bar
+from spark_stream.cli.ranges import Span, Wanted, bounded, followed, place_of
 from spark_stream.cli.streams import discard_output
 from spark_stream.client.columns import View
 from spark_stream.client.topics import TopicsClient, level
 from spark_stream.errors import InvalidOption
+from spark_stream.wire.messages import INT64_MAX
 from spark_stream.wire.schemas import METADATA, is_default
 
 _RECORD: Final = ["topic", "partition", "offset", "timestamp", "key", "value", "headers"]
@@ -65,6 +67,7 @@ def consume(
             "-n",
             metavar="N",
             min=0,
+            max=INT64_MAX,
             help="End after so many.",
             show_default=False,
             rich_help_panel=_WHICH,
@@ -126,12 +129,13 @@ def consume(
         wanted = Wanted(topic, chosen, tuple(partition or ()), first, last, follow)
         spans = wanted.spans(opened, topics, view)
         batches = followed(spans, _check_reader) if follow else bounded(spans)
+        batches = _watched(_first(batches, max_records), topic, _count(spans, max_records))
         with _standard_output() as sink:
             if template is not None:
                 writer = template.writer(sink, utf8=view.default)
             else:
                 writer = writer_of(shape, sink, view.schema, utf8=view.default)
-            _copy(_first(batches, max_records), writer, sink)
+            _copy(batches, writer, sink)
 
 
 def _columns(
@@ -177,6 +181,30 @@ def _first(batches: Iterator[pa.RecordBatch], count: int | None) -> Iterator[pa.
         count -= batch.num_rows
 
 
+def _count(spans: list[Span], count: int | None) -> int | None:
+    """How many records there are at most; None without an end."""
+    ends = [each.end for each in spans]
+    if None in ends:
+        return count
+    known = sum(each.end - each.start for each in spans if each.end is not None)
+    return known if count is None else min(known, count)
+
+
+def _watched(
+    batches: Iterator[pa.RecordBatch], topic: str, count: int | None
+) -> Iterator[pa.RecordBatch]:
+    """The batches; a bar shows how many of ``count`` records they were, if it is known."""
+    if not count:
+        yield from batches
+        return
+    done = 0
+    with bar(f"from {topic}", screen_is_free=not sys.stdout.isatty()) as shown:
+        for batch in batches:
+            done += batch.num_rows
+            shown.advance(batch.num_rows, min(1.0, done / count))
+            yield batch
+
+
 def _copy(batches: Iterator[pa.RecordBatch], writer: Writer, sink: BinaryIO) -> None:
     sink.flush()
     for batch in batches:
@@ -188,13 +216,15 @@ def _copy(batches: Iterator[pa.RecordBatch], writer: Writer, sink: BinaryIO) -> 
 
 @contextmanager
 def _standard_output() -> Iterator[BinaryIO]:
-    """Standard output for bytes."""
+    """Standard output for bytes. A reader that closes the pipe has seen enough: a quiet end."""
     # Not sys.stdout.buffer: under PYTHONUNBUFFERED that is a bare file, whose writes may be short.
     sink = open(sys.stdout.fileno(), "wb", buffering=_BUFFER_BYTES, closefd=False)  # noqa: SIM115
     try:
         yield sink
-    except OSError:
+    except OSError as error:
         discard_output()  # what is still in the buffer of the sink, too
+        if error.errno == errno.EPIPE:
+            raise typer.Exit(0) from None
         raise
 
 

@@ -24,7 +24,7 @@ from spark_stream.cli.inputs import (
     parquet_records,
     readable,
 )
-from spark_stream.cli.json_lines import check_depth
+from spark_stream.cli.json_lines import check_lines
 from spark_stream.errors import InvalidOption, InvalidRecord
 from spark_stream.wire.schemas import METADATA
 
@@ -91,7 +91,7 @@ def _sample(reading: Reading) -> pa.Table:
     sample = sample[: len(sample) - len(held)]
     size = len(sample) + 1
     if reading.format is Format.JSON:
-        check_depth(sample, 1)
+        check_lines(sample, 1)
         options = pajson.ReadOptions(block_size=size)
         return pajson.read_json(pa.BufferReader(sample), options)
     return pacsv.read_csv(

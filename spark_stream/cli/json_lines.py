@@ -29,6 +29,7 @@ DEPTH_MAX: Final = 128
 """How deep values may be nested. Arrow's files end at 64; readers of JSON crash far beyond."""
 
 _STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
+_NULL: Final = re.compile(rb"(?:^|\})[ \t\r]*null\b", re.MULTILINE)
 _NO_COLUMNS: Final = pa.schema([])
 _TEXT: Final = pa.string()
 _NO_VALUE: Final = (pa.ArrowException, ValueError, TypeError, ArithmeticError)
@@ -56,7 +57,7 @@ class JsonBlocks:
         """
         if not block.strip():
             return empty_batch(self.schema)
-        check_depth(block, first)
+        check_lines(block, first)
         try:
             batch = self._read(block)
         except _NO_VALUE:
@@ -272,8 +273,12 @@ def _bytes(value: Any) -> bytes:
 # -- errors ----------------------------------------------------------------------------------------
 
 
-def check_depth(block: bytes, first: int) -> None:
-    """InvalidRecord for a line that is nested so deep that it could crash a reader."""
+def check_lines(block: bytes, first: int) -> None:
+    """InvalidRecord for a line that could crash Arrow's reader: a mere null, or nested too deep."""
+    if _NULL.search(block):
+        for row, line in enumerate(_lines(block)):
+            if _NULL.search(_STRING.sub(b'""', line)):
+                raise bad_record(first + row, f"no JSON object: {_shown(line)}")
     if block.count(b"[") + block.count(b"{") <= DEPTH_MAX:
         return
     if _depth(block) <= DEPTH_MAX:  # as if brackets within strings counted

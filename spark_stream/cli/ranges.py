@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from types import FrameType
 
 import pyarrow as pa
@@ -31,8 +31,10 @@ def place_of(option: str, text: str) -> Place:
     if text.removeprefix("-").isdecimal():
         return int(text)
     try:
-        return datetime.fromisoformat(text)
-    except ValueError:
+        moment = datetime.fromisoformat(text)
+        moment.astimezone(UTC)  # some near the years 1 and 9999 have no UTC
+        return moment
+    except (ValueError, OverflowError):
         raise InvalidOption(
             f"{option} takes earliest, latest, an offset or a moment, not {text!r}",
             hint="A moment is written 2024-05-01 or 2024-05-01T12:30:00Z.",

@@ -9,7 +9,7 @@ import csv
 import io
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +19,8 @@ import pyarrow.csv as pacsv
 from spark_stream.cli.fitting import bad_record
 from spark_stream.errors import InvalidRecord
 from spark_stream.wire.schemas import empty_batch
+
+_NOT_CSV: Final = "Check --format and --delimiter, and that the text is UTF-8."
 
 Parse = Callable[[bytes, int], pa.RecordBatch]
 """A block, and the number of its first record, to a batch."""
@@ -101,12 +103,14 @@ class CsvBlocks:
             text = io.StringIO(block[: block.find(b"\n") + 1 or None].decode("utf-8-sig"))
             names = next(csv.reader(text, delimiter=self.delimiter, strict=True), [])
         except (UnicodeDecodeError, csv.Error) as error:
-            raise InvalidRecord(f"the first line has no names of columns: {error}") from None
+            raise InvalidRecord(
+                f"the first line has no names of columns: {error}", hint=_NOT_CSV
+            ) from None
         return names, block[block.find(b"\n") + 1 :] if b"\n" in block else b""
 
     def _refused(self, error: Exception, seen: list[Any], first: int) -> InvalidRecord:
         if not seen or seen[0].number is None:
-            return InvalidRecord(f"not CSV: {error}")
+            return InvalidRecord(f"not CSV: {error}", hint=_NOT_CSV)
         row = seen[0]
         problem = f"{row.actual_columns} fields, not {row.expected_columns}: {row.text[:60]!r}"
         return bad_record(first + row.number - 1, problem)

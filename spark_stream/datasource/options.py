@@ -280,10 +280,16 @@ def _checked(given: Mapping[str, str], known: tuple[str, ...], what: str) -> dic
                 f"option {key!r} is one of Spark's Kafka connector; {hint}", option=key
             )
         else:
-            near = difflib.get_close_matches(name, proper, n=1)
-            guess = f"did you mean {proper[near[0]]!r}?" if near else f"known: {', '.join(known)}"
-            raise InvalidOption(f"unknown option {key!r}; {guess}", option=key)
+            raise InvalidOption(f"unknown option {key!r}; {_guess(name, proper)}", option=key)
     return found
+
+
+def _guess(name: str, proper: Mapping[str, str]) -> str:
+    """What somebody may have meant by an option that there is not."""
+    if "." in name and "createtopic" in proper:
+        return f"a setting of a topic that createTopic=true makes is given as 'topic.{name}'"
+    near = difflib.get_close_matches(name, proper, n=1, cutoff=0.65)
+    return f"did you mean {proper[near[0]]!r}?" if near else f"known: {', '.join(proper.values())}"
 
 
 def _value(

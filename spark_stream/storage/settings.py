@@ -17,6 +17,7 @@ from spark_stream.errors import InvalidConfig
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
 HOUR_MS: Final = 3_600_000
+_NEAR: Final = 0.65  # with less, `partitions` would mean retention.ms
 
 
 class Flush(StrEnum):
@@ -77,7 +78,7 @@ def parse_settings(values: Mapping[str, Any], base: LogSettings | None = None) -
     changed = {field.name: getattr(base, field.name) for field in fields(LogSettings)}
     for name, value in values.items():
         if name not in SETTINGS:
-            near = difflib.get_close_matches(name, SETTINGS, n=1)
+            near = difflib.get_close_matches(name, SETTINGS, n=1, cutoff=_NEAR)
             guess = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(SETTINGS)}"
             raise InvalidConfig(f"unknown setting {name!r}{guess}", setting=name)
         changed[SETTINGS[name]] = _parse(name, value)

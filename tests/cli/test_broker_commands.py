@@ -65,6 +65,8 @@ def test_a_broker_in_the_background_from_start_to_stop(directory, call, tmp_path
     facts = json.loads(status.out)
     assert (facts["address"], facts["pid"], facts["topics"]) == (address, pid_of(directory), 1)
     assert address in call("broker", "status", "--bootstrap", address).out
+    assert address in call("broker", "status", "--path", str(directory)).out
+    assert call("topic", "list", "--dir", str(directory)).code == 0
 
     second = call(*start, "--dir", str(directory))
     assert (second.code, second.out) == (1, "")

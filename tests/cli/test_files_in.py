@@ -211,6 +211,8 @@ def test_text_whose_moments_are_too_fine_makes_no_topic_either(served, there, tm
         ('{"id":1,"z":' + '{"a":' * 3000 + "1" + "}" * 3000 + "}", "nested more than 128 deep"),
         ('{"id":1e400}', "does not fit bigint"),
         ('{"id":' + "9" * 5000 + "}", "record 2"),
+        ("null", "no JSON object: 'null'"),
+        ('{"id":2} null', "no JSON object"),
     ],
 )
 def test_json_that_no_reader_takes_is_one_line(served, there, tmp_path, ddl, text, problem):
@@ -232,10 +234,17 @@ def test_json_that_no_reader_takes_is_one_line(served, there, tmp_path, ddl, tex
 
 def test_deep_brackets_within_a_text_are_a_text(served, there, tmp_path):
     served.log.create_topic("brackets", schema=parse_schema("s string"))
-    text = "[{" * 1000 + '"\\'
+    text = "[{" * 1000 + '"\\ } null'
     (tmp_path / "a.jsonl").write_text(json.dumps({"s": text}))
     assert there("produce", "brackets", "--file", str(tmp_path / "a.jsonl")).code == 0
     assert served.log.read("brackets")["s"].to_pylist() == [text]
+
+
+def test_a_file_that_begins_with_null_is_refused(there, tmp_path):
+    (tmp_path / "a.jsonl").write_text("null")
+    refused = there("produce", "never", "--file", str(tmp_path / "a.jsonl"), "--create")
+    assert refused.code == 1
+    assert refused.err == "error: record 1: no JSON object: 'null' (Mend or drop the record.)\n"
 
 
 def test_half_floats_all_of_them():

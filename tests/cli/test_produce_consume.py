@@ -128,6 +128,7 @@ def test_what_does_not_fit_is_refused_and_named(served, call, tmp_path):
         (["produce", "usage", "--format", "csv", "--key-separator", ":"], "--key-separator"),
         (["consume", "usage", "--output", "raw"], "raw"),
         (["consume", "usage", "--from", "noon"], "--from"),
+        (["consume", "usage", "--from", "0001-01-01T00:00:00+14:00"], "--from"),
         (["consume", "usage", "--isolation", "read_all"], "read_all"),
         (["consume", "usage", "--format", "{id"], "--format"),
     ],
@@ -149,6 +150,7 @@ def test_a_missing_topic_is_made_on_request_only(served, call, tmp_path):
     refused = call(*command)
     assert refused.code == 1
     assert "'new'" in refused.err
+    assert "--create" in refused.err
     made = call(*command, "--create")
     assert made.code == 0, made.err
     assert served.log.describe("new").schema.names == ["n", "at"]

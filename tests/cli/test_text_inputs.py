@@ -232,6 +232,19 @@ def test_files_that_are_not_what_they_say(tmp_path):
         schema_of_file(tmp_path / "a.txt")
 
 
+def test_buffers_of_a_file_that_lie_are_refused(tmp_path):
+    batch = pa.record_batch({"s": pa.array(["abc", "def"])})
+    with pa.ipc.new_stream(tmp_path / "a.arrows", batch.schema) as writer:
+        writer.write_batch(batch)
+    data = (tmp_path / "a.arrows").read_bytes()
+    offsets = bytes(pa.array([0, 3, 6], pa.int32()).buffers()[1])
+    assert data.count(offsets) == 1
+    wild = bytes(pa.array([0, 2**30, 6], pa.int32()).buffers()[1])
+    (tmp_path / "a.arrows").write_bytes(data.replace(offsets, wild))
+    with pytest.raises(InvalidRecord, match="cannot be read as arrow"):
+        list(records(Reading(Format.ARROW, tmp_path / "a.arrows"), lambda: None))
+
+
 def test_a_large_batch_of_a_file_comes_in_parts(tmp_path):
     batch = pa.record_batch({"x": pa.array([b"." * 1000] * 40_000)})
     with pa.ipc.new_stream(tmp_path / "a.arrows", batch.schema) as writer:

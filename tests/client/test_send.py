@@ -252,9 +252,9 @@ def test_flush_waits_for_everything_and_raises_the_first_error_once(log, topic):
 
 def test_a_record_that_no_setting_lets_through_has_another_hint(log, topic, monkeypatch):
     log.create_topic(topic, config={"max.record.bytes": 1000})
-    for module in (batches, producing):  # in place of a value of 256 MiB
-        monkeypatch.setattr(module, "BATCH_BYTES_MAX", 5000)
     with suppress(IsologError), log.producer() as producer:
+        for module in (batches, producing):  # in place of a value of 256 MiB
+            monkeypatch.setattr(module, "BATCH_BYTES_MAX", 5000)
         large = producer.send(topic, b"x" * 2000).exception(20)
         largest = producer.send(topic, b"x" * 6000).exception(20)
         batch = producer.append(topic, pa.record_batch({"value": [b"x" * 6000]})).exception(20)

@@ -84,3 +84,11 @@ def test_a_topic_that_is_made_gets_its_settings() -> None:
 def test_settings_are_for_a_topic_that_may_be_made() -> None:
     with pytest.raises(InvalidOption, match=r"topic\.retention\.ms is for createTopic=true"):
         sink_options({**PLACE, "topic.retention.ms": "1000"})
+
+
+def test_a_setting_of_a_topic_is_not_taken_for_another_option() -> None:
+    with pytest.raises(InvalidOption, match=r"'topic.retention.ms'") as raised:
+        sink_options({**PLACE, "retention.ms": "1000"})
+    assert "partitions" not in str(raised.value)
+    with pytest.raises(InvalidOption, match="did you mean 'transactional'"):
+        sink_options({**PLACE, "transactionl": "true"})
