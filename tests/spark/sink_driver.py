@@ -2,8 +2,8 @@
 
 The file is JSON: ``path`` of the log and ``source``, the directory of files that all queries read,
 and for each of ``queries`` the topic ``to``, the ``fault``, ``checkpoint`` and ``marks``. What a
-query ended with is in its ``marks`` as ``ended``: nothing, or its error. With ``foreach`` there is a
-query that writes to two ``topics`` and waits between them. The driver goes on until it is killed.
+query ended with is in its ``marks`` as ``ended``: nothing, or its error. With ``foreach`` a query
+writes to two ``topics``, and waits between them. The driver goes on until it is killed.
 """
 
 from __future__ import annotations
