@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 _Words = npt.NDArray[np.uint64]
 _MASK: Final = (1 << 64) - 1
 _WORD: Final = 8
-_MIX: Final = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93))
+_MIX: Final = np.uint64(0x9E3779B97F4A7C15)
 _SHIFT: Final = np.uint64(32)
 _EIGHT: Final = np.uint64(8)
 
@@ -125,11 +125,11 @@ def _text(name: str, column: Any) -> Iterator[tuple[str, int]]:
     _, offsets, data = column.buffers()
     width = 8 if large else 4
     ends = np.frombuffer(offsets, f"<i{width}", len(column) + 1, column.offset * width)
-    lengths = np.diff(ends)
-    yield f"{name}/lengths", _scrambled(lengths)
     first, size = int(ends[0]), int(ends[-1] - ends[0])
+    yield f"{name}/size", size
     if not size:
         return
+    lengths = np.diff(ends)
     bytes_ = pa.Array.from_buffers(pa.uint8(), size, [None, data], offset=first)
     yield f"{name}/bytes", pc.sum(bytes_).as_py()
     padded = np.frombuffer(data, np.uint8)
@@ -146,9 +146,8 @@ def _text(name: str, column: Any) -> Iterator[tuple[str, int]]:
 def _scrambled(values: np.ndarray) -> int:
     """The sum of the values, each scrambled, so that {1, 4} and {2, 3} have different sums."""
     words: _Words = values.astype(np.uint64)  # a copy, negative numbers in two's complement
-    words *= _MIX[0]
+    words *= _MIX
     words ^= words >> _SHIFT
-    words *= _MIX[1]
     return int(words.sum(dtype=np.uint64))
 
 

@@ -11,6 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from spark_stream.datasource import task
 from spark_stream.datasource.options import SinkOptions, sink_options
 from spark_stream.datasource.source import IsologDataSource
 from spark_stream.datasource.writer import IsologStreamWriter
-from spark_stream.wire.messages import CommitTransaction
+from spark_stream.wire.messages import CommitTransaction, TopicContent
 
 AT_BATCH = 1
 """Faults of a commit come at this batch: there is one before it, and one after."""
@@ -70,10 +71,15 @@ def killed_broker(fault: Fault) -> None:
     os.kill(int((fault._marks / "broker").read_text()), signal.SIGKILL)
 
 
+def waiting_task(fault: Fault) -> None:
+    fault.wait()
+
+
 IN_A_TASK: dict[str, Callable[[Fault], None]] = {
     "task killed": killed_task,
     "task fails": failed_task,
     "broker killed": killed_broker,
+    "task waits": waiting_task,
 }
 
 
@@ -129,7 +135,13 @@ class FaultyWriter(IsologStreamWriter):
 def _leave_unanswered(fault: Fault) -> None:
     """The next commit of this process is sent, and its answer not waited for."""
 
-    def sent(self: TransactionsClient, name: str, *where: Any, batch: int) -> None:
+    def sent(
+        self: TransactionsClient,
+        name: str,
+        *where: Any,
+        batch: int,
+        content: list[TopicContent] | None,
+    ) -> None:
         instance, number, taken = where
         asked = CommitTransaction(
             transactional_id=name,
@@ -137,6 +149,7 @@ def _leave_unanswered(fault: Fault) -> None:
             number=number,
             branches=sorted(taken),
             batch=batch,
+            content=content,
         )
         client = self._connection.client()
         under_way = client.do_action(fl.Action("commit-transaction", asked.to_bytes()))
@@ -156,4 +169,8 @@ class FaultySource(IsologDataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         options = dict(self.options)
         fault = Fault(options.pop("fault"), Path(options.pop("marks")))
-        return FaultyWriter(sink_options(options), schema, fault)
+        timeout_ms = options.pop("timeout_ms", None)
+        writer = FaultyWriter(sink_options(options), schema, fault)
+        if timeout_ms is not None:
+            writer._task = replace(writer._task, timeout_ms=int(timeout_ms))
+        return writer

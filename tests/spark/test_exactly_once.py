@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 from chispa import assert_df_equality
 from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
+from pyspark.sql.functions import udf
 from pyspark.sql.streaming import DataStreamWriter
 
 import spark_stream as isolog
@@ -77,6 +79,12 @@ def assert_exactly_once(queries: Queries, topic: str, rows: int = ROWS) -> None:
     shown = queries.read(topic, isolation="read_committed")
     expected = queries.spark.range(rows).toDF("n")
     assert_df_equality(shown, expected, ignore_row_order=True, ignore_nullable=True)
+
+
+def assert_nothing_open(log: isolog.Log, topic: str) -> None:
+    """No reader of committed records waits for what a query left behind."""
+    for each in log.describe(topic).partitions:
+        assert each.last_stable_offset == each.log_end_offset
 
 
 # -- the driver dies ------------------------------------------------------------------------------
@@ -238,10 +246,49 @@ def test_a_query_restarted_after_a_failed_task_leaves_nothing_of_it(
 ) -> None:
     query = faulty(queries, source, target, tmp_path, "task fails").start()
     assert "the task fails here" in str(ended(query))
+    assert log.read(target).num_rows > 0
+    assert_nothing_open(log, target)
     assert log.read(target, isolation="read_committed").num_rows == 0
     assert ended(copying(queries, source, target, tmp_path / "checkpoint").start()) is None
     assert log.read(target).num_rows > ROWS
     assert_exactly_once(queries, target)
+
+
+def test_a_query_stopped_in_mid_batch_holds_no_reader_up(
+    queries: Queries, log: isolog.Log, source: str, target: str, tmp_path: Path
+) -> None:
+    """No task has ended, so Spark's abort gets no message of any."""
+    query = faulty(queries, source, target, tmp_path, "task waits").start()
+    wait_until(lambda: log.read(target).num_rows > 0, "a task has written")
+    assert not all(
+        each.last_stable_offset == each.log_end_offset for each in log.describe(target).partitions
+    )
+    query.stop()
+    assert (tmp_path / "abort 0").exists()
+    assert_nothing_open(log, target)
+
+
+def test_tasks_that_end_further_apart_than_the_timeout_commit(
+    queries: Queries, log: isolog.Log, target: str, tmp_path: Path
+) -> None:
+    """One task writes at once, the other computes for longer than a transaction may be open."""
+    timeout_s = 6
+    for number in range(2):
+        rows = pa.table({"n": pa.array([number], pa.int64())})
+        pq.write_table(rows, tmp_path / f"{number}.parquet")
+
+    @udf("bigint")
+    def slow(n: int) -> int:
+        if n == 1:
+            time.sleep(1.5 * timeout_s)
+        return n
+
+    frame = queries.spark.readStream.schema("n bigint").parquet(str(tmp_path / "*.parquet"))
+    queries.spark.dataSource.register(FaultySource)
+    writer = queries.sink(frame.select(slow("n").alias("n")), tmp_path / "checkpoint", topic=target)
+    writer = writer.format("isolog_faulty").option("fault", "none").option("marks", str(tmp_path))
+    assert ended(writer.option("timeout_ms", str(1000 * timeout_s)).start()) is None
+    assert_exactly_once(queries, target, 2)
 
 
 def test_a_query_restarted_from_its_checkpoint_goes_on(

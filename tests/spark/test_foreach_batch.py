@@ -1,0 +1,64 @@
+"""Exactly once from ``foreachBatch``: ``sinkId`` and ``batchId`` name a batch for good."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import spark_stream as isolog
+from tests.spark.conftest import Queries, ended
+from tests.spark.sink_driver import both_sinks
+from tests.spark.test_exactly_once import kill_session, source
+from tests.spark.test_stream_source import NUMBERS, wait_until
+
+__all__ = ["source"]
+
+ROWS = 300
+
+
+def written(log: isolog.Log, topic: str) -> list[int]:
+    return sorted(log.read(topic, isolation="read_committed")["n"].to_pylist())
+
+
+@pytest.mark.chaos
+def test_two_sinks_in_foreach_batch_with_a_driver_killed_between_them(
+    queries: Queries, log: isolog.Log, source: str, topic: str, tmp_path: Path
+) -> None:
+    """The first sink has the batch, the second has not, and Spark replays it."""
+    topics = [f"{topic}-first", f"{topic}-second"]
+    for name in topics:
+        log.create_topic(name, 2, schema=NUMBERS)
+    job = {
+        "path": queries.path,
+        "source": source,
+        "queries": [],
+        "foreach": {"topics": topics, "checkpoint": str(tmp_path / "checkpoint")},
+        "marks": str(tmp_path),
+    }
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    with (tmp_path / "driver.log").open("w") as out:
+        driver = subprocess.Popen(
+            [sys.executable, "-m", "tests.spark.sink_driver", str(tmp_path / "job.json")],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
+    try:
+
+        def between() -> bool:
+            assert driver.poll() is None, (tmp_path / "driver.log").read_text()
+            return (tmp_path / "between").exists()
+
+        wait_until(between, "the driver is between the two sinks", 200)
+    finally:
+        kill_session(driver)
+    assert [len(written(log, name)) for name in topics] == [200, 100]
+    query = both_sinks(queries.spark, queries.path, source, topics, tmp_path / "checkpoint")
+    assert ended(query) is None
+    assert query.recentProgress[0]["batchId"] == 1
+    assert [written(log, name) for name in topics] == [list(range(ROWS))] * 2

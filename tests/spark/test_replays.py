@@ -1,0 +1,131 @@
+"""A batch that comes again: the same rows are dropped, other rows are refused, by name."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import spark_stream as isolog
+from spark_stream.client.connection import Connection
+from spark_stream.client.transactions import TransactionsClient
+from spark_stream.wire.sink_messages import OpenBranch
+from tests.spark.conftest import Queries, ended
+from tests.spark.test_stream_source import NUMBERS
+
+
+@pytest.fixture(scope="module")
+def transactions(shared_path: Path) -> Iterator[TransactionsClient]:
+    connection = Connection(path=shared_path)
+    yield TransactionsClient(connection)
+    connection.close()
+
+
+class Copy:
+    """A query from one topic to another, whose checkpoint is set back as a backup would."""
+
+    def __init__(self, queries: Queries, log: isolog.Log, topic: str, directory: Path) -> None:
+        self._queries = queries
+        self._log = log
+        self.source, self.target = directory / "source", topic
+        self.source.mkdir()
+        log.create_topic(topic, schema=NUMBERS)
+        self.checkpoint = directory / "checkpoint"
+        self.query_id = ""
+
+    def run(self, where: str = "true", **options: object) -> str | None:
+        """Runs it over what there is, in two tasks; its error, or None."""
+        frame = self._queries.spark.readStream.schema("n bigint").parquet(str(self.source))
+        rows = frame.where(where).repartition(2)
+        query = self._queries.sink(rows, self.checkpoint, topic=self.target, **options).start()
+        self.query_id = str(query.id)
+        return ended(query)
+
+    def add(self, *rows: int) -> None:
+        table = pa.table({"n": pa.array(rows, pa.int64())})
+        pq.write_table(table, self.source / f"{rows[0]}.parquet")
+
+    def forget(self, batch: int, *, plan: bool = False) -> None:
+        """Takes the batch's commit, or its plan as well, out of the checkpoint."""
+        for folder in ("commits", "offsets", "sources/0") if plan else ("commits",):
+            for name in (str(batch), f".{batch}.crc"):
+                (self.checkpoint / folder / name).unlink(missing_ok=True)
+
+    def written(self) -> list[int]:
+        table: pa.Table = self._log.read(self.target, isolation="read_committed")
+        return sorted(table["n"].to_pylist())
+
+
+@pytest.fixture
+def copy(queries: Queries, log: isolog.Log, topic: str, tmp_path: Path) -> Copy:
+    return Copy(queries, log, topic, tmp_path)
+
+
+def test_a_checkpoint_one_batch_behind_the_sink(copy: Copy) -> None:
+    """More rows came meanwhile: planned anew, the batch is another one. Nothing is lost unsaid."""
+    copy.add(*range(10))
+    assert copy.run() is None
+    whole = copy.checkpoint.with_name("whole")
+    shutil.copytree(copy.checkpoint, whole)
+    copy.forget(0)
+    assert copy.run() is None  # the same rows, in whatever order: silent
+    assert copy.written() == list(range(10))
+
+    copy.forget(0, plan=True)
+    copy.add(*range(10, 15))
+    failed = str(copy.run())
+    assert "DIFFERENT_REPLAY" in failed
+    assert f"committed 10 rows to '{copy.target}', now 15 rows" in failed
+    assert "restore the newer, or start a new one" in failed
+    assert copy.written() == list(range(10))
+
+    shutil.rmtree(copy.checkpoint)
+    shutil.copytree(whole, copy.checkpoint)
+    assert copy.run() is None  # the newer checkpoint is restored
+    assert copy.written() == list(range(15))
+
+
+def test_a_batch_of_as_many_rows_but_other_values(copy: Copy) -> None:
+    """As of two runs at once that both wrote a plan for it: one of the plans is in the log."""
+    copy.add(*range(10))
+    assert copy.run() is None
+    copy.forget(0, plan=True)
+    copy.add(*range(10, 20))
+    failed = str(copy.run(where="n >= 10"))
+    assert "DIFFERENT_REPLAY" in failed
+    assert "of other values" in failed
+    assert copy.written() == list(range(10))
+    copy.forget(0)
+    assert copy.run(where="n >= 10", differentReplay="keep") is None
+    assert copy.written() == list(range(10))
+
+
+def test_a_sink_id_that_is_added_takes_over_what_the_query_committed(copy: Copy) -> None:
+    copy.add(*range(10))
+    assert copy.run() is None
+    copy.forget(0)
+    assert copy.run(sinkId=copy.target) is None  # its last batch has to be replayed
+    copy.add(10)
+    assert copy.run(sinkId=copy.target) is None
+    copy.forget(1)
+    assert copy.run() is None  # and is taken away again
+    assert copy.written() == list(range(11))
+
+
+def test_a_replay_without_rows_ends_what_a_dead_run_left_open(
+    copy: Copy, transactions: TransactionsClient
+) -> None:
+    copy.add(0)
+    assert copy.run() is None
+    dead = OpenBranch(
+        transactional_id=f"query/{copy.query_id}", query=copy.query_id, instance="dead", batch=1
+    )
+    transactions.open_branch(dead)
+    assert transactions.describe(dead.transactional_id).state == "open"
+    copy.add(1)
+    assert copy.run(where="n < 0") is None
+    assert transactions.describe(dead.transactional_id).state == "aborted"
