@@ -60,4 +60,4 @@ def test_an_end_below_the_start_is_nothing() -> None:
         return {"t": TopicOffsets("i", {0: offset}, {0: 0})}
 
     assert list(ranges(at(30), at(10))) == []
-    assert list(ranges(at(10), at(30))) == [Range("t", "i", 0, 10, 30)]
+    assert list(ranges(at(10), at(30))) == [Range("t", "i", 0, 10, 30, epoch=0)]
