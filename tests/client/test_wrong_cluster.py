@@ -48,8 +48,7 @@ def test_a_bootstrap_of_two_unrelated_brokers_is_refused_when_the_second_is_met(
         }
         assert not refused.value.retriable
         assert isinstance(producer.append("t", values("b")).exception(20), WrongCluster)
-        with pytest.raises(WrongCluster):
-            producer.close()
+        producer.close()
     with second.connect() as log:
         assert log.read("t").num_rows == 0
 
