@@ -8,6 +8,7 @@ again.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -22,8 +23,11 @@ from spark_stream.datasource import branches
 from spark_stream.datasource.identity import of_job
 from spark_stream.datasource.options import SinkOptions
 from spark_stream.datasource.plainly import plainly
-from spark_stream.datasource.session import check_one_log, session
+from spark_stream.datasource.session import Session, check_one_log, session
 from spark_stream.datasource.task import TaskWriter, Wrote
+from spark_stream.errors import IsologError
+
+logger = logging.getLogger(__name__)
 
 
 class IsologWriter(DataSourceArrowWriter):
@@ -45,8 +49,8 @@ class IsologWriter(DataSourceArrowWriter):
 
     @plainly
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        if self._task.identity is not None:
-            here = session(self._task.options.place)
+        here = _reached(self._task)
+        if here is not None and self._task.identity is not None:
             branches.abort_job(here.transactions, self._task.identity.transactional_id)
 
 
@@ -68,8 +72,18 @@ class IsologStreamWriter(DataSourceStreamArrowWriter):
 
     @plainly
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        here = session(self._task.options.place)
-        branches.abort(here.transactions, _branches(messages))
+        here = _reached(self._task)
+        if here is not None:
+            branches.abort(here.transactions, _branches(messages))
+
+
+def _reached(task: TaskWriter) -> Session | None:
+    """The session of an abort, which raises nothing: Spark shows why there is one, and no more."""
+    try:
+        return session(task.options.place)
+    except IsologError as error:
+        logger.warning("what was written is not aborted, it times out: %s", error)
+        return None
 
 
 def _logs(messages: list[WriterCommitMessage | None]) -> Iterator[str | None]:
