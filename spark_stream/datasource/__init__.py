@@ -2,8 +2,13 @@
 
 ``source``       the data source: from options to readers and writers
 ``options``      which options there are, and what they may be
+``kafka``        what to use instead of an option of Spark's Kafka connector
+``tables``       the options of a catalog's table, kept with its columns
+``place``        where the log is; what a path means
 ``session``      one connection a process, made after the fork
 ``types``        Spark's types and Arrow's
+``nulls``        whether a query may say NOT NULL
+``plainly``      our errors as Spark shows them
 ``offsets``      streaming offsets, ranges between them, what of a range is lost
 ``pacing``       how much of a backlog a micro-batch takes
 ``planning``     topics, schemas and offsets as a query needs them

@@ -8,6 +8,7 @@ again.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -23,8 +24,11 @@ from spark_stream.datasource.driver import Plan, plan_of
 from spark_stream.datasource.identity import Identity, of_batch, of_job
 from spark_stream.datasource.options import SinkOptions
 from spark_stream.datasource.plainly import plainly
-from spark_stream.datasource.session import check_one_log, session
+from spark_stream.datasource.session import Session, check_one_log, session
 from spark_stream.datasource.task import TaskWriter, Wrote
+from spark_stream.errors import IsologError
+
+logger = logging.getLogger(__name__)
 
 
 class IsologWriter(DataSourceArrowWriter):
@@ -46,9 +50,9 @@ class IsologWriter(DataSourceArrowWriter):
 
     @plainly
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        if self._task.identity is not None:
-            here = session(self._task.options.place)
-            branches.stop(here.transactions, self._task.plan, self._task.identity.batch)
+        identity, here = self._task.identity, _reached(self._task)
+        if here is not None and identity is not None:
+            branches.stop(here.transactions, self._task.plan, identity.batch)
 
 
 class IsologStreamWriter(DataSourceStreamArrowWriter):
@@ -68,10 +72,21 @@ class IsologStreamWriter(DataSourceStreamArrowWriter):
 
     @plainly
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        here = session(self._task.options.place)
+        here = _reached(self._task)
+        if here is None:
+            return
         branches.stop(here.transactions, self._task.plan, batchId)  # messages may be none
         written = _written(messages)
         branches.abort(here.transactions, [each.branch for each in written if each.branch])
+
+
+def _reached(task: TaskWriter) -> Session | None:
+    """The session of an abort, which raises nothing: Spark shows why there is one, and no more."""
+    try:
+        return session(task.options.place)
+    except IsologError as error:
+        logger.warning("what was written is not aborted, it times out: %s", error)
+        return None
 
 
 def _identity(options: SinkOptions) -> Identity:

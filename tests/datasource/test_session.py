@@ -94,6 +94,16 @@ def test_a_commit_of_tasks_of_another_log_commits_nothing(logs: tuple[Place, Pla
     check_one_log(session(here), [None, here.cluster_id])
 
 
+def test_an_abort_that_reaches_no_log_hides_no_other_error(
+    logs: tuple[Place, Place], caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = IsologStreamWriter(sink_options({**options(logs[0]), "topic": "t"}), SCHEMA)
+    gone = replace(writer._task.options.place, host="another-boot-id")
+    writer._task = replace(writer._task, options=replace(writer._task.options, place=gone))
+    writer.abort([None], 0)
+    assert "is not aborted" in caplog.text
+
+
 def test_a_checkpoint_of_another_log_is_no_deleted_topic(logs: tuple[Place, Place]) -> None:
     readers = [
         IsologStreamReader(source_options({**options(each), "subscribe": "t"}), SCHEMA)
