@@ -14,7 +14,7 @@ import typer
 from spark_stream.cli.ddl import parse_schema
 from spark_stream.cli.file_schemas import schema_of_file
 from spark_stream.cli.fitting import Fitting
-from spark_stream.cli.inputs import TEXT, Format, Reading, format_of
+from spark_stream.cli.inputs import TEXT, Format, Reading, format_of, records
 from spark_stream.cli.options import Bootstrap, LogPath, Topic, log, note
 from spark_stream.cli.placing import Placing, metadata_of, stored_columns
 from spark_stream.cli.sending import Work
@@ -188,7 +188,9 @@ def produce(
         )
         _check(reading)
         if known is None:
-            known = opened.create_topic(topic, schema=_new_schema(reading))
+            columns = _new_schema(reading)
+            _rehearse(reading, columns)
+            known = opened.create_topic(topic, schema=columns)
             note(f"created topic {topic}")
         reading = _by_columns(reading, known)
         work = Work(
@@ -271,6 +273,22 @@ def _new_schema(reading: Reading) -> pa.Schema | None:
             hint='Give --schema, such as --schema "id bigint, name string".',
         )
     return schema_of_file(reading.file, reading.format, reading)
+
+
+def _rehearse(reading: Reading, columns: pa.Schema | None) -> None:
+    """Reads the first block of a file of text as it is read later: no topic is made in vain.
+
+    Raises:
+        InvalidRecord, SchemaMismatch: a record of it does not fit.
+    """
+    if columns is None or reading.file is None or reading.format not in TEXT:
+        return
+    metadata = metadata_of(columns)
+    reading = dataclasses.replace(reading, columns=columns, metadata=metadata)
+    for batch in records(reading, idle=lambda: None):
+        strange = [name for name in batch.schema.names if name in metadata.names]
+        Fitting.of_topic(columns, text=True).fit(batch.drop_columns(strange), 1)
+        break
 
 
 def _by_columns(reading: Reading, known: TopicDescription) -> Reading:
