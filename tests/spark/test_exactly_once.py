@@ -277,15 +277,17 @@ def test_tasks_that_end_further_apart_than_the_timeout_commit(
         rows = pa.table({"n": pa.array([number], pa.int64())})
         pq.write_table(rows, tmp_path / f"{number}.parquet")
 
-    @udf("bigint")
     def slow(n: int) -> int:
         if n == 1:
             time.sleep(1.5 * timeout_s)
         return n
 
+    computed = udf(slow, "bigint", useArrow=False)
     frame = queries.spark.readStream.schema("n bigint").parquet(str(tmp_path / "*.parquet"))
     queries.spark.dataSource.register(FaultySource)
-    writer = queries.sink(frame.select(slow("n").alias("n")), tmp_path / "checkpoint", topic=target)
+    writer = queries.sink(
+        frame.select(computed("n").alias("n")), tmp_path / "checkpoint", topic=target
+    )
     writer = writer.format("isolog_faulty").option("fault", "none").option("marks", str(tmp_path))
     assert ended(writer.option("timeout_ms", str(1000 * timeout_s)).start()) is None
     assert_exactly_once(queries, target, 2)
