@@ -272,20 +272,22 @@ def test_tasks_that_end_further_apart_than_the_timeout_commit(
     queries: Queries, log: isolog.Log, target: str, tmp_path: Path
 ) -> None:
     """One task writes at once, the other computes for longer than a transaction may be open."""
-    timeout_s = 6
+    timeout_s = 15  # which has to hold from the last task's end to the commit as well
     for number in range(2):
         rows = pa.table({"n": pa.array([number], pa.int64())})
         pq.write_table(rows, tmp_path / f"{number}.parquet")
 
-    @udf("bigint")
     def slow(n: int) -> int:
         if n == 1:
-            time.sleep(1.5 * timeout_s)
+            time.sleep(1.2 * timeout_s)
         return n
 
+    computed = udf(slow, "bigint", useArrow=False)
     frame = queries.spark.readStream.schema("n bigint").parquet(str(tmp_path / "*.parquet"))
     queries.spark.dataSource.register(FaultySource)
-    writer = queries.sink(frame.select(slow("n").alias("n")), tmp_path / "checkpoint", topic=target)
+    writer = queries.sink(
+        frame.select(computed("n").alias("n")), tmp_path / "checkpoint", topic=target
+    )
     writer = writer.format("isolog_faulty").option("fault", "none").option("marks", str(tmp_path))
     assert ended(writer.option("timeout_ms", str(1000 * timeout_s)).start()) is None
     assert_exactly_once(queries, target, 2)
