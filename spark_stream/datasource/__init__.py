@@ -5,17 +5,24 @@
 ``kafka``        what to use instead of an option of Spark's Kafka connector
 ``tables``       the options of a catalog's table, kept with its columns
 ``place``        where the log is; what a path means
+``host``         this host, and the JVM of Spark's driver
 ``session``      one connection a process, made after the fork
 ``types``        Spark's types and Arrow's
 ``nulls``        whether a query may say NOT NULL
 ``plainly``      our errors as Spark shows them
-``offsets``      streaming offsets, ranges between them, what of a range is lost
+``offsets``      streaming offsets, and the ranges between them
 ``pacing``       how much of a backlog a micro-batch takes
 ``planning``     topics, schemas and offsets as a query needs them
+``starts``       where a query starts and ends by its options
+``losses``       what of a query's range is gone, and what becomes of the query
 ``reader``       the batch source, and how a range is read
 ``stream_reader``  the streaming source
 ``routing``      rows to topics and partitions
 ``identity``     under which transactional id a task writes
+``driver``       which driver planned a micro-batch, so that it can give it up
+``renewal``      the deadline of a transaction, renewed while its tasks run
+``content``      how many rows were written, and a digest of them
+``replays``      whether a replayed batch is the one that was committed
 ``branches``     the branches of a micro-batch's transaction, and the driver's decision
 ``task``         how a task writes its rows
 ``writer``       the batch and the streaming sink

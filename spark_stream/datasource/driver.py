@@ -15,12 +15,11 @@ import socket
 import time
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Final
 
 import psutil
 
-_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+from spark_stream.datasource.host import driver_jvm, this_host
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,28 +41,23 @@ def plan_of(checkpoint: str | None) -> Plan:
 
 @lru_cache(maxsize=256)
 def _run(process: int, checkpoint: str) -> str:
-    """The same text in all Python processes of one JVM, and in no other's."""
-    java = _java(process)
+    """The same text in all Python processes of one JVM, and in no other's.
+
+    ``process`` is this one, which a fork of it is not.
+    """
+    java = _java()
     if java is None:
         return ""
-    parts = (socket.gethostname(), _boot(), str(java), checkpoint)
+    # The clock of a plan counts from the start of the host, and begins anew with it.
+    host = this_host() or str(int(psutil.boot_time()))
+    parts = (socket.gethostname(), host, str(java), checkpoint)
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
 
 
-def _java(process: int) -> int | None:
-    """The process id of the nearest JVM above; None where there is none to be seen."""
+def _java() -> int | None:
+    """The process id of the driver's JVM; None where there is none to be seen."""
     try:
-        for parent in psutil.Process(process).parents():
-            if parent.name().startswith("java"):
-                return parent.pid
+        jvm = driver_jvm()
     except psutil.Error:
         return None
-    return None
-
-
-def _boot() -> str:
-    """What the clock counts from: it begins anew with the host."""
-    try:
-        return _BOOT_ID.read_text().strip()
-    except OSError:
-        return str(int(psutil.boot_time()))
+    return None if jvm is None else jvm.pid

@@ -23,7 +23,7 @@ from spark_stream.wire.messages import EARLIEST, INT64_MAX, LATEST
 SINK_ID_LENGTH_MAX: Final = 200
 """A transactional id has at most 255 characters, and a sink's has a prefix."""
 
-_TOPIC_SETTING: Final = "topic."
+TOPIC_SETTING: Final = "topic."
 """Before the name of a setting of a topic that the sink makes."""
 
 T = TypeVar("T")
@@ -32,8 +32,9 @@ OffsetsByTopic = Mapping[str, Mapping[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class FromProgress:
-    """Streaming offsets as a query's progress shows them."""
+    """Streaming offsets as a query's progress shows them; ``logged`` is that JSON, parsed."""
 
+    logged: Mapping[str, Any]
     offsets: Mapping[str, TopicOffsets]
 
 
@@ -114,7 +115,7 @@ class SinkOptions:
     sink_id: str | None = None
     isolation: Isolation = Isolation.READ_COMMITTED
     create_topic: bool = False
-    partitions: int = 1
+    partitions: int | None = None
     replication_factor: int = 1
     topic_config: tuple[tuple[str, str], ...] = ()
     batch_id: int | None = None
@@ -173,7 +174,7 @@ def sink_options(given: Mapping[str, str], *, streaming: bool = True) -> SinkOpt
     _check_identity(options, streaming=streaming, transactional=transactional)
     create = _value(options, "createTopic", _boolean, False)
     if settings and not create:
-        name = f"{_TOPIC_SETTING}{next(iter(settings))}"
+        name = f"{TOPIC_SETTING}{next(iter(settings))}"
         raise InvalidOption(f"{name} is for createTopic=true", option=name)
     for option in ("partitions", "replicationFactor"):
         if option in options and not create:
@@ -187,7 +188,7 @@ def sink_options(given: Mapping[str, str], *, streaming: bool = True) -> SinkOpt
         sink_id=_value(options, "sinkId", _sink_id, None),
         isolation=level(options.get("isolation", isolation), PRODUCER_LEVELS),
         create_topic=create,
-        partitions=_value(options, "partitions", _positive, 1),
+        partitions=_value(options, "partitions", _positive, None),
         replication_factor=_value(options, "replicationFactor", _positive, 1),
         topic_config=tuple(settings.items()),
         batch_id=_value(options, "batchId", _batch_id, None),
@@ -201,8 +202,8 @@ def _topic_settings(given: Mapping[str, str]) -> tuple[dict[str, str], dict[str,
     settings, rest = {}, {}
     for key, value in given.items():
         name = key.lower()
-        if name.startswith(_TOPIC_SETTING):
-            settings[name.removeprefix(_TOPIC_SETTING)] = value
+        if name.startswith(TOPIC_SETTING):
+            settings[name.removeprefix(TOPIC_SETTING)] = value
         else:
             rest[key] = value
     return settings, rest
@@ -256,7 +257,7 @@ def sink_part(given: Mapping[str, str], *, streaming: bool) -> dict[str, str]:
     part = {
         name: value for name, value in known.items() if name in _SINK and name not in other_kind
     }
-    return part | {f"{_TOPIC_SETTING}{name}": value for name, value in settings.items()}
+    return part | {f"{TOPIC_SETTING}{name}": value for name, value in settings.items()}
 
 
 def _checked(given: Mapping[str, str], known: tuple[str, ...], what: str) -> dict[str, str]:
@@ -349,7 +350,7 @@ def _offsets(options: Mapping[str, str], name: str, default: int, topics: tuple[
     try:
         parsed = json.loads(text)
         if parsed and all("partitions" in topic for topic in parsed.values()):
-            progress = FromProgress(from_json(parsed))
+            progress = FromProgress(parsed, from_json(parsed))
             found = {topic: at.offsets for topic, at in progress.offsets.items()}
         else:
             found = {

@@ -20,6 +20,7 @@ from typing import Final
 
 import psutil
 
+from spark_stream.datasource.host import driver_jvm, this_host
 from spark_stream.errors import InvalidOption
 
 IN_A_WORKER: Final = "SPARK_PYTHON_RUNTIME"
@@ -35,8 +36,6 @@ _DELETED: Final = re.compile(
 
 _POD: Final = Path("/opt/spark/work-dir")
 """Where Spark's image runs; in Kubernetes it ends with its pod."""
-
-_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +143,9 @@ def driver_directory() -> Path:
     if IN_A_WORKER not in os.environ:
         return Path.cwd()
     try:
-        for process in psutil.Process().parents():
-            if process.name() == "java":
-                return Path(process.cwd())
+        jvm = driver_jvm()
+        if jvm is not None:
+            return Path(jvm.cwd())
     except psutil.Error as error:
         raise _unknown(f"the system does not tell ({error})") from error
     raise _unknown("no JVM is among the processes that started this one")
@@ -159,11 +158,3 @@ def _unknown(why: str) -> InvalidOption:
         option="path",
         hint="Give an absolute path, or bootstrap (host:port) of a broker.",
     )
-
-
-def this_host() -> str | None:
-    """What tells this host from others, until it starts again; None where the system has none."""
-    try:
-        return _BOOT_ID.read_text().strip()
-    except OSError:
-        return None

@@ -70,19 +70,23 @@ class Planner:
         Raises:
             WrongCluster: they are of another log than the one that the query reads now.
         """
+        self.check_log(value, "the checkpoint")
+        return from_json(value)
+
+    def check_log(self, value: Mapping[str, Any], said_by: str) -> None:
+        """WrongCluster, if these logged offsets are of another log; those of old say of none."""
         here = self._session.cluster_id
         for name, cluster_id in clusters(value).items():
             if cluster_id != here:
                 raise WrongCluster(
-                    f"the checkpoint is at topic {name!r} of the log {cluster_id}, and"
+                    f"{said_by}: topic {name!r} is of the log {cluster_id}, and"
                     f" {self.options.place.name} is the log {here}",
-                    hint="Give the place of the log that the checkpoint is of, or begin a new"
-                    " checkpoint.",
+                    hint="Give the place of that log, or begin a new query here: with a new"
+                    " checkpoint, and other startingOffsets.",
                     topic=name,
                     expected=cluster_id,
                     found=here,
                 )
-        return from_json(value)
 
     def described(self) -> dict[str, TopicDescription]:
         """The topics that were subscribed to; those that were deleted are left out.

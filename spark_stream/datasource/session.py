@@ -21,7 +21,7 @@ from pathlib import Path
 from spark_stream.client.connection import Connection
 from spark_stream.client.topics import TopicsClient
 from spark_stream.client.transactions import TransactionsClient
-from spark_stream.datasource import place as places
+from spark_stream.datasource import host as hosts
 from spark_stream.datasource.place import Place
 from spark_stream.errors import InvalidOption, UnknownLog, WrongCluster
 from spark_stream.wire.messages import Empty, Status
@@ -111,7 +111,7 @@ def _connected(place: Place, create: bool) -> Session:
 
 
 def _check_host(place: Place) -> None:
-    if place.path is None or place.host is None or place.host == places.this_host():
+    if place.path is None or place.host is None or place.host == hosts.this_host():
         return
     raise InvalidOption(
         f"path {place.path} is a directory of the host of Spark's driver, and this task runs on"

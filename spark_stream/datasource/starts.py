@@ -26,8 +26,11 @@ def resolved(planner: Planner, option: str, place: Named, unnamed: int) -> dict[
         InvalidOption: a partition that the topic does not have.
         OffsetOutOfRange: an offset above the log's end, where ``failOnDataLoss`` is set.
         DataLoss: a progress of a topic that was made anew since, likewise.
+        WrongCluster: a progress of a query on another log.
     """
     options = planner.options
+    if isinstance(place, FromProgress):
+        planner.check_log(place.logged, option)
     bounds = planner.latest().latest if planner.atomic else {}
     found = {}
     for name in options.topics:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 import pyarrow as pa
@@ -24,7 +26,7 @@ from spark_stream.datasource.branches import Written, drop, opened
 from spark_stream.datasource.content import Measure, measured, summed
 from spark_stream.datasource.driver import NO_PLAN, Plan
 from spark_stream.datasource.identity import BATCH, Identity, of_task
-from spark_stream.datasource.options import SinkOptions
+from spark_stream.datasource.options import TOPIC_SETTING, SinkOptions
 from spark_stream.datasource.renewal import TIMEOUT_MS, KeptOpen
 from spark_stream.datasource.routing import (
     by_topic,
@@ -36,6 +38,8 @@ from spark_stream.datasource.routing import (
 from spark_stream.datasource.session import Session, located, session
 from spark_stream.datasource.types import to_arrow
 from spark_stream.errors import InvalidConfig, InvalidOption, TopicExists, UnknownTopic
+
+logger = logging.getLogger(__name__)
 
 _COALESCED_BYTES: Final = 4 << 20
 
@@ -165,6 +169,7 @@ class TaskWriter:
         try:
             known = topics.describe(name)  # not from memory: it may have been made anew
             self._check_settings(known)
+            tell_what_stays(known, self.options)
         except UnknownTopic:
             if not self.options.create_topic:
                 raise
@@ -172,7 +177,7 @@ class TaskWriter:
             try:
                 known = topics.create(
                     name,
-                    self.options.partitions,
+                    self.options.partitions or 1,
                     self.options.replication_factor,
                     schema,
                     dict(self.options.topic_config),
@@ -193,6 +198,27 @@ class TaskWriter:
                 guess = f"did you mean 'topic.{near[0]}'?" if near else "no topic has it"
                 option = f"topic.{name}"
                 raise InvalidOption(f"unknown option {option!r}; {guess}", option=option)
+
+
+def tell_what_stays(known: TopicDescription, options: SinkOptions) -> None:
+    """Warns, once a process, of options for a new topic where the topic is there and differs."""
+    asked = {
+        f"{TOPIC_SETTING}{name}": (known.config[name], wanted)
+        for name, wanted in options.topic_config
+    }
+    if options.partitions is not None:
+        asked["partitions"] = (str(len(known.partitions)), str(options.partitions))
+    for option, (present, wanted) in asked.items():
+        if present != wanted:
+            _warn_once(
+                f"topic {known.name!r} is there already and keeps {present} for {option}={wanted};"
+                " isolog topic alter changes it"
+            )
+
+
+@lru_cache(maxsize=1024)
+def _warn_once(message: str) -> None:
+    logger.warning("%s", message)
 
 
 def coalesced(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -10,7 +10,7 @@ from spark_stream.datasource.driver import plan_of
 
 @pytest.fixture(autouse=True)
 def jvm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "_java", lambda process: 77)
+    monkeypatch.setattr(driver, "_java", lambda: 77)
     driver._run.cache_clear()
 
 
@@ -18,7 +18,7 @@ def test_a_run_is_its_jvm_and_its_checkpoint(monkeypatch: pytest.MonkeyPatch) ->
     first = plan_of("a")
     assert plan_of("a").run == first.run != ""
     assert plan_of("b").run != first.run
-    monkeypatch.setattr(driver, "_java", lambda process: 78)
+    monkeypatch.setattr(driver, "_java", lambda: 78)
     driver._run.cache_clear()
     assert plan_of("a").run != first.run
 
@@ -30,5 +30,5 @@ def test_a_later_plan_is_later() -> None:
 
 def test_without_a_checkpoint_or_a_jvm_nobody_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plan_of(None).run == ""
-    monkeypatch.setattr(driver, "_java", lambda process: None)
+    monkeypatch.setattr(driver, "_java", lambda: None)
     assert plan_of("no jvm").run == ""
