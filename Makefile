@@ -7,7 +7,7 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 SECONDS ?= 600
 # Most tests wait for processes: more of them than there are cores keep the cores busy.
-TEST_PROCESSES ?= 4
+TEST_PROCESSES ?= 3
 
 VENV := $(CURDIR)/.venv
 INSTALLED := .venv/.installed

@@ -452,7 +452,7 @@ def test_of_two_attempts_of_a_task_only_the_one_in_the_messages_counts(
     first = writer.write(iter([batch]))
     second = writer.write(iter([batch]))
     other = writer.write(iter([pa.record_batch({"n": pa.array(range(10, 20), pa.int64())})]))
-    assert len({each.branch.producer_id for each in (first, second, other)}) == 3
+    assert len({each.written.branch.producer_id for each in (first, second, other)}) == 3
     assert log.read(target, isolation="read_committed").num_rows == 0
     writer.commit([second, other])
     writer.commit([second, other])  # once more: the answer was lost

@@ -144,8 +144,8 @@ def test_rows_that_can_have_no_place_fail_the_write(
         ({"partitions": "3"}, "partitions is for createTopic=true"),
         ({"createTopic": "true", "partitions": "0"}, "partitions takes a whole number from 1"),
         ({"createTopics": "true"}, "did you mean 'createTopic'"),
-        ({"subscribe": "x"}, "'subscribe' is not for a sink"),
-        ({"sinkId": "x"}, "sinkId is for a streaming query"),
+        ({"failOnDataLoss": "true"}, "'failOnDataLoss' is not for a sink"),
+        ({"sinkId": "x"}, "sinkId without batchId"),
     ],
 )
 def test_a_bad_option_has_a_message_of_its_own(

@@ -120,7 +120,11 @@ def test_offsets_are_the_logs_and_name_the_topics_id(
     queries.copy(queries.stream(topic), *out)
     logged = (out[1] / "offsets" / "0").read_text().splitlines()[-1]
     assert json.loads(logged) == {
-        topic: {"id": log.describe(topic).id, "partitions": {"0": {"offset": 42, "epoch": 0}}}
+        topic: {
+            "id": log.describe(topic).id,
+            "cluster": log.status().cluster_id,
+            "partitions": {"0": {"offset": 42, "epoch": 0}},
+        }
     }
 
 

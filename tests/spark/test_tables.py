@@ -29,7 +29,8 @@ def numbers(spark: SparkSession, query: str) -> list[int]:
 def test_a_table_is_read_and_written_with_one_set_of_options(
     spark: SparkSession, queries: Queries, topic: str, table: str, tmp_path: Path
 ) -> None:
-    queries.write(spark.sql("select id as n, 'x' as s from range(3)"), topic, createTopic=True)
+    rows = spark.sql("select id as n, 'x' as s from range(3)").coalesce(1)  # in their order
+    queries.write(rows, topic, createTopic=True)
     spark.sql(
         f"CREATE TABLE {table}_table USING isolog OPTIONS (path '{queries.path}', subscribe"
         f" '{topic}', topic '{topic}', isolation 'read_committed', maxOffsetsPerTrigger '4')"
