@@ -1,4 +1,4 @@
-"""The host that this process runs on, and the JVM of Spark's driver among the processes above it."""
+"""This process's host, and the JVM of Spark's driver among the processes above it."""
 
 from __future__ import annotations
 
