@@ -21,12 +21,17 @@ os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 os.environ["PYTHONPATH"] = os.pathsep.join(
     dict.fromkeys([str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])
 )
+# A JVM of the tests lives for a minute or two: what its second compiler would do does not pay off in
+# that time, and costs half of all that Spark computes. (Spark's launcher reads this variable.)
+os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 for name in ("ISOLOG_PATH", "ISOLOG_BOOTSTRAP", "ISOLOG_DIR", "ISOLOG_LISTEN"):
     os.environ.pop(name, None)
 
 
-# What starts processes takes seconds: `make test-fast` leaves these folders out.
-SLOW_FOLDERS = ("broker", "cli", "client", "demo")
+# What starts processes takes seconds: `make test-fast` leaves these folders out, and whoever uses
+# these fixtures.
+SLOW_FOLDERS = ("broker", "cli", "client", "demo", "docs")
+SLOW_FIXTURES = {"broker", "flight", "log", "shared"}
 
 # The files of these go first, in this order. Files are dealt out to processes that run side by
 # side, and a long one that comes last would keep the others waiting.
@@ -39,7 +44,8 @@ def folder_of(item: pytest.Item) -> str:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if folder_of(item) in SLOW_FOLDERS:
+        starts = SLOW_FIXTURES.intersection(getattr(item, "fixturenames", ()))
+        if starts or folder_of(item) in SLOW_FOLDERS:
             item.add_marker("slow")
     rank = {folder: number for number, folder in enumerate(FIRST_FOLDERS)}
     items.sort(key=lambda item: rank.get(folder_of(item), len(rank)))  # stable: files stay whole

@@ -460,7 +460,7 @@ def test_of_two_attempts_of_a_task_only_the_one_in_the_messages_counts(
     assert log.read(target).num_rows == 30
     assert_exactly_once(queries, target, 20)
     late = writer.write(iter([batch]))  # an attempt that nobody told of the commit
-    assert late.branch.committed
+    assert late.written.branch.committed
     assert log.read(target).num_rows == 30
 
 
