@@ -21,8 +21,8 @@ os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 os.environ["PYTHONPATH"] = os.pathsep.join(
     dict.fromkeys([str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])
 )
-# A JVM of the tests lives for a minute or two: what its second compiler would do does not pay off in
-# that time, and costs half of all that Spark computes. (Spark's launcher reads this variable.)
+# A JVM of the tests lives for a minute or two: what its second compiler would do does not pay off
+# in that time, and costs half of all that Spark computes. (Spark's launcher reads this variable.)
 os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 for name in ("ISOLOG_PATH", "ISOLOG_BOOTSTRAP", "ISOLOG_DIR", "ISOLOG_LISTEN"):
     os.environ.pop(name, None)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final, Self
 
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -19,6 +20,9 @@ from spark_stream.client.values import TransactionDescription, TransactionPartit
 _UNDECIDED: Final = "open"
 _UNFINISHED: Final = ("open", "committing", "aborting")
 _BEGUN_NEVER: Final = -1
+_WIDE: Final = 100
+_ID_WIDTH: Final = 24
+_NUMBERS: Final = ("number", "producer", "epoch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,28 +73,31 @@ class HeldBack:
         return self.log_end_offset - self.last_stable_offset
 
 
-def show_transactions(found: list[Aged], shape: Listing) -> None:
+def show_transactions(found: list[Aged], shape: Listing, out: Console | None = None) -> None:
     """All of them, one a line; those that hang are marked."""
     if shape is Listing.JSON:
         print(json.dumps([each.as_json() for each in found], indent=2))
         return
-    table = Table("transactional id", "state")
-    for name in ("number", "producer", "epoch", "age", "deadline in"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("partitions")
+    out = out or console()
+    wide = out.width >= _WIDE  # a narrow one has room for what `abort` needs: the whole id
+    table = Table()
+    table.add_column("transactional id", overflow="fold", min_width=_ID_WIDTH)
+    table.add_column("state", no_wrap=True)
+    for name in (*(_NUMBERS if wide else ()), "age", "deadline in"):
+        table.add_column(name, justify="right", no_wrap=wide)
+    table.add_column("partitions", overflow="fold")
     for each in found:
         facts = each.facts
+        numbers = (facts.number, facts.producer_id, facts.epoch)
         table.add_row(
             escape(facts.transactional_id),
             _state(each),
-            _or_dash(facts.number),
-            _or_dash(facts.producer_id),
-            _or_dash(facts.epoch),
+            *(map(_or_dash, numbers) if wide else ()),
             "-" if each.age_s is None else duration(each.age_s),
             "-" if each.left_s is None else duration(each.left_s),
             escape(places(facts.partitions)),
         )
-    console().print(table)
+    out.print(table)
 
 
 def show_transaction(found: Aged, held: Mapping[tuple[str, int], HeldBack], shape: Listing) -> None:

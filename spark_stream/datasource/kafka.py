@@ -8,7 +8,7 @@ _NOTHING: Final = "leave it out: nothing is needed instead"
 _NO_GROUPS: Final = (
     "leave it out: there are no consumer groups, a query's offsets are in its checkpoint"
 )
-_SECURITY: Final = "use tls.ca, tls.cert, tls.key, and user with password, or token"
+_SECURITY: Final = "leave it out: this release has neither TLS nor authentication"
 
 # The first prefix (in lower case) that fits decides.
 _INSTEAD: Final = (

@@ -272,7 +272,9 @@ def _checked(given: Mapping[str, str], known: tuple[str, ...], what: str) -> dic
             found[proper[name]] = value
         elif name in later:
             raise Unsupported(
-                f"option {later[name]!r}: this release does not have it yet", option=later[name]
+                f"option {later[name]!r} is still to come",
+                hint="Leave it out; docs/api.md says what there is.",
+                option=later[name],
             )
         elif name in others:
             raise InvalidOption(f"option {others[name]!r} is not for a {what}", option=others[name])

@@ -83,7 +83,7 @@ class TaskWriter:
         place = located(self.options.place, create=self.options.create_topic)
         ready = replace(self, options=replace(self.options, place=place))
         if ready.options.topic is not None:
-            ready._topic(ready.options.topic, arrow)
+            tell_what_stays(ready._topic(ready.options.topic, arrow), ready.options)
         return ready
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> Wrote:
@@ -169,7 +169,6 @@ class TaskWriter:
         try:
             known = topics.describe(name)  # not from memory: it may have been made anew
             self._check_settings(known)
-            tell_what_stays(known, self.options)
         except UnknownTopic:
             if not self.options.create_topic:
                 raise

@@ -9,7 +9,12 @@ from rich.console import Console
 from spark_stream.cli.ddl import parse_schema
 from spark_stream.cli.options import Listing
 from spark_stream.cli.show import show_topic
-from spark_stream.client.values import PartitionDescription, TopicDescription
+from spark_stream.cli.show_transactions import Aged, show_transactions
+from spark_stream.client.values import (
+    PartitionDescription,
+    TopicDescription,
+    TransactionDescription,
+)
 
 LEADER = "unix:/home/somebody/projects/streams/data/a-log-with-a-long-name/run/broker.sock"
 
@@ -49,3 +54,19 @@ def test_a_topic_can_be_read_at_80_columns():
         f"leader of 3: {LEADER}\n  epoch 8",
     ):
         assert word in out.getvalue()
+
+
+def test_a_transaction_shows_its_whole_id_at_80_columns():
+    name = "query/0123456789abcdef0123456789abcdef/of-a-sink"
+    facts = TransactionDescription(
+        name, "open", 12, 34, 0, "i" * 32, "", (), (), 900_000, 1_000_000, 1_900_000, -1
+    )
+    out = io.StringIO()
+    aged = Aged.of(facts, 1_060_000, None)
+    show_transactions([aged], Listing.TABLE, Console(file=out, width=80, highlight=False))
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "…" not in out.getvalue()
+    cells = [line.split("│")[1].strip() for line in lines if line.startswith("│")]
+    assert "".join(cells) == name
+    assert "open" in out.getvalue()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -114,10 +115,18 @@ def test_a_checkpoint_of_another_log_is_no_deleted_topic(logs: tuple[Place, Plac
     cluster_id = session(located(logs[0])).cluster_id
     assert start["t"]["cluster"] == end["t"]["cluster"] == cluster_id
     assert len(readers[0].partitions(start, end)) == 1
-    with pytest.raises(WrongCluster, match="the checkpoint is at topic 't' of the log"):
+    with pytest.raises(WrongCluster, match="the checkpoint: topic 't' is of the log"):
         readers[1].latestOffset(end, readers[1].getDefaultReadLimit())
     with pytest.raises(WrongCluster):
         readers[1].partitions(start, end)
+    for place, said in zip(logs, (None, "startingOffsets: topic 't' is of the log"), strict=True):
+        given = {**options(place), "subscribe": "t", "startingOffsets": json.dumps(end)}
+        reader = IsologStreamReader(source_options(given), SCHEMA)
+        if said is None:
+            assert reader.initialOffset() == end
+        else:
+            with pytest.raises(WrongCluster, match=said):
+                reader.initialOffset()
     for offset in (start, end):
         del offset["t"]["cluster"]  # as releases before this one logged it
     assert len(readers[0].partitions(start, end)) == 1

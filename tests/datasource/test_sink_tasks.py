@@ -250,6 +250,20 @@ def test_a_topic_is_made_with_its_settings(
     IsologWriter(options(shared, topic, **wanted), SCHEMA)  # it is there
 
 
+def test_what_a_topic_that_is_there_keeps_is_told_once(
+    shared: BrokerProcess, log: isolog.Log, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    log.create_topic(topic, schema=NUMBERS)
+    wanted = {"partitions": 8, "topic.retention.ms": 60_000, "createTopic": "true"}
+    for _ in range(2):
+        IsologWriter(options(shared, topic, **wanted), SCHEMA)
+    IsologWriter(options(shared, topic, partitions=1, createTopic="true"), SCHEMA)
+    assert sorted(each.message.partition(";")[0] for each in caplog.records) == [
+        f"topic '{topic}' is there already and keeps -1 for topic.retention.ms=60000",
+        f"topic '{topic}' is there already and keeps 1 for partitions=8",
+    ]
+
+
 @pytest.mark.parametrize("there", [False, True], ids=["made", "there"])
 def test_a_setting_that_no_topic_has_is_refused_by_the_nearest_name(
     shared: BrokerProcess, log: isolog.Log, topic: str, there: bool
