@@ -4,8 +4,7 @@ A replayed micro-batch has the same rows, though Spark may put them in another o
 tasks. So the digest is a sum modulo 2^64 over the values, each scrambled by itself: it depends on
 the values and on nothing else, and sums of parts add up.
 
-* A fixed-width value counts whole. A text counts by its length, its last eight bytes, and the sum
-  of all its bytes.
+* A fixed-width value counts whole. A text is hashed in pieces of 512 bytes, each byte at its place.
 * Floating-point columns are left out, but for where they are null: Spark may add the same numbers
   up in another order, and so get others in the last digit.
 * Each column has a factor of its own, from its name. Which values stand in one row is not told: two
@@ -23,14 +22,15 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 _Words = npt.NDArray[np.uint64]
+_Places = npt.NDArray[np.int64]
 _MASK: Final = (1 << 64) - 1
 _WORD: Final = 8
 _MIX: Final = np.uint64(0x9E3779B97F4A7C15)
 _SHIFT: Final = np.uint64(32)
 _EIGHT: Final = np.uint64(8)
+_PIECE: Final = 512  # bytes of a text that are hashed as one: so many passes at most, a word each
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,22 +125,43 @@ def _text(name: str, column: Any) -> Iterator[tuple[str, int]]:
     _, offsets, data = column.buffers()
     width = 8 if large else 4
     ends = np.frombuffer(offsets, f"<i{width}", len(column) + 1, column.offset * width)
-    first, size = int(ends[0]), int(ends[-1] - ends[0])
-    yield f"{name}/size", size
-    if not size:
-        return
+    ends = ends.astype(np.int64)
     lengths = np.diff(ends)
-    bytes_ = pa.Array.from_buffers(pa.uint8(), size, [None, data], offset=first)
-    yield f"{name}/bytes", pc.sum(bytes_).as_py()
+    yield f"{name}/lengths", _scrambled(lengths)
+    last = int(ends[-1])
+    if not lengths.any():
+        return
     padded = np.frombuffer(data, np.uint8)
-    if len(padded) < first + size + _WORD:  # a word may be read that begins with the last byte
-        padded = np.concatenate([padded[: first + size], np.zeros(_WORD, np.uint8)])
+    if len(padded) < last + _WORD:  # a word may be read that begins with the last byte
+        padded = np.concatenate([padded[:last], np.zeros(_WORD, np.uint8)])
     words = np.ndarray(len(padded) - _WORD + 1, "<u8", padded, strides=(1,))
-    last = words[np.maximum(ends[1:] - _WORD, ends[:-1])]
-    if int(lengths.min()) < _WORD:
-        short = np.clip(lengths, 1, _WORD).astype(np.uint64)
-        last = (last << ((np.uint64(_WORD) - short) * _EIGHT)) * (lengths > 0)
-    yield f"{name}/last", _scrambled(last)
+    yield f"{name}/pieces", _pieces(words, ends[:-1], lengths)
+
+
+def _pieces(words: _Words, starts: _Places, lengths: _Places) -> int:
+    """The sum of the hashes of all pieces of the texts; ``words[n]`` begins with byte ``n``.
+
+    Every byte counts, and where in its piece it is, and the how manieth piece of its text that is.
+    """
+    numbers: Any = 0
+    if lengths.max() > _PIECE:
+        counts = -(-lengths // _PIECE)
+        text = np.repeat(np.arange(len(lengths)), counts)
+        numbers = np.arange(len(text)) - np.repeat(np.cumsum(counts) - counts, counts)
+        starts = starts[text] + numbers * _PIECE
+        lengths = np.minimum(lengths[text] - numbers * _PIECE, _PIECE)
+    hashes = (lengths + numbers * _PIECE * _WORD).astype(np.uint64)
+    shortest, longest = int(lengths.min()), int(lengths.max())
+    for at in range(0, longest, _WORD):
+        if shortest >= at + _WORD:  # every piece has a whole word here
+            hashes ^= words[starts + at]
+            hashes *= _MIX
+            continue
+        live = np.flatnonzero(lengths > at)
+        left = np.minimum(lengths[live] - at, _WORD).astype(np.uint64)
+        word = words[starts[live] + at] << ((np.uint64(_WORD) - left) * _EIGHT)
+        hashes[live] = (hashes[live] ^ word) * _MIX
+    return _scrambled(hashes)
 
 
 def _scrambled(values: np.ndarray) -> int:

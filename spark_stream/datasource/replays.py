@@ -23,10 +23,14 @@ def check_replay(
     known = {each.topic: Measure(each.rows, each.digest) for each in committed}
     if known == came:
         return
+    # Other topics come if the query was changed, or if two queries share the sink's id.
+    elsewhere = known.keys() != came.keys()
+    shared = "One sinkId is for one sink: give each its own. " if elsewhere else ""
     other = DifferentReplay(
         f"batch {identity.batch} of {identity.transactional_id!r} is committed, and comes again"
         f" with other rows: committed {_rows(known)}, now {_rows(came)}"
         + (" of other values" if _rows(known) == _rows(came) else ""),
+        hint=f"{shared}{DifferentReplay.hint}",
         batch=identity.batch,
         committed={topic: found.rows for topic, found in known.items()},
         came={topic: found.rows for topic, found in came.items()},

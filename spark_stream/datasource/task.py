@@ -244,4 +244,4 @@ def _first_turn() -> int:
     if context is None:
         return 0
     batch_id = context.getLocalProperty(BATCH)
-    return context.partitionId() + (int(batch_id) if batch_id else context.taskAttemptId())
+    return context.partitionId() + (int(batch_id) if batch_id else context.stageId())

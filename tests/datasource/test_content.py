@@ -112,3 +112,26 @@ def test_the_digest_is_the_same_in_every_release() -> None:
 def test_measures_add_up_by_topic_and_leave_out_what_has_no_rows() -> None:
     parts = [{"a": Measure(1, 2), "b": Measure()}, {"a": Measure(3, (1 << 64) - 1)}]
     assert summed(parts) == {"a": Measure(4, 1)}
+
+
+def orders(*numbers: int) -> list[str]:
+    return [f'{{"id":{number},"status":"ok"}}' for number in numbers]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (orders(12, 43), orders(21, 34)),
+        (["2013-01-12 00:00:00"], ["2013-01-21 00:00:00"]),
+        (["a" * 512 + "b" * 512], ["b" * 512 + "a" * 512]),
+        (["x" * 600 + "12" + "y" * 600], ["x" * 600 + "21" + "y" * 600]),
+        (["ab", "c"], ["a", "bc"]),
+        (["", "a"], ["a"]),
+    ],
+    ids=["numbers within a text", "a date", "pieces", "a long text", "where one ends", "empty"],
+)
+def test_texts_that_differ_only_in_the_order_of_their_bytes(
+    one: list[str], other: list[str]
+) -> None:
+    assert digest("string", one) != digest("string", other)
+    assert digest("string", one[::-1]) == digest("string", one)
