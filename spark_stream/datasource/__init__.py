@@ -17,6 +17,7 @@
 ``losses``       what of a query's range is gone, and what becomes of the query
 ``reader``       the batch source, and how a range is read
 ``stream_reader``  the streaming source
+``belonging``    which log a streaming sink's checkpoint is of
 ``routing``      rows to topics and partitions
 ``identity``     under which transactional id a task writes
 ``driver``       which driver planned a micro-batch, so that it can give it up

@@ -22,6 +22,7 @@ from pyspark.sql.types import StructType
 
 from spark_stream.client.producer import Producer
 from spark_stream.client.values import Branch, TopicDescription
+from spark_stream.datasource.belonging import check_checkpoint
 from spark_stream.datasource.branches import Written, drop, opened
 from spark_stream.datasource.content import Measure, measured, summed
 from spark_stream.datasource.driver import NO_PLAN, Plan
@@ -76,11 +77,13 @@ class TaskWriter:
 
         Raises:
             UnknownLog: there is no log, and none is to be made.
+            WrongCluster: the query's checkpoint belongs to another log.
             UnknownTopic, SchemaMismatch, UnsupportedType: naming the topic, or the column.
         """
         arrow = to_arrow(self.schema)
         check_routing(arrow, self.options.topic)
         place = located(self.options.place, create=self.options.create_topic)
+        check_checkpoint(self.options.checkpoint, place)
         ready = replace(self, options=replace(self.options, place=place))
         if ready.options.topic is not None:
             tell_what_stays(ready._topic(ready.options.topic, arrow), ready.options)

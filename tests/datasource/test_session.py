@@ -132,6 +132,27 @@ def test_a_checkpoint_of_another_log_is_no_deleted_topic(logs: tuple[Place, Plac
     assert len(readers[0].partitions(start, end)) == 1
 
 
+def test_a_sinks_checkpoint_belongs_to_one_log(logs: tuple[Place, Place], tmp_path: Path) -> None:
+    def sink(place: Place, checkpoint: str) -> IsologStreamWriter:
+        given = {**options(place), "topic": "t", "checkpointLocation": checkpoint}
+        return IsologStreamWriter(sink_options(given), SCHEMA)
+
+    checkpoint = tmp_path / "checkpoint"
+    sink(logs[0], str(checkpoint))  # Spark has not made it: there is nothing to note it in
+    assert not checkpoint.exists()
+    checkpoint.mkdir()
+    for text in (str(checkpoint), f"file:{checkpoint}", f"file://{checkpoint}"):
+        sink(logs[0], text)
+        with pytest.raises(WrongCluster, match="is of a query that writes to the log"):
+            sink(logs[1], text)
+    assert [each.name for each in checkpoint.iterdir()] == ["isolog.json"]
+    (checkpoint / "isolog.json").write_text("{")
+    sink(logs[1], str(checkpoint))
+    sink(logs[0], "hdfs://somewhere/checkpoint")
+    with isolog.connect(path=str(logs[1].path)) as log:
+        assert log.read("t").num_rows == 3
+
+
 def test_a_task_on_another_host_refuses_a_directory_with_the_remedy(
     logs: tuple[Place, Place],
 ) -> None:
