@@ -174,7 +174,10 @@ def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     wrong = mismatch(schema, got)
     if wrong is not None:
         raise wrong
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    try:
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    except pa.ArrowInvalid as error:  # Arrow's cast made an array that Arrow itself calls wrong
+        raise SchemaMismatch(f"the batch cannot be cast to the topic's types: {error}") from None
 
 
 def _fitted(array: pa.Array, field: pa.Field) -> pa.Array:

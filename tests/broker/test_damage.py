@@ -66,8 +66,7 @@ def test_a_partition_without_its_last_entries_does_not_open_and_others_do(
             assert producer.append("t", numbers(10, 5), partition=1).result().offset == 10
             refused = producer.append("t", numbers(0, 1), partition=0)
             assert isinstance(refused.exception(), DamagedSegment)
-            with pytest.raises(DamagedSegment):
-                producer.flush()
+            producer.flush()  # what was taken from the future is told
         with pytest.raises(DamagedSegment):
             log.read("t")
 

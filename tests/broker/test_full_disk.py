@@ -35,8 +35,7 @@ def test_no_room_for_the_end_of_a_segment(broker: BrokerProcess, room: int) -> N
         limited(broker, only_segment(broker, "t").stat().st_size + room)
         error = producer.append("t", numbers(7_000, 7_000), partition=0).exception(20)
         assert isinstance(error, DiskFull)
-        with pytest.raises(DiskFull):
-            producer.flush()
+        producer.flush()
         assert log.read("t").num_rows == 7_000
         limited(broker, NO_LIMIT)
         # What fits goes into the old segment after all, and then it is full indeed.
@@ -58,8 +57,7 @@ def test_killed_while_the_disk_is_full(broker: BrokerProcess) -> None:
         for count in (7_000, 100, 7_000, 1):
             refused = producer.append("t", numbers(7_000, count), partition=0)
             assert isinstance(refused.exception(20), DiskFull)
-        with pytest.raises(DiskFull):
-            producer.flush()
+        producer.flush()
         broker.kill()
         broker.restart()
         assert log.read("t")["n"].to_pylist() == list(range(7_000))
@@ -85,8 +83,7 @@ def test_other_calls_go_on_and_a_failed_one_can_be_repeated(broker: BrokerProces
         limited(broker, NO_LIMIT)
         log.create_topic("c", partitions=50)
         log.delete_topic("b")
-        with pytest.raises(DiskFull):
-            producer.flush()
+        producer.flush()
         assert log.topics() == ["a", "c"]
     broker.restart()
     with broker.connect() as log:

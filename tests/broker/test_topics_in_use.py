@@ -91,8 +91,7 @@ def test_a_producer_goes_on_in_a_topic_made_anew_after_one_error(log, topic):
     outcomes = [producer.append(topic, numbers(n, 1), 1).exception(20) for n in range(3)]
     assert outcomes[1:] == [None, None]
     assert outcomes[0] is None or isinstance(outcomes[0], UnknownTopic)
-    with pytest.raises(UnknownTopic):
-        producer.close()
+    producer.close()
     assert log.read(topic)["n"].to_pylist()[-2:] == [1, 2]
 
 
@@ -107,8 +106,7 @@ def test_a_producer_finds_out_that_somebody_else_made_the_topic_anew(shared, log
     first = producer.append(topic, numbers(1, 1), 2).exception(20)
     assert isinstance(first, UnknownTopic)
     assert producer.send(topic, b"now a default-schema topic").result(20).partition == 0
-    with pytest.raises(UnknownTopic):
-        producer.close()
+    producer.close()
 
 
 def test_a_deleted_topics_files_are_gone(shared, log, topic):

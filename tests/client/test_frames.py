@@ -77,9 +77,9 @@ def test_a_frame_goes_to_a_topic_with_kafkas_columns(log, topic, library):
 @pytest.mark.parametrize(
     ("frame", "named"),
     [
-        (pd.DataFrame({"n": [1.5]}), "column 'n': expected int32, got double"),
-        (pl.DataFrame({"n": [1 << 40]}), "column 'n': expected int32, got int64"),
-        (pd.DataFrame({"n": ["1"]}), "column 'n': expected int32, got string"),
+        (pd.DataFrame({"n": [1.5]}), "column 'n': expected int, got double"),
+        (pl.DataFrame({"n": [1 << 40]}), "column 'n': expected int, got bigint"),
+        (pd.DataFrame({"n": ["1"]}), "column 'n': expected int, got string"),
         (pd.DataFrame({"n": [1], "m": [2]}), "column 'm'"),
         (pl.DataFrame({"m": [2]}), "column 'n' .* is missing"),
         (pd.DataFrame({"n": [1, "a"]}), "column n"),

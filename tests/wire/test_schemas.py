@@ -7,7 +7,7 @@ from datetime import datetime
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import event, given, reject, settings
+from hypothesis import event, example, given, reject, settings
 from hypothesis import strategies as st
 
 from spark_stream.errors import IsologError, SchemaMismatch, UnsupportedType
@@ -315,6 +315,7 @@ kinds = st.recursive(
 
 @settings(max_examples=150)
 @given(kinds, kinds, st.sampled_from([0, 1, 3]))
+@example(pa.list_(pa.list_(pa.null(), 2), 2), pa.list_(pa.list_(pa.null(), 2)), 1)
 def test_any_two_types_fit_or_are_refused_with_a_typed_error(have, want, rows):
     """A cast that Arrow cannot do, too, must not leave as Arrow's error."""
     try:
