@@ -126,13 +126,18 @@ def _leaders(topic: TopicDescription) -> Iterator[str]:
 
 def _runs(numbers: list[int]) -> str:
     """``0 to 3, 7``, of numbers in ascending order."""
+    return drawn_together(numbers, " to ", ", ")
+
+
+def drawn_together(numbers: list[int], to: str, between: str) -> str:
+    """Rising numbers, each run of them by its first and last: ``0-3,7``."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
             runs[-1].append(number)
         else:
             runs.append([number])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
+    return between.join(str(run[0]) if len(run) == 1 else f"{run[0]}{to}{run[-1]}" for run in runs)
 
 
 def _config_table(topic: TopicDescription) -> Table:

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from spark_stream.cli.options import Listing
-from spark_stream.cli.show import console
+from spark_stream.cli.show import console, drawn_together
 from spark_stream.client.values import TransactionDescription, TransactionPartition
 
 _UNDECIDED: Final = "open"
@@ -161,24 +161,13 @@ def places(partitions: Iterable[TransactionPartition]) -> str:
     """Such as ``copies 0, flights 0-3,7``."""
     ordered = sorted(partitions, key=_place)
     return ", ".join(
-        f"{topic} {_runs([each.partition for each in group])}"
+        f"{topic} {drawn_together([each.partition for each in group], '-', ',')}"
         for topic, group in groupby(ordered, key=lambda each: each.topic)
     )
 
 
 def _place(partition: TransactionPartition) -> tuple[str, int]:
     return partition.topic, partition.partition
-
-
-def _runs(numbers: list[int]) -> str:
-    """Rising numbers with their runs drawn together: ``0-3,7``."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 def duration(seconds: float) -> str:

@@ -99,7 +99,7 @@ def _connected(place: Place, create: bool) -> Session:
     path = None if place.path is None else Path(place.path)
     connection = Connection(place.bootstrap, path, create=create, cluster_id=place.cluster_id)
     try:
-        facts = connection.act("status", Empty(), Status)
+        connection.retried(lambda client, options: None)  # who connects asks for the cluster's id
     except UnknownLog as error:
         raise UnknownLog(
             error.message,
@@ -107,7 +107,8 @@ def _connected(place: Place, create: bool) -> Session:
             **error.details,
         ) from None
     topics, transactions = TopicsClient(connection), TransactionsClient(connection)
-    return Session(connection, topics, transactions, facts.cluster_id)
+    assert connection.cluster_id is not None
+    return Session(connection, topics, transactions, connection.cluster_id)
 
 
 def _check_host(place: Place) -> None:
