@@ -61,7 +61,11 @@ class Held:
 
 
 class Mishaps:
-    """Cuts connections and ends brokers, each on a thread of its own, until stopped."""
+    """Cuts connections and ends brokers, each on a thread of its own, until stopped.
+
+    Every run, however short, has a restart, a pause and cuts: those come first, and what comes
+    after them is left to chance.
+    """
 
     def __init__(self, broker: BrokerProcess, proxy: Proxy, stop: threading.Event, seed: int):
         self.cuts = self.kills = self.pauses = 0
@@ -78,25 +82,36 @@ class Mishaps:
             each.join()
 
     def _cut(self) -> None:
-        while not self._stop.wait(self._chance.uniform(0.02, 0.25)):
+        while True:
             self._proxy.cut()
             self.cuts += 1
+            if self._stop.wait(self._chance.uniform(0.02, 0.25)):
+                return
 
     def _strike(self) -> None:
+        self._stop.wait(1)  # the workers have begun
+        self._restart()
+        self._pause()
         while not self._stop.wait(self._chance.uniform(2, 8)):
             if self._chance.random() < 0.7:
-                if self._chance.random() < 0.5:
-                    self._broker.kill()
-                else:
-                    self._broker.terminate()
-                self._stop.wait(self._chance.uniform(0, 1))
-                self._broker.restart()
-                self.kills += 1
+                self._restart()
             else:
-                self._broker.pause()
-                self._stop.wait(self._chance.uniform(0.5, 6))
-                self._broker.resume()
-                self.pauses += 1
+                self._pause()
+
+    def _restart(self) -> None:
+        if self._chance.random() < 0.5:
+            self._broker.kill()
+        else:
+            self._broker.terminate()
+        self._stop.wait(self._chance.uniform(0, 1))
+        self._broker.restart()
+        self.kills += 1
+
+    def _pause(self) -> None:
+        self._broker.pause()
+        self._stop.wait(self._chance.uniform(0.5, 6))
+        self._broker.resume()
+        self.pauses += 1
 
 
 def run(folder: Path, seconds: float, seed: int) -> int:
