@@ -200,8 +200,8 @@ class Consumer(Closing):
                 raise InvalidOption(f"{key} is not a (topic, partition) of this consumer")
             if not isinstance(offset, Integral) or not 0 <= offset <= INT64_MAX:
                 raise InvalidOption(f"an offset is at least 0, not {offset!r}")
-        self._seeks += 1
         self._position.update({key: int(offset) for key, offset in position.items()})
+        self._seeks += 1
         self._stop_feed()
 
     def close(self) -> None:
@@ -233,6 +233,7 @@ class Consumer(Closing):
                     pause = min(_CUT_PAUSE_MAX_S, 2 * pause)
                     continue
                 pause = _CUT_PAUSE_FIRST_S
+            seeks = self._seeks
             feed = self._feed = Feed(
                 [
                     (
@@ -246,6 +247,8 @@ class Consumer(Closing):
                 ],
                 watch,
             )
+            if self._closed.is_set() or self._seeks != seeks:
+                self._stop_feed()  # whoever asked meanwhile found no feed to stop
             try:
                 for key, fetched in feed.fetched():
                     yield key, fetched

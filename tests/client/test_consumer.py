@@ -11,6 +11,8 @@ from datetime import datetime
 import pyarrow as pa
 import pytest
 
+from spark_stream.client import consumer as consumer_module
+from spark_stream.client.feed import Feed
 from spark_stream.errors import (
     InvalidOption,
     OffsetOutOfRange,
@@ -230,6 +232,46 @@ def test_close_ends_a_waiting_iteration_promptly(log, topic):
     assert ended.wait(5)
     assert time.monotonic() - begun < 1.5
     assert list(consumer.records()) == []
+
+
+@pytest.mark.parametrize("act", ["close", "seek"])
+def test_what_another_thread_asks_while_the_fetches_begin_is_not_lost(
+    log, topic, monkeypatch, act
+):
+    """It comes when the threads run already and the consumer does not know of them yet."""
+    fill(log, topic, 5)
+    consumer = log.consumer(topic)
+    begun: list[Feed] = []
+
+    class MeanwhileAsked(Feed):
+        def __init__(self, *args) -> None:
+            super().__init__(*args)
+            begun.append(self)
+            if len(begun) == 1:
+                asked = consumer.close if act == "close" else lambda: consumer.seek({(topic, 0): 3})
+                other = threading.Thread(target=asked)
+                other.start()
+                other.join()
+
+    monkeypatch.setattr(consumer_module, "Feed", MeanwhileAsked)
+    found: list[int] = []
+
+    def consume() -> None:
+        for record in consumer.records():
+            found.append(record.offset)
+
+    thread = threading.Thread(target=consume, daemon=True)
+    thread.start()
+    try:
+        if act == "seek":
+            eventually(lambda: found == [3, 4])
+            consumer.close()
+        thread.join(10)
+        assert not thread.is_alive()
+        assert found == ([] if act == "close" else [3, 4])
+    finally:
+        for feed in begun:
+            feed.stop()
 
 
 def test_closing_the_log_ends_its_consumers(shared, topic):
