@@ -257,8 +257,7 @@ def test_what_another_thread_asks_while_the_fetches_begin_is_not_lost(
     found: list[int] = []
 
     def consume() -> None:
-        for record in consumer.records():
-            found.append(record.offset)
+        found.extend(record.offset for record in consumer.records())
 
     thread = threading.Thread(target=consume, daemon=True)
     thread.start()
