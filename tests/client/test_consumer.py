@@ -235,9 +235,7 @@ def test_close_ends_a_waiting_iteration_promptly(log, topic):
 
 
 @pytest.mark.parametrize("act", ["close", "seek"])
-def test_what_another_thread_asks_while_the_fetches_begin_is_not_lost(
-    log, topic, monkeypatch, act
-):
+def test_what_another_thread_asks_while_the_fetches_begin_is_not_lost(log, topic, monkeypatch, act):
     """It comes when the threads run already and the consumer does not know of them yet."""
     fill(log, topic, 5)
     consumer = log.consumer(topic)
