@@ -1,8 +1,8 @@
 """What a broker gets from outside: time and names that nobody else has.
 
 Code that takes them as arguments runs in a broker and under a simulator alike. Deadlines, timeouts
-and leases go by ``monotonic``; ages of what is in files by ``steady_us``; the wall clock is only for
-what people see and for the timestamps of records.
+and leases go by ``monotonic``; ages of what is in files by ``steady_us``; the wall clock is only
+for what people see and for the timestamps of records.
 """
 
 from __future__ import annotations
