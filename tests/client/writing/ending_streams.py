@@ -13,10 +13,10 @@ import threading
 import time
 from dataclasses import replace
 
-import spark_stream as isolog
 from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.topics import TopicsClient
 from spark_stream.client.writing.appending import AppendStream
+from spark_stream.client.writing.batches import completed
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.wire.messages import AppendTo, Envelope
 from tests.support import values
@@ -28,7 +28,7 @@ def end_streams(address: str, until: float) -> int:
     request = AppendTo(
         topic=topic.name, topic_id=topic.id, isolation=Isolation.READ_UNCOMMITTED, timeout_ms=5000
     )
-    batch = isolog.client.batches.completed(values("a"))
+    batch = completed(values("a"))
     envelope = Envelope(partition=0).to_bytes()
     streams = 0
     while time.monotonic() < until:
