@@ -6,6 +6,7 @@
 ``log``            ``connect()`` and the handle it returns
 ``topics``         what the client remembers of topics
 ``transactions``   the broker's actions on transactions and positions
+``moments``        moments as whole microseconds since 1970
 ``closing``        what a ``with`` block closes
 ``values``         what calls return
 """

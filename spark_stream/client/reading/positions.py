@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from numbers import Integral
 from typing import Final
 
+from spark_stream.client.moments import to_microseconds
 from spark_stream.client.topics import TopicsClient
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.errors import InvalidOption
@@ -19,7 +20,6 @@ In a mapping -2 means earliest and -1 latest; partitions that it leaves out get 
 """
 
 _NAMED: Final = {"earliest": EARLIEST, "latest": LATEST}
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def resolve(
@@ -65,9 +65,3 @@ def named_resolved(
     if any(offset < 0 for offset in found.values()):
         raise InvalidOption(f"an offset is at least 0 (or -2 earliest, -1 latest): {dict(asked)}")
     return found
-
-
-def to_microseconds(moment: datetime) -> int:
-    """Microseconds since the epoch; a moment without a zone is local time, as Python has it."""
-    span = moment.astimezone(UTC) - _EPOCH
-    return (span.days * 86_400 + span.seconds) * 1_000_000 + span.microseconds

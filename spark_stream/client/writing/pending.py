@@ -9,17 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from spark_stream.client.reading.positions import to_microseconds
 from spark_stream.client.writing.partitioner import partitions_of
 from spark_stream.client.writing.promises import Promise
-from spark_stream.errors import InvalidRecord
-from spark_stream.wire.messages import INT64_MAX
 from spark_stream.wire.schemas import DEFAULT_SCHEMA, HEADERS_TYPE, TIMESTAMP_TYPE
 
 
@@ -108,15 +104,3 @@ def split(
     for start, end in zip(edges, [*edges[1:], len(order)], strict=True):
         rows = order[start:end]
         yield int(ordered[start]), batch.take(pa.array(rows)), rows
-
-
-def timestamp_us(timestamp: int | datetime | None) -> int:
-    """A record's timestamp in microseconds: from milliseconds, a datetime, or now."""
-    if timestamp is None:
-        return time.time_ns() // 1000
-    if isinstance(timestamp, datetime):
-        return to_microseconds(timestamp)
-    moment = int(timestamp) * 1000
-    if not -INT64_MAX <= moment <= INT64_MAX:
-        raise InvalidRecord(f"timestamp {timestamp} is out of range", hint="It is in milliseconds.")
-    return moment

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from spark_stream.client.connecting.connection import Connection
+from spark_stream.client.moments import timestamp_us
 from spark_stream.client.topics import TopicsClient, level
 from spark_stream.client.transactions import TransactionsClient
 from spark_stream.client.values import Branch, TopicDescription, Written
@@ -29,7 +30,7 @@ from spark_stream.client.writing.delivery import Author
 from spark_stream.client.writing.frames import ArrowData
 from spark_stream.client.writing.lanes import Identity
 from spark_stream.client.writing.partitioner import partitions_of
-from spark_stream.client.writing.pending import split, timestamp_us
+from spark_stream.client.writing.pending import split
 from spark_stream.client.writing.sender import Sender, Settings
 from spark_stream.consistency.isolation import PRODUCER_LEVELS
 from spark_stream.errors import (

@@ -17,10 +17,9 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from spark_stream.client.connecting.connection import Connection
-from spark_stream.client.reading.consumer import Consumer
 from spark_stream.client.topics import TopicsClient
 from spark_stream.client.values import Branch, Written
 from spark_stream.client.writing.frames import ArrowData
@@ -45,6 +44,19 @@ TRANSACTION_TIMEOUT_MS: Final = 60_000
 _ID_LENGTH_MAX: Final = 255
 # What tells that a transaction is over; any other error leaves it as it is.
 _DECIDED: Final = (TransactionAborted, InvalidTransaction, UnknownTransaction)
+
+
+class Positioned(Protocol):
+    """A named consumer, as far as the transaction that stores its position has to know it."""
+
+    def places(self, connection: Connection) -> list[ConsumerPosition]:
+        """Its position, one partition each; an error if it is of another log, or has no name."""
+
+    def check_owner(self) -> None:
+        """ConsumerFenced if another consumer has taken the name over."""
+
+    def owner(self) -> dict[str, str]:
+        """``{name: instance}``: who has to own the name for the position to be stored."""
 
 
 class TransactionalProducer(Producer):
@@ -203,7 +215,7 @@ class TransactionalProducer(Producer):
         with self._deciding:
             self._abort(self._opened("an abort"))
 
-    def commit_position(self, consumer: Consumer) -> None:
+    def commit_position(self, consumer: Positioned) -> None:
         """The named consumer's present position is stored if, and when, the transaction commits.
 
         Raises:

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_stream.client.reading.positions import to_microseconds
-from spark_stream.client.writing.pending import timestamp_us
+from spark_stream.client.moments import timestamp_us, to_microseconds
 from spark_stream.errors import InvalidRecord
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
