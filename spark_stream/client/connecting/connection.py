@@ -28,7 +28,6 @@ from spark_stream.client.connecting.embedded import (
     live_address,
     recorded_cluster_id,
 )
-from spark_stream.client.connecting.sockets import end_connections
 from spark_stream.errors import (
     BrokerUnavailable,
     InvalidOption,
@@ -40,6 +39,7 @@ from spark_stream.errors import (
 from spark_stream.wire.flight import from_flight
 from spark_stream.wire.limits import REQUEST_TIMEOUT_S
 from spark_stream.wire.messages import Empty, Message, Status
+from spark_stream.wire.sockets import end_connections
 
 R = TypeVar("R", bound=Message)
 T = TypeVar("T")
