@@ -30,6 +30,15 @@ from spark_stream.wire.schemas import mismatch
 logger = logging.getLogger(__name__)
 
 
+class BatchReader(Protocol):
+    """Where batches come from (Flight's reader)."""
+
+    @property
+    def schema(self) -> pa.Schema: ...
+
+    def read_chunk(self) -> fl.FlightStreamChunk: ...
+
+
 class AckWriter(Protocol):
     """Where acknowledgements go (Flight's metadata writer)."""
 
@@ -67,7 +76,7 @@ def serve_appends(
     host: Host,
     desk: TransactionDesk,
     target: Target,
-    reader: fl.MetadataRecordBatchReader,
+    reader: BatchReader,
     acks: AckWriter,
 ) -> None:
     """Appends batch after batch. A refused batch is answered by its error and ends nothing.
@@ -91,7 +100,7 @@ def serve_appends(
 
 
 def _batches(
-    reader: fl.MetadataRecordBatchReader,
+    reader: BatchReader,
 ) -> Iterator[tuple[pa.RecordBatch, pa.Buffer | None]]:
     while True:
         try:

@@ -93,13 +93,17 @@ def projection_of(hosted: HostedTopic, columns: list[str] | None) -> Projection:
 class FetchStream:
     """One fetch: checked when it is made, then an iterator of answers."""
 
-    def __init__(self, host: Host, request: Fetch, cancelled: Callable[[], bool]) -> None:
+    def __init__(
+        self, host: Host, request: Fetch, cancelled: Callable[[], bool], follow_s: float
+    ) -> None:
+        """``follow_s``: for how long a fetch that follows waits for the next record."""
         hosted = host.topic(request.topic, request.topic_id)
         self._host = host
         self._topic = hosted.topic
         self._partition: Partition = hosted.partition(request.partition)
         self._request = request
         self._cancelled = cancelled
+        self._follow_s = follow_s
         self._projection = projection_of(hosted, request.columns)
         self._position = self._start()
         self._check_epoch()
@@ -168,8 +172,9 @@ class FetchStream:
         """Batches with their facts; the last one is empty and says where to read on."""
         request = self._request
         left = request.max_records or UNLIMITED
-        deadline = None if request.follow else time.monotonic() + request.wait_ms / 1000
+        wait_s = self._follow_s if request.follow else request.wait_ms / 1000
         while True:
+            deadline = time.monotonic() + wait_s
             found = self._visible()
             at_end = request.end is not None and self._position >= request.end
             if found.count == 0 and not at_end and (request.wait_ms or request.follow):
@@ -181,7 +186,8 @@ class FetchStream:
                 left -= answer[0].num_rows
                 yield answer
             at_end = request.end is not None and self._position >= request.end
-            if not request.follow or at_end or left <= 0 or self._cancelled():
+            quiet = found.count == 0
+            if not request.follow or quiet or at_end or left <= 0 or self._cancelled():
                 break
         yield self._last()
 

@@ -27,10 +27,12 @@ from spark_stream.broker.actions import Actions, BrokerFacts
 from spark_stream.broker.activity import Activity
 from spark_stream.broker.config import BrokerConfig
 from spark_stream.broker.host import Host
+from spark_stream.broker.keepalive import Keepalive
 from spark_stream.broker.lock import DirectoryLock
 from spark_stream.broker.service import FlightService, location_of
 from spark_stream.broker.transactions import TransactionDesk
 from spark_stream.cluster.sqlite import SqliteStore
+from spark_stream.environment import SystemClock
 from spark_stream.errors import InvalidConfig, PortInUse
 from spark_stream.storage.directory import check_directory, open_directory
 from spark_stream.wire.limits import SOCKET_PATH_MAX
@@ -67,6 +69,7 @@ class Broker:
                 int(config.producer_expiry_seconds * 1_000_000),
             )
             undo.callback(self._host.close)
+            keepalive = Keepalive(config.keepalive_seconds, SystemClock())
             self._desk = TransactionDesk(self._store, self._host)
             self._desk.recover()  # what was decided is finished before anybody reads
             bind, self._socket = _bind_place(config.listen)
@@ -82,6 +85,7 @@ class Broker:
                     ),
                     self._reachable,
                     self.activity,
+                    keepalive,
                 )
             undo.callback(self._service.shutdown)
             self.address = self._named(self._service.port)
@@ -89,6 +93,7 @@ class Broker:
             undo.pop_all()
         self._keepers = [
             self._keeper("housekeeper", config.housekeeping_seconds, self._host.housekeep),
+            self._keeper("keepalive", keepalive.limit_s / 4, keepalive.end_silent_connections),
             self._keeper("transactions", _SWEEP_SECONDS, self._desk.sweep),
         ]
 

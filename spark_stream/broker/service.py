@@ -17,6 +17,7 @@ from spark_stream.broker.activity import Activity
 from spark_stream.broker.appending import serve_appends, target_of
 from spark_stream.broker.fetching import Answer, FetchStream, projection_of
 from spark_stream.broker.host import Host, HostedTopic
+from spark_stream.broker.keepalive import Keepalive, WatchedReader, WatchedWriter
 from spark_stream.broker.partition import Partition
 from spark_stream.broker.transactions import TransactionDesk
 from spark_stream.errors import BrokerUnavailable, InternalError, IsologError, Unsupported
@@ -51,11 +52,13 @@ class FlightService(fl.FlightServerBase):
         actions: Callable[[int], Actions],
         location: Callable[[int], str],
         activity: Activity,
+        keepalive: Keepalive,
     ) -> None:
         """``actions`` and ``location`` take the port that was bound (0: none, a Unix socket)."""
         self._host = host
         self._desk = desk
         self._activity = activity
+        self._keepalive = keepalive
         self._actions: Actions | None = None
         super().__init__(bind)
         self._location = location(self.port)
@@ -68,18 +71,26 @@ class FlightService(fl.FlightServerBase):
         reader: fl.MetadataRecordBatchReader,
         writer: fl.FlightMetadataWriter,
     ) -> None:
-        with self._activity.call(), translated("append"):
-            serve_appends(self._host, self._desk, target_of(descriptor), reader, writer)
+        with (
+            self._activity.call(),
+            translated("append"),
+            self._keepalive.call(context.peer()) as call,
+        ):
+            batches, acks = WatchedReader(reader, call), WatchedWriter(writer, call)
+            serve_appends(self._host, self._desk, target_of(descriptor), batches, acks)
 
     def do_get(self, context: fl.ServerCallContext, ticket: fl.Ticket) -> fl.FlightDataStream:
         with self._activity.call(), translated("fetch"):
             request = Fetch.from_bytes(ticket.ticket)
-            stream = FetchStream(self._host, request, context.is_cancelled)
-            return fl.GeneratorStream(stream.schema, self._answers(stream))
+            limit_s = self._keepalive.limit_s
+            stream = FetchStream(self._host, request, context.is_cancelled, limit_s)
+            return fl.GeneratorStream(stream.schema, self._answers(stream, context.peer()))
 
-    def _answers(self, stream: FetchStream) -> Iterator[Answer]:
-        with self._activity.call(), translated("fetch"):
-            yield from stream.answers()
+    def _answers(self, stream: FetchStream, peer: str) -> Iterator[Answer]:
+        with self._activity.call(), translated("fetch"), self._keepalive.call(peer) as call:
+            for answer in stream.answers():
+                with call.writing():
+                    yield answer
 
     def do_exchange(
         self,

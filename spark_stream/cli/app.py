@@ -13,7 +13,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from spark_stream.cli import broker, consume, produce, topic, transactions
+from spark_stream.cli.commands import broker, consume, produce, topic, transactions
 from spark_stream.cli.streams import discard_output, occupy, problem_of
 from spark_stream.errors import InvalidOption, IsologError
 from spark_stream.version import VERSION

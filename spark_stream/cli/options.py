@@ -12,8 +12,8 @@ from typing import Annotated, Final
 
 import typer
 
-from spark_stream.client.connection import Connection
-from spark_stream.client.embedded import answers
+from spark_stream.client.connecting.connection import Connection
+from spark_stream.client.connecting.embedded import answers
 from spark_stream.client.log import Log
 from spark_stream.consistency.isolation import CONSUMER_LEVELS
 from spark_stream.errors import BrokerUnavailable, InvalidOption, UnknownLog

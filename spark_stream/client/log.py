@@ -13,17 +13,17 @@ from typing import Any, Final, overload
 import pyarrow as pa
 
 from spark_stream.client.closing import Closing
-from spark_stream.client.columns import View
-from spark_stream.client.connection import Connection
-from spark_stream.client.consumer import Consumer
-from spark_stream.client.cuts import Key, cut_of
-from spark_stream.client.fetching import Source, fetch_once, fetch_range
-from spark_stream.client.positions import Place, resolve
-from spark_stream.client.producer import Producer
+from spark_stream.client.connecting.connection import Connection
+from spark_stream.client.reading.columns import View
+from spark_stream.client.reading.consumer import Consumer
+from spark_stream.client.reading.cuts import Key, cut_of
+from spark_stream.client.reading.fetching import Source, fetch_once, fetch_range
+from spark_stream.client.reading.positions import Place, resolve
 from spark_stream.client.topics import TopicsClient, level
-from spark_stream.client.transactional import TransactionalProducer
 from spark_stream.client.transactions import TransactionsClient, described
 from spark_stream.client.values import BrokerStatus, TopicDescription, TransactionDescription
+from spark_stream.client.writing.producer import Producer
+from spark_stream.client.writing.transactional import TransactionalProducer
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.errors import InvalidOption, Unsupported
 from spark_stream.wire.limits import REQUEST_TIMEOUT_S

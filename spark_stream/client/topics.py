@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from spark_stream.client.connection import Connection
+from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.values import PartitionDescription, PartitionOffsets, TopicDescription
 from spark_stream.consistency.isolation import CONSUMER_LEVELS, Isolation
 from spark_stream.errors import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from spark_stream.client.connection import Connection
+from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.values import TransactionDescription, TransactionPartition
 from spark_stream.wire.messages import (
     AtomicCut,

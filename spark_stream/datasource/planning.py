@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from spark_stream.client.columns import View, shown_schema
+from spark_stream.client.reading.columns import View, shown_schema
 from spark_stream.client.topics import TopicsClient
 from spark_stream.client.values import TopicDescription
 from spark_stream.consistency.isolation import Isolation

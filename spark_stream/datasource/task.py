@@ -20,8 +20,8 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from spark_stream.client.producer import Producer
 from spark_stream.client.values import Branch, TopicDescription
+from spark_stream.client.writing.producer import Producer
 from spark_stream.datasource.belonging import check_checkpoint
 from spark_stream.datasource.branches import Written, drop, opened
 from spark_stream.datasource.content import Measure, measured, summed

@@ -24,7 +24,7 @@ from pyspark.sql.functions import udf
 from pyspark.sql.streaming import DataStreamWriter
 
 import spark_stream as isolog
-from spark_stream.client.connection import Connection
+from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.transactions import TransactionsClient
 from spark_stream.datasource.options import sink_options
 from spark_stream.datasource.types import to_spark
