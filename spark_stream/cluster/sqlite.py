@@ -89,15 +89,15 @@ class SqliteStore:
         with self._named():
             if self._closed:
                 return
+            self._closed = True
             # In turn, for the last to close removes SQLite's write-ahead log.
             in_turn = self._turns.take(lambda: True, _CLOSE_WAIT_S)
-            self._closed = True
             with self._reading:
                 self._reader.close()
             self._writer.close()
-            if in_turn:
+            if in_turn:  # else somebody stands in the line, and its file must stay what it is
+                self._turns.close()
                 self._turns.end()
-            self._turns.close()
 
     def _version(self, key: str) -> int:
         found = self._writer.execute("select version from record where key = ?", (key,))
@@ -135,8 +135,6 @@ class SqliteStore:
     @contextmanager
     def _change(self) -> Iterator[sqlite3.Connection]:
         with self._named():
-            if self._closed:
-                raise StorageFailure(f"metadata store {self._path} is closed", path=str(self._path))
             with self._turn(self._begin):
                 try:
                     yield self._writer

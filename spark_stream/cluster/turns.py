@@ -75,12 +75,17 @@ class Turns:
 
         ``attempt`` tries to get the resource and does not wait for it. After True the caller has
         its turn and must call :meth:`end`; after False, or an error of ``attempt``, it has not.
+
+        Raises:
+            ValueError: the line is closed.
         """
         deadline = self._clock.monotonic() + timeout_s
         if not self._threads.acquire(timeout_s):
             return False
         taken = False
         try:
+            if self._descriptor < 0:
+                raise ValueError("it is closed")
             taken = self._stand_in_line(attempt, deadline)
         finally:
             if not taken:
@@ -92,8 +97,9 @@ class Turns:
         self._threads.release()
 
     def close(self) -> None:
-        """Leaves the line for good."""
+        """Leaves the line for good. Only for whoever has the turn, or if nobody waits for one."""
         os.close(self._descriptor)
+        self._descriptor = -1
 
     def _stand_in_line(self, attempt: Callable[[], bool], deadline: float) -> bool:
         if not self._wait_for(self._is_next, _LINE_PAUSE_S, deadline):
