@@ -144,6 +144,7 @@ class Host:
             except IsologError:
                 self._topics.delete(name)
                 shutil.rmtree(self._directory.topic(name, topic.id), ignore_errors=True)
+                self._topics.forget(topic.id)
                 raise
             return self._hosted[name]
 
@@ -203,6 +204,7 @@ class Host:
             partition.close(deleted=True)
         folder = self._directory.topic(name, topic.id)
         shutil.rmtree(folder, ignore_errors=True)
+        self._topics.forget(topic.id)
         # Under the lock: a topic of the same name may be in the making.
         with self._lock, contextlib.suppress(OSError):
             folder.parent.rmdir()

@@ -17,9 +17,11 @@ from typing import Final
 from spark_stream.broker.host import Host
 from spark_stream.broker.partition import Partition
 from spark_stream.broker.refusals import of_transaction
+from spark_stream.cluster.consumers import ConsumerRecords
 from spark_stream.cluster.numbers import Numbers
+from spark_stream.cluster.stopped import StoppedRuns
 from spark_stream.cluster.store import MetadataStore
-from spark_stream.cluster.transactions import ConsumerRecords, StoppedRuns, TransactionRecords
+from spark_stream.cluster.transactions import TransactionRecords
 from spark_stream.consistency import transactions as rules
 from spark_stream.consistency.producers import EPOCH_MAX
 from spark_stream.consistency.transactions import (

@@ -8,10 +8,10 @@ written is what the rule said of the record that was there.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields
-from types import MappingProxyType
+from dataclasses import fields
 from typing import Any, Final
 
+from spark_stream.cluster.consumers import decode_positions, encode_positions
 from spark_stream.cluster.store import MetadataStore
 from spark_stream.consistency.transactions import (
     Cause,
@@ -19,16 +19,11 @@ from spark_stream.consistency.transactions import (
     Denied,
     Joined,
     Outcome,
-    PositionOf,
     State,
     Transaction,
 )
-from spark_stream.errors import ConsumerFenced
 
-_PREFIX: Final = "transactions/"
-_CONSUMERS: Final = "consumers/"
-_STOPPED: Final = "stopped/"
-STOPPED_KEPT_MS: Final = 24 * 3_600_000
+PREFIX: Final = "transactions/"
 _TUPLES: Final = ("fenced", "branches", "dropped", "taken")
 _PLAIN: Final = tuple(
     field.name
@@ -45,129 +40,35 @@ class TransactionRecords:
 
     def get(self, transactional_id: str) -> Transaction | None:
         """The record, or None."""
-        record = self._store.get(_PREFIX + transactional_id)
-        return None if record is None else _transaction(record.value)
+        record = self._store.get(PREFIX + transactional_id)
+        return None if record is None else decode(record.value)
 
     def all(self) -> list[Transaction]:
         """Every record, by transactional id."""
-        return [_transaction(record.value) for record in self._store.list(_PREFIX)]
+        return [decode(record.value) for record in self._store.list(PREFIX)]
 
     def change(self, transactional_id: str, rule: Callable[[Transaction], Outcome]) -> Outcome:
         """What the rule makes of the record, once that is what the store holds."""
-        key = _PREFIX + transactional_id
+        key = PREFIX + transactional_id
         while True:
             record = self._store.get(key)
-            before = Transaction(transactional_id) if record is None else _transaction(record.value)
+            before = Transaction(transactional_id) if record is None else decode(record.value)
             after = rule(before)
             if isinstance(after, Denied) or after == before:
                 return after
             version = 0 if record is None else record.version
-            if self._store.put(key, _value(after), version) is not None:
+            if self._store.put(key, encode(after), version) is not None:
                 return after
 
     def forget(self, finished: Transaction) -> None:
         """Removes a record, if it is still this one."""
-        record = self._store.get(_PREFIX + finished.transactional_id)
-        if record is not None and _transaction(record.value) == finished:
+        record = self._store.get(PREFIX + finished.transactional_id)
+        if record is not None and decode(record.value) == finished:
             self._store.delete(record.key, record.version)
 
 
-class StoppedRuns:
-    """The latest plan that each driver has given up, for as long as a task of it may still come."""
-
-    def __init__(self, store: MetadataStore) -> None:
-        self._store = store
-
-    def planned(self, run: str) -> int:
-        """What the run planned until then is given up; -1: nothing is."""
-        record = self._store.get(_STOPPED + run)
-        return -1 if record is None else int(record.value["planned"])
-
-    def stop(self, run: str, planned: int, now_ms: int) -> None:
-        """Remembers it, and forgets what is so old that nobody asks any more."""
-        for old in self._store.list(_STOPPED):
-            if now_ms - int(old.value["at_ms"]) > STOPPED_KEPT_MS:
-                self._store.delete(old.key, old.version)
-        while planned > self.planned(run):
-            record = self._store.get(_STOPPED + run)
-            version = 0 if record is None else record.version
-            self._store.put(_STOPPED + run, {"planned": planned, "at_ms": now_ms}, version)
-
-
-class ConsumerRecords:
-    """Where named consumers go on."""
-
-    def __init__(self, store: MetadataStore) -> None:
-        self._store = store
-
-    def get(self, consumer: str) -> list[PositionOf]:
-        """The positions, by topic and partition; empty if none was ever stored."""
-        record = self._store.get(_CONSUMERS + consumer)
-        return [] if record is None else _positions(record.value["positions"])
-
-    def take(self, consumer: str, instance: str) -> None:
-        """The instance owns the name from now on; whoever owned it is fenced."""
-        self._change(consumer, lambda value: {**value, "instance": instance})
-
-    def check(self, owners: Mapping[str, str]) -> None:
-        """ConsumerFenced if a name is owned by another instance than this one."""
-        for name, instance in owners.items():
-            record = self._store.get(_CONSUMERS + name)
-            _check_owner(name, {} if record is None else record.value, instance)
-
-    def store(
-        self,
-        positions: list[PositionOf],
-        still: Callable[[], bool] = lambda: True,
-        owners: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
-        """Puts the positions in the place of the earlier ones, unless ``still`` turns false.
-
-        ``still`` is asked after a record was read and before it is written, so that whoever is late
-        (another has finished the transaction, and a later one has moved on) changes nothing.
-
-        Raises:
-            ConsumerFenced: a name has another owner than ``owners`` says.
-        """
-        for name in sorted({each.consumer for each in positions}):
-            mine = [each for each in positions if each.consumer == name]
-
-            def moved(
-                value: Mapping[str, Any],
-                name: str = name,
-                mine: list[PositionOf] = mine,
-            ) -> Mapping[str, Any] | None:
-                if not still():
-                    return None
-                if name in owners:
-                    _check_owner(name, value, owners[name])
-                known = _positions(value["positions"])
-                merged = {(each.topic, each.partition): each for each in (*known, *mine)}
-                return {**value, "positions": [asdict(merged[place]) for place in sorted(merged)]}
-
-            if not self._change(name, moved):
-                return
-
-    def _change(
-        self, name: str, rule: Callable[[Mapping[str, Any]], Mapping[str, Any] | None]
-    ) -> bool:
-        """One compare-and-set of what the rule makes of the record; False if it makes nothing."""
-        while True:
-            record = self._store.get(_CONSUMERS + name)
-            value = rule({"positions": []} if record is None else record.value)
-            if value is None:
-                return False
-            version = 0 if record is None else record.version
-            if self._store.put(_CONSUMERS + name, value, version) is not None:
-                return True
-
-
-def _check_owner(name: str, value: Mapping[str, Any], instance: str) -> None:
-    if value.get("instance") != instance:
-        raise ConsumerFenced(f"another consumer has taken over the name {name!r}", consumer=name)
-
-
-def _value(transaction: Transaction) -> dict[str, Any]:
+def encode(transaction: Transaction) -> dict[str, Any]:
+    """What the store holds of a transaction."""
     return {name: getattr(transaction, name) for name in _PLAIN} | {
         "state": transaction.state.value,
         "cause": transaction.cause.value,
@@ -178,11 +79,12 @@ def _value(transaction: Transaction) -> dict[str, Any]:
         "partitions": [
             [each.topic, each.topic_id, each.partition] for each in transaction.partitions
         ],
-        "positions": [asdict(each) for each in transaction.positions],
+        "positions": encode_positions(transaction.positions),
     }
 
 
-def _transaction(value: Mapping[str, Any]) -> Transaction:
+def decode(value: Mapping[str, Any]) -> Transaction:
+    """The transaction that a record's value holds."""
     # Records of earlier releases lack what came later.
     known: dict[str, Any] = {name: value[name] for name in _PLAIN if name in value}
     known |= {name: tuple(value.get(name, ())) for name in _TUPLES}
@@ -194,9 +96,5 @@ def _transaction(value: Mapping[str, Any]) -> Transaction:
         if value.get("content") is None
         else tuple(Content(*each) for each in value["content"]),
         partitions=tuple(Joined(*each) for each in value["partitions"]),
-        positions=tuple(_positions(value["positions"])),
+        positions=tuple(decode_positions(value["positions"])),
     )
-
-
-def _positions(values: list[dict[str, Any]]) -> list[PositionOf]:
-    return [PositionOf(**each) for each in values]
