@@ -219,6 +219,12 @@ class DifferentReplay(IsologError):
     )
 
 
+class BrokerBusy(IsologError):
+    code = "BROKER_BUSY"
+    retriable = True
+    hint = "Try again in a moment; smaller batches find room sooner."
+
+
 class DiskFull(IsologError):
     code = "DISK_FULL"
     retriable = True
