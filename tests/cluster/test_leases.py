@@ -15,10 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_stream.cluster.lease_files import LeaseFiles
-from spark_stream.cluster.leases import Board, Leases, Renewal, Sighting, note, time_left
+from spark_stream.cluster.leases import (
+    Board,
+    Leases,
+    Place,
+    Renewal,
+    Sighting,
+    note,
+    time_left,
+)
 from spark_stream.cluster.sqlite import SqliteStore
 from spark_stream.environment import SystemClock
-from spark_stream.testing.simulation.leases import MemoryBoard
+from spark_stream.testing.simulation.leases import MemoryBoard, MemoryPlace
 from tests.support import eventually
 
 BOARDS: dict[str, Callable[[Path], Board]] = {
@@ -138,12 +146,24 @@ class SlowBoard(MemoryBoard):
     """Time passes, and other things happen, before and after it is read or written."""
 
     happen: Callable[[], None] = staticmethod(lambda: None)
+    happen_after_write: Callable[[], None] = staticmethod(lambda: None)
+
+    def take_place(self, broker_id: str, incarnation: str) -> Place:
+        place = super().take_place(broker_id, incarnation)
+        return SlowPlace(self, place.broker_id, place.incarnation)
 
     def read(self, broker_id: str) -> Renewal | None:
         self.happen()
         shown = super().read(broker_id)
         self.happen()
         return shown
+
+
+class SlowPlace(MemoryPlace):
+    def write(self, count: int) -> bool:
+        done = super().write(count)
+        self.board.happen_after_write()
+        return done
 
 
 def observed_run(chance: random.Random) -> tuple[int, int]:
@@ -155,16 +175,26 @@ def observed_run(chance: random.Random) -> tuple[int, int]:
     held: list[bool] = []  # what the holder knew during one look
     concluded = {True: 0, False: 0}
 
+    def wait() -> None:  # eighths, so that sums are exact
+        moments.append(moments[-1] + chance.choice([0, 1, 40, 79, 80, 81, 100]) / 8)
+
     def happen() -> None:
         for _ in range(chance.randrange(3)):
-            # Eighths, so that sums are exact.
-            moments.append(moments[-1] + chance.choice([0, 1, 40, 79, 80, 81, 100]) / 8)
+            wait()
             if chance.random() < 0.3:
                 held.append(lease.renew())
 
+    def look_in_between() -> None:
+        board.happen_after_write = lambda: None
+        observers.alive("b1")
+        wait()
+
     board.happen = happen
     for _ in range(30):
-        happen()
+        if chance.random() < 0.3:
+            board.happen_after_write = look_in_between
+            lease.renew()
+        wait()
         held.clear()
         alive = observers.alive("b1")
         concluded[alive] += 1
