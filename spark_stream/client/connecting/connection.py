@@ -214,7 +214,8 @@ class Connection:
             # A pool of its own: a new client then really connects anew, without an old one's
             # back-off.
             ("grpc.use_local_subchannel_pool", 1),
-            # How long a connection may take to come about; gRPC's own 20 s are no matter of ours.
+            # How long an attempt to connect may take. gRPC's default is 20 s: longer than our
+            # own timeout may be.
             ("grpc.min_reconnect_backoff_ms", max(100, int(self.timeout_s * 500))),
         ]
         return fl.FlightClient(location, generic_options=options)

@@ -1,14 +1,15 @@
-"""What of a partition's batches is on its way, and under which stamps. Pure: no thread, no I/O.
+"""The batches of a partition that are on their way, and their stamps. Pure: no thread, no I/O.
 
 A batch gets its stamp (producer id, epoch, sequence) when it is first sent and keeps it however
 often it is sent again, so the leader can tell it from a new one. Invariants of a lane:
 
 * batches are sent in their order, and answered in it;
-* at most ``WINDOW`` are sent and unanswered: so many does a leader recognise when they come again;
-* a sequence is one more than that of the batch before, from 0 in each epoch;
-* a batch that was given up unanswered leaves a gap that the leader may or may not know of. The rest
-  of its epoch is settled first; then the lane goes on under the next epoch, which also keeps out
-  what of the old one may still be under way.
+* at most ``WINDOW`` are sent and unanswered, because the leader remembers that many of a
+  producer's last batches: of these it can tell which are sent for the second time;
+* a sequence is one more than that of the batch before; each epoch begins at 0;
+* a batch that was given up without an answer may or may not be in the log. If it is not, its
+  sequence is a gap. So the other batches of its epoch are settled first; then the lane goes on in
+  the next epoch. The leader refuses whatever of the old epoch still arrives after that.
 """
 
 from __future__ import annotations
