@@ -213,7 +213,7 @@ class BeginTransaction(Message):
 
 
 class TopicContent(Message):
-    """What a batch put into a topic, so that another replay of it can be told from the same."""
+    """What a batch put into a topic: it tells a replay with the same rows from one with others."""
 
     topic: Name
     rows: OffsetField
@@ -221,7 +221,7 @@ class TopicContent(Message):
 
 
 class BranchFacts(Message):
-    """Under which identity to write. ``committed``: the batch is in the log; write nothing."""
+    """The identity to write under. ``committed``: the batch is in the log, write nothing."""
 
     transactional_id: str
     number: int
@@ -322,14 +322,14 @@ class NamedConsumer(Message):
 
 
 class OwnedConsumer(Message):
-    """A consumer's name, and the consumer that has it, or is to have it from now on."""
+    """A consumer's name, and the instance that owns it, or takes it over with this call."""
 
     consumer: Name
     instance: Name
 
 
 class Positions(Message):
-    """Where named consumers go on. ``owners``: by name, the instances that have to own them."""
+    """Where named consumers go on. ``owners``: by name, the instance that must own it."""
 
     positions: list[ConsumerPosition]
     owners: dict[Name, Name] = {}
@@ -374,7 +374,7 @@ class CreateTopic(Message):
 
 
 class AlterTopic(Message):
-    """``partitions``: how many there shall be, None: as now. ``config``: the settings to change."""
+    """``partitions``: how many there will be (None: as now). ``config``: the settings to change."""
 
     topic: Name
     partitions: int | None = None

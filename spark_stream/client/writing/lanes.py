@@ -78,9 +78,10 @@ class Lane:
         self._batches.append(batch)
 
     def next(self, identity: Identity | None) -> Outgoing | None:
-        """The batch to send now, stamped. None: there is none, or not before others are answered.
+        """The batch to send now, with its stamp; None if there is none, or others come first.
 
-        ``identity`` is whom the producer writes as; without one only what has a stamp can go.
+        ``identity`` is the one that the producer writes under; without it only batches that have a
+        stamp already can be sent.
         """
         if self.sent == min(len(self._batches), WINDOW):
             return None
@@ -93,7 +94,7 @@ class Lane:
         return batch
 
     def used_up(self, identity: Identity | None) -> bool:
-        """Whether another identity is needed, for this one has no epoch left."""
+        """Whether the producer needs another identity, because this one has no epoch left."""
         if identity is None or identity.transaction is not None or identity != self._given:
             return False
         return self._gap and self._used is not None and self._used.epoch >= EPOCH_MAX
@@ -117,7 +118,7 @@ class Lane:
         self.sent = 0
 
     def begins_anew(self, error: OutOfOrderSequence) -> bool:
-        """Whether the first batch, refused so, may be sent under another stamp, as those behind it.
+        """Whether the first batch, refused like this, and those behind it may get new stamps.
 
         That is so if it is certain that the leader did not take it and will not: all before it were
         answered, and the leader waits for one of them that it refused and does not remember.
