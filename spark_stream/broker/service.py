@@ -21,8 +21,9 @@ from spark_stream.broker.keepalive import Keepalive, WatchedReader, WatchedWrite
 from spark_stream.broker.partition import Partition
 from spark_stream.broker.transactions import TransactionDesk
 from spark_stream.errors import BrokerUnavailable, InternalError, IsologError, Unsupported
+from spark_stream.wire.actions import ACTIONS
 from spark_stream.wire.flight import to_flight
-from spark_stream.wire.messages import ACTIONS, Fetch
+from spark_stream.wire.messages import Fetch
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +111,7 @@ class FlightService(fl.FlightServerBase):
             return iter([fl.Result(result.to_bytes())])
 
     def list_actions(self, context: fl.ServerCallContext) -> list[tuple[str, str]]:
-        return list(ACTIONS.items())
+        return [(name, str(action)) for name, action in ACTIONS.items()]
 
     def list_flights(
         self, context: fl.ServerCallContext, criteria: bytes

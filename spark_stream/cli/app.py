@@ -1,7 +1,7 @@
 """``isolog`` put together: its commands, and what becomes of an error.
 
-An error of ours is one line on standard error, never a traceback. A closed pipe (``| head``) is no
-error: who reads has seen enough.
+One of our errors is one line on standard error, never a traceback. A closed pipe (``| head``) is
+not an error: its reader has seen enough.
 """
 
 from __future__ import annotations

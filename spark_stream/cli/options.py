@@ -102,7 +102,7 @@ def connection(
     """The connection that the options mean. ``makes``: a missing directory becomes a log.
 
     Raises:
-        InvalidOption: as :func:`where`, or an address that is none.
+        InvalidOption: as :func:`where`, or an address that is not valid.
         UnknownLog: there is no log in the directory.
         BrokerUnavailable: nobody listens there. Told at once: the client alone would go on trying.
     """

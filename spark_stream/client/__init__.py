@@ -1,4 +1,4 @@
-"""The Python client: producers, consumers, administration. Knows ``wire``, no broker's inside.
+"""The Python client: producers, consumers, administration. Knows ``wire``, not the broker.
 
 ``writing/``       how records get to the leader
 ``reading/``       how records get from the leader to whoever asks

@@ -48,7 +48,7 @@ def connect(
     unless ``create`` is false.
 
     Raises:
-        InvalidOption: neither or both were given, or an address is none.
+        InvalidOption: neither or both were given, or an address is not valid.
         UnknownLog: with ``create=False`` there is no log at ``path``.
         BrokerUnavailable: nobody answers. With ``path`` also what kept the broker from starting.
     """
@@ -107,11 +107,11 @@ class Log(Closing):
         partitions: int | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> TopicDescription:
-        """Gives a topic more partitions, changes its settings, or both; returns it as it is then.
+        """Gives a topic more partitions, changes its settings, or both; returns the altered topic.
 
         Settings that ``config`` does not name stay as they are. Records stay where they are: with
-        more partitions, records of a key may go to another one than those before them. Queries,
-        producers and consumers that run go on, and take new partitions up.
+        more partitions, the next records of a key may go to another partition than the earlier
+        ones. Running queries, producers and consumers go on, and begin to use the new partitions.
 
         Raises:
             UnknownTopic: there is no such topic.

@@ -60,7 +60,7 @@ class RangeReader:
                 if position == before:
                     raise self._gone(asked, position, asked.end)
             except OffsetEvicted as error:
-                # Retention was faster than the query.
+                # Retention removed it before the query read it.
                 first = int(error.details["log_start_offset"])
                 self._lost(self._gone(asked, position, min(first, asked.end)), error)
                 position = first

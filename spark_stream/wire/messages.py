@@ -9,7 +9,7 @@ Where they travel:
 ``AppendTo``       the command descriptor of a DoPut
 ``Envelope``       app_metadata of every batch that a DoPut carries
 ``Ack``            the answer to every batch
-the rest           bodies and results of DoAction, by the action's name (``ACTIONS``)
+the rest           bodies and results of DoAction, by the action's name (``wire.actions``)
 =================  ====================================================================
 """
 
@@ -213,7 +213,7 @@ class BeginTransaction(Message):
 
 
 class TopicContent(Message):
-    """What a batch put into a topic, so that another replay of it can be told from the same."""
+    """What a batch put into a topic: it tells a replay with the same rows from one with others."""
 
     topic: Name
     rows: OffsetField
@@ -221,7 +221,7 @@ class TopicContent(Message):
 
 
 class BranchFacts(Message):
-    """Under which identity to write. ``committed``: the batch is in the log; write nothing."""
+    """The identity to write under. ``committed``: the batch is in the log, write nothing."""
 
     transactional_id: str
     number: int
@@ -322,14 +322,14 @@ class NamedConsumer(Message):
 
 
 class OwnedConsumer(Message):
-    """A consumer's name, and the consumer that has it, or is to have it from now on."""
+    """A consumer's name, and the instance that owns it, or takes it over with this call."""
 
     consumer: Name
     instance: Name
 
 
 class Positions(Message):
-    """Where named consumers go on. ``owners``: by name, the instances that have to own them."""
+    """Where named consumers go on. ``owners``: by name, the instance that must own it."""
 
     positions: list[ConsumerPosition]
     owners: dict[Name, Name] = {}
@@ -374,7 +374,7 @@ class CreateTopic(Message):
 
 
 class AlterTopic(Message):
-    """``partitions``: how many there shall be, None: as now. ``config``: the settings to change."""
+    """``partitions``: how many there will be (None: as now). ``config``: the settings to change."""
 
     topic: Name
     partitions: int | None = None
@@ -466,36 +466,6 @@ class Status(Message):
     partitions: int
     uptime_s: float
     memory: int
-
-
-ACTIONS: Final[dict[str, str]] = {
-    "create-topic": "CreateTopic → TopicFacts",
-    "alter-topic": "AlterTopic → TopicFacts",
-    "delete-topic": "NamedTopic → Empty",
-    "describe-topic": "NamedTopic → TopicFacts",
-    "list-topics": "Empty → TopicNames",
-    "list-offsets": "ListOffsets → Offsets",
-    "status": "Empty → Status",
-    "new-producer": "Empty → ProducerFacts",
-    "init-transactions": "InitTransactions → TransactionFacts",
-    "begin-transaction": "BeginTransaction → BranchFacts",
-    "open-branch": "OpenBranch → BranchFacts",
-    "renew-batch": "RenewBatch → Empty",
-    "drop-branch": "DropBranch → Empty",
-    "settle-batch": "OpenBranch → SettledBatch",
-    "stop-run": "StopRun → Empty",
-    "renew-transaction": "EndTransaction → TransactionFacts",
-    "commit-transaction": "CommitTransaction → TransactionFacts",
-    "abort-transaction": "EndTransaction → TransactionFacts",
-    "list-transactions": "Empty → TransactionList",
-    "describe-transaction": "NamedTransaction → TransactionFacts",
-    "kill-transaction": "KillTransaction → TransactionFacts",
-    "take-consumer": "OwnedConsumer → Positions",
-    "check-consumer": "OwnedConsumer → Empty",
-    "consumer-position": "NamedConsumer → Positions",
-    "commit-position": "Positions → Empty",
-    "atomic-cut": "AtomicCut → Cut",
-}
 
 
 def json_bytes(value: object) -> bytes:

@@ -111,7 +111,7 @@ class Work:
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end what is done within as Ctrl-C does: by an exception."""
+    """Inside, SIGTERM and SIGHUP raise an exception, as Ctrl-C does."""
 
     def end(number: int, _: object) -> None:
         raise SystemExit(128 + number)

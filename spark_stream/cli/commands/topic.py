@@ -192,7 +192,7 @@ def _differences(
     columns: pa.Schema | None,
     settings: dict[str, str],
 ) -> Iterator[str]:
-    """What was asked for and is otherwise in a topic that was there already."""
+    """Where a topic that existed already differs from what was asked for."""
     if partitions is not None and partitions != len(found.partitions):
         yield (
             f"not {partitions} partitions: `isolog topic alter {found.name} --partitions"

@@ -1,8 +1,8 @@
 """``isolog transactions``: list, describe, abort.
 
 An open transaction holds readers under read_committed back at its first record in each partition.
-One that nobody ends *hangs*: it is past its own timeout, or open for longer than the operator finds
-right.
+It *hangs* if nobody ends it: it is past its own timeout, or open for longer than the operator
+allows.
 """
 
 from __future__ import annotations

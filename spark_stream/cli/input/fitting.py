@@ -33,7 +33,7 @@ _HINT: Final = "Mend or drop the record."
 
 
 class _WrongTypeError(Exception):
-    """No value of the one type is one of the other."""
+    """No value of the one type is a value of the other."""
 
 
 @dataclass(frozen=True, slots=True)

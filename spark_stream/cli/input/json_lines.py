@@ -33,7 +33,7 @@ _NULL: Final = re.compile(rb"(?:^|\})[ \t\r]*null\b", re.MULTILINE)
 _NO_COLUMNS: Final = pa.schema([])
 _TEXT: Final = pa.string()
 _NO_VALUE: Final = (pa.ArrowException, ValueError, TypeError, ArithmeticError)
-"""What reading a value raises that is none of its type."""
+"""What the reading of a value raises if the value is not of its type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class JsonBlocks:
     """Blocks of JSON lines, read by the columns of ``schema``; what a line lacks is null.
 
     ``metadata``: columns that a line may have besides; they are there only if some line has them.
-    ``utf8``: binary is text, or ``{"base64": "…"}`` where it is none (default-schema topics).
+    ``utf8``: binary is text, or ``{"base64": "…"}`` for other bytes (default-schema topics).
     """
 
     schema: pa.Schema
@@ -52,7 +52,7 @@ class JsonBlocks:
         """A block of whole lines; its first record is number ``first``.
 
         Raises:
-            InvalidRecord: a line is no JSON, or has a value that is none of its column.
+            InvalidRecord: a line is not JSON, or has a value that is not of its column's type.
             SchemaMismatch: a line has a column that the topic lacks.
         """
         if not block.strip():
@@ -173,7 +173,7 @@ def _is_for_python(kind: pa.DataType) -> bool:
 
 
 class _Object(list[tuple[str, Any]]):
-    """A JSON object as its pairs: a map may have a key twice, and a list is another thing."""
+    """A JSON object as a list of pairs, because a map may have a key twice; not a JSON list."""
 
 
 def _lines(block: bytes) -> list[bytes]:
@@ -197,7 +197,7 @@ def _value(value: Any, kind: pa.DataType, utf8: bool) -> Any:
     """A JSON value as Arrow takes it for :func:`read_type` of its type.
 
     Raises:
-        TypeError, ValueError, ArithmeticError: it is none of the type. Arrow looks at the rest.
+        TypeError, ValueError, ArithmeticError: it is not of the type. Arrow checks the rest.
     """
     if value is None:
         return None

@@ -6,8 +6,8 @@ anything else; one of another cluster is refused.
 A connection belongs to the process that made it. (A process that has used gRPC and then forks
 hangs, so whoever forks makes a new one.)
 
-A Flight client is never closed, only let go: its calls may be under way in other threads, and each
-of them holds it. With the last of them it goes, and its connection with it.
+A Flight client is never closed, only dropped: other threads may be using it, and each call keeps it
+alive. It ends, and its connection with it, when the last of these calls has ended.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Connection:
             raise self.translated(error, client) from error
 
     def translated(self, error: Exception, client: fl.FlightClient) -> IsologError:
-        """Our error for Flight's; if the broker is gone, the next call looks for it anew."""
+        """Flight's error as one of ours; if the broker is gone, the next call looks for one."""
         mine = from_flight(error, self._address)
         if isinstance(mine, BrokerUnavailable):
             self._drop(client)
@@ -202,7 +202,7 @@ class Connection:
         return client, found
 
     def break_off(self, client: fl.FlightClient, address: str) -> None:
-        """Ends what this process has under way with a broker that does not answer."""
+        """Ends all calls of this process to a broker that does not answer."""
         self._drop(client)
         end_connections(address)
 
@@ -214,7 +214,8 @@ class Connection:
             # A pool of its own: a new client then really connects anew, without an old one's
             # back-off.
             ("grpc.use_local_subchannel_pool", 1),
-            # How long a connection may take to come about; gRPC's own 20 s are no matter of ours.
+            # How long an attempt to connect may take. gRPC's default is 20 s: longer than our
+            # own timeout may be.
             ("grpc.min_reconnect_backoff_ms", max(100, int(self.timeout_s * 500))),
         ]
         return fl.FlightClient(location, generic_options=options)
@@ -253,7 +254,7 @@ def _check_cluster(where: str, expected: str, found: str) -> None:
 
 
 def _left(deadline: float) -> float:
-    """Seconds until then, as a call takes them: more than none."""
+    """The seconds that are left until then, and always more than 0, as a call needs it."""
     return max(0.001, deadline - time.monotonic())
 
 

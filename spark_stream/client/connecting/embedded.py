@@ -1,11 +1,11 @@
 """The broker of a directory: found if it runs, started in the background if not.
 
-However many processes ask at once, one broker is started: they take turns at ``start.lock``. That
-the broker lives is told by the lock it holds on ``broker.lock``, which the kernel takes back when
-it dies, so nothing stale is left by ``kill -9``.
+However many processes ask at once, one broker is started: they take turns at ``start.lock``. A
+living broker holds a lock on ``broker.lock``. The kernel releases it when the broker dies, so
+``kill -9`` leaves nothing behind that looks alive.
 
 The broker is a fresh interpreter (a process that has used gRPC must not fork), in a session of its
-own, and it is nobody's child: a shell starts it and ends.
+own. It is not a child of the client: a shell starts it and ends.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def live_address(directory: Path) -> str | None:
 
 
 def check_ours(directory: Path) -> None:
-    """Refuses what is plainly not ours before a file of ours is put there."""
+    """Refuses a directory that is plainly not a log, before any file is written there."""
     if not directory.exists():
         return
     if not directory.is_dir():
@@ -128,7 +128,7 @@ def holds_log(directory: Path) -> bool:
 
 
 def _readable(directory: Path) -> bool:
-    """Whether a broker of this release may well open it; if not, no file of ours is put there."""
+    """Whether a broker of this release may open it; if not, no file is written there."""
     description = directory / "isolog.json"
     if not description.exists():
         return True

@@ -5,8 +5,8 @@ joins them. Within a partition records come in the order of their offsets; betwe
 any.
 
 Under ``read_atomic`` a consumer goes from cut to cut: it asks for offsets that no transaction lies
-on both sides of, reads all partitions up to them, and asks for the next. So whoever looks between
-two of these rounds has seen all of a transaction or nothing of it.
+on both sides of, reads all partitions up to them, and asks for the next. So between
+two of these rounds a reader has seen all of a transaction, or nothing of it.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Consumer(Closing):
 
     @property
     def name(self) -> str | None:
-        """Under which name positions are stored; None: under none."""
+        """The name under which positions are stored; None if they are not stored."""
         return self._name
 
     def records(self, until: str | None = None) -> Iterator[Record]:
@@ -283,7 +283,7 @@ class Consumer(Closing):
             self._position.setdefault(key, 0)
 
     def _grown(self, topic: str, partitions: int | None) -> bool:
-        """Takes up what the topic has got since; whether that is anything."""
+        """Begins to read partitions that were added; tells whether there are any."""
         before = len(self._position)
         self._take_up((topic, number) for number in range(partitions or 0))
         return len(self._position) > before
@@ -300,12 +300,12 @@ class Consumer(Closing):
         return any(self._position[key] < end for key, end in ends.items())
 
     def _check_position(self, views: Mapping[str, View]) -> None:
-        """OffsetOutOfRange, OffsetEvicted for a position that is none."""
+        """Raises OffsetOutOfRange or OffsetEvicted if the log does not have the position."""
         for key, offset in self._position.items():
             deque(fetch_once(self._source(views[key[0]], key), offset, offset), maxlen=0)
 
     def _taken_over(self, name: str) -> dict[Key, int]:
-        """The stored position, as far as it is of the topics as they are now."""
+        """The stored positions, without those of topics that were deleted or made again since."""
         return {
             (each.topic, each.partition): each.offset
             for each in self._transactions.take_consumer(name, self._instance)

@@ -1,7 +1,7 @@
 """The fetching threads behind a consumer: one a partition, ahead of whoever iterates.
 
-A stop ends their fetches at once, long polls included, and waits for them: so whoever has closed a
-consumer has no thread of its left, and none meets the end of the process inside gRPC.
+A stop ends their fetches at once, long polls included, and waits for them: so when a
+consumer is closed none of its threads is left, and none is inside gRPC when the process ends.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class Cancellation:
         with self._lock:
             reader, self._reader = self._reader, None
         if reader is not None:
-            reader.cancel()  # the broker need not go on for nobody
+            reader.cancel()  # nobody reads it: the broker need not go on
 
 
 def fetch_once(

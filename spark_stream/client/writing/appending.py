@@ -1,15 +1,15 @@
 """One stream of appends to a topic: batches go out, acknowledgements come back.
 
-Each acknowledgement is handed on, and then the end of the stream with its reason, once. Which
-batches were on it, and what becomes of them, is the matter of ``delivery``.
+The stream hands each acknowledgement on, and then, once, its end with the reason. ``delivery``
+knows which batches were on it, and decides what becomes of them.
 
-The rule: **one thread at a time touches the writing side of a Flight stream**, whatever for. To
-write, to end the writes and to close are the same to gRPC, which aborts the whole process when two
-of them meet. So the writer is nobody's but :class:`WritingSide`'s, and each touch holds its lock.
-The answers are read by one thread, from the first to the last; that is safe beside a write.
+The rule: **one thread at a time touches the writing side of a Flight stream**. Writing, ending the
+writes and closing all count: gRPC aborts the whole process when two of them happen at once. So only
+:class:`WritingSide` has the writer, and it holds its lock at each touch. One thread reads all the
+answers; reading beside a write is safe.
 
-A write that is stuck holds the lock, and whoever wants it waits. What ends the write is the end of
-its socket (:meth:`AppendStream.break_off`, which needs no lock), and all go on.
+A stuck write holds the lock, and others wait for it. Closing its socket ends the write
+(:meth:`AppendStream.break_off`, which needs no lock), and the others go on.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ class WritingSide:
 
 
 class AppendStream:
-    """A DoPut to one topic. ``answered`` and ``ended`` are called by a thread of the stream's own.
+    """A DoPut to one topic. A thread of its own calls ``answered`` and ``ended``.
 
-    ``ended`` may also be called by whoever writes. Neither is, before :meth:`start`.
+    A thread that writes may call ``ended`` too. Nobody calls either before :meth:`start`.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """What a producer has taken and not settled: how much, and who waits for it.
 
-One lock for it all, which its users share: what waits to be sent is guarded by it too. Two
-conditions: the sender is not woken by what only waiting callers care for.
+One lock guards all of it; the sender uses the same lock for what waits to be sent. There are two
+conditions, so that the sender is not woken by what concerns only waiting callers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Buffer:
         """Takes room, waiting for it; the caller holds the lock.
 
         Raises:
-            BufferFull, InvalidRequest: there is none in time; the producer is closed.
+            BufferFull, InvalidRequest: there was no room in time; the producer is closed.
         """
         if self._bytes and self._bytes + size > self._limit:
             self._crowded += 1

@@ -44,7 +44,7 @@ _PAUSE_MAX_S: Final = 1.0
 
 @dataclass(slots=True)
 class Author:
-    """Whom a producer writes as at the moment; None until it has an identity."""
+    """The identity that a producer writes under at the moment; None until it has one."""
 
     identity: Identity | None = None
     transactional_id: str | None = None
@@ -107,7 +107,7 @@ class Delivery:
         """Sends what can go now, from the calling thread."""
         with self._lock:
             if self._pumping:
-                return  # who is at it takes the rest along
+                return  # the thread that is sending takes these too
             self._pumping = True
         while True:
             with self._lock:

@@ -1,8 +1,8 @@
 """What a caller appends, as Arrow: batches, tables, and data frames of any library.
 
 Frames come by the Arrow C interface (``__arrow_c_stream__``, ``__arrow_c_array__``), so no library
-is imported for them. What they lack of a topic's types is made up here where no value changes by
-it: pandas knows no integers with nulls, and both know types that a topic has not.
+is imported for them. Where their types differ from the topic's, columns are cast if no value
+changes by it: pandas has no integers with nulls, and frames have types that topics do not have.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _UNNAMED_INDEX: Final = re.compile(r"__index_level_\d+__")
 
 
 def is_arrow(data: object) -> bool:
-    """Whether the types are the caller's own choice, and no library's."""
+    """Whether this is Arrow data, whose types the caller has chosen, not a library."""
     return isinstance(data, pa.RecordBatch | pa.Table)
 
 

@@ -1,14 +1,15 @@
-"""What of a partition's batches is on its way, and under which stamps. Pure: no thread, no I/O.
+"""The batches of a partition that are on their way, and their stamps. Pure: no thread, no I/O.
 
 A batch gets its stamp (producer id, epoch, sequence) when it is first sent and keeps it however
 often it is sent again, so the leader can tell it from a new one. Invariants of a lane:
 
 * batches are sent in their order, and answered in it;
-* at most ``WINDOW`` are sent and unanswered: so many does a leader recognise when they come again;
-* a sequence is one more than that of the batch before, from 0 in each epoch;
-* a batch that was given up unanswered leaves a gap that the leader may or may not know of. The rest
-  of its epoch is settled first; then the lane goes on under the next epoch, which also keeps out
-  what of the old one may still be under way.
+* at most ``WINDOW`` are sent and unanswered, because the leader remembers that many of a
+  producer's last batches: of these it can tell which are sent for the second time;
+* a sequence is one more than that of the batch before; each epoch begins at 0;
+* a batch that was given up without an answer may or may not be in the log. If it is not, its
+  sequence is a gap. So the other batches of its epoch are settled first; then the lane goes on in
+  the next epoch. The leader refuses whatever of the old epoch still arrives after that.
 """
 
 from __future__ import annotations
@@ -77,9 +78,10 @@ class Lane:
         self._batches.append(batch)
 
     def next(self, identity: Identity | None) -> Outgoing | None:
-        """The batch to send now, stamped. None: there is none, or not before others are answered.
+        """The batch to send now, with its stamp; None if there is none, or others come first.
 
-        ``identity`` is whom the producer writes as; without one only what has a stamp can go.
+        ``identity`` is the one that the producer writes under; without it only batches that have a
+        stamp already can be sent.
         """
         if self.sent == min(len(self._batches), WINDOW):
             return None
@@ -92,7 +94,7 @@ class Lane:
         return batch
 
     def used_up(self, identity: Identity | None) -> bool:
-        """Whether another identity is needed, for this one has no epoch left."""
+        """Whether the producer needs another identity, because this one has no epoch left."""
         if identity is None or identity.transaction is not None or identity != self._given:
             return False
         return self._gap and self._used is not None and self._used.epoch >= EPOCH_MAX
@@ -116,7 +118,7 @@ class Lane:
         self.sent = 0
 
     def begins_anew(self, error: OutOfOrderSequence) -> bool:
-        """Whether the first batch, refused so, may be sent under another stamp, as those behind it.
+        """Whether the first batch, refused like this, and those behind it may get new stamps.
 
         That is so if it is certain that the leader did not take it and will not: all before it were
         answered, and the leader waits for one of them that it refused and does not remember.

@@ -4,9 +4,9 @@ That thread must never wait for a user's callback: the callback may itself wait 
 the next acknowledgement makes. So callbacks run on a thread of their own, in the order of the
 futures.
 
-What fails is told once: by the future, to whoever takes its result or its exception, or else by the
-producer's next flush. A callback that does not look at its future, or ``concurrent.futures.wait``,
-tells nobody.
+A failure is told once: by the future, to the caller that takes its result or its exception, or else
+by the producer's next flush. A callback that does not look at its future counts as not told, and so
+does ``concurrent.futures.wait``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Failure:
 
 
 class Failures:
-    """What of a producer's writes failed and nobody was told of, in the order of failing."""
+    """The failed writes of a producer that nobody was told of, in the order of their failing."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -68,13 +68,13 @@ class Failures:
                 raise failure.error
 
     def forget(self) -> None:
-        """What failed so far is of no matter any more."""
+        """Forgets the failures so far: nobody is told of them any more."""
         with self._lock:
             self._kept = []
             self.first = None
 
     def _tidy(self) -> None:
-        """Of the futures that nobody holds any more the first failure is enough."""
+        """Drops the failures of futures that nobody holds any more, but for the first."""
         untold = [each for each in self._kept if not each.told]
         dropped = [each for each in untold if each.holder() is None]
         self._kept = [each for each in untold if each.holder() is not None or each is dropped[0]]

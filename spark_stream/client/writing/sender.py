@@ -74,7 +74,8 @@ class Sender:
         self._settings = settings
         self._author = author
         self._identified = identified
-        # Held from taking records to having entered them: so nobody overtakes. Taken before _lock.
+        # Held from taking records until they are entered, so that none overtakes another. It is
+        # always taken before _lock.
         self._order = threading.RLock()
         self.buffer = Buffer(settings.buffer_bytes, settings.timeout_ms / 1000)
         self.failures = Failures()
@@ -149,7 +150,7 @@ class Sender:
         return whole.promise
 
     def settled(self, outcome: Written | IsologError) -> Promise:
-        """A future for what is never sent: it is refused, or there is nothing to it."""
+        """A future for what is never sent: a refused batch, or one without rows."""
         future = Promise(self.failures)
         future.settle(outcome)
         return future
@@ -356,7 +357,7 @@ class Sender:
 
     @staticmethod
     def _refuse(promises: list[Promise], error: IsologError) -> None:
-        """The first has the error; the others too, unless it is about one record only."""
+        """Refuses the first with the error; the others too, unless it is about one record only."""
         about_one = error.details.get("record") is not None
         message = f"not tried, for an earlier one was refused: {error.message}"
         for row, promise in enumerate(promises):

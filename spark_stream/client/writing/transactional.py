@@ -2,7 +2,7 @@
 
 One transaction at a time. Invariants: a commit is asked for only when every write of the
 transaction was acknowledged; one that failed makes the commit an abort. What the broker decided is
-told as it was decided: after :class:`TransactionAborted` another transaction can begin, after
+passed on as it was decided: after :class:`TransactionAborted` another transaction can begin, after
 :class:`ProducerFenced` everything raises it. An error that leaves the decision unknown (nobody
 answered) leaves the transaction as it is: the same call can be made again, and gets the answer that
 was lost.
@@ -68,7 +68,7 @@ class TransactionalProducer(Producer):
     a transaction sees to it that none is under way: one that is may land in the next.
 
     Raises:
-        InvalidOption: a setting, or the id, is none.
+        InvalidOption: a setting, or the id, is not valid.
     """
 
     def __init__(
@@ -196,7 +196,9 @@ class TransactionalProducer(Producer):
                     refusal = self._refusal(failure)
                     self._give_up(branch)
                     raise (self._fenced or refusal).again() from failure
-                self._committing = True  # from here on the broker alone knows what it is
+                self._committing = (
+                    True  # from here on only the broker knows whether it is committed
+                )
             try:
                 self._asked(lambda: self._committed(branch))
             except ConsumerFenced:
@@ -301,7 +303,7 @@ class TransactionalProducer(Producer):
         return self._sender.failures.first
 
     def _asked(self, call: Callable[[], T]) -> T:
-        """The broker's answer; an error that decides ends the transaction here as well."""
+        """The broker's answer; an error that tells the decision ends the transaction here too."""
         try:
             return call()
         except ProducerFenced as error:
@@ -332,7 +334,7 @@ class TransactionalProducer(Producer):
         self._over(branch)
 
     def _give_up(self, branch: Branch) -> None:
-        """Aborts. If nobody answers: it cannot be committed any more, and times out."""
+        """Aborts. If nobody answers, the transaction times out: it cannot be committed any more."""
         try:
             self._abort(branch)
         except IsologError as error:

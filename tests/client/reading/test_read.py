@@ -72,7 +72,7 @@ def test_every_level_sees_everything_where_there_is_one_replica(log, two, isolat
     ("producer_level", "consumer_level"),
     list(itertools.product(["read_uncommitted", "read_committed"], repeat=2)),
 )
-def test_the_four_pairs_of_the_seeds(log, topic, producer_level, consumer_level):
+def test_each_pair_of_a_producers_and_a_consumers_level(log, topic, producer_level, consumer_level):
     """With no followers a record is COMMITTED once it is acknowledged, whoever asks."""
     log.create_topic(topic)
     with (

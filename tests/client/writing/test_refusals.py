@@ -1,7 +1,7 @@
 """A message with a bad record in the middle: those before it stay, and the error says which.
 
-The rule is the seeds': records are taken in order, the first bad one ends the message, nothing is
-rolled back, and the next message is judged by itself.
+Records are taken in order, the first bad one ends the message, nothing is rolled back, and the next
+message is judged by itself (docs/vocabulary.md).
 """
 
 from __future__ import annotations
