@@ -31,6 +31,7 @@ from spark_stream.broker.lock import DirectoryLock
 from spark_stream.broker.service import FlightService, location_of
 from spark_stream.broker.transactions import TransactionDesk
 from spark_stream.cluster.sqlite import SqliteStore
+from spark_stream.environment import SystemClock
 from spark_stream.errors import InvalidConfig, PortInUse
 from spark_stream.storage.directory import check_directory, open_directory
 from spark_stream.wire.limits import SOCKET_PATH_MAX
@@ -48,7 +49,8 @@ class Broker:
 
     def __init__(self, config: BrokerConfig) -> None:
         self._config = config
-        self.activity = Activity()
+        clock = SystemClock()
+        self.activity = Activity(clock)
         self._stop_asked = threading.Event()
         os.umask(0o077)  # a broker's files, and its socket, belong to their owner alone
         _allow_many_files()
@@ -64,6 +66,7 @@ class Broker:
                 directory,
                 self._store,
                 config.topic_defaults,
+                clock,
                 int(config.producer_expiry_seconds * 1_000_000),
             )
             undo.callback(self._host.close)
@@ -82,6 +85,7 @@ class Broker:
                     ),
                     self._reachable,
                     self.activity,
+                    clock,
                 )
             undo.callback(self._service.shutdown)
             self.address = self._named(self._service.port)

@@ -19,6 +19,8 @@ from spark_stream.broker.fetching import Answer, FetchStream, projection_of
 from spark_stream.broker.host import Host, HostedTopic
 from spark_stream.broker.partition import Partition
 from spark_stream.broker.transactions import TransactionDesk
+from spark_stream.broker.waiting import WaitingReads
+from spark_stream.environment import Clock
 from spark_stream.errors import BrokerUnavailable, InternalError, IsologError, Unsupported
 from spark_stream.wire.flight import to_flight
 from spark_stream.wire.messages import ACTIONS, Fetch
@@ -51,11 +53,14 @@ class FlightService(fl.FlightServerBase):
         actions: Callable[[int], Actions],
         location: Callable[[int], str],
         activity: Activity,
+        clock: Clock,
     ) -> None:
         """``actions`` and ``location`` take the port that was bound (0: none, a Unix socket)."""
         self._host = host
         self._desk = desk
         self._activity = activity
+        self._clock = clock
+        self._waiting = WaitingReads(clock)
         self._actions: Actions | None = None
         super().__init__(bind)
         self._location = location(self.port)
@@ -69,12 +74,14 @@ class FlightService(fl.FlightServerBase):
         writer: fl.FlightMetadataWriter,
     ) -> None:
         with self._activity.call(), translated("append"):
-            serve_appends(self._host, self._desk, target_of(descriptor), reader, writer)
+            serve_appends(
+                self._host, self._desk, target_of(descriptor), reader, writer, self._clock
+            )
 
     def do_get(self, context: fl.ServerCallContext, ticket: fl.Ticket) -> fl.FlightDataStream:
         with self._activity.call(), translated("fetch"):
             request = Fetch.from_bytes(ticket.ticket)
-            stream = FetchStream(self._host, request, context.is_cancelled)
+            stream = FetchStream(self._host, request, context.is_cancelled, self._waiting)
             return fl.GeneratorStream(stream.schema, self._answers(stream))
 
     def _answers(self, stream: FetchStream) -> Iterator[Answer]:

@@ -10,6 +10,7 @@ import pytest
 from spark_stream.broker.partition import Partition
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.producers import Stamp
+from spark_stream.environment import SystemClock
 from spark_stream.errors import InvalidTransaction, UnknownTopic
 from spark_stream.storage.log import LogFormat, PartitionLog
 from tests.support import NUMBERS, numbers
@@ -18,7 +19,15 @@ DAY_US = 24 * 3_600 * 1_000_000
 
 
 def opened(folder: Path) -> Partition:
-    return Partition("t", "id", 0, PartitionLog.open(folder, LogFormat(NUMBERS)), DAY_US)
+    log = PartitionLog.open(folder, LogFormat(NUMBERS))
+    return Partition("t", "id", 0, log, DAY_US, SystemClock())
+
+
+def joined(partition: Partition, transaction: int, *producer_ids: int) -> None:
+    """As after the transaction's record has named the partition."""
+    for producer_id in producer_ids:
+        with partition.joining(transaction, producer_id):
+            pass
 
 
 def stable(partition: Partition) -> int:
@@ -50,6 +59,7 @@ def test_no_reader_ever_sees_an_undecided_record_below_the_last_stable_offset(tm
     for reader in readers:
         reader.start()
     for number in range(rounds):
+        joined(partition, number, 1)
         partition.append(numbers(number, 1), Stamp(1, number, 0, number))
         partition.end_transaction(number, lambda _, number=number: number % 2 == 0)
     done.set()
@@ -62,6 +72,8 @@ def test_no_reader_ever_sees_an_undecided_record_below_the_last_stable_offset(tm
 
 def test_what_is_derived_when_it_opens_is_what_it_knew(tmp_path: Path):
     before = opened(tmp_path)
+    joined(before, 10, 1)
+    joined(before, 11, 3, 4)
     before.append(numbers(0, 2), Stamp(1, 0, 0, 10))
     before.append(numbers(2, 1), Stamp(2, 0, 0))
     before.append(numbers(3, 1), Stamp(3, 0, 0, 11))
@@ -80,6 +92,7 @@ def test_what_is_derived_when_it_opens_is_what_it_knew(tmp_path: Path):
 def test_nothing_is_taken_of_a_transaction_that_has_ended_here(tmp_path: Path):
     """Even where it had written nothing yet: the batch passed the check before the decision."""
     partition = opened(tmp_path)
+    joined(partition, 10, 1)
     partition.end_transaction(10, lambda _: True)
     with pytest.raises(InvalidTransaction, match="has ended"):
         partition.append(numbers(0, 1), Stamp(1, 0, 0, 10))
@@ -88,6 +101,8 @@ def test_nothing_is_taken_of_a_transaction_that_has_ended_here(tmp_path: Path):
 
 def test_a_transaction_ends_once(tmp_path: Path):
     partition = opened(tmp_path)
+    joined(partition, 10, 1)
+    joined(partition, 11, 2)
     partition.append(numbers(0, 1), Stamp(1, 0, 0, 10))
     partition.end_transaction(10, lambda _: True)
     entries = partition.log.end.entry
@@ -98,6 +113,8 @@ def test_a_transaction_ends_once(tmp_path: Path):
 
 def test_the_own_cut_stands_before_what_overlaps(tmp_path: Path):
     partition = opened(tmp_path)
+    joined(partition, 10, 1)
+    joined(partition, 11, 2)
     partition.append(numbers(0, 1), Stamp(1, 0, 0, 10))
     partition.append(numbers(1, 1), Stamp(2, 0, 0, 11))
     partition.append(numbers(2, 1), Stamp(1, 0, 1, 10))
@@ -110,6 +127,8 @@ def test_the_own_cut_stands_before_what_overlaps(tmp_path: Path):
 
 def test_a_partition_whose_topic_is_deleted_says_so(tmp_path: Path):
     partition = opened(tmp_path)
+    joined(partition, 10, 1)
+    joined(partition, 11, 2)
     partition.append(numbers(0, 1), Stamp(1, 0, 0, 10))
     partition.close(deleted=True)
     with pytest.raises(UnknownTopic):
@@ -122,6 +141,7 @@ def test_a_batch_that_passed_its_check_before_its_branch_was_dropped_lands_nowhe
 ):
     """The check is made outside the lock: in between the branch may be dropped, and marked."""
     partition = opened(tmp_path)
+    joined(partition, 5, 1, 2)
     if wrote:
         partition.append(numbers(1, 1), Stamp(1, 0, 0, 5))
     partition.append(numbers(2, 1), Stamp(2, 0, 0, 5))
