@@ -21,7 +21,10 @@ class Queued(Protocol):
     """A batch that waits for its partition."""
 
     partition: int
-    size: int
+
+    @property
+    def size(self) -> int:
+        """What it holds of memory, in bytes."""
 
     def finish(self) -> None:
         """Appends it, however long that takes; never raises."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 import pyarrow as pa
@@ -167,7 +167,11 @@ class _Append:
         self._candidate: Candidate | None = None
         self._taken: Taken | None = None
         self.partition = envelope.partition
-        self.size = batch.nbytes
+
+    @property
+    def size(self) -> int:
+        """What it holds of memory, in bytes."""
+        return int(self._batch.nbytes)
 
     def finish_at_once(self) -> bool:
         """Appends and acknowledges if nothing has to be waited for; False: :meth:`finish` goes on.
@@ -193,7 +197,7 @@ class _Append:
             if taken is None:
                 return False
             if taken.pending is not None:
-                self._wake(taken)  # who reads what is not replicated need not wait for that
+                taken.wake()  # who reads what is not replicated need not wait for that
                 if not wait:
                     return False
             target.await_acknowledgement(taken, max(0.0, self._left()))
@@ -206,12 +210,8 @@ class _Append:
             )
         else:
             self._acknowledge(taken.appended)
-            self._wake(taken)
+            taken.wake()
         return True
-
-    def _wake(self, taken: Taken) -> None:
-        taken.wake()
-        self._taken = replace(taken, woken=())
 
     def _take(self, target: Partition, patience_s: float) -> Taken | None:
         if self._candidate is None:

@@ -28,7 +28,7 @@ class Appended:
     duplicate: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Candidate:
     """A message that is inspected and encoded, so all that is left needs the partition's lock.
 
@@ -60,7 +60,7 @@ class Acknowledgement:
         return settled
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Taken:
     """A message that the partition has judged and appended.
 
@@ -73,8 +73,9 @@ class Taken:
     woken: tuple[WakeUp, ...] = ()
 
     def wake(self) -> None:
-        """Wakes the reads that the append satisfies."""
-        for wake in self.woken:
+        """Wakes the reads that the append satisfies; once more does nothing."""
+        woken, self.woken = self.woken, ()
+        for wake in woken:
             wake()
 
 

@@ -17,13 +17,13 @@ record gets acknowledged"); Kafka's last stable offset.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from spark_stream.consistency.ids import EntryIndex, LeaderEpoch, Offset
 from spark_stream.consistency.isolation import Bounds
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(NamedTuple):
     """A place between two entries: the next entry's index and the offset of its first record."""
 
     entry: EntryIndex

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -41,8 +41,7 @@ SEQUENCE_MAX: Final = (1 << 31) - 1
 EPOCH_MAX: Final = (1 << 15) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Stamp:
+class Stamp(NamedTuple):
     """Who writes a batch: producer id, its epoch, the batch's place in its order here."""
 
     producer_id: int

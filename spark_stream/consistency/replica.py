@@ -199,14 +199,14 @@ class Replica:
 
     def acknowledge(
         self, ticket: int, stamp: Stamp | None, level: Isolation, last_offset: int
-    ) -> Effects:
-        """An append asks for its answer: at once, or in an effect of a later event."""
+    ) -> bool:
+        """Whether an append is answered at once; if not, an effect of a later event answers it."""
         outside = stamp is None or stamp.transaction == NO_TRANSACTION
         at_once = outside and level is Isolation.READ_UNCOMMITTED
         if at_once or last_offset < self.bounds_state.high_watermark.offset:
-            return [Answer((ticket,))]
+            return True
         self._tickets.add(ticket, last_offset)
-        return []
+        return False
 
     def give_up(self, ticket: int) -> None:
         """Nobody waits for this append's answer any more."""

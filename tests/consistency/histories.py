@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from hypothesis import strategies as st
@@ -85,8 +85,8 @@ class Leader:
         for producer_id, part in self.replica.undecided.parts(transaction):
             kind = Kind.COMMIT if committed else Kind.ABORT
             stamp = Stamp(producer_id, part.epoch, -1, transaction)
-            marker = self.entry(kind, 0, stamp)
-            object.__setattr__(marker, "entry_index", at + len(entries))
+            marker = replace(self.entry(kind, 0, stamp), entry_index=at + len(entries))
+            self.entries[-1] = marker
             entries.append(marker)
         return self.replica.apply(*entries)
 

@@ -156,18 +156,15 @@ def test_an_append_is_answered_as_its_isolation_and_its_transaction_ask(stamp, l
     leader.join(10, 1)
     leader.append(3, stamp)
     replica = leader.replica
-    first = replica.acknowledge(1, stamp, level, last_offset=2)
-    assert first == ([Answer((1,))] if at_once else [])
+    assert replica.acknowledge(1, stamp, level, last_offset=2) is at_once
     if stamp is not None:  # sent again: the same rule as for the first
         verdict = replica.judge(stamp, 3)
         assert verdict == Duplicate(0, 3)
-        assert replica.acknowledge(2, stamp, level, last_offset=2) == (
-            [Answer((2,))] if at_once else []
-        )
+        assert replica.acknowledge(2, stamp, level, last_offset=2) is at_once
     waiting = () if at_once else (1, 2) if stamp is not None else (1,)
     expected = [Answer(waiting)] if waiting else []
     assert replica.replicate(end_of(leader.entries)) == expected
-    assert replica.acknowledge(3, stamp, level, last_offset=2) == [Answer((3,))]
+    assert replica.acknowledge(3, stamp, level, last_offset=2)
 
 
 @pytest.mark.parametrize("level", [Isolation.READ_UNCOMMITTED, Isolation.READ_COMMITTED])
@@ -175,7 +172,7 @@ def test_alone_every_append_is_answered_at_once(level):
     leader = Leader()
     leader.join(10, 1)
     leader.append(3, INSIDE)
-    assert leader.replica.acknowledge(1, INSIDE, level, last_offset=2) == [Answer((1,))]
+    assert leader.replica.acknowledge(1, INSIDE, level, last_offset=2)
 
 
 def test_an_append_that_is_cut_off_is_disowned_and_one_that_gave_up_is_never_answered():
