@@ -20,6 +20,7 @@ from spark_stream.cluster.leadership import Leadership
 from spark_stream.cluster.store import MetadataStore
 from spark_stream.cluster.topics import Topic, Topics, check_name, check_partitions
 from spark_stream.consistency.ids import LeaderEpoch
+from spark_stream.environment import Clock
 from spark_stream.errors import (
     BrokerStopping,
     InvalidConfig,
@@ -72,12 +73,14 @@ class Host:
         directory: LogDirectory,
         store: MetadataStore,
         defaults: LogSettings,
+        clock: Clock,
         producer_age_us: int = PRODUCER_AGE_US,
     ) -> None:
         """``producer_age_us``: how long a producer that writes nothing is remembered."""
         self._directory = directory
         self._topics = Topics(store)
         self._defaults = defaults
+        self._clock = clock
         self._producer_age = producer_age_us
         self._lock = threading.Lock()
         self._stopping = False
@@ -284,6 +287,6 @@ class Host:
         log = PartitionLog.open(path, log_format)
         for cut in log.cuts:
             logger.warning("recovered %s", cut)
-        partition = Partition(topic.name, topic.id, number, log, self._producer_age)
+        partition = Partition(topic.name, topic.id, number, log, self._producer_age, self._clock)
         partition.lead(self._epoch)
         return partition

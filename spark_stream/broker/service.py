@@ -20,6 +20,8 @@ from spark_stream.broker.host import Host, HostedTopic
 from spark_stream.broker.keepalive import Keepalive, WatchedReader, WatchedWriter
 from spark_stream.broker.partition import Partition
 from spark_stream.broker.transactions import TransactionDesk
+from spark_stream.broker.waiting import WaitingReads
+from spark_stream.environment import Clock
 from spark_stream.errors import BrokerUnavailable, InternalError, IsologError, Unsupported
 from spark_stream.wire.actions import ACTIONS
 from spark_stream.wire.flight import to_flight
@@ -54,12 +56,15 @@ class FlightService(fl.FlightServerBase):
         location: Callable[[int], str],
         activity: Activity,
         keepalive: Keepalive,
+        clock: Clock,
     ) -> None:
         """``actions`` and ``location`` take the port that was bound (0: none, a Unix socket)."""
         self._host = host
         self._desk = desk
         self._activity = activity
         self._keepalive = keepalive
+        self._clock = clock
+        self._waiting = WaitingReads(clock)
         self._actions: Actions | None = None
         super().__init__(bind)
         self._location = location(self.port)
@@ -78,13 +83,15 @@ class FlightService(fl.FlightServerBase):
             self._keepalive.call(context.peer()) as call,
         ):
             batches, acks = WatchedReader(reader, call), WatchedWriter(writer, call)
-            serve_appends(self._host, self._desk, target_of(descriptor), batches, acks)
+            target = target_of(descriptor)
+            serve_appends(self._host, self._desk, target, batches, acks, self._clock)
 
     def do_get(self, context: fl.ServerCallContext, ticket: fl.Ticket) -> fl.FlightDataStream:
         with self._activity.call(), translated("fetch"):
             request = Fetch.from_bytes(ticket.ticket)
-            limit_s = self._keepalive.limit_s
-            stream = FetchStream(self._host, request, context.is_cancelled, limit_s)
+            stream = FetchStream(
+                self._host, request, context.is_cancelled, self._waiting, self._keepalive.limit_s
+            )
             return fl.GeneratorStream(stream.schema, self._answers(stream, context.peer()))
 
     def _answers(self, stream: FetchStream, peer: str) -> Iterator[Answer]:

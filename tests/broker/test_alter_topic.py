@@ -10,6 +10,7 @@ import pytest
 
 from spark_stream.broker.host import Host
 from spark_stream.cluster.sqlite import SqliteStore
+from spark_stream.environment import SystemClock
 from spark_stream.errors import InvalidTopic, StorageFailure
 from spark_stream.storage.directory import LogDirectory
 from spark_stream.storage.settings import LogSettings
@@ -38,7 +39,7 @@ class FailingStore(SqliteStore):
 
 def host(path: Path) -> tuple[Host, FailingStore]:
     store = FailingStore(path / "metadata.sqlite")
-    return Host(LogDirectory(path, "cluster"), store, LogSettings()), store
+    return Host(LogDirectory(path, "cluster"), store, LogSettings(), SystemClock()), store
 
 
 def folders(path: Path) -> list[str]:

@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_stream.consistency import atomic
-from spark_stream.consistency.atomic import Spans, greatest_cut, least_cut, next_cut
+from spark_stream.consistency import extents as extent_rules
+from spark_stream.consistency.atomic import greatest_cut, least_cut, next_cut
 from spark_stream.consistency.entries import ENTRY, Kind
+from spark_stream.consistency.extents import Spans
 
 Records = list[int]
 """Of one partition: the transaction of each record by offset; -1: none."""
@@ -31,7 +33,7 @@ def steps_max(request, monkeypatch):
 @pytest.fixture
 def small_blocks(monkeypatch):
     """So that few transactions already lie in several blocks."""
-    monkeypatch.setattr(atomic, "_RECENT_MAX", 3)
+    monkeypatch.setattr(extent_rules, "_RECENT_MAX", 3)
 
 
 def spans_of(records: Records) -> Spans:
