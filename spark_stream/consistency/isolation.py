@@ -1,8 +1,8 @@
 """Isolation of a consumer: from the bounds of a partition to the offsets it may see.
 
-Source: the seeds' "Consumer Isolation" (Fluvio: COMMITTED is what all followers have) and Kafka's
-FetchIsolation (log end, high watermark, transaction committed). ``DESIGN.md`` section 2 decides
-where the two use one word for two things.
+Source: Fluvio's consumer isolation (COMMITTED is what all followers have) and Kafka's
+FetchIsolation (log end, high watermark, transaction committed). The two use one word for two
+things; ``docs/api.md`` tells what each level means here.
 
 Invariant: ``log_start_offset <= last_stable_offset <= high_watermark <= log_end_offset``.
 """

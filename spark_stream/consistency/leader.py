@@ -10,7 +10,7 @@ Invariants, after every transition:
 Replication counts entries: the leader keeps the HW as an entry index, and the offset that belongs
 to it beside it, because a marker moves the first and not the second.
 
-Source: the seeds ("If there are no followers in the partition, the state is always COMMITTED once a
+Source: Fluvio ("If there are no followers in the partition, the state is always COMMITTED once a
 record gets acknowledged"); Kafka's last stable offset.
 """
 
