@@ -10,7 +10,8 @@ Invariants, after every transition:
 Replication counts entries: the leader keeps the HW as an entry index, and the offset that belongs
 to it beside it, because a marker moves the first and not the second.
 
-The words are those of ``docs/vocabulary.md``; the last stable offset is Kafka's.
+Source: Fluvio ("If there are no followers in the partition, the state is always COMMITTED once a
+record gets acknowledged"); Kafka's last stable offset.
 """
 
 from __future__ import annotations

@@ -21,12 +21,11 @@ from typing import Annotated, Any, Final, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.producers import EPOCH_MAX, SEQUENCE_MAX
 from spark_stream.errors import InvalidRequest
 from spark_stream.wire.limits import CONTROL_BYTES_MAX, TRANSACTION_TIMEOUT_MS_MAX, WAIT_MS_MAX
 
 INT64_MAX: Final = (1 << 63) - 1
-EPOCH_MAX: Final = (1 << 15) - 1
-SEQUENCE_MAX: Final = (1 << 31) - 1
 OffsetField = Annotated[int, Field(ge=0, le=INT64_MAX)]
 PartitionField = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
 Name = Annotated[str, Field(min_length=1, max_length=255)]

@@ -23,9 +23,9 @@ Records = list[int]
 ENDLESS = 1 << 30
 
 
-@pytest.fixture(params=[0, 1, ENDLESS], ids=["followed", "a step, then followed", "by steps"])
+@pytest.fixture(params=[0, 1, ENDLESS], ids=["by clusters", "a step, then by clusters", "by steps"])
 def steps_max(request, monkeypatch):
-    """How many steps are taken before the rest is followed: each way must find the same cuts."""
+    """The steps that are taken before the rest goes by clusters: each way finds the same cuts."""
     monkeypatch.setattr(atomic, "_STEPS_MIN", request.param)
     monkeypatch.setattr(atomic, "_STEP_EXTENTS", ENDLESS)
 
