@@ -20,11 +20,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "version": set(),
     "consistency": set(),
     "wire": {"consistency", "errors"},
-    "storage": {"consistency", "errors"},
+    "storage": {"consistency", "environment", "errors"},
     "cluster": {"consistency", "environment", "errors"},
     "client": {"wire", "consistency", "errors", "version"},
     "datasource": {"client", "wire", "errors", "version", "consistency.isolation"},
     "broker": BELOW_THE_BROKER,
+    "testing": BELOW_THE_BROKER | {"broker"},
 }
 
 

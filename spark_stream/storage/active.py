@@ -101,7 +101,7 @@ class ActiveSegment(Segment):
         if self._torn:
             self._take_back()
         if not self._made:
-            self._disk.make_directory(self.name.directory)
+            self._forcing.make_directory()
             self.make()
         length = message.size if message is not None else 0
         written = sealed(entry.packed(self._data_end, length))

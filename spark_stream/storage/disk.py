@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -168,11 +168,11 @@ class OsDisk:
         with _named(path):
             missing = [each for each in (path, *path.parents) if not each.exists()]
             there = path.parents[len(missing) - 1] if missing else path
-            with suppress(PermissionError):  # above the broker's directory nothing is ours
-                _sync(there.parent)
+            if os.access(there.parent, os.R_OK):  # above the broker's directory nothing is ours
+                self.sync_directory(there.parent)
             for each in reversed(missing):
                 each.mkdir(mode=0o700, exist_ok=True)
-                _sync(each.parent)
+                self.sync_directory(each.parent)
 
     def write_whole(self, path: Path, parts: list[pa.Buffer | bytes]) -> None:
         """Puts the parts in place of the file, all or nothing, by rename.
@@ -205,15 +205,11 @@ class OsDisk:
 
     def sync_directory(self, path: Path) -> None:
         with _named(path):
-            _sync(path)
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
 
 
 # All logs of a process share one bound on open files.

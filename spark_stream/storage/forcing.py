@@ -21,7 +21,7 @@ from typing import Final
 
 from spark_stream.consistency.ids import EntryIndex, Offset
 from spark_stream.consistency.leader import Position
-from spark_stream.errors import IsologError, StorageFailure
+from spark_stream.errors import DiskFull, IsologError, StorageFailure
 from spark_stream.storage.codec import crc32c
 from spark_stream.storage.disk import Disk, DiskFile
 
@@ -75,6 +75,14 @@ class Forcing:
         """Forces the names in the log's directory; raises as :meth:`force`."""
         self._do(lambda: self._disk.sync_directory(self._directory))
 
+    def make_directory(self) -> None:
+        """Makes the log's directory, and forces its name; raises as :meth:`force`.
+
+        Raises:
+            DiskFull: it could not be made; that can be tried again.
+        """
+        self._do(lambda: self._disk.make_directory(self._directory), may_lack_room=True)
+
     def mark(self, upto: Position) -> None:
         """Writes down that everything before ``upto`` is on the disk."""
         if upto == self._upto and not self._distrusted:
@@ -93,11 +101,13 @@ class Forcing:
                 self._file.flush()
         self._file.close()
 
-    def _do(self, act: Callable[[], None]) -> None:
+    def _do(self, act: Callable[[], None], *, may_lack_room: bool = False) -> None:
         self.check()
         try:
             act()
         except IsologError as error:
+            if may_lack_room and isinstance(error, DiskFull):
+                raise
             self.failed = StorageFailure(
                 f"{self._directory}: what was written could not be forced to the disk"
                 f" ({error.message}); the partition takes no more until it is opened again",

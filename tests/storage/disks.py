@@ -167,6 +167,11 @@ class ForgetfulDisk(FaultyDisk):
     def flushed(self, path: Path) -> None:
         self._flushed[path] = path.read_bytes()
 
+    def create(self, path: Path) -> FaultyFile:
+        self._flushed[path] = b""
+        self._named[path] = None
+        return super().create(path)
+
     def write_whole(self, path: Path, parts: list[pa.Buffer | bytes]) -> None:
         earlier = self._flushed.get(path) if path.exists() else None
         super().write_whole(path, parts)

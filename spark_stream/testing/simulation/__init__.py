@@ -1,0 +1,5 @@
+"""The world that a broker meets, made of memory and chance: one seed is one run.
+
+``disk``      files that tear, forget what was not forced, refuse, fill up and rot
+``list_log``  a partition's log in a list, for runs in which the files are not the question
+"""
