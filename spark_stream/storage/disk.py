@@ -126,7 +126,7 @@ class OsDisk:
     """The operating system's file system."""
 
     def __init__(self, pool: DescriptorPool | None = None) -> None:
-        self._pool = pool or DescriptorPool()
+        self._pool = DescriptorPool() if pool is None else pool
 
     def open(self, path: Path) -> DiskFile:
         return OsFile(path, self._pool)

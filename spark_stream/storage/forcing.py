@@ -97,7 +97,7 @@ class Forcing:
         if self._file is None:
             return
         with suppress(IsologError):
-            if self._written:
+            if self._written and self.failed is None:
                 self._file.flush()
         self._file.close()
 

@@ -101,10 +101,10 @@ class Run:
         return int(self.log.start.entry)
 
     def open_again(self, *, all_forced: bool) -> None:
-        start = self.start
+        start, failed = self.start, self.log.failed
         log = self.log = PartitionLog.open(HERE, self.log_format, self.disk)
         found = rows_of(log)
-        assert self.start >= start
+        assert self.start >= start or failed, "what could not be removed may be back"
         whole = [*self.told, *self.refused[:1]]
         assert found == whole[self.start : self.start + len(found)]
         assert self.start + len(found) >= self.forced
@@ -130,7 +130,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(STEPS, st.sampled_from(Flush), st.sampled_from([3, 1 << 18]), st.integers(0, 1 << 20))
 def test_after_any_crash_a_log_holds_a_prefix_and_all_that_was_forced(
     steps, flush, segment_entries, seed
@@ -145,7 +145,7 @@ def test_after_any_crash_a_log_holds_a_prefix_and_all_that_was_forced(
     assert (run.log.end.entry, run.log.end.offset) == (end.entry + 1, end.offset + 2)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_whatever_rots_nothing_wrong_is_served_and_every_byte_is_kept(data):
     """Bits flip in any file. What the log no longer has is in the folder of the cut."""
