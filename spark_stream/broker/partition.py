@@ -77,7 +77,6 @@ class Partition:
         self._producer_age = producer_age_us
         self._changed = threading.Condition()
         self._closed: IsologError | None = None
-        self._last_flush = time.monotonic()
         schema = log.format.schema
         self._required = tuple(field.name for field in schema if not field.nullable)
         tables = log.tables()
@@ -324,8 +323,19 @@ class Partition:
         with self._changed:
             self.log.format = replace(self.log.format, settings=settings)
 
-    def housekeep(self, flush_interval_s: float | None) -> None:
-        """Rolls, removes and flushes what is due."""
+    def flush_if_due(self, moment: float) -> float | None:
+        """Forces what was appended if ``flush.ms`` says so; when to ask again, None: never.
+
+        Both moments are on the monotonic clock.
+        """
+        with self._changed:
+            if self._closed is not None:
+                return None
+            self.log.flush_if_due(moment)
+            return self.log.next_flush_due(moment)
+
+    def housekeep(self) -> None:
+        """Rolls and removes what is due."""
         with self._changed:
             if self._closed is not None:
                 return
@@ -333,10 +343,6 @@ class Partition:
             self._state = leader.evicted(self._state, self.log.start)
             self._spans.evicted(self._state.log_start.offset)
             self._forget_producers()
-            now = time.monotonic()
-            if flush_interval_s is not None and now - self._last_flush >= flush_interval_s:
-                self._last_flush = now
-                self.log.flush()
 
     def _forget_producers(self) -> None:
         now = now_us()

@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 _GRACE_SECONDS: Final = 1.0
 _SWEEP_SECONDS: Final = 0.5  # how late an expired transaction is aborted at most
+_FLUSH_SECONDS: Final = 0.1  # the first time; then the task says
 UNIX: Final = "unix:"
 
 
@@ -89,6 +90,7 @@ class Broker:
             undo.pop_all()
         self._keepers = [
             self._keeper("housekeeper", config.housekeeping_seconds, self._host.housekeep),
+            self._keeper("flusher", _FLUSH_SECONDS, self._host.flush_due),
             self._keeper("transactions", _SWEEP_SECONDS, self._desk.sweep),
         ]
 
@@ -118,11 +120,16 @@ class Broker:
         self._lock.release()
         logger.info("broker stopped")
 
-    def _keeper(self, name: str, pause_s: float, task: Callable[[], None]) -> threading.Thread:
+    def _keeper(
+        self, name: str, pause_s: float, task: Callable[[], float | None]
+    ) -> threading.Thread:
+        """A thread that runs the task again and again; it may say how long to pause after it."""
+
         def keep() -> None:
-            while not self._stop_asked.wait(pause_s):
+            pause = pause_s
+            while not self._stop_asked.wait(pause):
                 try:
-                    task()
+                    pause = task() or pause_s
                 except Exception:
                     if not self._stop_asked.is_set():
                         logger.exception("%s", name)
