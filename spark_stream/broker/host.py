@@ -36,6 +36,8 @@ from spark_stream.wire.schemas import TIMESTAMP_COLUMN, check_topic_schema, is_d
 
 logger = logging.getLogger(__name__)
 
+# A topic that was just made or altered waits no longer than this for its first flush by interval.
+_FLUSH_PAUSE_S: Final = 0.1
 PRODUCER_AGE_US: Final = 24 * 3_600 * 1_000_000
 
 
@@ -84,6 +86,7 @@ class Host:
         self._producer_age = producer_age_us
         self._lock = threading.Lock()
         self._stopping = False
+        self._flush_at: dict[str, float] = {}  # topic id -> when its next flush is due
         self._leadership = Leadership(store)
         self._epoch = FIRST_EPOCH
         self._hosted = {topic.name: self._opened(topic) for topic in self._topics.all()}
@@ -213,16 +216,34 @@ class Host:
             folder.parent.rmdir()
 
     def housekeep(self) -> None:
-        """Retention, rolling by age, flushing by interval; one failing partition stops no other."""
+        """Retention and rolling by age; one failing partition stops no other."""
         for hosted in self.topics():
-            interval = None
-            if hosted.settings.flush is Flush.INTERVAL:
-                interval = hosted.settings.flush_ms / 1000
             for partition in hosted.open_partitions():
                 try:
-                    partition.housekeep(interval)
+                    partition.housekeep()
                 except IsologError:
                     logger.exception("%s/%d: housekeeping", partition.topic, partition.number)
+
+    def flush_due(self) -> float:
+        """Forces what ``flush.ms`` says is due by now; in how many seconds to come again."""
+        now = self._clock.monotonic()
+        known, self._flush_at = self._flush_at, {}
+        for hosted in self.topics():
+            if hosted.settings.flush is Flush.INTERVAL:
+                due = known.get(hosted.topic.id, now)
+                self._flush_at[hosted.topic.id] = due if due > now else self._flushed(hosted, now)
+        left = min(self._flush_at.values(), default=now + _FLUSH_PAUSE_S) - self._clock.monotonic()
+        return min(max(left, 0.001), _FLUSH_PAUSE_S)
+
+    def _flushed(self, hosted: HostedTopic, now: float) -> float:
+        """Forces a topic's partitions where they are due; when the next one is."""
+        due = now + hosted.settings.flush_ms / 1000
+        for partition in hosted.open_partitions():
+            try:
+                due = min(due, partition.flush_if_due(now) or due)
+            except IsologError:
+                logger.exception("%s/%d: flushing", partition.topic, partition.number)
+        return due
 
     def close(self) -> None:
         """Ends all waits and appends, then flushes and closes every log."""
@@ -286,7 +307,7 @@ class Host:
         path = self._directory.partition(topic.name, topic.id, number)
         log = PartitionLog.open(path, log_format)
         for cut in log.cuts:
-            logger.warning("recovered %s", cut)
+            logger.log(logging.ERROR if cut.grave else logging.WARNING, "recovered %s", cut)
         partition = Partition(topic.name, topic.id, number, log, self._producer_age, self._clock)
         partition.lead(self._epoch)
         return partition

@@ -68,7 +68,6 @@ class Partition:
         self._clock = clock
         self._lock = threading.Lock()
         self._closed: IsologError | None = None
-        self._last_flush = clock.monotonic()
         schema = log.format.schema
         self._required = tuple(field.name for field in schema if not field.nullable)
         self._core = Replica(
@@ -449,8 +448,19 @@ class Partition:
         with self._lock:
             self.log.format = replace(self.log.format, settings=settings)
 
-    def housekeep(self, flush_interval_s: float | None) -> None:
-        """Rolls, removes and flushes what is due."""
+    def flush_if_due(self, moment: float) -> float | None:
+        """Forces what was appended if ``flush.ms`` says so; when to ask again, None: never.
+
+        Both moments are on the monotonic clock.
+        """
+        with self._lock:
+            if self._closed is not None:
+                return None
+            self.log.flush_if_due(moment)
+            return self.log.next_flush_due(moment)
+
+    def housekeep(self) -> None:
+        """Rolls and removes what is due."""
         with self._lock:
             if self._closed is not None:
                 return
@@ -458,10 +468,6 @@ class Partition:
             self.log.housekeep(now, self.bounds().last_stable_offset)
             self._core.evict(self.log.start)
             self._core.forget_producers(now)
-            moment = self._clock.monotonic()
-            if flush_interval_s is not None and moment - self._last_flush >= flush_interval_s:
-                self._last_flush = moment
-                self.log.flush()
 
     def close(self, *, deleted: bool = False) -> None:
         """Ends appends and waits, then closes the files. Everything acknowledged is in them."""

@@ -45,6 +45,7 @@ _SWEEP_SECONDS: Final = 0.5  # how late an expired transaction is aborted at mos
 _SWITCH_S: Final = 0.0005
 """How long a thread may keep the interpreter from the others. An append takes it some ten times:
 with Python's 5 ms, and hundreds of fetches at work, it would wait for tens of them each time."""
+_FLUSH_SECONDS: Final = 0.1  # the first time; then the task says
 UNIX: Final = "unix:"
 
 
@@ -100,6 +101,7 @@ class Broker:
         self._keepers = [
             self._keeper("housekeeper", config.housekeeping_seconds, self._host.housekeep),
             self._keeper("keepalive", keepalive.limit_s / 4, keepalive.end_silent_connections),
+            self._keeper("flusher", _FLUSH_SECONDS, self._host.flush_due),
             self._keeper("transactions", _SWEEP_SECONDS, self._desk.sweep),
         ]
 
@@ -129,11 +131,16 @@ class Broker:
         self._lock.release()
         logger.info("broker stopped")
 
-    def _keeper(self, name: str, pause_s: float, task: Callable[[], None]) -> threading.Thread:
+    def _keeper(
+        self, name: str, pause_s: float, task: Callable[[], float | None]
+    ) -> threading.Thread:
+        """A thread that runs the task again and again; it may say how long to pause after it."""
+
         def keep() -> None:
-            while not self._stop_asked.wait(pause_s):
+            pause = pause_s
+            while not self._stop_asked.wait(pause):
                 try:
-                    task()
+                    pause = task() or pause_s
                 except Exception:
                     if not self._stop_asked.is_set():
                         logger.exception("%s", name)
