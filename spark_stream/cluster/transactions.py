@@ -25,9 +25,9 @@ from spark_stream.consistency.transactions import (
 )
 from spark_stream.errors import ConsumerFenced
 
-_PREFIX: Final = "transactions/"
-_CONSUMERS: Final = "consumers/"
-_STOPPED: Final = "stopped/"
+PREFIX: Final = "transactions/"
+CONSUMERS: Final = "consumers/"
+STOPPED: Final = "stopped/"
 STOPPED_KEPT_MS: Final = 24 * 3_600_000
 _TUPLES: Final = ("fenced", "branches", "dropped", "taken")
 _PLAIN: Final = tuple(
@@ -45,30 +45,30 @@ class TransactionRecords:
 
     def get(self, transactional_id: str) -> Transaction | None:
         """The record, or None."""
-        record = self._store.get(_PREFIX + transactional_id)
-        return None if record is None else _transaction(record.value)
+        record = self._store.get(PREFIX + transactional_id)
+        return None if record is None else decode(record.value)
 
     def all(self) -> list[Transaction]:
         """Every record, by transactional id."""
-        return [_transaction(record.value) for record in self._store.list(_PREFIX)]
+        return [decode(record.value) for record in self._store.list(PREFIX)]
 
     def change(self, transactional_id: str, rule: Callable[[Transaction], Outcome]) -> Outcome:
         """What the rule makes of the record, once that is what the store holds."""
-        key = _PREFIX + transactional_id
+        key = PREFIX + transactional_id
         while True:
             record = self._store.get(key)
-            before = Transaction(transactional_id) if record is None else _transaction(record.value)
+            before = Transaction(transactional_id) if record is None else decode(record.value)
             after = rule(before)
             if isinstance(after, Denied) or after == before:
                 return after
             version = 0 if record is None else record.version
-            if self._store.put(key, _value(after), version) is not None:
+            if self._store.put(key, encode(after), version) is not None:
                 return after
 
     def forget(self, finished: Transaction) -> None:
         """Removes a record, if it is still this one."""
-        record = self._store.get(_PREFIX + finished.transactional_id)
-        if record is not None and _transaction(record.value) == finished:
+        record = self._store.get(PREFIX + finished.transactional_id)
+        if record is not None and decode(record.value) == finished:
             self._store.delete(record.key, record.version)
 
 
@@ -80,18 +80,18 @@ class StoppedRuns:
 
     def planned(self, run: str) -> int:
         """What the run planned until then is given up; -1: nothing is."""
-        record = self._store.get(_STOPPED + run)
+        record = self._store.get(STOPPED + run)
         return -1 if record is None else int(record.value["planned"])
 
     def stop(self, run: str, planned: int, now_ms: int) -> None:
         """Remembers it, and forgets what is so old that nobody asks any more."""
-        for old in self._store.list(_STOPPED):
+        for old in self._store.list(STOPPED):
             if now_ms - int(old.value["at_ms"]) > STOPPED_KEPT_MS:
                 self._store.delete(old.key, old.version)
         while planned > self.planned(run):
-            record = self._store.get(_STOPPED + run)
+            record = self._store.get(STOPPED + run)
             version = 0 if record is None else record.version
-            self._store.put(_STOPPED + run, {"planned": planned, "at_ms": now_ms}, version)
+            self._store.put(STOPPED + run, {"planned": planned, "at_ms": now_ms}, version)
 
 
 class ConsumerRecords:
@@ -102,8 +102,8 @@ class ConsumerRecords:
 
     def get(self, consumer: str) -> list[PositionOf]:
         """The positions, by topic and partition; empty if none was ever stored."""
-        record = self._store.get(_CONSUMERS + consumer)
-        return [] if record is None else _positions(record.value["positions"])
+        record = self._store.get(CONSUMERS + consumer)
+        return [] if record is None else decode_positions(record.value["positions"])
 
     def take(self, consumer: str, instance: str) -> None:
         """The instance owns the name from now on; whoever owned it is fenced."""
@@ -112,7 +112,7 @@ class ConsumerRecords:
     def check(self, owners: Mapping[str, str]) -> None:
         """ConsumerFenced if a name is owned by another instance than this one."""
         for name, instance in owners.items():
-            record = self._store.get(_CONSUMERS + name)
+            record = self._store.get(CONSUMERS + name)
             _check_owner(name, {} if record is None else record.value, instance)
 
     def store(
@@ -141,7 +141,7 @@ class ConsumerRecords:
                     return None
                 if name in owners:
                     _check_owner(name, value, owners[name])
-                known = _positions(value["positions"])
+                known = decode_positions(value["positions"])
                 merged = {(each.topic, each.partition): each for each in (*known, *mine)}
                 return {**value, "positions": [asdict(merged[place]) for place in sorted(merged)]}
 
@@ -153,12 +153,12 @@ class ConsumerRecords:
     ) -> bool:
         """One compare-and-set of what the rule makes of the record; False if it makes nothing."""
         while True:
-            record = self._store.get(_CONSUMERS + name)
+            record = self._store.get(CONSUMERS + name)
             value = rule({"positions": []} if record is None else record.value)
             if value is None:
                 return False
             version = 0 if record is None else record.version
-            if self._store.put(_CONSUMERS + name, value, version) is not None:
+            if self._store.put(CONSUMERS + name, value, version) is not None:
                 return True
 
 
@@ -167,7 +167,7 @@ def _check_owner(name: str, value: Mapping[str, Any], instance: str) -> None:
         raise ConsumerFenced(f"another consumer has taken over the name {name!r}", consumer=name)
 
 
-def _value(transaction: Transaction) -> dict[str, Any]:
+def encode(transaction: Transaction) -> dict[str, Any]:
     return {name: getattr(transaction, name) for name in _PLAIN} | {
         "state": transaction.state.value,
         "cause": transaction.cause.value,
@@ -182,9 +182,11 @@ def _value(transaction: Transaction) -> dict[str, Any]:
     }
 
 
-def _transaction(value: Mapping[str, Any]) -> Transaction:
+def decode(value: Mapping[str, Any]) -> Transaction:
     # Records of earlier releases lack what came later.
     known: dict[str, Any] = {name: value[name] for name in _PLAIN if name in value}
+    if "fresh" in value:
+        known["unused"] = value["fresh"]  # as earlier releases call it
     known |= {name: tuple(value.get(name, ())) for name in _TUPLES}
     return Transaction(
         **known,
@@ -194,9 +196,9 @@ def _transaction(value: Mapping[str, Any]) -> Transaction:
         if value.get("content") is None
         else tuple(Content(*each) for each in value["content"]),
         partitions=tuple(Joined(*each) for each in value["partitions"]),
-        positions=tuple(_positions(value["positions"])),
+        positions=tuple(decode_positions(value["positions"])),
     )
 
 
-def _positions(values: list[dict[str, Any]]) -> list[PositionOf]:
+def decode_positions(values: list[dict[str, Any]]) -> list[PositionOf]:
     return [PositionOf(**each) for each in values]
