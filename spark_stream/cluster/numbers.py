@@ -25,10 +25,11 @@ class Numbers:
         self._next = 0
         self._end = 0
 
-    def take(self) -> int:
-        """A number that no other broker gives out, now or later."""
+    def take(self, above: int = -1) -> int:
+        """A number greater than ``above`` that no other broker gives out, now or later."""
         with self._lock:
-            if self._next == self._end:
+            self._next = max(self._next, min(above + 1, self._end))
+            while self._next == self._end or self._next <= above:
                 self._next = self._taken_block()
                 self._end = self._next + self._block
             number = self._next
