@@ -16,7 +16,7 @@ from typing import Any
 from spark_stream.broker import __main__ as broker
 from spark_stream.broker.partition import Partition
 from spark_stream.broker.transactions import TransactionDesk
-from spark_stream.cluster.transactions import ConsumerRecords
+from spark_stream.cluster.consumers import ConsumerRecords
 from tests.support import BrokerProcess
 
 POINTS = {

@@ -1,59 +1,75 @@
-"""The metadata store for brokers on one host: one SQLite file, one statement a change."""
+"""The metadata store for brokers on one host: one SQLite file, one short transaction a change.
+
+Who changes the file takes turns with all others (``turns``), and so does who opens or closes it.
+SQLite never waits here: it says at once that the file is busy, and all waiting is done in this
+module. Its own waiting is not fair, and it does not wait at all where a lock is raised from reading
+to writing. The switch of a new file to a write-ahead log is such a place.
+
+Reads have a connection of their own and wait for no change.
+"""
 
 from __future__ import annotations
 
 import json
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from itertools import takewhile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from spark_stream.cluster.keys import end_of
 from spark_stream.cluster.store import Record
+from spark_stream.cluster.turns import Turns
+from spark_stream.environment import Clock, SystemClock
 from spark_stream.errors import DiskFull, StorageFailure
 
-_SCHEMA: Final = """
-create table if not exists record (
-    key text primary key,
-    value text not null,
-    version integer not null
-) without rowid;
-create table if not exists counter (name text primary key, value integer not null) without rowid;
-insert or ignore into counter values ('version', 0);
-"""
-_BUSY_SECONDS: Final = 10.0
+_SCHEMA: Final = (
+    "pragma journal_mode = wal",
+    "pragma synchronous = full",
+    "create table if not exists record ("
+    " key text primary key, value text not null, version integer not null) without rowid",
+    "create table if not exists counter ("
+    " name text primary key, value integer not null) without rowid",
+    "insert or ignore into counter values ('version', 0)",
+)
+_WAIT_S: Final = 10.0  # no change takes so long: then whoever has the file is stopped
+_CLOSE_WAIT_S: Final = 1.0
+_READ_PAUSE_S: Final = 0.001
 
 
 class SqliteStore:
     """Versions come from one counter: a record that is deleted and made anew repeats none."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, clock: Clock | None = None) -> None:
         self._path = path
-        self._lock = threading.Lock()
-        with self._named():
-            self._connection = sqlite3.connect(
-                path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
-            )
-            self._connection.execute("pragma journal_mode = wal")
-            self._connection.execute("pragma synchronous = full")
-            self._connection.executescript(_SCHEMA)
+        self._clock = clock or SystemClock()
+        self._reading = threading.Lock()
+        self._closed = False
+        with ExitStack() as undo, self._named():
+            self._turns = Turns(path.with_name(path.name + "-turns"), self._clock)
+            undo.callback(self._turns.close)
+            self._writer = _connected(path)
+            undo.callback(self._writer.close)
+            with self._turn(self._prepare):
+                self._reader = _connected(path)
+            undo.pop_all()
 
     def get(self, key: str) -> Record | None:
         rows = self._read("select key, value, version from record where key = ?", key)
         return rows[0] if rows else None
 
     def list(self, prefix: str) -> Sequence[Record]:
-        # Compared here: SQLite's text functions end a text at its first NUL.
-        following = self._read(
-            "select key, value, version from record where key >= ? order by key", prefix
-        )
-        return list(takewhile(lambda record: record.key.startswith(prefix), following))
+        query = "select key, value, version from record where key >= ?"
+        end = end_of(prefix)
+        if end is None:
+            return self._read(f"{query} order by key", prefix)
+        return self._read(f"{query} and key < ? order by key", prefix, end)
 
     def put(self, key: str, value: Mapping[str, Any], expected: int) -> int | None:
         text = json.dumps(value, separators=(",", ":"))
-        with self._transaction() as connection:
+        with self._change() as connection:
             if self._version(key) != expected:
                 return None
             version = self._next_version()
@@ -63,51 +79,115 @@ class SqliteStore:
             return version
 
     def delete(self, key: str, expected: int) -> bool:
-        with self._transaction() as connection:
+        with self._change() as connection:
             if expected == 0 or self._version(key) != expected:
                 return False
             connection.execute("delete from record where key = ?", (key,))
             return True
 
     def close(self) -> None:
-        with self._lock:
-            self._connection.close()
+        with self._named():
+            if self._closed:
+                return
+            self._closed = True
+            # In turn, for the last to close removes SQLite's write-ahead log.
+            in_turn = self._turns.take(lambda: True, _CLOSE_WAIT_S)
+            with self._reading:
+                self._reader.close()
+            self._writer.close()
+            if in_turn:  # else somebody stands in the line, and its file must stay what it is
+                self._turns.close()
+                self._turns.end()
 
     def _version(self, key: str) -> int:
-        found = self._connection.execute("select version from record where key = ?", (key,))
+        found = self._writer.execute("select version from record where key = ?", (key,))
         row = found.fetchone()
         return int(row[0]) if row else 0
 
     def _next_version(self) -> int:
-        raised = self._connection.execute(
+        raised = self._writer.execute(
             "update counter set value = value + 1 where name = 'version' returning value"
         )
         return int(raised.fetchone()[0])
 
-    def _read(self, statement: str, argument: str) -> Sequence[Record]:
+    def _read(self, statement: str, *arguments: str) -> Sequence[Record]:
         with self._named():
-            with self._lock:
-                rows = self._connection.execute(statement, (argument,)).fetchall()
+            with self._reading:
+                rows = self._fetch(statement, arguments)
             return [
                 Record(str(key), json.loads(value), int(version)) for key, value, version in rows
             ]
 
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock, self._named():
-            self._connection.execute("begin immediate")
+    def _fetch(self, statement: str, arguments: tuple[str, ...]) -> Sequence[tuple[Any, ...]]:
+        deadline = None
+        while True:
             try:
-                yield self._connection
-                self._connection.execute("commit")
-            except BaseException:
-                if self._connection.in_transaction:  # a full disk ends it by itself
-                    self._connection.execute("rollback")
-                raise
+                return self._reader.execute(statement, arguments).fetchall()
+            except sqlite3.OperationalError as error:  # somebody opens or closes the file
+                if not _is_busy(error):
+                    raise
+            now = self._clock.monotonic()
+            deadline = deadline or now + _WAIT_S
+            if now > deadline:
+                raise self._held_too_long()
+            time.sleep(_READ_PAUSE_S)
+
+    @contextmanager
+    def _change(self) -> Iterator[sqlite3.Connection]:
+        with self._named():
+            with self._turn(self._begin):
+                try:
+                    yield self._writer
+                    self._writer.execute("commit")
+                except BaseException:
+                    if self._writer.in_transaction:  # a full disk ends it by itself
+                        self._writer.execute("rollback")
+                    raise
+
+    @contextmanager
+    def _turn(self, attempt: Callable[[], bool]) -> Iterator[None]:
+        if not self._turns.take(attempt, _WAIT_S):
+            raise self._held_too_long()
+        try:
+            yield
+        finally:
+            self._turns.end()
+
+    def _begin(self) -> bool:
+        return self._executed("begin immediate")
+
+    def _prepare(self) -> bool:
+        return all(self._executed(statement) for statement in _SCHEMA)
+
+    def _executed(self, statement: str) -> bool:
+        """False if somebody else has the file: nothing was done then."""
+        try:
+            self._writer.execute(statement).fetchall()
+        except sqlite3.OperationalError as error:
+            if _is_busy(error):
+                return False
+            raise
+        return True
+
+    def _held_too_long(self) -> StorageFailure:
+        return StorageFailure(
+            f"metadata store {self._path}: another process has held it for {_WAIT_S:g} s",
+            path=str(self._path),
+            hint="A broker on this store may be stopped: continue or end it, then try again.",
+        )
 
     @contextmanager
     def _named(self) -> Iterator[None]:
         try:
             yield
-        except (sqlite3.Error, ValueError) as error:
+        except (sqlite3.Error, ValueError, OSError) as error:
             kind = DiskFull if "full" in str(error) else StorageFailure
             raise kind(f"metadata store {self._path}: {error}", path=str(self._path)) from error
+
+
+def _connected(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
+
+
+def _is_busy(error: sqlite3.OperationalError) -> bool:
+    return error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY

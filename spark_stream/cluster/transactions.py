@@ -8,10 +8,10 @@ written is what the rule said of the record that was there.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields
-from types import MappingProxyType
+from dataclasses import fields
 from typing import Any, Final
 
+from spark_stream.cluster.consumers import decode_positions, encode_positions
 from spark_stream.cluster.store import MetadataStore
 from spark_stream.consistency.transactions import (
     Cause,
@@ -19,16 +19,11 @@ from spark_stream.consistency.transactions import (
     Denied,
     Joined,
     Outcome,
-    PositionOf,
     State,
     Transaction,
 )
-from spark_stream.errors import ConsumerFenced
 
 PREFIX: Final = "transactions/"
-CONSUMERS: Final = "consumers/"
-STOPPED: Final = "stopped/"
-STOPPED_KEPT_MS: Final = 24 * 3_600_000
 _TUPLES: Final = ("fenced", "branches", "dropped", "taken")
 _PLAIN: Final = tuple(
     field.name
@@ -72,102 +67,8 @@ class TransactionRecords:
             self._store.delete(record.key, record.version)
 
 
-class StoppedRuns:
-    """The latest plan that each driver has given up, for as long as a task of it may still come."""
-
-    def __init__(self, store: MetadataStore) -> None:
-        self._store = store
-
-    def planned(self, run: str) -> int:
-        """What the run planned until then is given up; -1: nothing is."""
-        record = self._store.get(STOPPED + run)
-        return -1 if record is None else int(record.value["planned"])
-
-    def stop(self, run: str, planned: int, now_ms: int) -> None:
-        """Remembers it, and forgets what is so old that nobody asks any more."""
-        for old in self._store.list(STOPPED):
-            if now_ms - int(old.value["at_ms"]) > STOPPED_KEPT_MS:
-                self._store.delete(old.key, old.version)
-        while planned > self.planned(run):
-            record = self._store.get(STOPPED + run)
-            version = 0 if record is None else record.version
-            self._store.put(STOPPED + run, {"planned": planned, "at_ms": now_ms}, version)
-
-
-class ConsumerRecords:
-    """Where named consumers go on."""
-
-    def __init__(self, store: MetadataStore) -> None:
-        self._store = store
-
-    def get(self, consumer: str) -> list[PositionOf]:
-        """The positions, by topic and partition; empty if none was ever stored."""
-        record = self._store.get(CONSUMERS + consumer)
-        return [] if record is None else decode_positions(record.value["positions"])
-
-    def take(self, consumer: str, instance: str) -> None:
-        """The instance owns the name from now on; whoever owned it is fenced."""
-        self._change(consumer, lambda value: {**value, "instance": instance})
-
-    def check(self, owners: Mapping[str, str]) -> None:
-        """ConsumerFenced if a name is owned by another instance than this one."""
-        for name, instance in owners.items():
-            record = self._store.get(CONSUMERS + name)
-            _check_owner(name, {} if record is None else record.value, instance)
-
-    def store(
-        self,
-        positions: list[PositionOf],
-        still: Callable[[], bool] = lambda: True,
-        owners: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
-        """Puts the positions in the place of the earlier ones, unless ``still`` turns false.
-
-        ``still`` is asked after a record was read and before it is written, so that whoever is late
-        (another has finished the transaction, and a later one has moved on) changes nothing.
-
-        Raises:
-            ConsumerFenced: a name has another owner than ``owners`` says.
-        """
-        for name in sorted({each.consumer for each in positions}):
-            mine = [each for each in positions if each.consumer == name]
-
-            def moved(
-                value: Mapping[str, Any],
-                name: str = name,
-                mine: list[PositionOf] = mine,
-            ) -> Mapping[str, Any] | None:
-                if not still():
-                    return None
-                if name in owners:
-                    _check_owner(name, value, owners[name])
-                known = decode_positions(value["positions"])
-                merged = {(each.topic, each.partition): each for each in (*known, *mine)}
-                return {**value, "positions": [asdict(merged[place]) for place in sorted(merged)]}
-
-            if not self._change(name, moved):
-                return
-
-    def _change(
-        self, name: str, rule: Callable[[Mapping[str, Any]], Mapping[str, Any] | None]
-    ) -> bool:
-        """One compare-and-set of what the rule makes of the record; False if it makes nothing."""
-        while True:
-            record = self._store.get(CONSUMERS + name)
-            value = rule({"positions": []} if record is None else record.value)
-            if value is None:
-                return False
-            version = 0 if record is None else record.version
-            if self._store.put(CONSUMERS + name, value, version) is not None:
-                return True
-
-
-def _check_owner(name: str, value: Mapping[str, Any], instance: str) -> None:
-    if value.get("instance") != instance:
-        raise ConsumerFenced(f"another consumer has taken over the name {name!r}", consumer=name)
-
-
 def encode(transaction: Transaction) -> dict[str, Any]:
+    """What the store holds of a transaction."""
     return {name: getattr(transaction, name) for name in _PLAIN} | {
         "state": transaction.state.value,
         "cause": transaction.cause.value,
@@ -178,11 +79,12 @@ def encode(transaction: Transaction) -> dict[str, Any]:
         "partitions": [
             [each.topic, each.topic_id, each.partition] for each in transaction.partitions
         ],
-        "positions": [asdict(each) for each in transaction.positions],
+        "positions": encode_positions(transaction.positions),
     }
 
 
 def decode(value: Mapping[str, Any]) -> Transaction:
+    """The transaction that a record's value holds."""
     # Records of earlier releases lack what came later.
     known: dict[str, Any] = {name: value[name] for name in _PLAIN if name in value}
     if "fresh" in value:
@@ -198,7 +100,3 @@ def decode(value: Mapping[str, Any]) -> Transaction:
         partitions=tuple(Joined(*each) for each in value["partitions"]),
         positions=tuple(decode_positions(value["positions"])),
     )
-
-
-def decode_positions(values: list[dict[str, Any]]) -> list[PositionOf]:
-    return [PositionOf(**each) for each in values]

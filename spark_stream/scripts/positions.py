@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
-from spark_stream.cluster.transactions import CONSUMERS, decode_positions
+from spark_stream.cluster.consumers import CONSUMERS, decode_positions, encode_positions
 from spark_stream.consistency.transactions import PositionOf, State, Transaction
 from spark_stream.errors import ConsumerFenced
 from spark_stream.scripts import records
@@ -100,7 +99,7 @@ def _by_consumer(positions: Sequence[PositionOf]) -> dict[str, list[PositionOf]]
 def _merged(value: Value, mine: Sequence[PositionOf]) -> Value:
     known = decode_positions(value["positions"])
     merged = {(each.topic, each.partition): each for each in (*known, *mine)}
-    return {**value, "positions": [asdict(merged[place]) for place in sorted(merged)]}
+    return {**value, "positions": encode_positions(merged[place] for place in sorted(merged))}
 
 
 def _check_owner(name: str, value: Value, instance: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from spark_stream.cluster.transactions import STOPPED, STOPPED_KEPT_MS
+from spark_stream.cluster.stopped import STOPPED, STOPPED_KEPT_MS
 from spark_stream.consistency import sinks as rules
 from spark_stream.consistency.sinks import Claim, Stop
 from spark_stream.consistency.transactions import (

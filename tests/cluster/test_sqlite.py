@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import sqlite3
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from spark_stream.cluster.sqlite import SqliteStore
 from spark_stream.errors import DiskFull, StorageFailure
+from tests.support import eventually
 
 
 def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path):
@@ -83,31 +86,143 @@ def test_a_full_database_is_a_full_disk_and_the_store_works_on(tmp_path):
     """SQLite's own word for it; a limit of pages gives the very error that a full disk gives."""
     store = SqliteStore(tmp_path / "metadata.sqlite")
     version = store.put("kept", {"n": 0}, 0)
-    store._connection.execute("pragma max_page_count = 6")
+    store._writer.execute("pragma max_page_count = 6")
     for _ in range(3):
         with pytest.raises(DiskFull, match="full"):
             store.put("big", {"text": "x" * 100_000}, 0)
-    store._connection.execute("pragma max_page_count = 100000")
+    store._writer.execute("pragma max_page_count = 100000")
     assert store.get("big") is None
     assert store.put("kept", {"n": 1}, version) is not None
     assert store.put("big", {"text": "x" * 100_000}, 0) is not None
     store.close()
 
 
+def holder_of(path: Path, *statements: str) -> sqlite3.Connection:
+    """A connection that holds the file for writing, as another process would."""
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    for statement in ("begin immediate", *statements):
+        connection.execute(statement)
+    return connection
+
+
+def let_go(holder: sqlite3.Connection) -> None:
+    time.sleep(0.3)
+    holder.execute("commit")
+    holder.close()
+
+
 def test_a_lock_that_another_holds_for_a_moment_is_waited_for(tmp_path):
     store = SqliteStore(tmp_path / "metadata.sqlite")
-    holder = sqlite3.connect(
-        tmp_path / "metadata.sqlite", isolation_level=None, check_same_thread=False
-    )
-    holder.execute("begin immediate")
-
-    def let_go() -> None:
-        time.sleep(0.3)
-        holder.execute("commit")
-        holder.close()
-
-    thread = threading.Thread(target=let_go)
+    holder = holder_of(tmp_path / "metadata.sqlite")
+    thread = threading.Thread(target=let_go, args=(holder,))
     thread.start()
     assert store.put("k", {}, 0) is not None
     thread.join()
     store.close()
+
+
+def test_a_store_that_opens_waits_for_another_that_is_making_the_file(tmp_path):
+    """SQLite itself does not: two brokers that start on a new store would not both come up."""
+    holder = holder_of(tmp_path / "metadata.sqlite", "create table record (key text)")
+    thread = threading.Thread(
+        target=lambda: (time.sleep(0.3), holder.execute("rollback"), holder.close())
+    )
+    thread.start()
+    store = SqliteStore(tmp_path / "metadata.sqlite")
+    thread.join()
+    assert store.put("k", {}, 0) is not None
+    store.close()
+
+
+class FastClock:
+    """A second passes whenever somebody looks."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        self.now += 1.0
+        return self.now
+
+    steady_us = wall_us = lambda self: 0
+
+
+def test_a_store_whose_holder_is_stopped_says_so_in_time(tmp_path):
+    path = tmp_path / "metadata.sqlite"
+    store = SqliteStore(path, FastClock())
+    holder = holder_of(path)
+    with pytest.raises(StorageFailure, match="another process has held it for 10 s") as caught:
+        store.put("k", {}, 0)
+    assert "continue or end it" in str(caught.value)
+    assert store.get("k") is None, "reads wait for no writer"
+    holder.execute("rollback")
+    holder.close()
+    assert store.put("k", {}, 0) is not None, "the turn was given back"
+    store.close()
+
+
+def test_reads_of_a_thread_do_not_wait_for_a_change_of_another(tmp_path):
+    store = SqliteStore(tmp_path / "metadata.sqlite")
+    holder = holder_of(tmp_path / "metadata.sqlite")
+    written: list[int | None] = []
+    writer = threading.Thread(target=lambda: written.append(store.put("k", {}, 0)))
+    writer.start()
+    eventually(lambda: store._turns._threads._held)
+    assert store.get("k") is None
+    assert writer.is_alive()
+    holder.execute("rollback")
+    holder.close()
+    writer.join()
+    assert written != [None]
+    store.close()
+
+
+def test_a_list_reads_only_what_starts_with_the_prefix(tmp_path):
+    """Counted in the steps of SQLite's machine: some ten a record."""
+    store = SqliteStore(tmp_path / "metadata.sqlite")
+    rows = [(f"z/{number}", "{}", 1) for number in range(5_000)]
+    store._writer.executemany("insert into record values (?, ?, ?)", rows)
+    for number in range(10):
+        store.put(f"b/{number}", {}, 0)
+    steps = []
+    store._reader.set_progress_handler(lambda: steps.append(1) and None, 1)
+    assert len(store.list("b/")) == 10
+    assert len(steps) < 500
+    store.close()
+
+
+def _change_on_and_on(path: Path, stop) -> None:
+    store = SqliteStore(path)
+    version, number = store.put("busy", {"n": 0}, 0), 0
+    while not stop.is_set():
+        number += 1
+        version = store.put("busy", {"n": number}, version)
+    store.close()
+
+
+def test_a_process_that_changes_on_and_on_lets_others_have_their_turn(tmp_path):
+    """How many changes it makes while another waits for one of its own."""
+    path = tmp_path / "metadata.sqlite"
+    store = SqliteStore(path)
+    context = multiprocessing.get_context("spawn")
+    stop = context.Event()
+    process = context.Process(target=_change_on_and_on, args=(path, stop))
+    process.start()
+
+    def changes() -> int:
+        record = store.get("busy")
+        return 0 if record is None else int(record.value["n"])
+
+    try:
+        eventually(lambda: changes() > 100)
+        meanwhile, version = [], 0
+        for _ in range(200):
+            before = changes()
+            version = store.put("mine", {}, version)
+            meanwhile.append(changes() - before)
+            time.sleep(0.002)  # one that comes now and then is the one who starves
+    finally:
+        stop.set()
+        process.join()
+    store.close()
+    assert process.exitcode == 0
+    assert sum(meanwhile) / len(meanwhile) < 20

@@ -162,6 +162,7 @@ def test_a_value_that_is_no_json_is_refused_and_changes_nothing(store):
 
 def test_a_closed_store_says_so(store):
     store.close()
+    store.close()
     with pytest.raises(StorageFailure):
         store.get("k")
     with pytest.raises(StorageFailure):

@@ -1,12 +1,12 @@
-"""Transactions, positions and numbers as records: on every store, and from many at once."""
+"""Transactions as records: on every store, and changed from many sides at once."""
 
 from __future__ import annotations
 
+import json
 import threading
 from dataclasses import replace
 
-from spark_stream.cluster.numbers import Numbers
-from spark_stream.cluster.transactions import ConsumerRecords, TransactionRecords
+from spark_stream.cluster.transactions import TransactionRecords, decode, encode
 from spark_stream.consistency import transactions as rules
 from spark_stream.consistency.transactions import (
     Cause,
@@ -43,16 +43,16 @@ FULL = Transaction(
 )
 
 
-def position(offset: int, partition: int = 0, consumer: str = "c") -> PositionOf:
-    return PositionOf(consumer, "t", "id", partition, offset)
-
-
 def test_a_record_comes_back_as_it_was(store):
     records = TransactionRecords(store)
     assert records.get("loader-1") is None
     assert records.change("loader-1", lambda _: FULL) == FULL
     assert records.get("loader-1") == FULL
     assert records.all() == [FULL]
+
+
+def test_the_codec_keeps_a_transaction():
+    assert decode(json.loads(json.dumps(encode(FULL)))) == FULL
 
 
 def test_a_denied_event_writes_nothing(store):
@@ -122,55 +122,3 @@ def test_a_record_is_forgotten_only_while_it_is_the_same(store):
     assert len(records.all()) == 1
     records.forget(replace(FULL, transactional_id="x"))
     assert records.all() == []
-
-
-# -- positions ------------------------------------------------------------------------------------
-
-
-def test_positions_are_merged_by_partition(store):
-    consumers = ConsumerRecords(store)
-    assert consumers.get("c") == []
-    consumers.store([position(5), position(6, 1), position(9, consumer="d")])
-    consumers.store([position(7, 1)])
-    assert consumers.get("c") == [position(5), position(7, 1)]
-    assert consumers.get("d") == [position(9, consumer="d")]
-
-
-def test_whoever_is_late_stores_nothing(store):
-    """Between the late one's read and its write a later transaction has moved the position on."""
-    consumers = ConsumerRecords(store)
-    asked = []
-
-    def still() -> bool:
-        asked.append(True)
-        if len(asked) == 1:
-            consumers.store([position(20)])
-            return True
-        return False
-
-    consumers.store([position(10)], still)
-    assert consumers.get("c") == [position(20)]
-    assert len(asked) == 2
-
-
-# -- numbers --------------------------------------------------------------------------------------
-
-
-def test_no_number_is_given_out_twice(another):
-    makers = [Numbers(another(), "numbers/x", block=7) for _ in range(3)]
-    taken: list[int] = []
-
-    def take(maker: Numbers) -> None:
-        taken.extend(maker.take() for _ in range(50))
-
-    threads = [threading.Thread(target=take, args=(maker,)) for maker in makers for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(set(taken)) == len(taken) == 300
-
-
-def test_numbers_go_on_after_a_restart(another):
-    first = [Numbers(another(), "n").take() for _ in range(3)]
-    assert first == sorted(set(first))
