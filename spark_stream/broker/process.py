@@ -23,16 +23,23 @@ from typing import Final, NoReturn
 
 import pyarrow as pa
 
-from spark_stream.broker.actions import Actions, BrokerFacts
 from spark_stream.broker.activity import Activity
 from spark_stream.broker.config import BrokerConfig
+from spark_stream.broker.driver import Driver
+from spark_stream.broker.here import BrokerFacts, Here
 from spark_stream.broker.host import Host
 from spark_stream.broker.lock import DirectoryLock
+from spark_stream.broker.peers import FlightPeers
 from spark_stream.broker.service import FlightService, location_of
+from spark_stream.broker.topics import TopicDesk
 from spark_stream.broker.transactions import TransactionDesk
+from spark_stream.cluster.brokers import Broker as Registered
+from spark_stream.cluster.brokers import Brokers
 from spark_stream.cluster.sqlite import SqliteStore
+from spark_stream.environment import Clock, Ids, SystemClock, SystemIds
 from spark_stream.errors import InvalidConfig, PortInUse
 from spark_stream.storage.directory import check_directory, open_directory
+from spark_stream.version import VERSION
 from spark_stream.wire.limits import SOCKET_PATH_MAX
 
 logger = logging.getLogger(__name__)
@@ -46,7 +53,10 @@ UNIX: Final = "unix:"
 class Broker:
     """A broker that serves from construction until :meth:`stop`."""
 
-    def __init__(self, config: BrokerConfig) -> None:
+    def __init__(
+        self, config: BrokerConfig, clock: Clock | None = None, ids: Ids | None = None
+    ) -> None:
+        clock, ids = clock or SystemClock(), ids or SystemIds()
         self._config = config
         self.activity = Activity()
         self._stop_asked = threading.Event()
@@ -58,16 +68,21 @@ class Broker:
             self._lock = DirectoryLock(path)
             undo.callback(self._lock.release)
             directory = open_directory(path)
-            self._store = SqliteStore(directory.metadata)
+            self._store = SqliteStore(config.metadata or directory.metadata)
             undo.callback(self._store.close)
             self._host = Host(
                 directory,
                 self._store,
                 config.topic_defaults,
                 int(config.producer_expiry_seconds * 1_000_000),
+                holds_store=config.metadata is None or config.metadata == directory.metadata,
             )
             undo.callback(self._host.close)
-            self._desk = TransactionDesk(self._store, self._host)
+            brokers = Brokers(self._store)
+            driver = Driver(self._store, self._host, FlightPeers(brokers, clock))
+            self._desk = TransactionDesk(driver, self._host, clock, directory.broker_id)
+            topics = TopicDesk(driver, self._host, config.topic_defaults, ids)
+            topics.remove_left_overs()
             self._desk.recover()  # what was decided is finished before anybody reads
             bind, self._socket = _bind_place(config.listen)
             with _bind_errors(config.listen):
@@ -75,8 +90,10 @@ class Broker:
                     bind,
                     self._host,
                     self._desk,
-                    lambda port: Actions(
+                    driver,
+                    lambda port: Here(
                         self._host,
+                        topics,
                         self._desk,
                         BrokerFacts(self._named(port), str(path), directory.cluster_id),
                     ),
@@ -85,6 +102,7 @@ class Broker:
                 )
             undo.callback(self._service.shutdown)
             self.address = self._named(self._service.port)
+            brokers.register(Registered(directory.broker_id, self.address, "", VERSION))
             self._lock.publish({"address": self.address, "pid": os.getpid()})
             undo.pop_all()
         self._keepers = [

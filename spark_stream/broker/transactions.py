@@ -79,7 +79,8 @@ class TransactionDesk:
         ]
         for at, number, fate, failure in self.run(sweeping.restore_markers(parts)):
             where = f"{at.topic}/{at.partition}"
-            logger.warning("%s: the marker of transaction %d was lost; it is %s", where, number, fate)
+            lost = "%s: the marker of transaction %d was lost; it is %s"
+            logger.warning(lost, where, number, fate)
             if failure is not None:
                 logger.error("%s: transaction %d: %s", where, number, failure)
 

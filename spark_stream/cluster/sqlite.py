@@ -134,15 +134,14 @@ class SqliteStore:
 
     @contextmanager
     def _change(self) -> Iterator[sqlite3.Connection]:
-        with self._named():
-            with self._turn(self._begin):
-                try:
-                    yield self._writer
-                    self._writer.execute("commit")
-                except BaseException:
-                    if self._writer.in_transaction:  # a full disk ends it by itself
-                        self._writer.execute("rollback")
-                    raise
+        with self._named(), self._turn(self._begin):
+            try:
+                yield self._writer
+                self._writer.execute("commit")
+            except BaseException:
+                if self._writer.in_transaction:  # a full disk ends it by itself
+                    self._writer.execute("rollback")
+                raise
 
     @contextmanager
     def _turn(self, attempt: Callable[[], bool]) -> Iterator[None]:

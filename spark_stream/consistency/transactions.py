@@ -12,11 +12,11 @@ puts the new record in the place of the old by one compare-and-set, and that dec
     ABORTED                        └───────────────▶ ABORTING ────────▶ ABORTED
                                       a new owner
 
-Who may ask: BEGIN, BRANCH, RENEW, DROP, ANNOUNCE, COMMIT and ABORT are the owner's (the ``instance``
-that took the id over last); JOIN is a partition leader's, before the transaction's first batch
-there; WITHDRAW is a new owner's of a consumer's name; EXPIRE is anybody's who has watched the record
-for its timeout; KILL is an operator's; FINISH is whoever wrote the markers. What only sinks ask
-(BRANCH, DROP, and their forms of the others) is in ``sinks``.
+Who may ask: BEGIN, BRANCH, RENEW, DROP, ANNOUNCE, COMMIT and ABORT are the owner's (the
+``instance`` that took the id over last); JOIN is a partition leader's, before the transaction's
+first batch there; WITHDRAW is a new owner's of a consumer's name; EXPIRE is anybody's who has
+watched the record for its timeout; KILL is an operator's; FINISH is whoever wrote the markers. What
+only sinks ask (BRANCH, DROP, and their forms of the others) is in ``sinks``.
 
 Invariants:
 

@@ -8,8 +8,7 @@ asked (``finishing.Finished``), ``now_ms`` its time for what people see.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Final
 
 from spark_stream.consistency import transactions as rules
@@ -51,7 +50,7 @@ class Commit:
     batch: int | None = None
     positions: tuple[PositionOf, ...] = ()
     content: tuple[Content, ...] | None = None
-    owners: Mapping[str, str] = MappingProxyType({})
+    owners: Mapping[str, str] = field(default_factory=dict)
 
 
 # -- the forms that all take ----------------------------------------------------------------------

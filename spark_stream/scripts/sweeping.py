@@ -1,4 +1,4 @@
-"""What nobody asks for: expired transactions are aborted, decided ones finished, idle ids forgotten.
+"""What nobody asks for: expired transactions are aborted, decided ones finished, old ids forgotten.
 
 A transaction expires when its timeout has passed, on the monotonic clock of the broker that looks
 after it, since that broker first saw the record with its number and deadline. So the clocks of two
@@ -6,8 +6,8 @@ hosts are never compared, and a wall clock that is set expires nothing. After a 
 begins anew.
 
 Ids that nobody uses are forgotten by their age, on the broker's steady clock, and only after the
-broker itself has seen them idle for a while: one that starts with a wrong clock forgets nothing that
-is in use.
+broker itself has seen them idle for a while: one that starts with a wrong clock forgets nothing
+that is in use.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """A topic's files and its record: nothing is promised that is not there, nothing stays that is not.
 
-The record in the store decides whether a topic exists, and in which form. Files are made before the
-record says so, and removed after it is gone. Whatever files may have no topic are announced first in
-a record of their own (``removed/<topic id>``): who leads them removes them at its next start, unless
-the topic lives. So a crash between any two steps leaves the old topic or the new, and no orphan.
+The record in the store decides whether a topic exists, and in which form. Files are made before
+the record says so, and removed after it is gone. Files that may come to have no topic are announced
+first in a record of their own (``removed/<topic id>``): the broker that made them removes them at
+its next start, unless the topic lives. So a crash between any two steps leaves the old topic or the
+new, and no orphan.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 ::
 
-    isolog.json       what this directory is: format, version, cluster id
+    isolog.json       what this directory is: format, version, cluster id, and its broker's id
     broker.lock       locked (flock) by the one broker that serves the directory
     broker.json       where that broker listens, and its process id
     broker.log        what a broker in the background says
@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -34,6 +34,7 @@ class LogDirectory:
 
     path: Path
     cluster_id: str
+    broker_id: str = ""
 
     @property
     def metadata(self) -> Path:
@@ -80,7 +81,12 @@ def open_directory(path: Path) -> LogDirectory:
     """
     check_directory(path)
     try:
-        return _described(path) if (path / "isolog.json").exists() else _made(path)
+        found = _described(path) if (path / "isolog.json").exists() else None
+        if found is None:
+            return _written(LogDirectory(path, uuid.uuid4().hex, uuid.uuid4().hex))
+        if not found.broker_id:  # an earlier release made it
+            return _written(replace(found, broker_id=uuid.uuid4().hex))
+        return found
     except OSError as error:
         raise StorageFailure(f"{path}: {error.strerror or error}", path=str(path)) from error
 
@@ -89,6 +95,7 @@ def _described(path: Path) -> LogDirectory:
     try:
         facts = json.loads((path / "isolog.json").read_text())
         name, version, cluster_id = facts["format"], facts["version"], str(facts["cluster_id"])
+        broker_id = str(facts.get("broker_id", ""))
         if name != _FORMAT or type(version) is not int or version < 1:
             raise ValueError(f"it describes {name!r} {version!r}")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -101,16 +108,21 @@ def _described(path: Path) -> LogDirectory:
             f"{path} has format {version}; this release reads formats up to {FORMAT_VERSION}",
             path=str(path),
         )
-    return LogDirectory(path, cluster_id)
+    return LogDirectory(path, cluster_id, broker_id)
 
 
-def _made(path: Path) -> LogDirectory:
-    cluster_id = uuid.uuid4().hex
-    facts = {"format": _FORMAT, "version": FORMAT_VERSION, "cluster_id": cluster_id}
-    fresh = path / "isolog.json.new"
-    with fresh.open("w") as file:
+def _written(directory: LogDirectory) -> LogDirectory:
+    """Puts the description into the directory, in one step."""
+    facts = {
+        "format": _FORMAT,
+        "version": FORMAT_VERSION,
+        "cluster_id": directory.cluster_id,
+        "broker_id": directory.broker_id,
+    }
+    new = directory.path / "isolog.json.new"
+    with new.open("w") as file:
         file.write(json.dumps(facts, indent=1) + "\n")
         file.flush()
         os.fsync(file.fileno())  # a name without its content would look like somebody else's file
-    os.replace(fresh, path / "isolog.json")
-    return LogDirectory(path, cluster_id)
+    os.replace(new, directory.path / "isolog.json")
+    return directory

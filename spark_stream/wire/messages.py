@@ -9,7 +9,7 @@ Where they travel:
 ``AppendTo``       the command descriptor of a DoPut
 ``Envelope``       app_metadata of every batch that a DoPut carries
 ``Ack``            the answer to every batch
-the rest           bodies and results of DoAction, by the action's name (``ACTIONS``)
+the rest           bodies and results of DoAction, by the action's name (``broker/actions.py``)
 =================  ====================================================================
 """
 
@@ -466,36 +466,6 @@ class Status(Message):
     partitions: int
     uptime_s: float
     memory: int
-
-
-ACTIONS: Final[dict[str, str]] = {
-    "create-topic": "CreateTopic → TopicFacts",
-    "alter-topic": "AlterTopic → TopicFacts",
-    "delete-topic": "NamedTopic → Empty",
-    "describe-topic": "NamedTopic → TopicFacts",
-    "list-topics": "Empty → TopicNames",
-    "list-offsets": "ListOffsets → Offsets",
-    "status": "Empty → Status",
-    "new-producer": "Empty → ProducerFacts",
-    "init-transactions": "InitTransactions → TransactionFacts",
-    "begin-transaction": "BeginTransaction → BranchFacts",
-    "open-branch": "OpenBranch → BranchFacts",
-    "renew-batch": "RenewBatch → Empty",
-    "drop-branch": "DropBranch → Empty",
-    "settle-batch": "OpenBranch → SettledBatch",
-    "stop-run": "StopRun → Empty",
-    "renew-transaction": "EndTransaction → TransactionFacts",
-    "commit-transaction": "CommitTransaction → TransactionFacts",
-    "abort-transaction": "EndTransaction → TransactionFacts",
-    "list-transactions": "Empty → TransactionList",
-    "describe-transaction": "NamedTransaction → TransactionFacts",
-    "kill-transaction": "KillTransaction → TransactionFacts",
-    "take-consumer": "OwnedConsumer → Positions",
-    "check-consumer": "OwnedConsumer → Empty",
-    "consumer-position": "NamedConsumer → Positions",
-    "commit-position": "Positions → Empty",
-    "atomic-cut": "AtomicCut → Cut",
-}
 
 
 def json_bytes(value: object) -> bytes:

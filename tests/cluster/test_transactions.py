@@ -9,10 +9,10 @@ from dataclasses import replace
 from spark_stream.cluster.transactions import TransactionRecords, decode, encode
 from spark_stream.consistency import transactions as rules
 from spark_stream.consistency.transactions import (
+    Allotted,
     Cause,
     Denial,
     Denied,
-    Allotted,
     Joined,
     PositionOf,
     State,

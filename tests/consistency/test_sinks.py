@@ -6,10 +6,10 @@ from spark_stream.consistency import sinks
 from spark_stream.consistency import transactions as rules
 from spark_stream.consistency.sinks import Claim, Stop
 from spark_stream.consistency.transactions import (
+    Allotted,
     Cause,
     Content,
     Denial,
-    Allotted,
     Joined,
     Outcome,
     State,
