@@ -25,6 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "client": {"wire", "consistency", "errors", "version"},
     "datasource": {"client", "wire", "errors", "version", "consistency.isolation"},
     "broker": BELOW_THE_BROKER,
+    "testing": BELOW_THE_BROKER | {"broker"},
 }
 
 

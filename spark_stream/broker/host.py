@@ -86,13 +86,14 @@ class Host:
         self._brokers = Brokers(store)
         self._defaults = defaults
         self._producer_age = producer_age_us
-        self._holds_store = holds_store
         self._lock = threading.Lock()
         self._stopping = False
-        self._leadership = Leadership(store)
+        self._leadership = Leadership(store, self.broker_id, holds_store=holds_store)
         self._epoch = FIRST_EPOCH
         self._opening: dict[str, list[Partition]] = {}  # by topic id: open, and not served yet
-        mine = [topic for topic in self._topics.all() if self.leads(topic)]
+        if holds_store:
+            self._topics.adopt(self.broker_id)
+        mine = self._topics.led_by(self.broker_id)
         self._hosted = {topic.name: self._opened(topic) for topic in mine}
         self._epoch = self._led()
 
@@ -102,7 +103,7 @@ class Host:
 
     def leads(self, topic: Topic) -> bool:
         """Whether this broker leads the topic's partitions."""
-        return topic.leader == self.broker_id or (not topic.leader and self._holds_store)
+        return topic.leader == self.broker_id
 
     def topics(self) -> list[HostedTopic]:
         """The topics that this broker leads, by name."""

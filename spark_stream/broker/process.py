@@ -33,12 +33,19 @@ from spark_stream.broker.peers import FlightPeers
 from spark_stream.broker.service import FlightService, location_of
 from spark_stream.broker.topics import TopicDesk
 from spark_stream.broker.transactions import TransactionDesk
-from spark_stream.cluster.brokers import Broker as Registered
-from spark_stream.cluster.brokers import Brokers
+from spark_stream.cluster.brokers import Brokers, RegisteredBroker
+from spark_stream.cluster.identity import cluster_id
+from spark_stream.cluster.lease_files import LeaseFiles
+from spark_stream.cluster.leases import DURATION_S, Leases
 from spark_stream.cluster.sqlite import SqliteStore
 from spark_stream.environment import Clock, Ids, SystemClock, SystemIds
 from spark_stream.errors import InvalidConfig, PortInUse
-from spark_stream.storage.directory import check_directory, open_directory
+from spark_stream.storage.directory import (
+    LogDirectory,
+    check_directory,
+    open_directory,
+    recorded_cluster_id,
+)
 from spark_stream.version import VERSION
 from spark_stream.wire.limits import SOCKET_PATH_MAX
 
@@ -67,20 +74,25 @@ class Broker:
             check_directory(path)  # before the lock leaves a file in somebody else's directory
             self._lock = DirectoryLock(path)
             undo.callback(self._lock.release)
-            directory = open_directory(path)
-            self._store = SqliteStore(config.metadata or directory.metadata)
+            directory, self._store = _open_store(path, config.metadata, ids)
             undo.callback(self._store.close)
             self._host = Host(
                 directory,
                 self._store,
                 config.topic_defaults,
                 int(config.producer_expiry_seconds * 1_000_000),
-                holds_store=config.metadata is None or config.metadata == directory.metadata,
+                holds_store=not config.metadata,
             )
             undo.callback(self._host.close)
             brokers = Brokers(self._store)
+            incarnation = ids.new_id()
+            leases = Leases(LeaseFiles(_lease_folder(path, config.metadata)), clock)
+            self._lease = leases.hold(directory.broker_id, incarnation)
+            undo.callback(self._lease.release)
             driver = Driver(self._store, self._host, FlightPeers(brokers, clock))
-            self._desk = TransactionDesk(driver, self._host, clock, directory.broker_id)
+            self._desk = TransactionDesk(
+                driver, self._host, clock, directory.broker_id, leases, adopts=not config.metadata
+            )
             topics = TopicDesk(driver, self._host, config.topic_defaults, ids)
             topics.remove_left_overs()
             self._desk.recover()  # what was decided is finished before anybody reads
@@ -102,11 +114,14 @@ class Broker:
                 )
             undo.callback(self._service.shutdown)
             self.address = self._named(self._service.port)
-            brokers.register(Registered(directory.broker_id, self.address, "", VERSION))
+            brokers.register(
+                RegisteredBroker(directory.broker_id, self.address, incarnation, VERSION)
+            )
             self._lock.publish({"address": self.address, "pid": os.getpid()})
             undo.pop_all()
         self._keepers = [
             self._keeper("housekeeper", config.housekeeping_seconds, self._host.housekeep),
+            self._keeper("lease", DURATION_S / 4, self._renew_lease),
             self._keeper("transactions", _SWEEP_SECONDS, self._desk.sweep),
         ]
 
@@ -130,11 +145,16 @@ class Broker:
         ended.join(_GRACE_SECONDS)
         for keeper in self._keepers:
             keeper.join(_GRACE_SECONDS)
+        self._lease.release()
         self._store.close()
         if self._socket is not None:
             self._socket.unlink(missing_ok=True)
         self._lock.release()
         logger.info("broker stopped")
+
+    def _renew_lease(self) -> None:
+        if not self._lease.renew():
+            logger.warning("the lease was over: other brokers may have swept what is this one's")
 
     def _keeper(self, name: str, pause_s: float, task: Callable[[], None]) -> threading.Thread:
         def keep() -> None:
@@ -163,6 +183,31 @@ class Broker:
             return f"grpc+unix://{self._config.listen.removeprefix(UNIX)}"
         host, number = split_address(self._named(port))
         return location_of("grpc", host, number)
+
+
+def _open_store(path: Path, metadata: Path | None, ids: Ids) -> tuple[LogDirectory, SqliteStore]:
+    """The broker's directory and its store, which belong to one cluster.
+
+    Raises:
+        WrongCluster: they do not.
+    """
+    if metadata is None:
+        directory = open_directory(path)
+        store = SqliteStore(directory.metadata)
+        known: str | None = directory.cluster_id
+    else:
+        store = SqliteStore(metadata.absolute())
+        known = recorded_cluster_id(path)
+    try:
+        found = cluster_id(store, ids, known)
+        return open_directory(path, found), store
+    except BaseException:
+        store.close()
+        raise
+
+
+def _lease_folder(path: Path, metadata: Path | None) -> Path:
+    return (path if metadata is None else metadata.absolute().parent) / "leases"
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from spark_stream.broker.driver import Driver
 from spark_stream.broker.host import Host, HostedTopic
-from spark_stream.cluster.topics import Topic, check_name, check_partitions, decode_topic
+from spark_stream.cluster.topics import Topic, check_name, check_partitions, decode
 from spark_stream.environment import Ids
 from spark_stream.errors import InvalidConfig, InvalidTopic
 from spark_stream.scripts import topics as scripts
@@ -110,7 +110,7 @@ class TopicDesk:
         """Removes what a crash left of this broker's topics; the folders' topics."""
         removed = []
         for record in self._driver.run(scripts.left_overs()):
-            topic = decode_topic(record)
+            topic = decode(record)
             if self._host.leads(topic) and self._driver.run(scripts.remove_left_over(record)):
                 removed.append(topic.name)
         return removed

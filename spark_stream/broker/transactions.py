@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 from spark_stream.broker.driver import Driver
 from spark_stream.broker.host import Host
 from spark_stream.broker.partition import Partition
+from spark_stream.cluster.leases import Leases
 from spark_stream.consistency.transactions import Joined, Transaction
 from spark_stream.environment import Clock
 from spark_stream.errors import IsologError
@@ -29,12 +30,26 @@ T = TypeVar("T")
 class TransactionDesk:
     """The transactions that are asked of one broker."""
 
-    def __init__(self, driver: Driver, host: Host, clock: Clock, coordinator: str) -> None:
-        """``coordinator``: this broker's id, as records name it."""
+    def __init__(
+        self,
+        driver: Driver,
+        host: Host,
+        clock: Clock,
+        coordinator: str,
+        leases: Leases,
+        *,
+        adopts: bool,
+    ) -> None:
+        """``coordinator``: this broker's id, as records name it.
+
+        ``adopts``: transactions of releases that knew one broker only are this one's.
+        """
         self._driver = driver
         self._host = host
         self._clock = clock
         self.coordinator = coordinator
+        self._leases = leases
+        self._adopts = adopts
         self.finished = Finished()
         self._watch = Watch()
         self._complaints: dict[str, str] = {}
@@ -101,10 +116,15 @@ class TransactionDesk:
 
     def _mine(self) -> list[Transaction]:
         """The records that this broker looks after."""
-        return [record for record in self.run(records.read_all()) if self._looks_after(record)]
+        found = self.run(records.read_all())
+        mine = {name: self._looks_after(name) for name in {each.coordinator for each in found}}
+        return [record for record in found if mine[record.coordinator]]
 
-    def _looks_after(self, record: Transaction) -> bool:
-        return record.coordinator in ("", self.coordinator)
+    def _looks_after(self, coordinator: str) -> bool:
+        """Its own transactions, and those of brokers that are gone."""
+        if not coordinator:
+            return self._adopts
+        return coordinator == self.coordinator or not self._leases.alive(coordinator)
 
     def _sweep_record(self, record: Transaction) -> None:
         now_s, now_ms = self._clock.monotonic(), self.now_ms()

@@ -1,8 +1,9 @@
-"""In which leader epoch a broker leads its partitions: one record of the metadata store.
+"""In which leader epoch a broker leads its partitions: a record of the store for each broker.
 
-Invariant: offsets that were given in one epoch are never given to other records in the same epoch.
-So a broker begins a new epoch unless it knows that its logs are as it left them: it had ended
-cleanly, and every log still ends where it ended then.
+Invariant: offsets that were given in one epoch are never given to other records in the same epoch
+of the same partition. So a broker begins a new epoch unless it knows that its logs are as it left
+them: it had ended cleanly, and every log still ends where it ended then. A partition has one broker
+that leads it for good, so the epochs of two brokers have nothing to do with each other.
 
 Order of writes: the record says that an epoch is in use before anything is appended in it, and that
 it was left in order only after the logs are closed. A crash in between leaves it in use.
@@ -12,17 +13,26 @@ from __future__ import annotations
 
 from typing import Final
 
-from spark_stream.cluster.store import MetadataStore
+from spark_stream.cluster.store import MetadataStore, Record
 from spark_stream.consistency.ids import LeaderEpoch
 
-_KEY: Final = "leadership"
+LEADERSHIP: Final = "leadership/"
+_ONLY_BROKER: Final = "leadership"  # the key of releases whose stores had one broker, without an id
 
 
 class Leadership:
-    """The leader epoch of a store's one broker."""
+    """The leader epoch of one broker.
 
-    def __init__(self, store: MetadataStore) -> None:
+    ``holds_store``: the store is in the broker's own directory. So it is the broker that used the
+    store when a store had only one, and goes on from there. Without an id a broker is that one.
+    """
+
+    def __init__(
+        self, store: MetadataStore, broker_id: str = "", *, holds_store: bool = False
+    ) -> None:
         self._store = store
+        self._key = LEADERSHIP + broker_id if broker_id else _ONLY_BROKER
+        self._takes_over = bool(broker_id) and holds_store
 
     def begin(self, ends: str, last: LeaderEpoch | None) -> LeaderEpoch:
         """The epoch to lead in from now on.
@@ -31,20 +41,26 @@ class Leadership:
         (None: they have no entry).
         """
         while True:
-            record = self._store.get(_KEY)
-            known = -1 if record is None else int(record.value["epoch"])
-            in_order = record is not None and record.value["ends"] == ends and known >= (last or 0)
-            if in_order or (record is None and last is None):
-                epoch = max(known, 0)
-            else:
-                epoch = max(known, -1 if last is None else last) + 1
+            own = self._store.get(self._key)
+            earlier = self._store.get(_ONLY_BROKER) if self._takes_over else None
+            epoch = _next_epoch(own or earlier, ends, last)
             value = {"epoch": epoch, "ends": None}
-            version = 0 if record is None else record.version
-            if self._store.put(_KEY, value, version) is not None:
-                return LeaderEpoch(epoch)
+            if self._store.put(self._key, value, 0 if own is None else own.version) is None:
+                continue
+            if earlier is not None:  # its epoch is in use now, so it cannot be begun again
+                self._store.delete(earlier.key, earlier.version)
+            return epoch
 
     def leave(self, epoch: LeaderEpoch, ends: str) -> None:
         """The logs are closed, and end where ``ends`` says. Does nothing if the epoch is over."""
-        record = self._store.get(_KEY)
+        record = self._store.get(self._key)
         if record is not None and record.value == {"epoch": epoch, "ends": None}:
-            self._store.put(_KEY, {"epoch": epoch, "ends": ends}, record.version)
+            self._store.put(self._key, {"epoch": epoch, "ends": ends}, record.version)
+
+
+def _next_epoch(record: Record | None, ends: str, last: LeaderEpoch | None) -> LeaderEpoch:
+    known = -1 if record is None else int(record.value["epoch"])
+    in_order = record is not None and record.value["ends"] == ends and known >= (last or 0)
+    if in_order or (record is None and last is None):
+        return LeaderEpoch(max(known, 0))
+    return LeaderEpoch(max(known, -1 if last is None else last) + 1)

@@ -2,6 +2,10 @@
 
 A block of them is taken by one compare-and-set and given out from memory: most cost nothing. What
 a broker has not given out when it ends is lost: numbers have gaps.
+
+Each broker gives out rising numbers, but the blocks of several brokers lie next to each other: what
+one gives out now may be below what another gave out before. Who needs a number above an earlier one
+says so.
 """
 
 from __future__ import annotations
@@ -26,20 +30,24 @@ class Numbers:
         self._end = 0
 
     def take(self, above: int = -1) -> int:
-        """A number greater than ``above`` that no other broker gives out, now or later."""
+        """A number greater than ``above`` that no other broker gives out, now or later.
+
+        The numbers up to ``above`` that are left of this broker's block are given up.
+        """
         with self._lock:
-            self._next = max(self._next, min(above + 1, self._end))
-            while self._next == self._end or self._next <= above:
-                self._next = self._taken_block()
+            self._next = max(self._next, above + 1)
+            if self._next >= self._end:
+                self._next = self._take_block(self._next)
                 self._end = self._next + self._block
             number = self._next
             self._next += 1
             return number
 
-    def _taken_block(self) -> int:
+    def _take_block(self, least: int) -> int:
+        """The first number of a block that begins at ``least`` or above."""
         while True:
             record = self._store.get(self._key)
-            start = 0 if record is None else int(record.value["next"])
+            start = max(least, 0 if record is None else int(record.value["next"]))
             version = 0 if record is None else record.version
             if self._store.put(self._key, {"next": start + self._block}, version) is not None:
                 return start

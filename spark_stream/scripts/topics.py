@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from spark_stream.cluster.store import Record
-from spark_stream.cluster.topics import REMOVED, TOPICS, Topic, decode_topic, encode_topic
-from spark_stream.errors import InvalidTopic, IsologError, TopicExists, UnknownTopic
+from spark_stream.cluster.topics import REMOVED, TOPICS, Topic, decode, encode, unknown
+from spark_stream.errors import InvalidTopic, IsologError, TopicExists
 from spark_stream.scripts.steps import (
     MakeFiles,
     RemoveFiles,
@@ -38,7 +38,7 @@ def create_topic(topic: Topic) -> Script[None]:
     yield from announce_files(topic)
     try:
         yield MakeFiles(topic)
-        if not (yield from put(TOPICS + topic.name, encode_topic(topic), 0)):
+        if not (yield from put(TOPICS + topic.name, encode(topic), 0)):
             raise _exists(topic)
     except IsologError:
         yield from remove_files(topic)
@@ -58,13 +58,13 @@ def alter_topic(name: str, change: Callable[[Topic], Topic]) -> Script[Topic]:
         InvalidTopic: somebody else changed it meanwhile; and what ``change`` raises.
     """
     record = yield from find_record(name)
-    old = decode_topic(record)
+    old = decode(record)
     new = change(old)
     grows = new.partitions > old.partitions
     try:
         if grows:
             yield MakeFiles(new, old.partitions)
-        if not (yield from put(record.key, encode_topic(new), record.version)):
+        if not (yield from put(record.key, encode(new), record.version)):
             raise InvalidTopic(
                 f"topic {name!r} was changed by somebody else at the same time",
                 topic=name,
@@ -86,7 +86,7 @@ def delete_topic(name: str) -> Script[None]:
     """
     while True:
         record = yield from find_record(name)
-        topic = decode_topic(record)
+        topic = decode(record)
         yield from announce_files(topic)
         if (yield from delete(record.key, record.version)):
             break
@@ -96,9 +96,9 @@ def delete_topic(name: str) -> Script[None]:
 
 def remove_left_over(record: Record) -> Script[bool]:
     """Removes what a crash left of a topic (``record``: of its files); False if the topic lives."""
-    topic = decode_topic(record)
+    topic = decode(record)
     live = yield from get(TOPICS + topic.name)
-    if live is not None and decode_topic(live).id == topic.id:
+    if live is not None and decode(live).id == topic.id:
         yield from forget_files(topic.id)
         return False
     yield from remove_files(topic)
@@ -114,9 +114,8 @@ def announce_files(topic: Topic) -> Script[None]:
     """Says that there may be files of this topic id, before there are, or while they go."""
     key = REMOVED + topic.id
     record = yield from get(key)
-    value = {**encode_topic(topic), "name": topic.name}
     if record is None:
-        yield from put(key, value, 0)
+        yield from put(key, encode(topic), 0)
 
 
 def remove_files(topic: Topic) -> Script[None]:
@@ -136,7 +135,7 @@ def find_record(name: str) -> Script[Record]:
     """The topic's record, or UnknownTopic."""
     record = yield from get(TOPICS + name)
     if record is None:
-        raise UnknownTopic(f"there is no topic {name!r}", topic=name)
+        raise unknown(name)
     return record
 
 

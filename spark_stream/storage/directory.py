@@ -73,8 +73,15 @@ def check_directory(path: Path) -> None:
         raise StorageFailure(f"{path}: {error.strerror or error}", path=str(path)) from error
 
 
-def open_directory(path: Path) -> LogDirectory:
+def recorded_cluster_id(path: Path) -> str | None:
+    """The id of the cluster that the directory belongs to; None: it is not one of ours yet."""
+    return _described(path).cluster_id if (path / "isolog.json").exists() else None
+
+
+def open_directory(path: Path, cluster_id: str | None = None) -> LogDirectory:
     """Opens a directory, or makes a missing or empty one ours. The caller holds the broker's lock.
+
+    ``cluster_id``: what a new directory belongs to; None: a new cluster.
 
     Raises:
         NotALogDirectory, NewerFormat: as :func:`check_directory`.
@@ -83,7 +90,7 @@ def open_directory(path: Path) -> LogDirectory:
     try:
         found = _described(path) if (path / "isolog.json").exists() else None
         if found is None:
-            return _written(LogDirectory(path, uuid.uuid4().hex, uuid.uuid4().hex))
+            return _written(LogDirectory(path, cluster_id or uuid.uuid4().hex, uuid.uuid4().hex))
         if not found.broker_id:  # an earlier release made it
             return _written(replace(found, broker_id=uuid.uuid4().hex))
         return found

@@ -9,15 +9,24 @@ import pytest
 
 from spark_stream.cluster.sqlite import SqliteStore
 from spark_stream.cluster.store import MetadataStore
+from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
 
-STORES: dict[str, Callable[[Path], MetadataStore]] = {
-    "sqlite": lambda folder: SqliteStore(folder / "metadata.sqlite"),
-}
+Opener = Callable[[], MetadataStore]
 
 
-def open_store(kind: str, folder: Path) -> MetadataStore:
-    """A store of this kind; all that are opened on one folder see the same records."""
-    return STORES[kind](folder)
+def _sqlite(folder: Path) -> Opener:
+    return lambda: SqliteStore(folder / "metadata.sqlite")
+
+
+def _memory(_: Path) -> Opener:
+    records = MemoryRecords()
+    return lambda: MemoryStore(records)
+
+
+# An implementation comes as a function: it takes an empty folder, and says how to open a store
+# there. All that are opened see the same records, and what is closed can be opened again.
+STORES: dict[str, Callable[[Path], Opener]] = {"sqlite": _sqlite, "memory": _memory}
+OF_PROCESSES = ("sqlite",)  # those that several processes share
 
 
 @pytest.fixture(params=STORES)
@@ -26,12 +35,13 @@ def kind(request) -> str:
 
 
 @pytest.fixture
-def another(kind, tmp_path) -> Iterator[Callable[[], MetadataStore]]:
+def another(kind, tmp_path) -> Iterator[Opener]:
     """Opens one more store on the test's folder; all are closed in the end."""
+    opener = STORES[kind](tmp_path)
     opened: list[MetadataStore] = []
 
     def make() -> MetadataStore:
-        opened.append(open_store(kind, tmp_path))
+        opened.append(opener())
         return opened[-1]
 
     yield make

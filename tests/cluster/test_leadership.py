@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from spark_stream.cluster.leadership import Leadership
+from spark_stream.consistency.ids import LeaderEpoch
+from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
 
 
 @pytest.fixture
@@ -56,3 +60,88 @@ def test_an_epoch_that_is_over_cannot_be_left(leadership):
     new = leadership.begin("empty", None)
     leadership.leave(old, "ten")
     assert leadership.begin("ten", new) == 2
+
+
+# -- several brokers on one store ----------------------------------------------------------------
+
+
+def test_each_broker_has_epochs_of_its_own(store):
+    one, two = Leadership(store, "b1"), Leadership(store, "b2")
+    assert [one.begin("empty", None), two.begin("empty", None)] == [0, 0]
+    one.leave(LeaderEpoch(0), "ten")
+    assert two.begin("empty", None) == 1, "two was not left in order"
+    assert one.begin("ten", LeaderEpoch(0)) == 0, "and that is not one's affair"
+
+
+def test_the_broker_that_holds_an_older_store_goes_on_where_it_was(store):
+    old = Leadership(store)
+    old.begin("empty", None)
+    old.leave(LeaderEpoch(0), "ten")
+    assert Leadership(store, "b2").begin("empty", None) == 0
+    holder = Leadership(store, "b1", holds_store=True)
+    assert holder.begin("ten", LeaderEpoch(0)) == 0
+    assert store.get("leadership") is None
+    assert holder.begin("ten", LeaderEpoch(0)) == 1, "an end is used once, the older one too"
+
+
+def test_an_older_store_that_was_not_left_in_order_begins_a_new_epoch(store):
+    Leadership(store).begin("empty", None)
+    assert Leadership(store, "b1", holds_store=True).begin("empty", None) == 1
+
+
+def test_a_death_in_the_middle_of_the_takeover_uses_no_epoch_twice(store):
+    """The older record is still there: its end must not be believed again."""
+    old = Leadership(store)
+    old.begin("empty", None)
+    old.leave(LeaderEpoch(0), "ten")
+    record = store.get("leadership")
+    holder = Leadership(store, "b1", holds_store=True)
+    assert holder.begin("ten", LeaderEpoch(0)) == 0
+    store.put("leadership", record.value, 0)
+    assert holder.begin("ten", LeaderEpoch(0)) == 1
+    assert store.get("leadership") is None
+
+
+class LogsOfABroker:
+    """What one broker has appended: (epoch, offset) → record; offsets may be lost in a crash."""
+
+    def __init__(self, leadership: Leadership, given: dict[tuple[int, int], int]) -> None:
+        self.leadership = leadership
+        self.entries: list[tuple[int, int]] = []  # (epoch, record)
+        self.given = given
+        self.epoch = LeaderEpoch(-1)
+
+    def start(self) -> None:
+        last = LeaderEpoch(self.entries[-1][0]) if self.entries else None
+        self.epoch = self.leadership.begin(str(len(self.entries)), last)
+
+    def append(self, record: int) -> None:
+        self.entries.append((self.epoch, record))
+        known = self.given.setdefault((self.epoch, len(self.entries) - 1), record)
+        assert known == record, "an offset was given twice in one epoch"
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 1), st.sampled_from(["append", "stop", "crash"]), st.integers(0, 3)
+        ),
+        max_size=40,
+    )
+)
+def test_no_broker_gives_an_offset_twice_in_an_epoch(events):
+    """Two brokers with logs of their own, which stop, crash and lose what was not flushed."""
+    store = MemoryStore(MemoryRecords())
+    logs = [LogsOfABroker(Leadership(store, f"b{number}"), {}) for number in range(2)]
+    for each in logs:
+        each.start()
+    for number, (who, what, lost) in enumerate(events):
+        log = logs[who]
+        if what == "append":
+            log.append(number)
+            continue
+        if what == "stop":
+            log.leadership.leave(log.epoch, str(len(log.entries)))
+        else:
+            del log.entries[max(len(log.entries) - lost, 0) :]
+        log.start()

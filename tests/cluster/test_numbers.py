@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import threading
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from spark_stream.cluster.numbers import Numbers
+from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
 
 
 def test_no_number_is_given_out_twice(another):
@@ -25,3 +29,37 @@ def test_no_number_is_given_out_twice(another):
 def test_numbers_go_on_after_a_restart(another):
     first = [Numbers(another(), "n").take() for _ in range(3)]
     assert first == sorted(set(first))
+
+
+def test_a_number_above_another_brokers_rises_and_skips_what_is_left(another):
+    one, two = (Numbers(another(), "n", block=10) for _ in range(2))
+    assert [one.take(), two.take()] == [0, 10]
+    assert one.take(above=10) > 10
+    assert one.take(above=3) > 11, "the lower numbers of its block are given up"
+    assert two.take() == 11
+
+
+def test_a_number_far_above_all_blocks_moves_all_that_come(another):
+    one, two = (Numbers(another(), "n", block=10) for _ in range(2))
+    assert one.take(above=1_000_000) == 1_000_001
+    assert two.take() == 1_000_011
+
+
+@given(
+    st.integers(1, 5),
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.booleans()), max_size=60),
+)
+def test_the_numbers_of_one_id_rise_whichever_broker_hands_them_out(block, draws):
+    """Three brokers draw for four ids, and now and then start anew; no number comes twice."""
+    records = MemoryRecords()
+    brokers = [Numbers(MemoryStore(records), "n", block) for _ in range(3)]
+    last = dict.fromkeys(range(4), -1)
+    taken = set()
+    for broker, name, restarts in draws:
+        if restarts:
+            brokers[broker] = Numbers(MemoryStore(records), "n", block)
+        number = brokers[broker].take(above=last[name])
+        assert number > last[name]
+        assert number not in taken
+        taken.add(number)
+        last[name] = number

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 
 from spark_stream.cluster.store import MetadataStore, Record
 from spark_stream.errors import StorageFailure
-from tests.cluster.conftest import STORES, open_store
+from tests.cluster.conftest import OF_PROCESSES, STORES
 from tests.storage import logs
 
 KEYS = ["a", "a/1", "a/10", "a/2", "ab", "b", "a%", "a_", "A/1", "ä/1", "a\0b", "a\0", "🦆", ""]
@@ -34,8 +34,8 @@ class StoreMachine(RuleBasedStateMachine):
     @initialize()
     def open(self):
         self.folder = logs.folder()
-        self.path = self.folder.__enter__()
-        self.store = open_store(self.kind, self.path)
+        self.opener = STORES[self.kind](self.folder.__enter__())
+        self.store = self.opener()
         self.records: dict[str, Record] = {}
         self.highest: dict[str, int] = {}
 
@@ -86,7 +86,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def restart(self):
         self.store.close()
-        self.store = open_store(self.kind, self.path)
+        self.store = self.opener()
 
     @rule(prefix=st.sampled_from(PREFIXES))
     def list_by_prefix(self, prefix):
@@ -152,6 +152,25 @@ def test_what_one_writes_another_sees(store, another):
     assert store.put("k", {"n": 3}, version) is None
 
 
+def test_what_a_reader_does_with_a_value_changes_no_record(store):
+    value = {"list": [1]}
+    store.put("k", value, 0)
+    value["list"].append(2)
+    store.get("k").value["list"].append(3)
+    assert store.get("k").value == {"list": [1]}
+
+
+def test_a_prefix_of_the_greatest_letters_has_its_records(store):
+    """There is no text behind all that start with them."""
+    last = "\U0010ffff"
+    keys = ["a", "a" + last, "a" + last + "b", "b", last, last + "z", last * 2, "\ud7ff", "\ue000"]
+    for key in keys:
+        store.put(key, {}, 0)
+    for prefix in ("a" + last, last, last * 2, "\ud7ff", "\ue000", "a" + last + "b"):
+        found = [record.key for record in store.list(prefix)]
+        assert found == sorted(key for key in keys if key.startswith(prefix)), ascii(prefix)
+
+
 def test_a_value_that_is_no_json_is_refused_and_changes_nothing(store):
     version = store.put("k", {"n": 1}, 0)
     with pytest.raises(TypeError):
@@ -196,11 +215,12 @@ def test_of_threads_that_write_at_once_exactly_one_wins_each_time(another):
 
 
 def _count_in_process(kind: str, folder: Path, times: int, results) -> None:
-    store = open_store(kind, folder)
+    store = STORES[kind](folder)()
     results.put(counted_up(store, times))
     store.close()
 
 
+@pytest.mark.parametrize("kind", OF_PROCESSES)
 def test_of_processes_that_open_and_write_at_once_exactly_one_wins_each_time(kind, tmp_path):
     """None of them has a store before: they race for making it, too."""
     context = multiprocessing.get_context("spawn")

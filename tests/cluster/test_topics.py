@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import json
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_stream.cluster.topics import PARTITIONS_MAX, Topic, Topics, check_name
+from spark_stream.cluster.store import Record
+from spark_stream.cluster.topics import (
+    PARTITIONS_MAX,
+    Topic,
+    Topics,
+    check_name,
+    decode,
+    encode,
+)
 from spark_stream.errors import InvalidTopic, TopicExists, UnknownTopic
+from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
 from spark_stream.wire.schemas import DEFAULT_SCHEMA
 
 SCHEMA = pa.schema(
@@ -131,3 +142,124 @@ def test_a_topic_is_replaced_only_by_who_knows_it_as_it_is(topics):
     topics.delete("flights")
     with pytest.raises(UnknownTopic, match="flights"):
         topics.replace(new, new)
+
+
+# -- leaders --------------------------------------------------------------------------------------
+
+
+def test_a_broker_finds_the_topics_that_it_leads(topics):
+    for name, leader in (("a", "b1"), ("b", "b2"), ("c", "b1")):
+        topics.create(topic(name, leader=leader))
+    assert [each.name for each in topics.led_by("b1")] == ["a", "c"]
+    assert topics.get("b").leader == "b2"
+    assert topics.led_by("b3") == []
+
+
+def earlier_release(store, name: str) -> None:
+    """A record as a release wrote it that knew one broker only."""
+    value = encode(topic(name))
+    del value["name"], value["leader"]
+    store.put(f"topics/{name}", value, 0)
+
+
+def test_topics_of_an_earlier_release_have_no_leader_until_a_broker_adopts_them(store, topics):
+    earlier_release(store, "old")
+    topics.create(topic("new", id="id2", leader="b2"))
+    assert topics.get("old") == topic("old")
+    assert topics.get("old").leader == ""
+    topics.adopt("b1")
+    topics.adopt("b2")
+    assert [each.name for each in topics.led_by("b1")] == ["old"]
+    assert [each.name for each in topics.led_by("b2")] == ["new"]
+
+
+def test_a_topic_of_a_thousand_partitions_is_made_by_one_change(store):
+    """Versions count the changes of a store, so two that follow one another tell that none is
+    between them."""
+    before = store.put("before", {}, 0)
+    Topics(store).create(topic(partitions=1_000))
+    assert store.put("after", {}, 0) == before + 2
+
+
+# -- deletion in steps ----------------------------------------------------------------------------
+
+
+def test_a_deleted_topic_is_among_the_removed_until_it_is_forgotten(topics):
+    made = topics.create(topic(leader="b1"))
+    topics.delete("flights")
+    assert topics.removed() == [made]
+    topics.forget("id1")
+    topics.forget("id1")
+    assert topics.removed() == []
+
+
+def test_each_removed_topic_of_one_name_is_known_by_its_id(topics):
+    for topic_id in ("id1", "id2"):
+        topics.create(topic(id=topic_id))
+        topics.delete("flights")
+    third = topics.create(topic(id="id3"))
+    assert [each.id for each in topics.removed()] == ["id1", "id2"]
+    topics.forget("id1")
+    assert [each.id for each in topics.removed()] == ["id2"]
+    assert topics.all() == [third]
+
+
+class DyingStore(MemoryStore):
+    """A store whose broker dies before a change of its choice."""
+
+    changes_left = 10**9
+
+    def _die_in_time(self) -> None:
+        self.changes_left -= 1
+        if self.changes_left < 0:
+            raise Died
+
+    def put(self, key, value, expected):
+        self._die_in_time()
+        return super().put(key, value, expected)
+
+    def delete(self, key, expected):
+        self._die_in_time()
+        return super().delete(key, expected)
+
+
+class Died(Exception):
+    """The broker ended here."""
+
+
+@pytest.mark.parametrize("changes", [0, 1, 2])
+def test_a_deletion_that_broke_off_is_found_and_finished(changes):
+    """Before its first change the topic is there; after it the topic is deleted in the end."""
+    records = MemoryRecords()
+    dying = DyingStore(records)
+    made = Topics(dying).create(topic(leader="b1"))
+    dying.changes_left = changes
+    try:
+        Topics(dying).delete("flights")
+    except Died:
+        assert changes < 2
+
+    topics = Topics(MemoryStore(records))
+    for removed in topics.removed():
+        topics.finish_deletion(removed)
+    if changes == 0:
+        assert (topics.all(), topics.removed()) == ([made], [])
+    else:
+        assert (topics.all(), topics.removed()) == ([], [made])
+        topics.create(topic(id="id2"))
+
+
+def test_finishing_an_old_deletion_leaves_a_later_topic_of_the_name_alone(topics):
+    old = topics.create(topic())
+    topics.delete("flights")
+    later = topics.create(topic(id="id2"))
+    topics.finish_deletion(old)
+    assert topics.all() == [later]
+
+
+@pytest.mark.parametrize("key", ["topics/flights", "removed/id1"])
+def test_the_codec_keeps_a_topic(key):
+    made = topic(leader="b1")
+    found = decode(Record(key, json.loads(json.dumps(encode(made))), 1))
+    assert found == made
+    assert found.schema.equals(SCHEMA, check_metadata=True)

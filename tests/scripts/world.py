@@ -1,8 +1,8 @@
 """A world that scripts run in: a store, partitions, brokers, and a scheduler that interleaves them.
 
 Every script of every broker stands before its next step; the scheduler's owner chooses whose step
-comes next, and may crash a broker between any two: its scripts stop for good, what it only had in
-memory is gone, and what its partitions promised too. The steps of a ``Together`` are carried out one
+comes next, and may crash a broker between any two: its scripts stop for good, and what it only had
+in memory is gone. The steps of a ``Together`` are carried out one
 by one, with whatever else in between.
 """
 
@@ -252,7 +252,7 @@ class World:
                 raise AssertionError(step)
 
 
-# -- what holds at every moment ---------------------------------------------------------------------
+# -- what holds at every moment ------------------------------------------------------------------
 
 
 class Invariant:

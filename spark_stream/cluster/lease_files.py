@@ -1,0 +1,96 @@
+"""Leases of brokers on one host: a small file for each, beside the metadata store.
+
+A renewal rewrites some bytes of an open file. It takes no lock, makes no room on the disk and waits
+for no flush: a lease need not outlive the host. A new incarnation puts a new file in the place of
+the old one; whoever still has that open writes into a file that nobody finds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from spark_stream.cluster.leases import Renewal
+from spark_stream.errors import StorageFailure
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,200}")
+_LENGTH_MAX: Final = 512
+
+
+class LeaseFiles:
+    """The board of a host: a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        with _named(folder):
+            folder.mkdir(mode=0o700, exist_ok=True)
+
+    def take_place(self, broker_id: str, incarnation: str) -> LeaseFile:
+        return LeaseFile(self._path(broker_id), _checked(incarnation))
+
+    def read(self, broker_id: str) -> Renewal | None:
+        path = self._path(broker_id)
+        with _named(path):
+            try:
+                with path.open("rb") as file:
+                    text = file.read(_LENGTH_MAX)
+            except FileNotFoundError:
+                return None
+        incarnation, _, count = text.decode("ascii", "replace").partition(" ")
+        # After a power cut it may hold anything: then it is nobody's, and is not renewed.
+        return Renewal(incarnation, int(count)) if count.isdecimal() else Renewal("", 0)
+
+    def _path(self, broker_id: str) -> Path:
+        return self._folder / _checked(broker_id)
+
+
+class LeaseFile:
+    """One incarnation's file, open until it is cleared."""
+
+    def __init__(self, path: Path, incarnation: str) -> None:
+        self._path = path
+        self._incarnation = incarnation
+        made = path.with_name(f"{path.name}.{incarnation}.new")
+        with _named(path):
+            self._descriptor = os.open(made, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._rewrite(0)
+            os.replace(made, path)
+
+    def write(self, count: int) -> bool:
+        with _named(self._path):
+            if not self._is_in_place():
+                return False
+            self._rewrite(count)
+            return True
+
+    def clear(self) -> None:
+        with _named(self._path):
+            if self._descriptor >= 0:
+                if self._is_in_place():
+                    self._path.unlink(missing_ok=True)
+                os.close(self._descriptor)
+                self._descriptor = -1
+
+    def _is_in_place(self) -> bool:
+        return self._descriptor >= 0 and os.fstat(self._descriptor).st_nlink > 0
+
+    def _rewrite(self, count: int) -> None:
+        os.pwrite(self._descriptor, f"{self._incarnation} {count:020}".encode(), 0)
+
+
+def _checked(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{name!r} cannot be a part of a file's name")
+    return name
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageFailure(f"lease {path}: {error.strerror}", path=str(path)) from error

@@ -1,0 +1,44 @@
+"""A board of leases in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from spark_stream.cluster.leases import Renewal
+
+
+@dataclass(slots=True)
+class MemoryBoard:
+    """The leases of all brokers that are given the same board."""
+
+    shown: dict[str, Renewal] = field(default_factory=dict)
+
+    def take_place(self, broker_id: str, incarnation: str) -> MemoryPlace:
+        self.shown[broker_id] = Renewal(incarnation, 0)
+        return MemoryPlace(self, broker_id, incarnation)
+
+    def read(self, broker_id: str) -> Renewal | None:
+        return self.shown.get(broker_id)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlace:
+    """One incarnation's place."""
+
+    board: MemoryBoard
+    broker_id: str
+    incarnation: str
+
+    def write(self, count: int) -> bool:
+        if not self._is_mine():
+            return False
+        self.board.shown[self.broker_id] = Renewal(self.incarnation, count)
+        return True
+
+    def clear(self) -> None:
+        if self._is_mine():
+            del self.board.shown[self.broker_id]
+
+    def _is_mine(self) -> bool:
+        found = self.board.shown.get(self.broker_id)
+        return found is not None and found.incarnation == self.incarnation

@@ -1,0 +1,77 @@
+"""A metadata store in memory. It does what every store does, without a file and without waiting.
+
+Its records are an object of their own: brokers that open stores on the same records share them, and
+what a broker's death leaves is what the records hold.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any
+
+from spark_stream.cluster.store import Record
+from spark_stream.errors import StorageFailure
+
+
+@dataclass(slots=True)
+class MemoryRecords:
+    """What the store holds: key → (value as JSON, version), and the version that was given last."""
+
+    kept: dict[str, tuple[str, int]] = field(default_factory=dict)
+    last_version: int = 0
+    changing: Lock = field(default_factory=Lock)
+
+
+class MemoryStore:
+    """One broker's way to the records."""
+
+    def __init__(self, records: MemoryRecords) -> None:
+        self._records = records
+        self._closed = False
+
+    def get(self, key: str) -> Record | None:
+        self._check_open()
+        kept = self._records.kept.get(key)
+        return None if kept is None else _record(key, kept)
+
+    def list(self, prefix: str) -> Sequence[Record]:
+        self._check_open()
+        with self._records.changing:
+            found = [each for each in self._records.kept.items() if each[0].startswith(prefix)]
+        return [_record(key, kept) for key, kept in sorted(found)]
+
+    def put(self, key: str, value: Mapping[str, Any], expected: int) -> int | None:
+        text = json.dumps(value, separators=(",", ":"))
+        self._check_open()
+        with self._records.changing:
+            if self._version(key) != expected:
+                return None
+            self._records.last_version += 1
+            self._records.kept[key] = (text, self._records.last_version)
+            return self._records.last_version
+
+    def delete(self, key: str, expected: int) -> bool:
+        self._check_open()
+        with self._records.changing:
+            if expected == 0 or self._version(key) != expected:
+                return False
+            del self._records.kept[key]
+            return True
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _version(self, key: str) -> int:
+        return self._records.kept[key][1] if key in self._records.kept else 0
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StorageFailure("the metadata store in memory: it is closed")
+
+
+def _record(key: str, kept: tuple[str, int]) -> Record:
+    text, version = kept
+    return Record(key, json.loads(text), version)
