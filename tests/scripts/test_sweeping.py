@@ -228,3 +228,20 @@ def test_a_memory_that_is_lost_costs_only_that_it_is_finished_once_more():
     done = world.run(B, finishing.finish(world.brokers[B].finished, found))
     assert replace(done, state=State.COMMITTING) == found
     assert world.partitions[world.at(0)].visible() == [1]
+
+
+def test_what_is_remembered_of_a_transaction_says_nothing_of_the_next():
+    """Broker A remembers the first; B decides the second and dies before it has marked it."""
+    world = watched()
+    first = begin(world, A, "x")
+    done = commit(world, A, "x", first)
+    while not done.over:
+        world.advance(done)
+    second = begin(world, A, "x", first[0])
+    world.run(A, write("x", second, world.at(0), 1))
+    asked = commit(world, B, "x", second)
+    while world.store.transaction("x").state is State.OPEN:
+        world.advance(asked)
+    world.crash(B)
+    assert sweep(world, FakeClock()) == [Swept.FINISHED]
+    assert world.partitions[world.at(0)].visible() == [1]
