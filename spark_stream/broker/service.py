@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pyarrow.flight as fl
 
-from spark_stream.broker.actions import ACTIONS, run_action
+from spark_stream.broker.actions import run_action
 from spark_stream.broker.activity import Activity
 from spark_stream.broker.appending import serve_appends, target_of
 from spark_stream.broker.driver import Driver
@@ -24,6 +24,7 @@ from spark_stream.broker.peers import RUN_STEPS
 from spark_stream.broker.steps import run_steps
 from spark_stream.broker.transactions import TransactionDesk
 from spark_stream.errors import BrokerUnavailable, InternalError, IsologError, Unsupported
+from spark_stream.wire.actions import ACTIONS
 from spark_stream.wire.flight import to_flight
 from spark_stream.wire.messages import Fetch
 from spark_stream.wire.step_messages import RunSteps
@@ -110,7 +111,7 @@ class FlightService(fl.FlightServerBase):
             return iter([fl.Result(run_action(self._here, action.type, body).to_bytes())])
 
     def list_actions(self, context: fl.ServerCallContext) -> list[tuple[str, str]]:
-        return [(name, action.description) for name, action in ACTIONS.items()]
+        return [(name, str(action)) for name, action in ACTIONS.items()]
 
     def list_flights(
         self, context: fl.ServerCallContext, criteria: bytes

@@ -9,7 +9,7 @@ Where they travel:
 ``AppendTo``       the command descriptor of a DoPut
 ``Envelope``       app_metadata of every batch that a DoPut carries
 ``Ack``            the answer to every batch
-the rest           bodies and results of DoAction, by the action's name (``broker/actions.py``)
+the rest           bodies and results of DoAction, by the action's name (``wire.actions``)
 =================  ====================================================================
 """
 

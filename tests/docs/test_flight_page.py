@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 
 import spark_stream as isolog
-from spark_stream.broker.actions import ACTIONS
+from spark_stream.wire.actions import ACTIONS
 from spark_stream.wire.messages import Fetch
 from tests.conftest import ROOT
 

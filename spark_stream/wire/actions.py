@@ -1,0 +1,86 @@
+"""The actions of a broker (Flight's DoAction): what each is asked with, and what it answers.
+
+This is the one table of them. The broker has a function for each, the client a method, and
+``docs/flight.md`` a row; ``tests/wire/test_actions.py`` holds all three against it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from spark_stream.wire.messages import (
+    AlterTopic,
+    AtomicCut,
+    BeginTransaction,
+    BranchFacts,
+    CommitTransaction,
+    CreateTopic,
+    Cut,
+    Empty,
+    EndTransaction,
+    InitTransactions,
+    KillTransaction,
+    ListOffsets,
+    Message,
+    NamedConsumer,
+    NamedTopic,
+    NamedTransaction,
+    Offsets,
+    OwnedConsumer,
+    Positions,
+    ProducerFacts,
+    Status,
+    TopicFacts,
+    TopicNames,
+    TransactionFacts,
+    TransactionList,
+)
+from spark_stream.wire.sink_messages import (
+    DropBranch,
+    OpenBranch,
+    RenewBatch,
+    SettledBatch,
+    StopRun,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """The message that asks for an action, and the one that answers."""
+
+    request: type[Message]
+    answer: type[Message]
+
+    def __str__(self) -> str:
+        return f"{self.request.__name__} → {self.answer.__name__}"
+
+
+ACTIONS: Final[dict[str, Action]] = {
+    "create-topic": Action(CreateTopic, TopicFacts),
+    "alter-topic": Action(AlterTopic, TopicFacts),
+    "delete-topic": Action(NamedTopic, Empty),
+    "describe-topic": Action(NamedTopic, TopicFacts),
+    "list-topics": Action(Empty, TopicNames),
+    "list-offsets": Action(ListOffsets, Offsets),
+    "status": Action(Empty, Status),
+    "new-producer": Action(Empty, ProducerFacts),
+    "init-transactions": Action(InitTransactions, TransactionFacts),
+    "begin-transaction": Action(BeginTransaction, BranchFacts),
+    "open-branch": Action(OpenBranch, BranchFacts),
+    "renew-batch": Action(RenewBatch, Empty),
+    "drop-branch": Action(DropBranch, Empty),
+    "settle-batch": Action(OpenBranch, SettledBatch),
+    "stop-run": Action(StopRun, Empty),
+    "renew-transaction": Action(EndTransaction, TransactionFacts),
+    "commit-transaction": Action(CommitTransaction, TransactionFacts),
+    "abort-transaction": Action(EndTransaction, TransactionFacts),
+    "list-transactions": Action(Empty, TransactionList),
+    "describe-transaction": Action(NamedTransaction, TransactionFacts),
+    "kill-transaction": Action(KillTransaction, TransactionFacts),
+    "take-consumer": Action(OwnedConsumer, Positions),
+    "check-consumer": Action(OwnedConsumer, Empty),
+    "consumer-position": Action(NamedConsumer, Positions),
+    "commit-position": Action(Positions, Empty),
+    "atomic-cut": Action(AtomicCut, Cut),
+}
