@@ -11,12 +11,14 @@ import threading
 from dataclasses import dataclass, field
 from typing import Final
 
+from spark_stream.broker.housekeeping import Member, Rounds
 from spark_stream.broker.partition import FIRST_EPOCH, Partition
 from spark_stream.cluster.brokers import Brokers
 from spark_stream.cluster.leadership import Leadership
 from spark_stream.cluster.store import MetadataStore
 from spark_stream.cluster.topics import Topic, Topics
 from spark_stream.consistency.ids import LeaderEpoch
+from spark_stream.environment import Clock
 from spark_stream.errors import (
     BrokerStopping,
     IsologError,
@@ -72,6 +74,7 @@ class Host:
         directory: LogDirectory,
         store: MetadataStore,
         defaults: LogSettings,
+        clock: Clock,
         producer_age_us: int = PRODUCER_AGE_US,
         *,
         holds_store: bool = True,
@@ -85,6 +88,8 @@ class Host:
         self._topics = Topics(store)
         self._brokers = Brokers(store)
         self._defaults = defaults
+        self._clock = clock
+        self._rounds = Rounds()
         self._producer_age = producer_age_us
         self._lock = threading.Lock()
         self._stopping = False
@@ -210,16 +215,25 @@ class Host:
             partition.close(deleted=True)
 
     def housekeep(self) -> None:
-        """Retention, rolling by age, flushing by interval; one failing partition stops no other."""
+        """Retention, rolling by age, flushing by interval, where it may be due.
+
+        One failing partition stops no other.
+        """
+        found: list[tuple[Partition, float | None]] = []
         for hosted in self.topics():
-            interval = None
-            if hosted.settings.flush is Flush.INTERVAL:
-                interval = hosted.settings.flush_ms / 1000
-            for partition in hosted.open_partitions():
-                try:
-                    partition.housekeep(interval)
-                except IsologError:
-                    logger.exception("%s/%d: housekeeping", partition.topic, partition.number)
+            by_interval = hosted.settings.flush is Flush.INTERVAL
+            interval = hosted.settings.flush_ms / 1000 if by_interval else None
+            found += [(partition, interval) for partition in hosted.open_partitions()]
+        members = [
+            Member((each.topic_id, each.number), int(each.bounds().log_end_offset), interval or 0.0)
+            for each, interval in found
+        ]
+        for place in self._rounds.due(members, self._clock.monotonic()):
+            partition, interval = found[place]
+            try:
+                partition.housekeep(interval)
+            except IsologError:
+                logger.exception("%s/%d: housekeeping", partition.topic, partition.number)
 
     def close(self) -> None:
         """Ends all waits and appends, then flushes and closes every log."""

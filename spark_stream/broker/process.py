@@ -80,6 +80,7 @@ class Broker:
                 directory,
                 self._store,
                 config.topic_defaults,
+                clock,
                 int(config.producer_expiry_seconds * 1_000_000),
                 holds_store=not config.metadata,
             )

@@ -10,7 +10,7 @@ from spark_stream.broker.driver import Driver
 from spark_stream.broker.host import Host
 from spark_stream.broker.topics import TopicDesk
 from spark_stream.cluster.sqlite import SqliteStore
-from spark_stream.environment import SystemIds
+from spark_stream.environment import SystemClock, SystemIds
 from spark_stream.scripts.steps import PartitionStep
 from spark_stream.storage.directory import LogDirectory
 from spark_stream.storage.settings import LogSettings
@@ -60,7 +60,8 @@ class LocalTopics:
 
     def __init__(self, path: Path) -> None:
         self.store = FailingStore(path / "metadata.sqlite")
-        self.host = Host(LogDirectory(path, "cluster", "broker"), self.store, LogSettings())
+        directory = LogDirectory(path, "cluster", "broker")
+        self.host = Host(directory, self.store, LogSettings(), SystemClock())
         self.desk = TopicDesk(
             Driver(self.store, self.host, NoPeers()), self.host, LogSettings(), SystemIds()
         )
