@@ -34,6 +34,10 @@ _SCHEMA: Final = (
     " name text primary key, value integer not null) without rowid",
     "insert or ignore into counter values ('version', 0)",
 )
+_RAISE: Final = "update counter set value = value + 1 where name = 'version' returning value"
+_INSERT: Final = "insert or ignore into record values (?, ?, ?)"
+_UPDATE: Final = "update record set value = ?, version = ? where key = ? and version = ?"
+_DELETE: Final = "delete from record where key = ? and version = ?"
 _WAIT_S: Final = 10.0  # no change takes so long: then whoever has the file is stopped
 _CLOSE_WAIT_S: Final = 1.0
 _READ_PAUSE_S: Final = 0.001
@@ -70,20 +74,19 @@ class SqliteStore:
     def put(self, key: str, value: Mapping[str, Any], expected: int) -> int | None:
         text = json.dumps(value, separators=(",", ":"))
         with self._change() as connection:
-            if self._version(key) != expected:
-                return None
-            version = self._next_version()
-            connection.execute(
-                "insert or replace into record values (?, ?, ?)", (key, text, version)
-            )
-            return version
+            version = int(connection.execute(_RAISE).fetchone()[0])
+            if expected == 0:
+                done = connection.execute(_INSERT, (key, text, version))
+            else:
+                done = connection.execute(_UPDATE, (text, version, key, expected))
+            if done.rowcount == 1:
+                return version
+            connection.execute("rollback")
+            return None
 
     def delete(self, key: str, expected: int) -> bool:
         with self._change() as connection:
-            if expected == 0 or self._version(key) != expected:
-                return False
-            connection.execute("delete from record where key = ?", (key,))
-            return True
+            return connection.execute(_DELETE, (key, expected)).rowcount == 1
 
     def close(self) -> None:
         with self._named():
@@ -98,17 +101,6 @@ class SqliteStore:
             if in_turn:  # else somebody stands in the line, and its file must stay what it is
                 self._turns.close()
                 self._turns.end()
-
-    def _version(self, key: str) -> int:
-        found = self._writer.execute("select version from record where key = ?", (key,))
-        row = found.fetchone()
-        return int(row[0]) if row else 0
-
-    def _next_version(self) -> int:
-        raised = self._writer.execute(
-            "update counter set value = value + 1 where name = 'version' returning value"
-        )
-        return int(raised.fetchone()[0])
 
     def _read(self, statement: str, *arguments: str) -> Sequence[Record]:
         with self._named():
@@ -137,7 +129,8 @@ class SqliteStore:
         with self._named(), self._turn(self._begin):
             try:
                 yield self._writer
-                self._writer.execute("commit")
+                if self._writer.in_transaction:
+                    self._writer.execute("commit")
             except BaseException:
                 if self._writer.in_transaction:  # a full disk ends it by itself
                     self._writer.execute("rollback")

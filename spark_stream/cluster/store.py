@@ -21,7 +21,10 @@ class Record:
 
 
 class MetadataStore(Protocol):
-    """What a store must do; all calls may raise ``StorageFailure``."""
+    """What a store must do, from any thread; all calls may raise ``StorageFailure``.
+
+    A key is text; keys are in the order of their code points, which is that of their UTF-8 bytes.
+    """
 
     def get(self, key: str) -> Record | None:
         """The record, or None."""
