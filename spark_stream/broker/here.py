@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from spark_stream.broker.host import Host
 from spark_stream.broker.topics import TopicDesk
 from spark_stream.broker.transactions import TransactionDesk
+from spark_stream.environment import Clock
 
 
 @dataclass(frozen=True)
 class BrokerFacts:
-    """What the broker says of itself."""
+    """What the broker says of itself. ``started``: on its monotonic clock."""
 
     address: str
     directory: str
     cluster_id: str
-    started: float = field(default_factory=time.monotonic)
+    started: float
 
 
 @dataclass(frozen=True)
@@ -28,3 +28,4 @@ class Here:
     topics: TopicDesk
     desk: TransactionDesk
     facts: BrokerFacts
+    clock: Clock

@@ -108,7 +108,10 @@ class Broker:
                         self._host,
                         topics,
                         self._desk,
-                        BrokerFacts(self._named(port), str(path), directory.cluster_id),
+                        BrokerFacts(
+                            self._named(port), str(path), directory.cluster_id, clock.monotonic()
+                        ),
+                        clock,
                     ),
                     self._reachable,
                     self.activity,
@@ -193,7 +196,7 @@ def _open_store(path: Path, metadata: Path | None, ids: Ids) -> tuple[LogDirecto
         WrongCluster: they do not.
     """
     if metadata is None:
-        directory = open_directory(path)
+        directory = open_directory(path, new_id=ids.new_id)
         store = SqliteStore(directory.metadata)
         known: str | None = directory.cluster_id
     else:
@@ -201,7 +204,7 @@ def _open_store(path: Path, metadata: Path | None, ids: Ids) -> tuple[LogDirecto
         known = recorded_cluster_id(path)
     try:
         found = cluster_id(store, ids, known)
-        return open_directory(path, found), store
+        return open_directory(path, found, ids.new_id), store
     except BaseException:
         store.close()
         raise

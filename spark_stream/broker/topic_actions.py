@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from typing import Any
 
 import psutil
@@ -93,7 +92,7 @@ def status(here: Here, asked: Empty) -> Status:
         cluster_id=here.facts.cluster_id,
         topics=len(hosted),
         partitions=sum(len(each.partitions) for each in hosted),
-        uptime_s=time.monotonic() - here.facts.started,
+        uptime_s=here.clock.monotonic() - here.facts.started,
         memory=own_memory(psutil.Process()),
     )
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -78,10 +79,13 @@ def recorded_cluster_id(path: Path) -> str | None:
     return _described(path).cluster_id if (path / "isolog.json").exists() else None
 
 
-def open_directory(path: Path, cluster_id: str | None = None) -> LogDirectory:
+def open_directory(
+    path: Path, cluster_id: str | None = None, new_id: Callable[[], str] = lambda: uuid.uuid4().hex
+) -> LogDirectory:
     """Opens a directory, or makes a missing or empty one ours. The caller holds the broker's lock.
 
-    ``cluster_id``: what a new directory belongs to; None: a new cluster.
+    ``cluster_id``: what a new directory belongs to; None: a new cluster. ``new_id`` makes ids that
+    nobody else has.
 
     Raises:
         NotALogDirectory, NewerFormat: as :func:`check_directory`.
@@ -90,9 +94,9 @@ def open_directory(path: Path, cluster_id: str | None = None) -> LogDirectory:
     try:
         found = _described(path) if (path / "isolog.json").exists() else None
         if found is None:
-            return _written(LogDirectory(path, cluster_id or uuid.uuid4().hex, uuid.uuid4().hex))
+            return _written(LogDirectory(path, cluster_id or new_id(), new_id()))
         if not found.broker_id:  # an earlier release made it
-            return _written(replace(found, broker_id=uuid.uuid4().hex))
+            return _written(replace(found, broker_id=new_id()))
         return found
     except OSError as error:
         raise StorageFailure(f"{path}: {error.strerror or error}", path=str(path)) from error
