@@ -148,6 +148,18 @@ class BrokerUnavailable(IsologError):
     hint = "Check that the broker runs and that its address is right (`isolog broker status`)."
 
 
+class NotLeader(IsologError):
+    code = "NOT_LEADER"
+    retriable = True
+    hint = "Ask the broker that leads the topic; the message has its address, if it is known."
+
+
+class LeaderUnavailable(IsologError):
+    code = "LEADER_UNAVAILABLE"
+    retriable = True
+    hint = "The broker that leads the partition must run; what was decided stays so: try again."
+
+
 class BrokerStopping(IsologError):
     code = "BROKER_STOPPING"
     retriable = True

@@ -14,19 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from spark_stream.broker import __main__ as broker
+from spark_stream.broker import transaction_actions
 from spark_stream.broker.partition import Partition
-from spark_stream.broker.transactions import TransactionDesk
-from spark_stream.cluster.consumers import ConsumerRecords
+from spark_stream.scripts import finishing
 from tests.support import BrokerProcess
 
 POINTS = {
     "joined": (Partition, "append", "before"),
     "appended": (Partition, "append", "after"),
-    "decided": (TransactionDesk, "finished", "before"),
+    "decided": (finishing, "seal_partitions", "before"),
     "half marked": (Partition, "end_transaction", "after"),
-    "marked": (ConsumerRecords, "store", "before"),
-    "positions stored": (ConsumerRecords, "store", "after"),
-    "finished": (TransactionDesk, "finished", "after"),
+    "marked": (finishing, "store_decided", "before"),
+    "positions stored": (finishing, "record_finish", "before"),
+    "finished": (transaction_actions, "_facts", "before"),
 }
 
 

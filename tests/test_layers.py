@@ -159,10 +159,12 @@ def test_the_check_sees_imports_of_every_form():
     assert allowed_in_room("client/log", "client.reading.feed.Feed")
 
 
-def test_the_rules_know_no_clock_no_disk_no_thread_and_no_chance():
+@pytest.mark.parametrize("part", ["consistency", "scripts"])
+def test_what_decides_knows_no_lock_no_clock_no_disk_no_thread_no_flight_and_no_chance(part):
     forbidden = {"time", "datetime", "os", "io", "pathlib", "random", "secrets", "threading"}
     forbidden |= {"asyncio", "socket", "subprocess", "uuid", "pyarrow", "logging", "concurrent"}
-    for path in modules("consistency"):
+    forbidden |= {"queue", "multiprocessing", "sqlite3"}
+    for path in modules(part):
         for node in ast.walk(ast.parse(path.read_text())):
             names = []
             if isinstance(node, ast.Import):

@@ -20,13 +20,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m spark_stream.broker")
     parser.add_argument("--dir", type=Path, required=True)
     parser.add_argument("--listen")
+    parser.add_argument("--metadata", type=Path)
     parser.add_argument("--conf", type=Path)
     parser.add_argument("--idle-seconds", type=float)
     given = parser.parse_args()
     try:
         serve(
             BrokerConfig.load(
-                given.conf, dir=given.dir, listen=given.listen, idle_seconds=given.idle_seconds
+                given.conf,
+                dir=given.dir,
+                metadata=given.metadata,
+                listen=given.listen,
+                idle_seconds=given.idle_seconds,
             )
         )
     except IsologError as error:

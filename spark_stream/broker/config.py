@@ -22,6 +22,8 @@ from spark_stream.storage.settings import SETTINGS, LogSettings, parse_settings
 class BrokerConfig(BaseSettings):
     """A broker's configuration.
 
+    ``metadata`` is the file of the metadata store, for several brokers on one host that share one;
+    by default it lies in ``dir``.
     ``listen`` is ``host:port`` (port 0: any free one) or ``unix:PATH``. ``advertise`` is the
     address that others are told, where it differs. ``idle_seconds``: the broker ends after so long
     without a call; 0 means never. ``keepalive_seconds``: how long a client may leave a call of its
@@ -32,6 +34,7 @@ class BrokerConfig(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="ISOLOG_", extra="forbid", frozen=True)
 
     dir: Path
+    metadata: Path | None = None
     listen: str = "127.0.0.1:9092"
     advertise: str | None = None
     idle_seconds: float = Field(default=0.0, ge=0.0)

@@ -1,4 +1,4 @@
-"""All topics and partitions of a broker. They open at its start, so damage is known at once."""
+"""The topics that a broker leads. They open at its start, so damage is known at once."""
 
 from __future__ import annotations
 
@@ -8,31 +8,29 @@ import json
 import logging
 import shutil
 import threading
-import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Final
 
-import pyarrow as pa
-
+from spark_stream.broker.housekeeping import Member, Rounds
 from spark_stream.broker.partition import FIRST_EPOCH, Partition
+from spark_stream.cluster.brokers import Brokers
 from spark_stream.cluster.leadership import Leadership
 from spark_stream.cluster.store import MetadataStore
-from spark_stream.cluster.topics import Topic, Topics, check_name, check_partitions
+from spark_stream.cluster.topics import Topic, Topics
 from spark_stream.consistency.ids import LeaderEpoch
 from spark_stream.environment import Clock
 from spark_stream.errors import (
     BrokerStopping,
-    InvalidConfig,
-    InvalidTopic,
     IsologError,
+    LeaderUnavailable,
+    NotLeader,
     UnknownPartition,
     UnknownTopic,
 )
 from spark_stream.storage.directory import LogDirectory
 from spark_stream.storage.log import LogFormat, PartitionLog
 from spark_stream.storage.settings import Flush, LogSettings, parse_settings
-from spark_stream.wire.schemas import TIMESTAMP_COLUMN, check_topic_schema, is_default
+from spark_stream.wire.schemas import TIMESTAMP_COLUMN, is_default
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +66,10 @@ class HostedTopic:
 
 
 class Host:
-    """The topics of one directory."""
+    """The topics that a broker leads, with their partitions open.
+
+    Another broker's topics are known by their records only: their files are that broker's affair.
+    """
 
     def __init__(
         self,
@@ -77,39 +78,84 @@ class Host:
         defaults: LogSettings,
         clock: Clock,
         producer_age_us: int = PRODUCER_AGE_US,
+        *,
+        holds_store: bool = True,
     ) -> None:
-        """``producer_age_us``: how long a producer that writes nothing is remembered."""
+        """``producer_age_us``: how long a producer that writes nothing is remembered.
+
+        ``holds_store``: the store lies in the broker's own directory, so topics of releases that
+        knew one broker only are its.
+        """
         self._directory = directory
         self._topics = Topics(store)
+        self._brokers = Brokers(store)
         self._defaults = defaults
         self._clock = clock
+        self._flush_at: dict[str, float] = {}  # topic id -> when its next flush is due
+        self._rounds = Rounds()
         self._producer_age = producer_age_us
         self._lock = threading.Lock()
         self._stopping = False
-        self._flush_at: dict[str, float] = {}  # topic id -> when its next flush is due
-        self._leadership = Leadership(store)
+        self._leadership = Leadership(store, self.broker_id, holds_store=holds_store)
         self._epoch = FIRST_EPOCH
-        self._hosted = {topic.name: self._opened(topic) for topic in self._topics.all()}
+        self._opening: dict[str, list[Partition]] = {}  # by topic id: open, and not served yet
+        if holds_store:
+            self._topics.adopt(self.broker_id)
+        mine = self._topics.led_by(self.broker_id)
+        self._hosted = {topic.name: self._opened(topic) for topic in mine}
         self._epoch = self._led()
 
+    @property
+    def broker_id(self) -> str:
+        return self._directory.broker_id
+
+    def leads(self, topic: Topic) -> bool:
+        """Whether this broker leads the topic's partitions."""
+        return topic.leader == self.broker_id
+
     def topics(self) -> list[HostedTopic]:
-        """All topics, by name."""
-        with self._lock:
-            return [self._hosted[name] for name in sorted(self._hosted)]
+        """The topics that this broker leads, by name."""
+        hosted = dict(self._hosted)
+        return [hosted[name] for name in sorted(hosted)]
+
+    def names(self) -> list[str]:
+        """The names of all topics, whoever leads them."""
+        return [topic.name for topic in self._topics.all()]
 
     def topic(self, name: str, topic_id: str | None = None) -> HostedTopic:
-        """The topic; UnknownTopic if there is none, or ``topic_id`` is that of an earlier one."""
+        """The topic, which this broker leads.
+
+        Raises:
+            UnknownTopic: there is none, or ``topic_id`` is that of an earlier one.
+            NotLeader: another broker leads it; the error names that broker and its address.
+        """
         hosted = self._hosted.get(name)
         if hosted is None:
-            raise UnknownTopic(f"there is no topic {name!r}", topic=name)
-        if topic_id is not None and topic_id != hosted.topic.id:
-            raise UnknownTopic(
-                f"topic {name!r} was deleted and made anew: its id is {hosted.topic.id},"
-                f" not {topic_id}",
-                topic=name,
-                topic_id=hosted.topic.id,
-            )
+            raise self._not_here(self._topics.get(name), topic_id)
+        _check_id(hosted.topic, topic_id)
         return hosted
+
+    def find(self, name: str, topic_id: str | None = None) -> Topic:
+        """The topic as it is now, whoever leads it; UnknownTopic as in :meth:`topic`."""
+        hosted = self._hosted.get(name)
+        topic = self._topics.get(name) if hosted is None else hosted.topic
+        _check_id(topic, topic_id)
+        return topic
+
+    def _not_here(self, topic: Topic, topic_id: str | None) -> IsologError:
+        _check_id(topic, topic_id)
+        if self.leads(topic):
+            return LeaderUnavailable(
+                f"topic {topic.name!r} is not open yet, or is being deleted", topic=topic.name
+            )
+        leader = self._brokers.get(topic.leader)
+        where = "an address that is not known" if leader is None else leader.address
+        return NotLeader(
+            f"topic {topic.name!r} is led by broker {topic.leader} at {where}",
+            topic=topic.name,
+            leader=topic.leader,
+            address="" if leader is None else leader.address,
+        )
 
     def partitions_now(self, topic: Topic) -> int:
         """How many partitions the topic has by now; of one that was deleted, how many it had."""
@@ -117,112 +163,73 @@ class Host:
         known = topic if hosted is None or hosted.topic.id != topic.id else hosted.topic
         return known.partitions
 
-    def create(
-        self,
-        name: str,
-        partitions: int,
-        replication_factor: int,
-        schema: pa.Schema,
-        config: Mapping[str, Any],
-    ) -> HostedTopic:
-        """Makes a topic; on any error nothing is left of it."""
-        check_name(name)
-        if replication_factor != 1:
-            raise InvalidConfig(
-                f"replication_factor {replication_factor}: this is one broker",
-                setting="replication_factor",
-                hint="Give 1.",
-            )
-        topic = Topic(
-            name=name,
-            id=uuid.uuid4().hex,
-            schema=check_topic_schema(schema),
-            partitions=partitions,
-            config={key: str(value) for key, value in config.items()},
-        )
-        parse_settings(topic.config, self._defaults)
-        with self._lock:
-            if self._stopping:
-                raise BrokerStopping("the broker is shutting down")
-            self._topics.create(topic)
-            try:
-                self._hosted[name] = self._opened(topic, fresh=True)
-            except IsologError:
-                self._topics.delete(name)
-                shutil.rmtree(self._directory.topic(name, topic.id), ignore_errors=True)
-                self._topics.forget(topic.id)
-                raise
-            return self._hosted[name]
+    # -- what scripts of topics ask ---------------------------------------------------------------
 
-    def alter(self, name: str, partitions: int | None, config: Mapping[str, Any]) -> HostedTopic:
-        """Gives a topic more partitions, and other settings; on any error it stays as it was.
-
-        The record in the store decides. New partitions are made before it changes, so that what
-        cannot be made is never promised: a crash in between leaves empty folders, which the next
-        attempt clears away.
+    def make_files(self, topic: Topic, first: int) -> None:
+        """Opens partitions ``first`` and following in empty folders; they are not served yet.
 
         Raises:
-            UnknownTopic: there is no such topic.
-            InvalidTopic: fewer partitions than there are, or too many.
-            InvalidConfig: naming the setting.
+            BrokerStopping, DiskFull, StorageFailure: what was made has to be removed.
         """
-        with self._lock:
+        settings = parse_settings(topic.config, self._defaults)
+        opened = self._opening.setdefault(topic.id, [])
+        for number in range(first, topic.partitions):
             if self._stopping:
                 raise BrokerStopping("the broker is shutting down")
-            hosted = self.topic(name)
-            old = hosted.topic
-            new = replace(
-                old,
-                partitions=old.partitions if partitions is None else partitions,
-                config={**old.config, **{key: str(value) for key, value in config.items()}},
-            )
-            if new.partitions < old.partitions:
-                raise InvalidTopic(
-                    f"topic {name!r} has {old.partitions} partitions and cannot have fewer"
-                    f" ({new.partitions} were asked for)",
-                    topic=name,
-                    hint="Partitions can only be added; for fewer, make another topic.",
-                )
-            settings = parse_settings(new.config, self._defaults)
-            check_partitions(new)
-            added: list[Partition] = []
-            try:
-                for number in range(old.partitions, new.partitions):
-                    shutil.rmtree(self._directory.partition(name, old.id, number), True)
-                    added.append(self._opened_partition(new, settings, number))
-                self._topics.replace(old, new)
-            except IsologError:
-                for partition in added:
-                    partition.close(deleted=True)
-                    shutil.rmtree(partition.log.directory, ignore_errors=True)
-                raise
-            for partition in hosted.open_partitions():
-                partition.configure(settings)
-            self._hosted[name] = HostedTopic(new, settings, [*hosted.partitions, *added])
-            return self._hosted[name]
+            if first:  # a broker that died while it altered the topic may have left a folder
+                shutil.rmtree(self._directory.partition(topic.name, topic.id, number), True)
+            opened.append(self._opened_partition(topic, settings, number))
 
-    def delete(self, name: str) -> None:
-        """Deletes a topic and its records."""
-        with self._lock:
-            topic = self._topics.delete(name)
-            hosted = self._hosted.pop(name, None)
-        for partition in hosted.open_partitions() if hosted else []:
+    def remove_files(self, topic: Topic, first: int) -> None:
+        """Closes partitions ``first`` and following, and removes their folders."""
+        for partition in self._opening.pop(topic.id, []):
             partition.close(deleted=True)
-        folder = self._directory.topic(name, topic.id)
+        folder = self._directory.topic(topic.name, topic.id)
+        if first:
+            for number in range(first, topic.partitions):
+                shutil.rmtree(self._directory.partition(topic.name, topic.id, number), True)
+            return
         shutil.rmtree(folder, ignore_errors=True)
-        self._topics.forget(topic.id)
         # Under the lock: a topic of the same name may be in the making.
         with self._lock, contextlib.suppress(OSError):
             folder.parent.rmdir()
 
+    def serve(self, topic: Topic) -> None:
+        """From now on calls find the topic in this form, with what :meth:`make_files` opened."""
+        settings = parse_settings(topic.config, self._defaults)
+        with self._lock:
+            if self._stopping:
+                raise BrokerStopping("the broker is shutting down")
+            known = self._hosted.get(topic.name)
+            partitions = [] if known is None else known.partitions
+            made = self._opening.pop(topic.id, [])
+            self._hosted[topic.name] = HostedTopic(topic, settings, [*partitions, *made])
+        for partition in known.open_partitions() if known is not None else ():
+            partition.configure(settings)
+
+    def stop_serving(self, topic: Topic) -> None:
+        """From now on no call finds the topic; those under way end."""
+        with self._lock:
+            hosted = self._hosted.get(topic.name)
+            if hosted is None or hosted.topic.id != topic.id:
+                return
+            del self._hosted[topic.name]
+        for partition in hosted.open_partitions():
+            partition.close(deleted=True)
+
     def housekeep(self) -> None:
-        """Retention and rolling by age; one failing partition stops no other."""
-        for hosted in self.topics():
-            for partition in hosted.open_partitions():
-                try:
-                    partition.housekeep()
-                except IsologError:
-                    logger.exception("%s/%d: housekeeping", partition.topic, partition.number)
+        """Retention and rolling by age, where it may be due; one failing partition stops no other."""
+        found = [each for hosted in self.topics() for each in hosted.open_partitions()]
+        members = [
+            Member((each.topic_id, each.number), int(each.bounds().log_end_offset))
+            for each in found
+        ]
+        for place in self._rounds.due(members, self._clock.monotonic()):
+            partition = found[place]
+            try:
+                partition.housekeep()
+            except IsologError:
+                logger.exception("%s/%d: housekeeping", partition.topic, partition.number)
 
     def flush_due(self) -> float:
         """Forces what ``flush.ms`` says is due by now; in how many seconds to come again."""
@@ -249,15 +256,15 @@ class Host:
         """Ends all waits and appends, then flushes and closes every log."""
         with self._lock:
             self._stopping = True
-            hosted = list(self._hosted.values())
+            found = [each for topic in self._hosted.values() for each in topic.open_partitions()]
+            found += [each for opening in self._opening.values() for each in opening]
         in_order = True
-        for topic in hosted:
-            for partition in topic.open_partitions():
-                try:
-                    partition.close()
-                except IsologError:
-                    in_order = False
-                    logger.exception("%s/%d: closing", partition.topic, partition.number)
+        for partition in found:
+            try:
+                partition.close()
+            except IsologError:
+                in_order = False
+                logger.exception("%s/%d: closing", partition.topic, partition.number)
         if in_order:
             try:
                 self._leadership.leave(self._epoch, self._ends())
@@ -282,15 +289,13 @@ class Host:
         )
         return hashlib.sha256(json.dumps(ends).encode()).hexdigest()
 
-    def _opened(self, topic: Topic, *, fresh: bool = False) -> HostedTopic:
+    def _opened(self, topic: Topic) -> HostedTopic:
         settings = parse_settings(topic.config, self._defaults)
         hosted = HostedTopic(topic, settings)
         for number in range(topic.partitions):
             try:
                 hosted.partitions.append(self._opened_partition(topic, settings, number))
             except IsologError as error:
-                if fresh:
-                    raise
                 logger.error("%s/%d cannot be opened: %s", topic.name, number, error)
                 hosted.partitions.append(error)
         return hosted
@@ -311,3 +316,13 @@ class Host:
         partition = Partition(topic.name, topic.id, number, log, self._producer_age, self._clock)
         partition.lead(self._epoch)
         return partition
+
+
+def _check_id(topic: Topic, topic_id: str | None) -> None:
+    """UnknownTopic if the id that is meant is that of an earlier topic of the name."""
+    if topic_id is not None and topic_id != topic.id:
+        raise UnknownTopic(
+            f"topic {topic.name!r} was deleted and made anew: its id is {topic.id}, not {topic_id}",
+            topic=topic.name,
+            topic_id=topic.id,
+        )

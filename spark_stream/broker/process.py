@@ -23,18 +23,31 @@ from typing import Final, NoReturn
 
 import pyarrow as pa
 
-from spark_stream.broker.actions import Actions, BrokerFacts
 from spark_stream.broker.activity import Activity
 from spark_stream.broker.config import BrokerConfig
+from spark_stream.broker.driver import Driver
+from spark_stream.broker.here import BrokerFacts, Here
 from spark_stream.broker.host import Host
 from spark_stream.broker.keepalive import Keepalive
 from spark_stream.broker.lock import DirectoryLock
+from spark_stream.broker.peers import FlightPeers
 from spark_stream.broker.service import FlightService, location_of
+from spark_stream.broker.topics import TopicDesk
 from spark_stream.broker.transactions import TransactionDesk
+from spark_stream.cluster.brokers import Brokers, RegisteredBroker
+from spark_stream.cluster.identity import cluster_id
+from spark_stream.cluster.lease_files import LeaseFiles
+from spark_stream.cluster.leases import DURATION_S, Leases
 from spark_stream.cluster.sqlite import SqliteStore
-from spark_stream.environment import SystemClock
+from spark_stream.environment import Clock, Ids, SystemClock, SystemIds
 from spark_stream.errors import InvalidConfig, PortInUse
-from spark_stream.storage.directory import check_directory, open_directory
+from spark_stream.storage.directory import (
+    LogDirectory,
+    check_directory,
+    open_directory,
+    recorded_cluster_id,
+)
+from spark_stream.version import VERSION
 from spark_stream.wire.limits import SOCKET_PATH_MAX
 
 logger = logging.getLogger(__name__)
@@ -52,9 +65,11 @@ UNIX: Final = "unix:"
 class Broker:
     """A broker that serves from construction until :meth:`stop`."""
 
-    def __init__(self, config: BrokerConfig) -> None:
+    def __init__(
+        self, config: BrokerConfig, clock: Clock | None = None, ids: Ids | None = None
+    ) -> None:
+        clock, ids = clock or SystemClock(), ids or SystemIds()
         self._config = config
-        clock = SystemClock()
         self.activity = Activity(clock)
         self._stop_asked = threading.Event()
         os.umask(0o077)  # a broker's files, and its socket, belong to their owner alone
@@ -64,8 +79,7 @@ class Broker:
             check_directory(path)  # before the lock leaves a file in somebody else's directory
             self._lock = DirectoryLock(path)
             undo.callback(self._lock.release)
-            directory = open_directory(path)
-            self._store = SqliteStore(directory.metadata)
+            directory, self._store = _open_store(path, config.metadata, ids)
             undo.callback(self._store.close)
             self._host = Host(
                 directory,
@@ -73,10 +87,21 @@ class Broker:
                 config.topic_defaults,
                 clock,
                 int(config.producer_expiry_seconds * 1_000_000),
+                holds_store=not config.metadata,
             )
             undo.callback(self._host.close)
-            keepalive = Keepalive(config.keepalive_seconds, SystemClock())
-            self._desk = TransactionDesk(self._store, self._host)
+            keepalive = Keepalive(config.keepalive_seconds, clock)
+            brokers = Brokers(self._store)
+            incarnation = ids.new_id()
+            leases = Leases(LeaseFiles(_lease_folder(path, config.metadata)), clock)
+            self._lease = leases.hold(directory.broker_id, incarnation)
+            undo.callback(self._lease.release)
+            driver = Driver(self._store, self._host, FlightPeers(brokers, clock))
+            self._desk = TransactionDesk(
+                driver, self._host, clock, directory.broker_id, leases, adopts=not config.metadata
+            )
+            topics = TopicDesk(driver, self._host, config.topic_defaults, ids)
+            topics.remove_left_overs()
             self._desk.recover()  # what was decided is finished before anybody reads
             bind, self._socket = _bind_place(config.listen)
             with _bind_errors(config.listen):
@@ -84,10 +109,15 @@ class Broker:
                     bind,
                     self._host,
                     self._desk,
-                    lambda port: Actions(
+                    driver,
+                    lambda port: Here(
                         self._host,
+                        topics,
                         self._desk,
-                        BrokerFacts(self._named(port), str(path), directory.cluster_id),
+                        BrokerFacts(
+                            self._named(port), str(path), directory.cluster_id, clock.monotonic()
+                        ),
+                        clock,
                     ),
                     self._reachable,
                     self.activity,
@@ -96,12 +126,16 @@ class Broker:
                 )
             undo.callback(self._service.shutdown)
             self.address = self._named(self._service.port)
+            brokers.register(
+                RegisteredBroker(directory.broker_id, self.address, incarnation, VERSION)
+            )
             self._lock.publish({"address": self.address, "pid": os.getpid()})
             undo.pop_all()
         self._keepers = [
             self._keeper("housekeeper", config.housekeeping_seconds, self._host.housekeep),
             self._keeper("keepalive", keepalive.limit_s / 4, keepalive.end_silent_connections),
             self._keeper("flusher", _FLUSH_SECONDS, self._host.flush_due),
+            self._keeper("lease", DURATION_S / 4, self._renew_lease),
             self._keeper("transactions", _SWEEP_SECONDS, self._desk.sweep),
         ]
 
@@ -125,11 +159,16 @@ class Broker:
         ended.join(_GRACE_SECONDS)
         for keeper in self._keepers:
             keeper.join(_GRACE_SECONDS)
+        self._lease.release()
         self._store.close()
         if self._socket is not None:
             self._socket.unlink(missing_ok=True)
         self._lock.release()
         logger.info("broker stopped")
+
+    def _renew_lease(self) -> None:
+        if not self._lease.renew():
+            logger.warning("the lease was over: other brokers may have swept what is this one's")
 
     def _keeper(
         self, name: str, pause_s: float, task: Callable[[], float | None]
@@ -163,6 +202,31 @@ class Broker:
             return f"grpc+unix://{self._config.listen.removeprefix(UNIX)}"
         host, number = split_address(self._named(port))
         return location_of("grpc", host, number)
+
+
+def _open_store(path: Path, metadata: Path | None, ids: Ids) -> tuple[LogDirectory, SqliteStore]:
+    """The broker's directory and its store, which belong to one cluster.
+
+    Raises:
+        WrongCluster: they do not.
+    """
+    if metadata is None:
+        directory = open_directory(path, new_id=ids.new_id)
+        store = SqliteStore(directory.metadata)
+        known: str | None = directory.cluster_id
+    else:
+        store = SqliteStore(metadata.absolute())
+        known = recorded_cluster_id(path)
+    try:
+        found = cluster_id(store, ids, known)
+        return open_directory(path, found, ids.new_id), store
+    except BaseException:
+        store.close()
+        raise
+
+
+def _lease_folder(path: Path, metadata: Path | None) -> Path:
+    return (path if metadata is None else metadata.absolute().parent) / "leases"
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -12,13 +12,17 @@ from contextlib import contextmanager
 
 import pyarrow.flight as fl
 
-from spark_stream.broker.actions import Actions
+from spark_stream.broker.actions import run_action
 from spark_stream.broker.activity import Activity
 from spark_stream.broker.appending import serve_appends, target_of
+from spark_stream.broker.driver import Driver
 from spark_stream.broker.fetching import Answer, FetchStream, projection_of
+from spark_stream.broker.here import Here
 from spark_stream.broker.host import Host, HostedTopic
 from spark_stream.broker.keepalive import Keepalive, WatchedReader, WatchedWriter
 from spark_stream.broker.partition import Partition
+from spark_stream.broker.peers import RUN_STEPS
+from spark_stream.broker.steps import run_steps
 from spark_stream.broker.transactions import TransactionDesk
 from spark_stream.broker.waiting import WaitingReads
 from spark_stream.environment import Clock
@@ -26,6 +30,7 @@ from spark_stream.errors import BrokerUnavailable, InternalError, IsologError, U
 from spark_stream.wire.actions import ACTIONS
 from spark_stream.wire.flight import to_flight
 from spark_stream.wire.messages import Fetch
+from spark_stream.wire.step_messages import RunSteps
 
 logger = logging.getLogger(__name__)
 
@@ -52,23 +57,25 @@ class FlightService(fl.FlightServerBase):
         bind: str,
         host: Host,
         desk: TransactionDesk,
-        actions: Callable[[int], Actions],
+        driver: Driver,
+        here: Callable[[int], Here],
         location: Callable[[int], str],
         activity: Activity,
         keepalive: Keepalive,
         clock: Clock,
     ) -> None:
-        """``actions`` and ``location`` take the port that was bound (0: none, a Unix socket)."""
+        """``here`` and ``location`` take the port that was bound (0: none, a Unix socket)."""
         self._host = host
         self._desk = desk
         self._activity = activity
         self._keepalive = keepalive
         self._clock = clock
         self._waiting = WaitingReads(clock)
-        self._actions: Actions | None = None
+        self._driver = driver
+        self._here: Here | None = None
         super().__init__(bind)
         self._location = location(self.port)
-        self._actions = actions(self.port)
+        self._here = here(self.port)
 
     def do_put(
         self,
@@ -112,10 +119,14 @@ class FlightService(fl.FlightServerBase):
 
     def do_action(self, context: fl.ServerCallContext, action: fl.Action) -> Iterator[fl.Result]:
         with self._activity.call(), translated(f"action {action.type}"):
-            if self._actions is None:
+            if self._here is None:
                 raise BrokerUnavailable("the broker is still starting")
-            result = self._actions.run(action.type, action.body.to_pybytes())
-            return iter([fl.Result(result.to_bytes())])
+            body = action.body.to_pybytes()
+            if action.type == RUN_STEPS:
+                asked = RunSteps.from_bytes(body)
+                answers, columns = run_steps(self._driver, self._host.broker_id, asked)
+                return iter([fl.Result(each) for each in (answers.to_bytes(), *columns)])
+            return iter([fl.Result(run_action(self._here, action.type, body).to_bytes())])
 
     def list_actions(self, context: fl.ServerCallContext) -> list[tuple[str, str]]:
         return [(name, str(action)) for name, action in ACTIONS.items()]

@@ -87,6 +87,8 @@ def decode(value: Mapping[str, Any]) -> Transaction:
     """The transaction that a record's value holds."""
     # Records of earlier releases lack what came later.
     known: dict[str, Any] = {name: value[name] for name in _PLAIN if name in value}
+    if "fresh" in value:
+        known["unused"] = value["fresh"]  # as earlier releases call it
     known |= {name: tuple(value.get(name, ())) for name in _TUPLES}
     return Transaction(
         **known,

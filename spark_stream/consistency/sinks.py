@@ -22,20 +22,21 @@ from dataclasses import dataclass, replace
 
 from spark_stream.consistency.transactions import (
     DECIDED,
-    TABLE,
+    Allotted,
     Cause,
     Content,
     Denial,
     Denied,
     Event,
-    Fresh,
     Outcome,
     State,
     Transaction,
     aborting,
     begun,
+    entered,
     moved,
     owned,
+    renewed,
 )
 
 
@@ -65,8 +66,8 @@ class Stop:
     batch: int
 
 
-def branch(transaction: Transaction, claim: Claim, fresh: Fresh, now_ms: int) -> Outcome:
-    """A branch (the fresh producer id) of the transaction that writes the claimed batch.
+def branch(transaction: Transaction, claim: Claim, allotted: Allotted, now_ms: int) -> Outcome:
+    """A branch (the allotted producer id) of the transaction that writes the claimed batch.
 
     The first one begins the transaction. A run of the query that was not seen before takes the
     sink over; what the run before left open is aborted (asked again after that, it begins).
@@ -82,21 +83,17 @@ def branch(transaction: Transaction, claim: Claim, fresh: Fresh, now_ms: int) ->
         return Denied(Denial.ABORTED, transaction)
     if transaction.state is State.OPEN:
         if mine and claim.batch == transaction.batch:
-            return replace(
-                transaction,
-                branches=(*transaction.branches, fresh.producer_id),
-                deadline_ms=now_ms + transaction.timeout_ms,
-            )
+            branches = (*transaction.branches, allotted.producer_id)
+            return entered(renewed(transaction, now_ms), Event.BRANCH, branches=branches)
         return _displaced(transaction, claim.instance)
+    mine_now = replace(owned(transaction, claim.instance), timeout_ms=claim.timeout_ms)
     return replace(
-        begun(owned(transaction, claim.instance), fresh.number, now_ms),
+        begun(mine_now, allotted, now_ms),
         query=claim.query,
         batch=claim.batch,
         run=claim.run,
         planned=claim.planned,
-        branches=(fresh.producer_id,),
-        timeout_ms=claim.timeout_ms,
-        deadline_ms=now_ms + claim.timeout_ms,
+        branches=(allotted.producer_id,),
     )
 
 
@@ -123,7 +120,7 @@ def renew(transaction: Transaction, instance: str, batch: int, now_ms: int) -> O
     here = transaction.instance == instance and transaction.batch == batch
     if not here or moved(transaction, Event.RENEW) is None:
         return transaction
-    return replace(transaction, deadline_ms=now_ms + transaction.timeout_ms)
+    return renewed(transaction, now_ms)
 
 
 def drop(transaction: Transaction, instance: str, number: int, producer_id: int) -> Outcome:
@@ -139,8 +136,9 @@ def drop(transaction: Transaction, instance: str, number: int, producer_id: int)
         return transaction
     if producer_id not in transaction.branches:
         return Denied(Denial.FOREIGN, transaction)
-    return replace(
+    return entered(
         transaction,
+        Event.DROP,
         branches=tuple(each for each in transaction.branches if each != producer_id),
         dropped=(*transaction.dropped, producer_id),
     )
@@ -199,8 +197,4 @@ def _not_next(transaction: Transaction, claim: Claim) -> Denied | None:
 
 
 def _displaced(transaction: Transaction, instance: str) -> Transaction:
-    return replace(
-        owned(transaction, instance),
-        state=TABLE[transaction.state, Event.INIT],
-        cause=Cause.FENCED,
-    )
+    return entered(owned(transaction, instance), Event.INIT, cause=Cause.FENCED)

@@ -12,10 +12,11 @@ puts the new record in the place of the old by one compare-and-set, and that dec
     ABORTED                        └───────────────▶ ABORTING ────────▶ ABORTED
                                       a new owner
 
-Who may ask: BEGIN, BRANCH, RENEW, DROP, COMMIT and ABORT are the owner's (the ``instance`` that
-took the id over last); JOIN is a partition leader's, before the transaction's first batch there;
-EXPIRE is anybody's who has looked at the clock; KILL is an operator's; FINISH is whoever wrote the
-markers. What only sinks ask (BRANCH, DROP, and their forms of the others) is in ``sinks``.
+Who may ask: BEGIN, BRANCH, RENEW, DROP, ANNOUNCE, COMMIT and ABORT are the owner's (the
+``instance`` that took the id over last); JOIN is a partition leader's, before the transaction's
+first batch there; WITHDRAW is a new owner's of a consumer's name; EXPIRE is anybody's who has
+watched the record for its timeout; KILL is an operator's; FINISH is whoever wrote the markers. What
+only sinks ask (BRANCH, DROP, and their forms of the others) is in ``sinks``.
 
 Invariants:
 
@@ -26,7 +27,9 @@ Invariants:
   and anybody who can read it can finish the transaction;
 * once COMMITTING, always committed; once ABORTING, always aborted. A repeated call gets the same
   answer; the opposite one is denied;
-* the next transaction begins after the one before is finished everywhere.
+* the next transaction begins after the one before is finished everywhere;
+* a commit that moves positions of named consumers announces them in the record, looks who owns the
+  names after that, and decides only while its announcement stands (``scripts.consumers`` says why).
 
 Order of steps: the decision, then the markers, then the consumers' positions, then FINISH (which
 may come later than the answer). A crash between any two leaves a decided record, which is finished
@@ -41,7 +44,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 from spark_stream.consistency.producers import EPOCH_MAX
 
@@ -68,6 +71,8 @@ class Event(StrEnum):
     BRANCH = "branch"
     RENEW = "renew"
     DROP = "drop"
+    ANNOUNCE = "announce"
+    WITHDRAW = "withdraw"
     COMMIT = "commit"
     ABORT = "abort"
     EXPIRE = "expire"
@@ -87,6 +92,8 @@ TABLE: Final[Mapping[tuple[State, Event], State]] = {
     (State.OPEN, Event.BRANCH): State.OPEN,
     (State.OPEN, Event.RENEW): State.OPEN,
     (State.OPEN, Event.DROP): State.OPEN,
+    (State.OPEN, Event.ANNOUNCE): State.OPEN,
+    (State.OPEN, Event.WITHDRAW): State.OPEN,
     (State.OPEN, Event.COMMIT): State.COMMITTING,
     (State.COMMITTING, Event.COMMIT): State.COMMITTING,
     (State.COMMITTED, Event.COMMIT): State.COMMITTED,
@@ -165,39 +172,72 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """The record of a transactional id. Times in milliseconds since the epoch.
+    """The record of a transactional id: who owns it, and its present or last transaction.
 
-    ``deadline_ms`` also says when an id that has nothing open was last used. ``after`` is the
-    number that its BEGIN named; ``fresh`` that this instance has begun none yet;
-    ``fenced`` the instances that were displaced, the latest last. ``run`` is the driver that
-    planned a sink's batch, ``planned`` when, on that driver's clock. ``dropped`` are branches that
-    failed. ``content`` is what ``committed_batch`` wrote; None: it is not known.
+    Times in milliseconds since the epoch, by the clock of the broker that was asked. They are for
+    people: no transaction expires by them (``scripts.sweeping``).
     """
 
     transactional_id: str
-    state: State = State.EMPTY
-    number: int = -1
-    producer_id: int = -1
-    epoch: int = -1
+    """What the record is of: any name that its users chose."""
+
+    # Who owns the id.
     instance: str = ""
+    """The producer (or the run of a query) that took the id over last; "": nobody has."""
     fenced: tuple[str, ...] = ()
-    fresh: bool = True
-    after: int = -1
-    cause: Cause = Cause.NONE
-    query: str = ""
-    batch: int = -1
-    committed_batch: int = -1
-    run: str = ""
-    planned: int = -1
-    content: tuple[Content, ...] | None = None
-    branches: tuple[int, ...] = ()
-    dropped: tuple[int, ...] = ()
-    taken: tuple[int, ...] = ()
-    partitions: tuple[Joined, ...] = ()
-    positions: tuple[PositionOf, ...] = ()
+    """Instances that were displaced, the latest last."""
+    unused: bool = True
+    """The instance has begun no transaction yet."""
     timeout_ms: int = 60_000
+    """How long a transaction may go without a sign of life from its owner."""
+    coordinator: str = ""
+    """The broker that looks after the transaction: it expires and finishes what nobody else does.
+
+    "": a release that knew one broker only began it.
+    """
+
+    # Its present or last transaction.
+    state: State = State.EMPTY
+    """Where it stands."""
+    number: int = -1
+    """Its number; -1 before the id's first."""
+    after: int = -1
+    """The number that its BEGIN named as the one before."""
+    producer_id: int = -1
+    """Whom its owner writes as; -1: under branches only."""
+    epoch: int = -1
+    """In which epoch of that producer."""
+    cause: Cause = Cause.NONE
+    """Why it was aborted."""
+    partitions: tuple[Joined, ...] = ()
+    """Every partition that it may have written to."""
+    branches: tuple[int, ...] = ()
+    """The producer ids of a sink's task attempts."""
+    dropped: tuple[int, ...] = ()
+    """Branches that failed: aborted, and never taken."""
+    taken: tuple[int, ...] = ()
+    """The producer ids that its commit named; what others wrote aborts."""
+    positions: tuple[PositionOf, ...] = ()
+    """Where consumers go on once it is committed; while it is open: where its commit wants them."""
     began_ms: int = 0
+    """When it began."""
     deadline_ms: int = 0
+    """When its timeout ends; with nothing open, that of the last use of the id. It differs after
+    every sign of life."""
+
+    # A sink's batches.
+    query: str = ""
+    """The query whose sink this is; "": no sink's."""
+    batch: int = -1
+    """The batch that the present transaction writes."""
+    run: str = ""
+    """The driver that planned it."""
+    planned: int = -1
+    """When, on that driver's clock."""
+    committed_batch: int = -1
+    """The last batch that was committed; -1: none."""
+    content: tuple[Content, ...] | None = None
+    """What that batch wrote; None: it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,16 +252,25 @@ Outcome = Transaction | Denied
 
 
 @dataclass(frozen=True, slots=True)
-class Fresh:
-    """Numbers that nobody has used: for the transaction that begins, and for a producer."""
+class Allotted:
+    """What a broker gives a transaction that begins.
+
+    ``number`` is above those of all earlier ones of the id, and nobody has used ``producer_id``.
+    """
 
     number: int
     producer_id: int
+    coordinator: str = ""
 
 
 def moved(transaction: Transaction, event: Event) -> State | None:
     """The state that the table has for it; None: there is no such transition."""
     return TABLE.get((transaction.state, event))
+
+
+def entered(transaction: Transaction, event: Event, **changes: Any) -> Transaction:
+    """The record after an event that the table allows, with what else the event changes."""
+    return replace(transaction, state=TABLE[transaction.state, event], **changes)
 
 
 def init(transaction: Transaction, instance: str, timeout_ms: int, now_ms: int) -> Outcome:
@@ -230,42 +279,44 @@ def init(transaction: Transaction, instance: str, timeout_ms: int, now_ms: int) 
         return Denied(Denial.FENCED, transaction)
     if instance == transaction.instance:
         return replace(transaction, timeout_ms=timeout_ms)
-    after = moved(transaction, Event.INIT)
-    if after is None:
+    if moved(transaction, Event.INIT) is None:
         return Denied(Denial.PENDING, transaction)
-    return replace(
+    return entered(
         owned(transaction, instance),
-        state=after,
+        Event.INIT,
         timeout_ms=timeout_ms,
-        deadline_ms=now_ms + timeout_ms,
+        deadline_ms=_deadline(transaction, now_ms + timeout_ms),
     )
 
 
 def begin(
-    transaction: Transaction, instance: str, after: int, fresh: Fresh, now_ms: int
+    transaction: Transaction, instance: str, after: int, allotted: Allotted, now_ms: int
 ) -> Outcome:
     """The owner begins the transaction that follows number ``after`` (-1: its first one)."""
     denied = _not_owner(transaction, instance)
     if denied is not None:
         return denied
-    if transaction.state is State.OPEN and transaction.after == after and not transaction.fresh:
+    if transaction.state is State.OPEN and transaction.after == after and not transaction.unused:
         return transaction  # asked again: the first answer was lost
     if transaction.state in DECIDED:
         return Denied(Denial.PENDING, transaction)
-    state = moved(transaction, Event.BEGIN)
-    follows = transaction.fresh if after == -1 else after == transaction.number
+    follows = transaction.unused if after == -1 else after == transaction.number
     # It expired, or an operator ended it: its owner need not even know that it was begun.
     follows |= transaction.cause in (Cause.EXPIRED, Cause.KILLED)
-    if state is None or not follows:
+    if moved(transaction, Event.BEGIN) is None or not follows:
         return Denied(Denial.INVALID, transaction)
-    used_up = transaction.producer_id < 0 or transaction.epoch >= EPOCH_MAX
-    started = begun(transaction, fresh.number, now_ms)
+    used_up = needs_producer_id(transaction)
     return replace(
-        started,
+        begun(transaction, allotted, now_ms),
         after=after,
-        producer_id=fresh.producer_id if used_up else transaction.producer_id,
+        producer_id=allotted.producer_id if used_up else transaction.producer_id,
         epoch=0 if used_up else transaction.epoch + 1,
     )
+
+
+def needs_producer_id(transaction: Transaction) -> bool:
+    """Whether the owner's next transaction has to be written under another producer id."""
+    return transaction.producer_id < 0 or transaction.epoch >= EPOCH_MAX
 
 
 def join(
@@ -281,15 +332,42 @@ def join(
         return Denied(Denial.FOREIGN, transaction)
     if partition in transaction.partitions:
         return transaction
-    return replace(transaction, partitions=(*transaction.partitions, partition))
+    return entered(transaction, Event.JOIN, partitions=(*transaction.partitions, partition))
 
 
 def renew(transaction: Transaction, instance: str, number: int, now_ms: int) -> Outcome:
     """The owner is alive: the deadline is its timeout from now."""
     denied = _not_owner(transaction, instance) or _not_open(transaction, number, Event.RENEW)
+    return denied or renewed(transaction, now_ms)
+
+
+def renewed(transaction: Transaction, now_ms: int) -> Transaction:
+    """The record of an open transaction after a sign of life."""
+    deadline = _deadline(transaction, now_ms + transaction.timeout_ms)
+    return entered(transaction, Event.RENEW, deadline_ms=deadline)
+
+
+def _deadline(transaction: Transaction, deadline_ms: int) -> int:
+    """Another deadline than before, whatever a clock did: who watches the record sees it."""
+    return deadline_ms + (deadline_ms == transaction.deadline_ms)
+
+
+def announce(
+    transaction: Transaction, instance: str, number: int, positions: Iterable[PositionOf]
+) -> Outcome:
+    """The owner says which positions its commit is going to move."""
+    denied = _not_owner(transaction, instance) or _not_open(transaction, number, Event.ANNOUNCE)
+    return denied or entered(transaction, Event.ANNOUNCE, positions=tuple(positions))
+
+
+def withdraw(transaction: Transaction, number: int, consumer: str) -> Outcome:
+    """The consumer's name has a new owner: a commit that announced its positions looks again."""
+    denied = _not_open(transaction, number, Event.WITHDRAW)
     if denied is not None:
         return denied
-    return replace(transaction, deadline_ms=now_ms + transaction.timeout_ms)
+    if all(each.consumer != consumer for each in transaction.positions):
+        return transaction
+    return entered(transaction, Event.WITHDRAW, positions=())
 
 
 def commit(
@@ -321,9 +399,9 @@ def commit(
         return Denied(Denial.FOREIGN, transaction)
     if (-1 if batch is None else batch) != transaction.batch:
         return Denied(Denial.INVALID, transaction)
-    return replace(
+    return entered(
         transaction,
-        state=TABLE[transaction.state, Event.COMMIT],
+        Event.COMMIT,
         taken=chosen,
         committed_batch=transaction.committed_batch if batch is None else batch,
         content=transaction.content if batch is None else _content(content),
@@ -349,9 +427,13 @@ def abort(transaction: Transaction, instance: str, number: int) -> Outcome:
     return denied or aborting(transaction, Event.ABORT, Cause.ASKED)
 
 
-def expire(transaction: Transaction, now_ms: int) -> Outcome:
-    """Its time is over: its owner's writes and its commit are refused from now on."""
-    if moved(transaction, Event.EXPIRE) is None or now_ms <= transaction.deadline_ms:
+def expire(transaction: Transaction, number: int, deadline_ms: int) -> Outcome:
+    """Its timeout passed while this number and deadline stood in its record.
+
+    Its owner's writes and its commit are refused from now on.
+    """
+    watched = (transaction.number, transaction.deadline_ms) == (number, deadline_ms)
+    if moved(transaction, Event.EXPIRE) is None or not watched:
         return Denied(Denial.INVALID, transaction)
     return aborting(transaction, Event.EXPIRE, Cause.EXPIRED)
 
@@ -369,23 +451,25 @@ def kill(transaction: Transaction, number: int | None = None) -> Outcome:
 
 def finish(transaction: Transaction, number: int) -> Outcome:
     """Its markers are below the high watermark everywhere, its positions are stored."""
-    state = moved(transaction, Event.FINISH)
-    if state is None or number != transaction.number:
+    if moved(transaction, Event.FINISH) is None or number != transaction.number:
         return Denied(Denial.OVER, transaction)
-    return replace(transaction, state=state, positions=())
+    return entered(transaction, Event.FINISH, positions=())
 
 
 def _writers(transaction: Transaction) -> set[int]:
     return {transaction.producer_id, *transaction.branches} - {-1}
 
 
-def begun(transaction: Transaction, number: int, now_ms: int) -> Transaction:
+def begun(transaction: Transaction, allotted: Allotted, now_ms: int) -> Transaction:
     """The record at the beginning of its next transaction."""
-    return replace(
+    if allotted.number <= transaction.number:
+        raise ValueError(f"transaction {allotted.number} after {transaction.number}: numbers rise")
+    return entered(
         transaction,
-        state=TABLE[transaction.state, Event.BEGIN],
-        number=number,
-        fresh=False,
+        Event.BEGIN,
+        number=allotted.number,
+        coordinator=allotted.coordinator,
+        unused=False,
         cause=Cause.NONE,
         batch=-1,
         run="",
@@ -396,7 +480,7 @@ def begun(transaction: Transaction, number: int, now_ms: int) -> Transaction:
         partitions=(),
         positions=(),
         began_ms=now_ms,
-        deadline_ms=now_ms + transaction.timeout_ms,
+        deadline_ms=_deadline(transaction, now_ms + transaction.timeout_ms),
     )
 
 
@@ -408,12 +492,12 @@ def owned(transaction: Transaction, instance: str) -> Transaction:
     if transaction.instance:
         fenced = (*fenced, transaction.instance)[-FENCED_KEPT:]
     cause = Cause.FENCED if transaction.state is State.OPEN else transaction.cause
-    return replace(transaction, instance=instance, fenced=fenced, fresh=True, cause=cause)
+    return replace(transaction, instance=instance, fenced=fenced, unused=True, cause=cause)
 
 
 def aborting(transaction: Transaction, event: Event, cause: Cause) -> Transaction:
     """The open transaction, decided against by the event."""
-    return replace(transaction, state=TABLE[transaction.state, event], cause=cause)
+    return entered(transaction, event, cause=cause)
 
 
 def _not_owner(transaction: Transaction, instance: str) -> Denied | None:

@@ -2,7 +2,7 @@
 
 ::
 
-    isolog.json       what this directory is: format, version, cluster id
+    isolog.json       what this directory is: format, version, cluster id, and its broker's id
     broker.lock       locked (flock) by the one broker that serves the directory
     broker.json       where that broker listens, and its process id
     broker.log        what a broker in the background says
@@ -15,7 +15,8 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -34,6 +35,7 @@ class LogDirectory:
 
     path: Path
     cluster_id: str
+    broker_id: str = ""
 
     @property
     def metadata(self) -> Path:
@@ -72,15 +74,30 @@ def check_directory(path: Path) -> None:
         raise StorageFailure(f"{path}: {error.strerror or error}", path=str(path)) from error
 
 
-def open_directory(path: Path) -> LogDirectory:
+def recorded_cluster_id(path: Path) -> str | None:
+    """The id of the cluster that the directory belongs to; None: it is not one of ours yet."""
+    return _described(path).cluster_id if (path / "isolog.json").exists() else None
+
+
+def open_directory(
+    path: Path, cluster_id: str | None = None, new_id: Callable[[], str] = lambda: uuid.uuid4().hex
+) -> LogDirectory:
     """Opens a directory, or makes a missing or empty one ours. The caller holds the broker's lock.
+
+    ``cluster_id``: what a new directory belongs to; None: a new cluster. ``new_id`` makes ids that
+    nobody else has.
 
     Raises:
         NotALogDirectory, NewerFormat: as :func:`check_directory`.
     """
     check_directory(path)
     try:
-        return _described(path) if (path / "isolog.json").exists() else _made(path)
+        found = _described(path) if (path / "isolog.json").exists() else None
+        if found is None:
+            return _written(LogDirectory(path, cluster_id or new_id(), new_id()))
+        if not found.broker_id:  # an earlier release made it
+            return _written(replace(found, broker_id=new_id()))
+        return found
     except OSError as error:
         raise StorageFailure(f"{path}: {error.strerror or error}", path=str(path)) from error
 
@@ -89,6 +106,7 @@ def _described(path: Path) -> LogDirectory:
     try:
         facts = json.loads((path / "isolog.json").read_text())
         name, version, cluster_id = facts["format"], facts["version"], str(facts["cluster_id"])
+        broker_id = str(facts.get("broker_id", ""))
         if name != _FORMAT or type(version) is not int or version < 1:
             raise ValueError(f"it describes {name!r} {version!r}")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -101,16 +119,21 @@ def _described(path: Path) -> LogDirectory:
             f"{path} has format {version}; this release reads formats up to {FORMAT_VERSION}",
             path=str(path),
         )
-    return LogDirectory(path, cluster_id)
+    return LogDirectory(path, cluster_id, broker_id)
 
 
-def _made(path: Path) -> LogDirectory:
-    cluster_id = uuid.uuid4().hex
-    facts = {"format": _FORMAT, "version": FORMAT_VERSION, "cluster_id": cluster_id}
-    fresh = path / "isolog.json.new"
-    with fresh.open("w") as file:
+def _written(directory: LogDirectory) -> LogDirectory:
+    """Puts the description into the directory, in one step."""
+    facts = {
+        "format": _FORMAT,
+        "version": FORMAT_VERSION,
+        "cluster_id": directory.cluster_id,
+        "broker_id": directory.broker_id,
+    }
+    new = directory.path / "isolog.json.new"
+    with new.open("w") as file:
         file.write(json.dumps(facts, indent=1) + "\n")
         file.flush()
         os.fsync(file.fileno())  # a name without its content would look like somebody else's file
-    os.replace(fresh, path / "isolog.json")
-    return LogDirectory(path, cluster_id)
+    os.replace(new, directory.path / "isolog.json")
+    return directory

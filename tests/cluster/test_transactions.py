@@ -9,10 +9,10 @@ from dataclasses import replace
 from spark_stream.cluster.transactions import TransactionRecords, decode, encode
 from spark_stream.consistency import transactions as rules
 from spark_stream.consistency.transactions import (
+    Allotted,
     Cause,
     Denial,
     Denied,
-    Fresh,
     Joined,
     PositionOf,
     State,
@@ -27,7 +27,7 @@ FULL = Transaction(
     epoch=2,
     instance="i",
     fenced=("g", "h"),
-    fresh=False,
+    unused=False,
     after=6,
     cause=Cause.KILLED,
     query="q",
@@ -68,7 +68,7 @@ def test_of_two_that_decide_at_once_one_decides(another):
     for round_ in range(30):
         name = f"x{round_}"
         stores[0].change(name, lambda found: rules.init(found, "a", 1_000, 0))
-        stores[0].change(name, lambda found: rules.begin(found, "a", -1, Fresh(1, 2), 0))
+        stores[0].change(name, lambda found: rules.begin(found, "a", -1, Allotted(1, 2), 0))
         gate = threading.Barrier(2)
         outcomes: dict[str, object] = {}
 
@@ -98,7 +98,7 @@ def test_of_two_that_decide_at_once_one_decides(another):
 def test_joins_from_many_sides_are_all_on_record(another):
     stores = [TransactionRecords(another()) for _ in range(4)]
     stores[0].change("x", lambda found: rules.init(found, "a", 1_000, 0))
-    stores[0].change("x", lambda found: rules.begin(found, "a", -1, Fresh(1, 2), 0))
+    stores[0].change("x", lambda found: rules.begin(found, "a", -1, Allotted(1, 2), 0))
 
     def join(which: int) -> None:
         for number in range(10):

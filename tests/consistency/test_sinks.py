@@ -6,10 +6,10 @@ from spark_stream.consistency import sinks
 from spark_stream.consistency import transactions as rules
 from spark_stream.consistency.sinks import Claim, Stop
 from spark_stream.consistency.transactions import (
+    Allotted,
     Cause,
     Content,
     Denial,
-    Fresh,
     Joined,
     Outcome,
     State,
@@ -25,7 +25,7 @@ def claim(run: str = "run", batch: int = 3, driver: str = "driver", planned: int
 
 
 def opened(number: int = 5, producer: int = 70, **options) -> Transaction:
-    return ok(sinks.branch(Transaction("s"), claim(**options), Fresh(number, producer), 1_000))
+    return ok(sinks.branch(Transaction("s"), claim(**options), Allotted(number, producer), 1_000))
 
 
 def committed(**options) -> Transaction:
@@ -70,13 +70,13 @@ def test_a_new_run_fences_the_branches_of_the_old_one():
 
 def test_a_sink_of_another_query_is_in_use():
     found = ok(sink(Transaction("s"), "run", 0, 5, 70))
-    taken = sinks.branch(found, Claim("another", "run 2", 0, TIMEOUT), Fresh(6, 71), 0)
+    taken = sinks.branch(found, Claim("another", "run 2", 0, TIMEOUT), Allotted(6, 71), 0)
     assert denied(taken) is Denial.IN_USE
 
 
 def test_a_late_task_of_a_job_that_was_aborted_begins_nothing():
     def job(found: Transaction, number: int) -> Outcome:
-        return sinks.branch(found, Claim("j", "j", 0, TIMEOUT), Fresh(number, 70 + number), 0)
+        return sinks.branch(found, Claim("j", "j", 0, TIMEOUT), Allotted(number, 70 + number), 0)
 
     found = ok(job(Transaction("j"), 5))
     over = ok(rules.finish(ok(rules.abort(found, "j", 5)), 5))
@@ -97,7 +97,7 @@ def test_a_commit_of_another_batch_than_was_begun_is_refused():
 def test_what_a_batch_wrote_is_remembered_with_it():
     done = committed()
     assert (done.committed_batch, done.content) == (3, (CONTENT[0],))
-    begun = ok(sinks.branch(done, claim(batch=4), Fresh(6, 71), 2_000))
+    begun = ok(sinks.branch(done, claim(batch=4), Allotted(6, 71), 2_000))
     assert begun.content == done.content  # until the next is committed
     assert ok(rules.commit(begun, "run", 6, [71], 4)).content is None
 
@@ -112,7 +112,7 @@ def test_a_task_without_a_branch_renews_the_transaction_of_its_batch():
 
 
 def test_a_new_branch_is_a_sign_of_life():
-    found = ok(sinks.branch(opened(), claim(), Fresh(6, 71), 50_000))
+    found = ok(sinks.branch(opened(), claim(), Allotted(6, 71), 50_000))
     assert found.deadline_ms == 50_000 + TIMEOUT
 
 
@@ -122,7 +122,7 @@ def test_where_there_is_nothing_of_the_batch_to_renew_nothing_changes():
 
 
 def test_a_run_that_was_displaced_is_told_when_it_renews():
-    found = ok(sinks.branch(opened(), claim(run="newer"), Fresh(6, 71), 1_000))
+    found = ok(sinks.branch(opened(), claim(run="newer"), Allotted(6, 71), 1_000))
     assert denied(sinks.renew(found, "run", 3, 50_000)) is Denial.FENCED
 
 
@@ -130,7 +130,7 @@ def test_a_run_that_was_displaced_is_told_when_it_renews():
 
 
 def test_a_dropped_branch_is_never_taken_and_the_others_are():
-    both = ok(sinks.branch(opened(), claim(), Fresh(6, 71), 1_000))
+    both = ok(sinks.branch(opened(), claim(), Allotted(6, 71), 1_000))
     left = ok(sinks.drop(both, "run", 5, 70))
     assert (left.state, left.branches, left.dropped) == (State.OPEN, (71,), (70,))
     assert ok(sinks.drop(left, "run", 5, 70)) == left  # asked again
@@ -174,8 +174,8 @@ def test_a_driver_aborts_nothing_else():
 
 def test_a_late_task_of_a_batch_that_was_given_up_begins_nothing():
     over = ok(rules.finish(ok(sinks.stop(opened(), Stop("driver", 8, 3))), 5))
-    assert denied(sinks.branch(over, claim(), Fresh(6, 71), 1_000)) is Denial.ABORTED
-    again = ok(sinks.branch(over, claim(run="next run"), Fresh(6, 71), 1_000))
+    assert denied(sinks.branch(over, claim(), Allotted(6, 71), 1_000)) is Denial.ABORTED
+    again = ok(sinks.branch(over, claim(run="next run"), Allotted(6, 71), 1_000))
     assert (again.state, again.number) == (State.OPEN, 6)
 
 
@@ -209,9 +209,9 @@ def test_a_replay_without_rows_is_recognised():
 def test_a_sink_that_gets_another_name_goes_on_where_it_was():
     given = ok(sinks.hand_over(committed(), "new"))
     taken = ok(sinks.inherit(Transaction("other"), "q", given.committed_batch, given.content))
-    assert denied(sinks.branch(taken, claim(run="new"), Fresh(6, 71), 0)) is Denial.DONE
+    assert denied(sinks.branch(taken, claim(run="new"), Allotted(6, 71), 0)) is Denial.DONE
     assert taken.content == (CONTENT[0],)
-    assert denied(sinks.branch(given, claim(batch=4), Fresh(6, 71), 0)) is Denial.FENCED
+    assert denied(sinks.branch(given, claim(batch=4), Allotted(6, 71), 0)) is Denial.FENCED
 
 
 def test_what_was_open_under_the_other_name_is_aborted():

@@ -18,11 +18,11 @@ from spark_stream.consistency.transactions import (
     COMMITS,
     DECIDED,
     TABLE,
+    Allotted,
     Cause,
     Denial,
     Denied,
     Event,
-    Fresh,
     Joined,
     Outcome,
     PositionOf,
@@ -50,7 +50,7 @@ def owned(instance: str = "a") -> Transaction:
 
 
 def opened(number: int = 5, producer: int = 70) -> Transaction:
-    return ok(rules.begin(owned(), "a", -1, Fresh(number, producer), 1_000))
+    return ok(rules.begin(owned(), "a", -1, Allotted(number, producer), 1_000))
 
 
 def joined() -> Transaction:
@@ -65,14 +65,14 @@ def committed() -> Transaction:
 def aborted(cause: str = "asked") -> Transaction:
     asked = {
         "asked": lambda: rules.abort(joined(), "a", 5),
-        "expired": lambda: rules.expire(joined(), 1_001 + TIMEOUT),
+        "expired": lambda: rules.expire(joined(), 5, joined().deadline_ms),
         "killed": lambda: rules.kill(joined()),
     }[cause]
     return ok(rules.finish(ok(asked()), 5))
 
 
 def sink(found: Transaction, run: str, batch: int, number: int, producer: int) -> Outcome:
-    return sinks.branch(found, Claim("q", run, batch, TIMEOUT), Fresh(number, producer), 1_000)
+    return sinks.branch(found, Claim("q", run, batch, TIMEOUT), Allotted(number, producer), 1_000)
 
 
 def test_an_id_that_was_just_taken_over_counts_as_used():
@@ -86,48 +86,48 @@ def test_an_id_that_was_just_taken_over_counts_as_used():
 
 
 def test_the_owners_epoch_rises_with_every_transaction():
-    again = ok(rules.begin(committed(), "a", 5, Fresh(6, 71), 2_000))
+    again = ok(rules.begin(committed(), "a", 5, Allotted(6, 71), 2_000))
     assert (again.producer_id, again.epoch, again.number) == (70, 1, 6)
     assert (again.partitions, again.branches, again.taken) == ((), (), ())
 
 
 def test_after_the_last_epoch_comes_a_new_producer_id():
     found = replace(committed(), epoch=EPOCH_MAX)
-    again = ok(rules.begin(found, "a", 5, Fresh(6, 71), 2_000))
+    again = ok(rules.begin(found, "a", 5, Allotted(6, 71), 2_000))
     assert (again.producer_id, again.epoch) == (71, 0)
 
 
 def test_a_repeated_begin_gets_the_same_answer():
     found = opened()
-    assert ok(rules.begin(found, "a", -1, Fresh(6, 71), 9_000)) == found
+    assert ok(rules.begin(found, "a", -1, Allotted(6, 71), 9_000)) == found
 
 
 def test_a_delayed_begin_of_an_earlier_transaction_does_nothing():
-    assert denied(rules.begin(committed(), "a", -1, Fresh(6, 71), 9_000)) is Denial.INVALID
-    third = ok(rules.begin(committed(), "a", 5, Fresh(6, 71), 2_000))
+    assert denied(rules.begin(committed(), "a", -1, Allotted(6, 71), 9_000)) is Denial.INVALID
+    third = ok(rules.begin(committed(), "a", 5, Allotted(6, 71), 2_000))
     done = ok(rules.finish(ok(rules.abort(third, "a", 6)), 6))
-    assert denied(rules.begin(done, "a", 5, Fresh(7, 72), 9_000)) is Denial.INVALID
+    assert denied(rules.begin(done, "a", 5, Allotted(7, 72), 9_000)) is Denial.INVALID
 
 
 def test_a_second_transaction_inside_one_is_denied():
-    assert denied(rules.begin(opened(), "a", 5, Fresh(6, 71), 9_000)) is Denial.INVALID
+    assert denied(rules.begin(opened(), "a", 5, Allotted(6, 71), 9_000)) is Denial.INVALID
 
 
 def test_an_id_that_nobody_owns_is_unknown():
     nobody = Transaction("x")
-    assert denied(rules.begin(nobody, "a", -1, Fresh(6, 71), 0)) is Denial.UNKNOWN
+    assert denied(rules.begin(nobody, "a", -1, Allotted(6, 71), 0)) is Denial.UNKNOWN
     assert denied(rules.commit(nobody, "a", 1, [])) is Denial.UNKNOWN
 
 
 @pytest.mark.parametrize("cause", ["expired", "killed"])
 def test_an_owner_that_never_learned_of_its_begin_can_begin_again(cause):
     """The answer to begin was lost, and the transaction aborted before it was asked again."""
-    first = ok(rules.begin(aborted(cause), "a", -1, Fresh(6, 71), 2_000))
+    first = ok(rules.begin(aborted(cause), "a", -1, Allotted(6, 71), 2_000))
     assert (first.number, first.epoch) == (6, 1)
-    late = ok(rules.expire(first, first.deadline_ms + 1))
+    late = ok(rules.expire(first, 6, first.deadline_ms))
     done = ok(rules.finish(late, 6))
-    assert ok(rules.begin(done, "a", -1, Fresh(7, 72), 2_000)).number == 7
-    assert denied(rules.begin(aborted("asked"), "a", -1, Fresh(6, 71), 2_000)) is Denial.INVALID
+    assert ok(rules.begin(done, "a", -1, Allotted(7, 72), 2_000)).number == 7
+    assert denied(rules.begin(aborted("asked"), "a", -1, Allotted(6, 71), 2_000)) is Denial.INVALID
 
 
 # -- fencing --------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def test_a_new_instance_fences_the_old_and_aborts_its_transaction_once():
     for call in (
         lambda found: rules.commit(found, "a", 5, [70]),
         lambda found: rules.abort(found, "a", 5),
-        lambda found: rules.begin(found, "a", 5, Fresh(6, 71), 0),
+        lambda found: rules.begin(found, "a", 5, Allotted(6, 71), 0),
         lambda found: rules.renew(found, "a", 5, 0),
         lambda found: rules.init(found, "a", TIMEOUT, 1_000),
     ):
@@ -166,7 +166,7 @@ def test_commit_after_commit_is_fine_and_abort_after_it_is_refused():
         assert ok(rules.commit(found, "a", 5, [70])) == found
         assert denied(rules.abort(found, "a", 5)) is Denial.INVALID
         assert denied(rules.kill(found)) is Denial.INVALID
-        assert denied(rules.expire(found, 10**15)) is Denial.INVALID
+        assert denied(rules.expire(found, 5, found.deadline_ms)) is Denial.INVALID
 
 
 def test_abort_after_abort_is_fine_and_commit_after_it_is_refused():
@@ -185,7 +185,7 @@ def test_a_repeated_call_gets_the_same_answer_after_a_takeover_too():
     assert denied(rules.commit(taken, "a", 5, [])) is Denial.FENCED
     again = ok(rules.init(aborted(), "b", TIMEOUT, 1_000))
     assert ok(rules.abort(again, "a", 5)) == again
-    later = ok(rules.begin(taken, "b", -1, Fresh(6, 71), 2_000))
+    later = ok(rules.begin(taken, "b", -1, Allotted(6, 71), 2_000))
     assert denied(rules.commit(later, "a", 5, [70])) is Denial.FENCED
 
 
@@ -195,7 +195,7 @@ def test_a_commit_of_an_unknown_transaction_is_refused():
 
 
 def test_a_delayed_request_of_an_earlier_transaction_does_nothing_to_a_later_one():
-    later = ok(rules.begin(committed(), "a", 5, Fresh(6, 71), 2_000))
+    later = ok(rules.begin(committed(), "a", 5, Allotted(6, 71), 2_000))
     assert denied(rules.commit(later, "a", 5, [70])) is Denial.OVER
     assert denied(rules.abort(later, "a", 5)) is Denial.OVER
     assert denied(rules.join(later, 5, 70, 0, AT)) is Denial.OVER
@@ -219,18 +219,51 @@ def test_no_partition_joins_after_the_decision():
 
 def test_an_expired_transaction_is_aborted_and_its_owner_is_refused():
     found = joined()
-    assert denied(rules.expire(found, found.deadline_ms)) is Denial.INVALID
-    late = ok(rules.expire(found, found.deadline_ms + 1))
+    alive = ok(rules.renew(found, "a", 5, found.deadline_ms))
+    assert denied(rules.expire(alive, 5, found.deadline_ms)) is Denial.INVALID
+    assert denied(rules.expire(found, 4, found.deadline_ms)) is Denial.INVALID
+    late = ok(rules.expire(found, 5, found.deadline_ms))
     assert (late.state, late.cause) == (State.ABORTING, Cause.EXPIRED)
     assert denied(rules.commit(late, "a", 5, [70])) is Denial.ABORTED
     assert denied(rules.join(late, 5, 70, 0, OTHER)) is Denial.ABORTED
-    assert denied(rules.begin(late, "a", 5, Fresh(6, 71), 0)) is Denial.PENDING
-    assert ok(rules.begin(ok(rules.finish(late, 5)), "a", 5, Fresh(6, 71), 0)).epoch == 1
+    assert denied(rules.begin(late, "a", 5, Allotted(6, 71), 0)) is Denial.PENDING
+    assert ok(rules.begin(ok(rules.finish(late, 5)), "a", 5, Allotted(6, 71), 0)).epoch == 1
 
 
 def test_a_sign_of_life_moves_the_deadline():
     found = ok(rules.renew(joined(), "a", 5, 50_000))
     assert found.deadline_ms == 50_000 + TIMEOUT
+
+
+def test_a_sign_of_life_is_seen_though_the_wall_clock_was_set_back():
+    """Who watches the record for its timeout sees another deadline after each sign of life."""
+    found = joined()
+    for now in (1_000, 1_000, 1_000 - 1):
+        alive = ok(rules.renew(found, "a", 5, now))
+        assert alive.deadline_ms != found.deadline_ms
+        found = alive
+
+
+def test_numbers_of_an_id_rise_or_the_broker_is_at_fault():
+    with pytest.raises(ValueError, match="numbers rise"):
+        rules.begin(committed(), "a", 5, Allotted(5, 71), 2_000)
+
+
+# -- positions that a commit moves ----------------------------------------------------------------
+
+MOVE = PositionOf("c", "t", "id", 0, 9)
+
+
+def test_an_announcement_is_withdrawn_from_an_open_transaction_only():
+    announced = ok(rules.announce(joined(), "a", 5, [MOVE]))
+    assert (announced.state, announced.positions) == (State.OPEN, (MOVE,))
+    assert ok(rules.withdraw(announced, 5, "another")) == announced
+    assert ok(rules.withdraw(announced, 5, "c")).positions == ()
+    decided = ok(rules.commit(announced, "a", 5, [70], positions=[MOVE]))
+    assert denied(rules.withdraw(decided, 5, "c")) is Denial.INVALID
+    assert denied(rules.announce(decided, "a", 5, [MOVE])) is Denial.INVALID
+    assert denied(rules.announce(joined(), "b", 5, [MOVE])) is Denial.FENCED
+    assert denied(rules.withdraw(announced, 4, "c")) is Denial.OVER
 
 
 def test_an_operator_ends_an_open_transaction():
@@ -241,7 +274,7 @@ def test_an_operator_ends_an_open_transaction():
 def test_a_repeated_kill_does_nothing_to_the_next_transaction():
     killed = aborted("killed")
     assert ok(rules.kill(killed, 5)) == killed
-    later = ok(rules.begin(killed, "a", 5, Fresh(6, 71), 2_000))
+    later = ok(rules.begin(killed, "a", 5, Allotted(6, 71), 2_000))
     assert denied(rules.kill(later, 5)) is Denial.OVER
     assert ok(rules.kill(later, 6)).state is State.ABORTING
 
@@ -261,12 +294,14 @@ def test_the_fenced_instances_that_are_remembered_are_bounded():
 
 CALLS = {
     Event.INIT: lambda found: rules.init(found, "b", TIMEOUT, 1_000),
-    Event.BEGIN: lambda found: rules.begin(found, "a", found.number, Fresh(90, 91), 0),
+    Event.BEGIN: lambda found: rules.begin(found, "a", found.number, Allotted(90, 91), 0),
     Event.JOIN: lambda found: rules.join(found, 5, 70, 0, OTHER),
     Event.RENEW: lambda found: rules.renew(found, "a", 5, 77),
     Event.COMMIT: lambda found: rules.commit(found, "a", 5, [70]),
     Event.ABORT: lambda found: rules.abort(found, "a", 5),
-    Event.EXPIRE: lambda found: rules.expire(found, 10**15),
+    Event.ANNOUNCE: lambda found: rules.announce(found, "a", 5, [MOVE]),
+    Event.WITHDRAW: lambda found: rules.withdraw(found, 5, "c"),
+    Event.EXPIRE: lambda found: rules.expire(found, 5, found.deadline_ms),
     Event.KILL: rules.kill,
     Event.FINISH: lambda found: rules.finish(found, 5),
 }
@@ -314,9 +349,9 @@ class TransactionMachine(RuleBasedStateMachine):
         self.now = 0
         self.numbers = 0
 
-    def fresh(self) -> Fresh:
+    def fresh(self) -> Allotted:
         self.numbers += 1
-        return Fresh(self.numbers, 1_000 + self.numbers)
+        return Allotted(self.numbers, 1_000 + self.numbers)
 
     def take(self, outcome: Outcome) -> None:
         if isinstance(outcome, Denied):
@@ -396,8 +431,8 @@ class TransactionMachine(RuleBasedStateMachine):
 
     @rule(late=st.booleans())
     def expire(self, late):
-        self.now += 11 if late else 0
-        self.take(rules.expire(self.record, self.now))
+        found = self.record
+        self.take(rules.expire(found, found.number, found.deadline_ms - (not late)))
 
     @rule()
     def kill(self):

@@ -10,14 +10,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_stream.errors import IsologError, NewerFormat, NotALogDirectory
-from spark_stream.storage.directory import FORMAT_VERSION, check_directory, open_directory
+from spark_stream.storage.directory import (
+    FORMAT_VERSION,
+    check_directory,
+    open_directory,
+    recorded_cluster_id,
+)
 from tests.storage import logs
 
 
 def test_a_missing_or_empty_directory_becomes_ours(tmp_path):
     made = open_directory(tmp_path / "a" / "b")
     facts = json.loads((tmp_path / "a" / "b" / "isolog.json").read_text())
-    assert facts == {"format": "isolog", "version": 1, "cluster_id": made.cluster_id}
+    assert facts == {
+        "format": "isolog",
+        "version": 1,
+        "cluster_id": made.cluster_id,
+        "broker_id": made.broker_id,
+    }
     (tmp_path / "empty").mkdir()
     assert open_directory(tmp_path / "empty").cluster_id != made.cluster_id
 
@@ -121,3 +131,17 @@ def test_partitions_lie_where_the_format_says(tmp_path):
     directory = open_directory(tmp_path)
     assert directory.partition("flights", "id1", 3) == tmp_path / "topics" / "flights" / "id1" / "3"
     assert directory.metadata == tmp_path / "metadata.sqlite"
+
+
+def test_a_directory_of_an_earlier_release_gets_a_broker_id_once(tmp_path):
+    old = {"format": "isolog", "version": 1, "cluster_id": "c" * 32}
+    (tmp_path / "isolog.json").write_text(json.dumps(old))
+    opened = open_directory(tmp_path)
+    assert (opened.cluster_id, len(opened.broker_id)) == ("c" * 32, 32)
+    assert open_directory(tmp_path) == opened
+
+
+def test_a_new_directory_belongs_to_the_cluster_that_it_is_made_for(tmp_path):
+    assert recorded_cluster_id(tmp_path) is None
+    assert open_directory(tmp_path, "d" * 32).cluster_id == "d" * 32
+    assert recorded_cluster_id(tmp_path) == "d" * 32

@@ -53,6 +53,15 @@ def start(
             show_default=False,
         ),
     ] = None,
+    metadata: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The metadata store, for brokers on one host that share one. Default: in DIR.",
+            dir_okay=False,
+            show_default=False,
+        ),
+    ] = None,
     daemon: Annotated[
         bool,
         typer.Option("--daemon", help="Run in the background; return once it serves."),
@@ -77,7 +86,9 @@ def start(
     from spark_stream.broker.config import BrokerConfig
 
     try:
-        config = BrokerConfig.load(conf, dir=directory, listen=listen, idle_seconds=idle_seconds)
+        config = BrokerConfig.load(
+            conf, dir=directory, metadata=metadata, listen=listen, idle_seconds=idle_seconds
+        )
     except InvalidConfig as error:
         if directory is None and error.details.get("setting") == "dir":
             raise InvalidOption("which directory?", hint="Give --dir DIR.") from None
@@ -90,6 +101,7 @@ def start(
     flags = ["--listen", config.listen]
     flags += ["--conf", str(conf.absolute())] if conf is not None else []
     flags += ["--idle-seconds", str(config.idle_seconds)]
+    flags += ["--metadata", str(config.metadata.absolute())] if config.metadata else []
     print(background.start(config.dir, flags), flush=True)
 
 

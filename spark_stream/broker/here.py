@@ -1,0 +1,31 @@
+"""What the actions of a broker act on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spark_stream.broker.host import Host
+from spark_stream.broker.topics import TopicDesk
+from spark_stream.broker.transactions import TransactionDesk
+from spark_stream.environment import Clock
+
+
+@dataclass(frozen=True)
+class BrokerFacts:
+    """What the broker says of itself. ``started``: on its monotonic clock."""
+
+    address: str
+    directory: str
+    cluster_id: str
+    started: float
+
+
+@dataclass(frozen=True)
+class Here:
+    """This broker, as its actions see it."""
+
+    host: Host
+    topics: TopicDesk
+    desk: TransactionDesk
+    facts: BrokerFacts
+    clock: Clock

@@ -1,0 +1,98 @@
+"""The other brokers of a store, by Flight: steps on the partitions that they lead.
+
+One client for each peer, used by one thread at a time. Every call has a deadline. A peer that did
+not answer is not asked again for a moment, so that a sweep over many transactions does not wait for
+it once for each.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from spark_stream.broker.driver import Answer
+from spark_stream.broker.steps import answers_of, facts_of
+from spark_stream.cluster.brokers import Brokers
+from spark_stream.environment import Clock
+from spark_stream.errors import LeaderUnavailable
+from spark_stream.scripts.steps import PartitionStep
+from spark_stream.wire.flight import from_flight
+from spark_stream.wire.step_messages import RunSteps
+
+RUN_STEPS: Final = "run-steps"
+_CALL_S: Final = 10.0  # markers of a large transaction on a busy disk
+_PAUSE_S: Final = 1.0
+
+
+@dataclass
+class _Peer:
+    """What is known of one of them; ``lock`` is held during a call."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    address: str = ""
+    client: fl.FlightClient | None = None
+    silent_until: float = 0.0
+
+
+class FlightPeers:
+    """The brokers that the registry names."""
+
+    def __init__(self, brokers: Brokers, clock: Clock) -> None:
+        self._brokers = brokers
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._peers: dict[str, _Peer] = {}
+
+    def run_steps(self, broker_id: str, steps: Sequence[PartitionStep]) -> list[Answer]:
+        """What the broker answers to each step.
+
+        Raises:
+            LeaderUnavailable: it does not answer, or another one does. What was asked may have
+                happened or not: every step can be repeated.
+        """
+        with self._lock:
+            peer = self._peers.setdefault(broker_id, _Peer())
+        known = self._brokers.get(broker_id)
+        if known is None:
+            raise LeaderUnavailable(f"broker {broker_id} is not registered", leader=broker_id)
+        where = f"broker {broker_id} at {known.address}"
+        if not peer.lock.acquire(timeout=_CALL_S):
+            raise LeaderUnavailable(f"{where} is busy", leader=broker_id)
+        try:
+            if peer.address != known.address:
+                peer.address, peer.client, peer.silent_until = known.address, None, 0.0
+            if self._clock.monotonic() < peer.silent_until:
+                raise LeaderUnavailable(f"{where} does not answer", leader=broker_id)
+            return self._asked(peer, broker_id, where, steps)
+        finally:
+            peer.lock.release()
+
+    def _asked(
+        self, peer: _Peer, broker_id: str, where: str, steps: Sequence[PartitionStep]
+    ) -> list[Answer]:
+        body = RunSteps(broker_id=broker_id, steps=[facts_of(step) for step in steps])
+        options = fl.FlightCallOptions(timeout=_CALL_S)
+        try:
+            if peer.client is None:
+                peer.client = fl.FlightClient(
+                    _location(peer.address), generic_options=[("grpc.use_local_subchannel_pool", 1)]
+                )
+            action = fl.Action(RUN_STEPS, body.to_bytes())
+            results = [each.body.to_pybytes() for each in peer.client.do_action(action, options)]
+        except (pa.ArrowException, OSError) as error:
+            peer.client = None
+            peer.silent_until = self._clock.monotonic() + _PAUSE_S
+            mine = from_flight(error, peer.address)
+            raise LeaderUnavailable(f"{where}: {mine.message}", leader=broker_id) from error
+        return answers_of(results, len(steps))
+
+
+def _location(address: str) -> str:
+    if address.startswith("unix:"):
+        return f"grpc+unix://{address.removeprefix('unix:')}"
+    return f"grpc://{address}"

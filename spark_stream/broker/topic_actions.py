@@ -1,0 +1,151 @@
+"""DoActions on topics, and on the broker itself: from a message to a message."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import psutil
+
+from spark_stream.broker.here import Here
+from spark_stream.broker.host import HostedTopic
+from spark_stream.broker.partition import Partition
+from spark_stream.consistency.ids import Offset
+from spark_stream.consistency.isolation import upper_bound
+from spark_stream.errors import IsologError
+from spark_stream.storage.settings import shown_settings
+from spark_stream.version import VERSION
+from spark_stream.wire.messages import (
+    EARLIEST,
+    AlterTopic,
+    CreateTopic,
+    Empty,
+    ListOffsets,
+    NamedTopic,
+    Offsets,
+    PartitionFacts,
+    Status,
+    TopicFacts,
+    TopicNames,
+)
+from spark_stream.wire.schemas import DEFAULT_SCHEMA, schema_from_text, schema_to_text
+
+
+def create_topic(here: Here, asked: CreateTopic) -> TopicFacts:
+    schema = DEFAULT_SCHEMA if asked.schema_ipc is None else schema_from_text(asked.schema_ipc)
+    hosted = here.topics.create(
+        asked.topic, asked.partitions, asked.replication_factor, schema, asked.config
+    )
+    return _described(here, hosted)
+
+
+def alter_topic(here: Here, asked: AlterTopic) -> TopicFacts:
+    return _described(here, here.topics.alter(asked.topic, asked.partitions, asked.config))
+
+
+def delete_topic(here: Here, asked: NamedTopic) -> Empty:
+    here.topics.delete(asked.topic)
+    return Empty()
+
+
+def describe_topic(here: Here, asked: NamedTopic) -> TopicFacts:
+    return _described(here, here.host.topic(asked.topic))
+
+
+def list_topics(here: Here, asked: Empty) -> TopicNames:
+    return TopicNames(topics=here.host.names())
+
+
+def list_offsets(here: Here, asked: ListOffsets) -> Offsets:
+    hosted = here.host.topic(asked.topic)
+    numbers = asked.partitions
+    if numbers is None:
+        numbers = list(range(len(hosted.partitions)))
+    found = {number: hosted.partition(number) for number in numbers}
+    bounds = {number: partition.bounds() for number, partition in found.items()}
+    return Offsets(
+        topic_id=hosted.topic.id,
+        offsets={number: _place(partition, asked) for number, partition in found.items()},
+        epochs={number: int(each.leader_epoch) for number, each in found.items()},
+        log_start_offsets={n: int(each.log_start_offset) for n, each in bounds.items()},
+        log_end_offsets={n: int(each.log_end_offset) for n, each in bounds.items()},
+        epoch_ends={
+            number: {epoch: int(each.epoch_end(epoch)) for epoch in asked.epochs}
+            for number, each in found.items()
+            if asked.epochs
+        },
+        uncommitted=[
+            number
+            for number, (start, end) in asked.ranges.items()
+            if number in found and found[number].shows_uncommitted(Offset(start), Offset(end))
+        ],
+    )
+
+
+def status(here: Here, asked: Empty) -> Status:
+    hosted = here.host.topics()
+    return Status(
+        version=VERSION,
+        pid=os.getpid(),
+        address=here.facts.address,
+        directory=here.facts.directory,
+        cluster_id=here.facts.cluster_id,
+        topics=len(hosted),
+        partitions=sum(len(each.partitions) for each in hosted),
+        uptime_s=here.clock.monotonic() - here.facts.started,
+        memory=own_memory(psutil.Process()),
+    )
+
+
+def _described(here: Here, hosted: HostedTopic) -> TopicFacts:
+    topic = hosted.topic
+    return TopicFacts(
+        name=topic.name,
+        id=topic.id,
+        schema_ipc=schema_to_text(topic.schema),
+        config=shown_settings(hosted.settings),
+        partitions=[
+            _partition(here, number, each) for number, each in enumerate(hosted.partitions)
+        ],
+    )
+
+
+def _partition(here: Here, number: int, found: Partition | IsologError) -> PartitionFacts:
+    address = here.facts.address
+    common: dict[str, Any] = {
+        "partition": number,
+        "leader": address,
+        "leader_epoch": 0,
+        "replicas": [address],
+        "isr": [address],
+    }
+    if not isinstance(found, Partition):
+        bounds: dict[str, Any] = dict.fromkeys(
+            ("log_start_offset", "log_end_offset", "high_watermark", "last_stable_offset"), 0
+        )
+        return PartitionFacts(**common, **bounds, size=0, error=found.to_wire())
+    seen = found.bounds()
+    return PartitionFacts(
+        **common | {"leader_epoch": int(found.leader_epoch)},
+        log_start_offset=seen.log_start_offset,
+        log_end_offset=seen.log_end_offset,
+        high_watermark=seen.high_watermark,
+        last_stable_offset=seen.last_stable_offset,
+        size=found.log.size,
+        open_transactions=len({each.transaction for each in found.open_transactions()}),
+    )
+
+
+def _place(partition: Partition, asked: ListOffsets) -> int:
+    bounds = partition.bounds(asked.isolation)
+    limit = upper_bound(bounds, asked.isolation)
+    if asked.timestamp is not None:
+        found = partition.log.offset_at(asked.timestamp)
+        return int(limit if found is None else min(found, limit))
+    return int(bounds.log_start_offset if asked.at == EARLIEST else limit)
+
+
+def own_memory(process: psutil.Process) -> int:
+    """Resident bytes of a process that no file backs (RSS less mapped files)."""
+    seen = process.memory_info()
+    return int(seen.rss - seen.shared)

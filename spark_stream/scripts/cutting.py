@@ -1,0 +1,79 @@
+"""Where a read_atomic query may stand: one cut through all its partitions, of all its topics.
+
+Bounds are taken of all partitions first, and only then what transactions lie where: a transaction
+with a record below some bound was decided before, so by then all its records are in the logs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from spark_stream.cluster.topics import Topic
+from spark_stream.consistency.atomic import greatest_cut, next_cut
+from spark_stream.consistency.transactions import Joined
+from spark_stream.errors import IsologError, UnknownPartition
+from spark_stream.scripts.steps import Script, find_topic, read_bounds, read_extents
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class CutRange:
+    """A topic of a cut: no offset below ``lower`` (where the reader is) or above ``upper``."""
+
+    topic: str
+    topic_id: str | None
+    lower: Mapping[int, int]
+    upper: Mapping[int, int]
+
+
+def find_cut(ranges: Sequence[CutRange]) -> Script[dict[str, dict[int, int]]]:
+    """The cut that the ranges allow, by topic and partition; see ``consistency.atomic``.
+
+    Raises:
+        UnknownTopic, UnknownPartition: naming it.
+        LeaderUnavailable: a partition's leader was not reached.
+    """
+    places: list[tuple[CutRange, Joined]] = []
+    for each in ranges:
+        topic = yield from find_topic(each.topic, each.topic_id)
+        _check_named(topic, each)
+        places += [(each, Joined(topic.name, topic.id, n)) for n in range(topic.partitions)]
+    where = [at for _, at in places]
+    seen = [_answer(each) for each in (yield from read_bounds(where))]
+    spans = [_answer(each) for each in (yield from read_extents(where))]
+    bounds = [int(each.last_stable_offset) for each in seen]
+    upper = [
+        each.upper.get(at.partition, bound)
+        for (each, at), bound in zip(places, bounds, strict=True)
+    ]
+    if any(each.lower for each in ranges):
+        lower = [
+            each.lower.get(at.partition, int(bound.log_start_offset))
+            for (each, at), bound in zip(places, seen, strict=True)
+        ]
+        found = next_cut(lower, upper, bounds, spans)
+    else:
+        found = greatest_cut([min(pair) for pair in zip(upper, bounds, strict=True)], spans)
+    offsets: dict[str, dict[int, int]] = {each.topic: {} for each in ranges}
+    for at, offset in zip(where, found, strict=True):
+        offsets[at.topic][at.partition] = int(offset)
+    return offsets
+
+
+def _check_named(topic: Topic, asked: CutRange) -> None:
+    for number in (*asked.lower, *asked.upper):
+        if not 0 <= number < topic.partitions:
+            raise UnknownPartition(
+                f"topic {topic.name!r} has partitions 0 to {topic.partitions - 1}, not {number}",
+                topic=topic.name,
+                partition=number,
+            )
+
+
+def _answer(answer: T | IsologError) -> T:
+    if isinstance(answer, IsologError):
+        raise answer
+    return answer

@@ -1,0 +1,144 @@
+"""A decided transaction is finished: sealed and marked everywhere, its positions stored, recorded.
+
+Order of steps: all partitions are sealed, then all are marked, then positions are stored, then the
+record says that it is finished. A script that stops between any two leaves a decided record, and
+whoever finds that finishes it from the first step: every step can be repeated.
+
+**All are sealed before any is marked.** A batch of the transaction that is still on its way would
+else land in one partition after a reader has seen the transaction whole without it. So if the
+leader of a partition cannot be reached, none is marked. A partition that is reached and cannot be
+written (its disk failed, its log is damaged) takes no batch either: it holds up no other.
+
+**Who comes late does no harm.** A seal and markers of a transaction that is not open in a partition
+change nothing there; for positions see ``positions.store_decided``; FINISH names the number.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from spark_stream.consistency import transactions as rules
+from spark_stream.consistency.transactions import COMMITS, DECIDED, Joined, State, Transaction
+from spark_stream.errors import (
+    IsologError,
+    LeaderUnavailable,
+    NotLeader,
+    RequestTimeout,
+    UnknownTopic,
+)
+from spark_stream.scripts import records
+from spark_stream.scripts.positions import store_decided
+from spark_stream.scripts.steps import DropBranch, Script, Seal, WriteMarkers, together
+
+_NOT_REACHED: Final = (LeaderUnavailable, NotLeader, RequestTimeout)
+
+
+class Finished:
+    """Which transactions this broker has finished and not put on record yet.
+
+    FINISH can be put on record with the next change of the record, which saves a write for each
+    transaction. Losing this memory costs no more than to finish once more: then every marker is
+    there. It is never wrong: a number is remembered only after its markers are written everywhere,
+    and what is finished stays so. A transaction that moves positions is not remembered but put on
+    record at once: ``positions.store_decided`` relies on that.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def remember(self, decided: Transaction) -> None:
+        self._numbers[decided.transactional_id] = decided.number
+
+    def forget(self, decided: Transaction) -> None:
+        if self.holds(decided):
+            del self._numbers[decided.transactional_id]
+
+    def holds(self, found: Transaction) -> bool:
+        return self._numbers.get(found.transactional_id) == found.number
+
+    def settled(self, found: Transaction) -> Transaction:
+        """The record, finished if it is so and only not on record yet."""
+        if found.state not in DECIDED or not self.holds(found):
+            return found
+        outcome = rules.finish(found, found.number)
+        return outcome if isinstance(outcome, Transaction) else found
+
+
+def finish(finished: Finished, decided: Transaction) -> Script[Transaction]:
+    """Takes the steps that are missing. The record, finished.
+
+    Raises:
+        LeaderUnavailable, NotLeader, RequestTimeout: a leader was not reached; nothing is marked.
+        DiskFull, StorageFailure, DamagedSegment: a partition could not be marked; all others are.
+    """
+    places, failure = yield from seal_partitions(decided)
+    failure = (yield from write_markers(decided, places)) or failure
+    if failure is not None:
+        raise failure
+    if decided.state is State.COMMITTING and decided.positions:
+        yield from store_decided(decided)
+        return (yield from record_finish(finished, decided))
+    finished.remember(decided)
+    return finished.settled(decided)
+
+
+def seal_partitions(
+    decided: Transaction,
+) -> Script[tuple[list[Joined], IsologError | None]]:
+    """Seals all partitions; those that are sealed, and why another one is not usable.
+
+    Raises:
+        LeaderUnavailable, NotLeader, RequestTimeout: a partition may still take a batch.
+    """
+    answers = yield from together(Seal(at, decided.number) for at in decided.partitions)
+    sealed: list[Joined] = []
+    failure: IsologError | None = None
+    for at, answer in zip(decided.partitions, answers, strict=True):
+        if isinstance(answer, _NOT_REACHED):
+            raise answer
+        if not isinstance(answer, IsologError):
+            sealed.append(at)
+        elif not isinstance(answer, UnknownTopic):  # deleted, with what was written there
+            failure = answer
+    return sealed, failure
+
+
+def write_markers(decided: Transaction, places: list[Joined]) -> Script[IsologError | None]:
+    """Writes the markers in partitions that are sealed; why one of them is missing."""
+    taken = decided.taken if decided.state in COMMITS else ()
+    answers = yield from together(WriteMarkers(at, decided.number, taken) for at in places)
+    return _failure(answers)
+
+
+def record_finish(finished: Finished, decided: Transaction) -> Script[Transaction]:
+    """Puts on record that the transaction is finished; the record as it is then."""
+    outcome = yield from records.change(
+        decided.transactional_id,
+        records.ruled(lambda found: rules.finish(found, decided.number)),
+    )
+    finished.forget(decided)
+    return outcome if isinstance(outcome, Transaction) else outcome.transaction
+
+
+def mark_dropped(found: Transaction, producer_id: int) -> Script[None]:
+    """Ends a dropped branch in all partitions: readers wait for it no more.
+
+    Raises:
+        LeaderUnavailable, DiskFull, StorageFailure, DamagedSegment: a marker is missing; the
+            transaction's end writes it.
+    """
+    failure = _failure(
+        (yield from together(DropBranch(at, found.number, producer_id) for at in found.partitions))
+    )
+    if failure is not None:
+        raise failure
+
+
+def _failure(answers: list[object]) -> IsologError | None:
+    """The last error among the answers that is not about a deleted topic."""
+    failed = [
+        each
+        for each in answers
+        if isinstance(each, IsologError) and not isinstance(each, UnknownTopic)
+    ]
+    return failed[-1] if failed else None

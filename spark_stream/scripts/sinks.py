@@ -1,0 +1,185 @@
+"""What sinks ask: branches, signs of life, and an end for what failed.
+
+The rules are in ``consistency/sinks``. As in ``deciding``, every call can be repeated.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+from spark_stream.cluster.stopped import STOPPED, STOPPED_KEPT_MS
+from spark_stream.consistency import sinks as rules
+from spark_stream.consistency.sinks import Claim, Stop
+from spark_stream.consistency.transactions import (
+    Allotted,
+    Cause,
+    Denial,
+    Denied,
+    Outcome,
+    State,
+    Transaction,
+)
+from spark_stream.errors import TransactionAborted
+from spark_stream.scripts import records
+from spark_stream.scripts.deciding import allot, allowed, apply_rule, conclude, judge_record
+from spark_stream.scripts.finishing import Finished, mark_dropped
+from spark_stream.scripts.records import Rule, ruled
+from spark_stream.scripts.steps import Script, delete, get, list_records, put
+
+_ASKED: Final = "batch {0.batch} of {0.query}"
+
+
+def open_branch(
+    finished: Finished,
+    transactional_id: str,
+    claim: Claim,
+    coordinator: str,
+    now_ms: int,
+    *,
+    renamed: bool = False,
+) -> Script[tuple[Transaction, int | None]]:
+    """The transaction that writes the claimed batch, and a producer id to write under.
+
+    None in its place: the batch is committed. ``renamed``: the query may have written under
+    another transactional id before; what it committed there counts here.
+
+    Raises:
+        SinkInUse, StaleBatch, ProducerFenced.
+        TransactionAborted: the driver that planned the batch has given it up.
+    """
+    if renamed:
+        yield from inherit_other_ids(finished, transactional_id, claim)
+    allotted = Allotted(-1, -1, coordinator)
+
+    def judge(found: Transaction) -> Script[Outcome]:
+        nonlocal allotted
+        allotted = yield from allot(found, allotted)
+        return rules.branch(found, claim, allotted, now_ms)
+
+    while True:
+        outcome = yield from judge_record(finished, transactional_id, judge)
+        if isinstance(outcome, Denied) and outcome.why is Denial.DONE:
+            return outcome.transaction, None
+        # What the run before left open is decided now, and finished; then the branch is opened.
+        found = yield from conclude(finished, outcome, None, _ASKED.format(claim))
+        if allotted.producer_id in found.branches:
+            break
+    yield from _end_if_given_up(finished, transactional_id, claim)
+    return found, allotted.producer_id
+
+
+def _end_if_given_up(finished: Finished, transactional_id: str, claim: Claim) -> Script[None]:
+    # After the branch is on record: so either this finds that the run was stopped, or who stops
+    # the run finds the branch.
+    if not claim.run or (yield from _stopped_until(claim.run)) < claim.planned:
+        return
+    stop = Stop(claim.run, claim.planned, claim.batch)
+    yield from _apply(finished, transactional_id, lambda found: rules.stop(found, stop))
+    raise TransactionAborted(
+        f"{_ASKED.format(claim)} was given up by its driver before this task began to write",
+        cause=Cause.ASKED.value,
+    )
+
+
+def settle_batch(
+    finished: Finished, transactional_id: str, claim: Claim, *, renamed: bool = False
+) -> Script[tuple[Transaction, bool]]:
+    """The sink's record, with nothing left open; and whether the claimed batch is committed.
+
+    Raises:
+        SinkInUse, StaleBatch, ProducerFenced.
+    """
+    if renamed:
+        yield from inherit_other_ids(finished, transactional_id, claim)
+    outcome = yield from judge_record(
+        finished, transactional_id, ruled(lambda found: rules.settle(found, claim))
+    )
+    if isinstance(outcome, Denied) and outcome.why is Denial.DONE:
+        return outcome.transaction, True
+    return (yield from conclude(finished, outcome, None, _ASKED.format(claim))), False
+
+
+def renew_batch(
+    finished: Finished, transactional_id: str, instance: str, batch: int, now_ms: int
+) -> Script[None]:
+    """A task of the batch is alive: its transaction, if it is open, goes on.
+
+    Raises:
+        ProducerFenced: a later run of the query has taken over.
+    """
+    rule = ruled(lambda found: rules.renew(found, instance, batch, now_ms))
+    outcome = yield from judge_record(finished, transactional_id, rule)
+    allowed(outcome, None, "a sign of life")
+
+
+def drop_branch(
+    finished: Finished, transactional_id: str, instance: str, number: int, producer_id: int
+) -> Script[None]:
+    """A task failed: what it wrote is aborted at once, the transaction goes on.
+
+    Raises:
+        ProducerFenced, ForeignBranch: it is not the caller's branch.
+        DiskFull, StorageFailure: a marker is missing; the transaction's end writes it.
+    """
+    rule = ruled(lambda found: rules.drop(found, instance, number, producer_id))
+    judged = yield from judge_record(finished, transactional_id, rule)
+    outcome = allowed(judged, number, "dropping a branch")
+    if outcome.state is State.OPEN and producer_id in outcome.dropped:
+        yield from mark_dropped(outcome, producer_id)
+
+
+def stop_run(finished: Finished, asked: Stop, now_ms: int) -> Script[None]:
+    """The driver has given its batch up: nothing of it is open, or will be, from now on."""
+    yield from _record_stop(asked, now_ms)
+    for record in (yield from records.read_all()):
+        if record.run == asked.run:
+            name = record.transactional_id
+            yield from _apply(finished, name, lambda found: rules.stop(found, asked))
+
+
+def inherit_other_ids(finished: Finished, transactional_id: str, claim: Claim) -> Script[None]:
+    """Takes over what the query did under other ids, once for each of its runs."""
+    present = yield from records.read(transactional_id)
+    if present is not None and present.instance == claim.instance:
+        return
+    for record in (yield from records.read_all()):
+        name = record.transactional_id
+        if record.query != claim.query or name == transactional_id:
+            continue
+        given = yield from _apply(
+            finished, name, lambda found: rules.hand_over(found, claim.instance)
+        )
+        if given.committed_batch >= 0:
+            committed, content = given.committed_batch, given.content
+            inherit = partial(rules.inherit, query=claim.query, batch=committed, content=content)
+            outcome = yield from judge_record(finished, transactional_id, ruled(inherit))
+            allowed(outcome, None, "a sink's call")
+
+
+def _apply(finished: Finished, transactional_id: str, rule: Rule) -> Script[Transaction]:
+    return (yield from apply_rule(finished, transactional_id, rule, None, "a sink's call"))
+
+
+# -- runs that were stopped -----------------------------------------------------------------------
+
+
+def _stopped_until(run: str) -> Script[int]:
+    """What the run planned until then is given up; -1: nothing is."""
+    record = yield from get(STOPPED + run)
+    return -1 if record is None else int(record.value["planned"])
+
+
+def _record_stop(asked: Stop, now_ms: int) -> Script[None]:
+    """Remembers it, and forgets what is so old that no task of it comes any more."""
+    for old in (yield from list_records(STOPPED)):
+        if now_ms - int(old.value["at_ms"]) > STOPPED_KEPT_MS:
+            yield from delete(old.key, old.version)
+    while True:
+        record = yield from get(STOPPED + asked.run)
+        if record is not None and int(record.value["planned"]) >= asked.planned:
+            return
+        value = {"planned": asked.planned, "at_ms": now_ms}
+        version = 0 if record is None else record.version
+        if (yield from put(STOPPED + asked.run, value, version)):
+            return

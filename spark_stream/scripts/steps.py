@@ -1,0 +1,240 @@
+"""The steps of scripts: each kind is a frozen dataclass, and a function that yields it.
+
+A step names a partition by topic, topic id and number, never by an object: whether its leader is
+this broker or another is the driver's business. A step may fail with any ``IsologError``; the
+driver throws it into the script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from spark_stream.cluster.store import Record
+from spark_stream.cluster.topics import Topic
+from spark_stream.consistency.extents import SpansSnapshot
+from spark_stream.consistency.isolation import Bounds
+from spark_stream.consistency.transactions import Joined
+from spark_stream.errors import IsologError
+
+T = TypeVar("T")
+
+
+class Step:
+    """What a script asks for."""
+
+    __slots__ = ()
+
+
+Script = Generator[Step, Any, T]
+
+
+# -- the metadata store ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Get(Step):
+    """The record of a key; answered with a ``Record`` or None."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListRecords(Step):
+    """All records whose keys start with the prefix, in the order of their keys."""
+
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Put(Step):
+    """Writes a record if its version is ``expected``; answered with the new version, or None."""
+
+    key: str
+    value: Mapping[str, Any]
+    expected: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delete(Step):
+    """Deletes a record if its version is ``expected``; answered with whether it was."""
+
+    key: str
+    expected: int
+
+
+class Numbering(StrEnum):
+    """What is numbered."""
+
+    TRANSACTIONS = "transactions"
+    PRODUCERS = "producers"
+
+
+@dataclass(frozen=True, slots=True)
+class TakeNumber(Step):
+    """A number above ``above`` that nobody else gets."""
+
+    of: Numbering
+    above: int = -1
+
+
+# -- one partition --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionStep(Step):
+    """A step that the leader of a partition carries out."""
+
+    at: Joined
+
+
+@dataclass(frozen=True, slots=True)
+class Seal(PartitionStep):
+    """From now on the partition takes nothing more of the transaction."""
+
+    transaction: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriteMarkers(PartitionStep):
+    """Ends the transaction: commits for the producer ids ``taken``, aborts for all others.
+
+    What is ended already stays as it is.
+    """
+
+    transaction: int
+    taken: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DropBranch(PartitionStep):
+    """Aborts what one producer id wrote in the transaction, and takes nothing more of it."""
+
+    transaction: int
+    producer_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Force(PartitionStep):
+    """What was appended is on the disk afterwards, where the topic wants that at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBounds(PartitionStep):
+    """The partition's bounds as one observation."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadExtents(PartitionStep):
+    """Where the partition's transactions lie."""
+
+
+# -- topics ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FindTopic(Step):
+    """A topic as it is now (with ``topic_id``: this very one), whoever leads it."""
+
+    name: str
+    topic_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MakeFiles(Step):
+    """Opens partitions of a topic, from number ``first`` on, in empty folders."""
+
+    topic: Topic
+    first: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveFiles(Step):
+    """Closes partitions of a topic, from number ``first`` on, and removes their folders."""
+
+    topic: Topic
+    first: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Serve(Step):
+    """From now on calls find the topic in this form, with the partitions that were opened."""
+
+    topic: Topic
+
+
+@dataclass(frozen=True, slots=True)
+class StopServing(Step):
+    """From now on no call finds the topic."""
+
+    topic: Topic
+
+
+# -- several at once ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Together(Step):
+    """Steps whose order does not matter; answered with a list of answers or errors."""
+
+    steps: tuple[PartitionStep, ...]
+
+
+# -- a typed answer for each ----------------------------------------------------------------------
+
+
+def get(key: str) -> Script[Record | None]:
+    """The record of a key, or None."""
+    found: Record | None = yield Get(key)
+    return found
+
+
+def list_records(prefix: str) -> Script[Sequence[Record]]:
+    """The records whose keys start with the prefix."""
+    found: Sequence[Record] = yield ListRecords(prefix)
+    return found
+
+
+def put(key: str, value: Mapping[str, Any], expected: int) -> Script[bool]:
+    """Whether the record was written: its version was ``expected``."""
+    version: int | None = yield Put(key, value, expected)
+    return version is not None
+
+
+def delete(key: str, expected: int) -> Script[bool]:
+    """Whether the record was deleted: its version was ``expected``."""
+    done: bool = yield Delete(key, expected)
+    return done
+
+
+def take_number(of: Numbering, above: int = -1) -> Script[int]:
+    """A number above ``above`` that nobody else gets."""
+    number: int = yield TakeNumber(of, above)
+    return number
+
+
+def find_topic(name: str, topic_id: str | None = None) -> Script[Topic]:
+    """The topic; UnknownTopic if there is none, or it is another one by now."""
+    found: Topic = yield FindTopic(name, topic_id)
+    return found
+
+
+def together(steps: Iterable[PartitionStep]) -> Script[list[Any | IsologError]]:
+    """Answers and errors, in the order of the steps."""
+    asked = tuple(steps)
+    if not asked:
+        return []
+    answers: list[Any | IsologError] = yield Together(asked)
+    return answers
+
+
+def read_bounds(places: Iterable[Joined]) -> Script[list[Bounds | IsologError]]:
+    """The bounds of each partition."""
+    return (yield from together(ReadBounds(at) for at in places))
+
+
+def read_extents(places: Iterable[Joined]) -> Script[list[SpansSnapshot | IsologError]]:
+    """The extents of the transactions in each partition."""
+    return (yield from together(ReadExtents(at) for at in places))

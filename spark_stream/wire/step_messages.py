@@ -1,0 +1,47 @@
+"""What brokers ask of each other: steps of scripts on partitions that the other one leads.
+
+Where transactions lie in a partition travels beside the JSON: for every answer that ``has_extents``
+a further result of the action holds the bytes of the little-endian int64 columns transaction,
+producer id, first and last offset, one column after the other.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from spark_stream.wire.messages import BoundsFacts, Message, Name, OffsetField, PartitionField
+
+StepKind = Literal["seal", "write-markers", "drop-branch", "force", "read-bounds", "read-extents"]
+
+
+class StepFacts(Message):
+    """A step on one partition; which of the other fields it has depends on its kind."""
+
+    kind: StepKind
+    topic: Name
+    topic_id: str
+    partition: PartitionField
+    transaction: OffsetField | None = None
+    producer_id: OffsetField | None = None
+    taken: tuple[OffsetField, ...] = ()
+
+
+class RunSteps(Message):
+    """Steps for the broker of this id; another one refuses them all."""
+
+    broker_id: str
+    steps: list[StepFacts]
+
+
+class StepAnswer(Message):
+    """What came of a step: an error, or what was asked for."""
+
+    error: dict[str, Any] | None = None
+    bounds: BoundsFacts | None = None
+    has_extents: bool = False
+
+
+class StepAnswers(Message):
+    """The answers, in the order of the steps."""
+
+    answers: list[StepAnswer]

@@ -1,0 +1,111 @@
+"""Topics are made and deleted step by step: nobody waits for it, and a crash leaves no orphan."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from spark_stream.errors import IsologError, StorageFailure, TopicExists, UnknownTopic
+from tests.broker.topic_desk import Died, LocalTopics
+from tests.support import NUMBERS, numbers
+
+
+def folders(path: Path) -> list[str]:
+    """Name and partition of every folder there is for a topic."""
+    return sorted(f"{each.parts[-3]}/{each.name}" for each in path.glob("topics/*/*/*"))
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_death_while_a_topic_is_made_leaves_all_of_it_or_nothing(tmp_path: Path, when: str):
+    first = LocalTopics(tmp_path)
+    first.store.fails, first.store.when = Died(), when
+    with pytest.raises(Died):
+        first.create("t", 3, 1, NUMBERS, {})
+    first.store.close()  # and no more than that: nothing is tidied up
+    assert folders(tmp_path) == ["t/0", "t/1", "t/2"]
+
+    second = LocalTopics(tmp_path)
+    made = when == "after"
+    assert second.left_over == ([] if made else ["t"])
+    assert folders(tmp_path) == (["t/0", "t/1", "t/2"] if made else [])
+    assert second.host.names() == (["t"] if made else [])
+    if not made:
+        second.create("t", 1, 1, NUMBERS, {})
+    assert second.topic("t").partition(0).append(numbers(0, 1)).offset == 0
+    second.close()
+    third = LocalTopics(tmp_path)
+    assert third.left_over == []
+    assert third.topic("t").partition(0).bounds().log_end_offset == 1
+    third.close()
+
+
+def test_a_death_while_a_topic_is_deleted_leaves_no_orphan(tmp_path: Path):
+    first = LocalTopics(tmp_path)
+    first.create("t", 2, 1, NUMBERS, {})
+    first.topic("t").partition(0).append(numbers(0, 5))
+    first.store.fails = Died()
+    with pytest.raises(Died):
+        first.delete("t")
+    first.store.close()
+    assert folders(tmp_path) == ["t/0", "t/1"]
+
+    second = LocalTopics(tmp_path)
+    assert second.left_over == ["t"]
+    assert folders(tmp_path) == []
+    with pytest.raises(UnknownTopic):
+        second.topic("t")
+    second.create("t", 1, 1, NUMBERS, {})
+    second.close()
+    third = LocalTopics(tmp_path)
+    assert (third.left_over, folders(tmp_path)) == ([], ["t/0"])
+    third.close()
+
+
+def test_a_topic_that_cannot_be_made_leaves_nothing(tmp_path: Path):
+    found = LocalTopics(tmp_path)
+    found.store.fails = StorageFailure("the disk says no")
+    with pytest.raises(StorageFailure):
+        found.create("t", 3, 1, NUMBERS, {})
+    assert folders(tmp_path) == []
+    found.store.fails = None
+    found.create("t", 1, 1, NUMBERS, {})
+    with pytest.raises(TopicExists):
+        found.create("t", 2, 1, NUMBERS, {})
+    assert folders(tmp_path) == ["t/0"]
+    found.close()
+
+
+def test_nobody_waits_for_a_topic_that_is_made(tmp_path: Path):
+    """Neither who lists topics, nor who makes, reads and deletes others."""
+    found = LocalTopics(tmp_path)
+    found.create("old", 1, 1, NUMBERS, {})
+    here, go_on = threading.Event(), threading.Event()
+    errors: list[IsologError] = []
+
+    def wait() -> None:
+        here.set()
+        assert go_on.wait(30)
+
+    def make() -> None:
+        try:
+            found.create("slow", 2, 1, NUMBERS, {})
+        except IsologError as error:
+            errors.append(error)
+
+    found.store.meanwhile = wait
+    maker = threading.Thread(target=make)
+    maker.start()
+    assert here.wait(30)
+    assert found.host.names() == ["old"]
+    assert [each.topic.name for each in found.host.topics()] == ["old"]
+    found.create("quick", 1, 1, NUMBERS, {})
+    assert found.topic("quick").partition(0).append(numbers(0, 1)).offset == 0
+    found.host.housekeep()
+    found.delete("old")
+    assert found.host.names() == ["quick"]
+    go_on.set()
+    maker.join(30)
+    assert (errors, found.host.names()) == ([], ["quick", "slow"])
+    found.close()

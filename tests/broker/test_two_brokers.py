@@ -1,0 +1,230 @@
+"""Two brokers on one store, each with topics of its own: neither touches what the other leads."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow.flight as fl
+import pytest
+
+from spark_stream.errors import LeaderUnavailable, NotLeader, TopicExists, WrongCluster
+from tests.broker.stamped import Appender, Owner, bounds, refused, seen
+from tests.faults import FaultyBroker
+from tests.support import NUMBERS, BrokerProcess, act, eventually, fetched
+
+COMMITTED = "read_committed"
+
+
+def conf(tmp_path: Path) -> str:
+    return f'metadata = "{tmp_path / "metadata.sqlite"}"\n'
+
+
+@contextmanager
+def pair(tmp_path: Path, point: str | None = None) -> Iterator[tuple[Any, BrokerProcess]]:
+    """Brokers A and B with topics ``a`` and ``b``; A may have a fault point."""
+    one = (
+        BrokerProcess(tmp_path / "a", conf=conf(tmp_path))
+        if point is None
+        else FaultyBroker(tmp_path / "a", point, conf=conf(tmp_path))
+    )
+    with one as first, BrokerProcess(tmp_path / "b", conf=conf(tmp_path)) as second:
+        for broker, topic in ((first, "a"), (second, "b")):
+            with broker.connect() as log:
+                log.create_topic(topic, 2, schema=NUMBERS)
+        yield first, second
+
+
+@pytest.fixture(scope="module")
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, BrokerProcess]]:
+    with pair(tmp_path_factory.mktemp("pair")) as found:
+        yield found
+
+
+class Twice:
+    """One transaction over both topics: begun at one broker, written at the leaders."""
+
+    def __init__(self, begun_at: Any, a: Any, b: Any) -> None:
+        self.owner = Owner(begun_at).begin()
+        self.leaders = {"a": a, "b": b}
+
+    def put(self, topic: str, first: int) -> None:
+        owner = self.owner
+        stream = Appender(self.leaders[topic], topic, owner.name)
+        ack = stream.put(first, 1, owner.producer, 0, epoch=owner.epoch, transaction=owner.number)
+        assert "error" not in ack, ack
+        stream.close()
+
+
+def put_alone(flight: fl.FlightClient, topic: str, value: int) -> None:
+    """A record outside any transaction; raises what the stream as a whole is refused with."""
+    stream = Appender(flight, topic)
+    # An acknowledgement that is None: the stream has ended, and closing it tells why.
+    with contextlib.suppress(AttributeError):
+        stream.put(value, 1, act(flight, "new-producer")["producer_id"], 0)
+    stream.close()
+
+
+@pytest.mark.parametrize("begun_at", [0, 1])
+@pytest.mark.parametrize("asked", [0, 1])
+def test_a_commit_asked_of_either_broker_has_markers_in_both(brokers, begun_at, asked):
+    a, b = (each.flight() for each in brokers)
+    flights = (a, b)
+    before = [bounds(each, topic)[2] for each, topic in ((a, "a"), (b, "b"))]
+    both = Twice(flights[begun_at], a, b)
+    value = 100 + 10 * begun_at + asked
+    both.put("a", value)
+    both.put("b", value)
+    assert bounds(a, "a")[0] == before[0]
+    both.owner.flight = flights[asked]
+    assert both.owner.commit()["state"] == "committed"
+    for each, topic, start in ((a, "a", before[0]), (b, "b", before[1])):
+        assert bounds(each, topic) == (start + 1,) * 3
+        assert seen(each, topic, COMMITTED)[-1] == value
+        assert seen(each, topic, "read_atomic")[-1] == value
+    again = both.owner.begin()
+    assert again.number > 0
+    again.abort()
+
+
+def test_a_cut_over_both_brokers_takes_no_transaction_apart(brokers):
+    a, b = (each.flight() for each in brokers)
+    both = Twice(a, a, b)
+    both.put("a", 1)
+    both.put("b", 1)
+    topics = [{"topic": "a"}, {"topic": "b"}]
+    before = [act(each, "atomic-cut", topics=topics)["offsets"] for each in (a, b)]
+    assert before[0] == before[1]
+    both.owner.commit()
+    ends = {"a": bounds(a, "a")[2], "b": bounds(b, "b")[2]}
+    for each in (a, b):
+        cut = act(each, "atomic-cut", topics=topics)["offsets"]
+        assert {topic: cut[topic]["0"] for topic in ends} == ends
+        assert before[0]["a"]["0"] == ends["a"] - 1
+        upper = [{"topic": "a", "upper": {"0": ends["a"] - 1}}, {"topic": "b"}]
+        lowered = act(each, "atomic-cut", topics=upper)["offsets"]
+        assert lowered["b"]["0"] == ends["b"] - 1
+
+
+def test_a_topic_that_is_led_elsewhere_is_refused_with_its_leaders_address(brokers):
+    first, second = brokers
+    with first.flight() as a:
+        for call in (
+            lambda: act(a, "describe-topic", topic="b"),
+            lambda: fetched(a, "b"),
+            lambda: put_alone(a, "b", 1),
+            lambda: act(a, "delete-topic", topic="b"),
+            lambda: act(a, "alter-topic", topic="b", partitions=3),
+        ):
+            error = refused(call)
+            assert isinstance(error, NotLeader), error
+            assert error.retriable
+            assert second.address in str(error)
+        assert act(a, "list-topics") == {"topics": ["a", "b"]}
+
+
+def test_no_broker_makes_files_of_anothers_topics(brokers):
+    first, second = brokers
+    assert sorted(each.name for each in (first.directory / "topics").iterdir()) == ["a"]
+    assert sorted(each.name for each in (second.directory / "topics").iterdir()) == ["b"]
+
+
+def test_a_name_is_given_once_though_both_are_asked(brokers):
+    a, b = (each.flight() for each in brokers)
+    act(a, "create-topic", topic="once")
+    assert isinstance(refused(lambda: act(b, "create-topic", topic="once")), TopicExists)
+    act(a, "delete-topic", topic="once")
+    act(b, "create-topic", topic="once")
+    assert isinstance(refused(lambda: act(a, "describe-topic", topic="once")), NotLeader)
+    act(b, "delete-topic", topic="once")
+
+
+def test_a_dropped_branch_is_aborted_in_the_partitions_of_both(brokers):
+    a, b = (each.flight() for each in brokers)
+    name = "sink-of-both"
+    who = {"transactional_id": name, "query": "q", "instance": "run", "batch": 0}
+    branch = act(a, "open-branch", **who)
+    number, producer = branch["number"], branch["producer_id"]
+    for each, topic in ((a, "a"), (b, "b")):
+        stream = Appender(each, topic, name)
+        stream.put(9, 1, producer, 0, transaction=number)
+        stream.close()
+    drop = {"instance": "run", "number": number, "producer_id": producer}
+    act(a, "drop-branch", transactional_id=name, **drop)
+    for each, topic in ((a, "a"), (b, "b")):
+        assert bounds(each, topic)[0] == bounds(each, topic)[2]
+    act(b, "kill-transaction", transactional_id=name)
+
+
+# -- brokers that die, and come back --------------------------------------------------------------
+
+
+def test_brokers_that_start_again_open_their_own_topics_only(tmp_path: Path):
+    """Else a broker would make empty logs of the other's topics, and serve them."""
+    with pair(tmp_path) as (first, second):
+        with second.flight() as b:
+            put_alone(b, "b", 1)
+        first.restart()
+        second.kill()
+        second.restart()
+        assert [each.name for each in (first.directory / "topics").iterdir()] == ["a"]
+        with first.flight() as a, second.flight() as b:
+            assert seen(b, "b", COMMITTED) == [1]
+            assert isinstance(refused(lambda: act(a, "describe-topic", topic="b")), NotLeader)
+
+
+def test_a_commit_whose_leader_is_gone_is_finished_once_it_is_back(tmp_path: Path):
+    """It is decided and marked nowhere: then it would be seen in part."""
+    with pair(tmp_path) as (first, second):
+        a, b = first.flight(), second.flight()
+        both = Twice(a, a, b)
+        both.put("a", 1)
+        both.put("b", 1)
+        # The commit forces its partitions before it decides; an abort has nothing to force.
+        second.kill()
+        refusal = refused(both.owner.commit)
+        assert isinstance(refusal, LeaderUnavailable), refusal
+        assert both.owner.described()["state"] == "open"
+        assert isinstance(refused(both.owner.abort), LeaderUnavailable)
+        assert both.owner.described()["state"] == "aborting"
+        assert bounds(a, "a") == (0, 1, 1)
+        second.restart()
+        eventually(lambda: both.owner.described()["state"] == "aborted")
+        assert bounds(a, "a") == (1, 1, 1)
+        with second.flight() as b:
+            assert bounds(b, "b") == (1, 1, 1)
+            assert seen(b, "b", COMMITTED) == []
+
+
+def test_a_broker_that_dies_after_the_decision_leaves_it_to_the_other(tmp_path: Path):
+    """B marks nothing before A's partition is sealed; then it finishes the transaction."""
+    with pair(tmp_path, "decided") as (first, second):
+        a, b = first.flight(), second.flight()
+        both = Twice(b, a, b)  # begun at B, so B looks after it
+        both.put("a", 1)
+        both.put("b", 1)
+        first.arm()
+        both.owner.flight = a
+        with pytest.raises(fl.FlightError):
+            both.owner.commit()
+        eventually(lambda: first.died)
+        both.owner.flight = b
+        assert both.owner.described()["state"] == "committing"
+        assert bounds(b, "b") == (0, 1, 1)
+        first.restart()
+        eventually(lambda: both.owner.described()["state"] == "committed")
+        with first.flight() as again:
+            assert seen(again, "a", COMMITTED) == [1]
+            assert seen(b, "b", COMMITTED) == [1]
+
+
+def test_a_directory_of_another_cluster_is_refused(tmp_path: Path):
+    with BrokerProcess(tmp_path / "alone"):
+        pass
+    with BrokerProcess(tmp_path / "a", conf=conf(tmp_path)):
+        pass
+    with pytest.raises(WrongCluster):
+        BrokerProcess(tmp_path / "alone", conf=conf(tmp_path)).start()

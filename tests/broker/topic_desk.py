@@ -1,0 +1,74 @@
+"""A broker's topics without the broker: a directory, a store that fails when told to, a desk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from spark_stream.broker.driver import Driver
+from spark_stream.broker.host import Host
+from spark_stream.broker.topics import TopicDesk
+from spark_stream.cluster.sqlite import SqliteStore
+from spark_stream.environment import SystemClock, SystemIds
+from spark_stream.scripts.steps import PartitionStep
+from spark_stream.storage.directory import LogDirectory
+from spark_stream.storage.settings import LogSettings
+
+
+class Died(Exception):
+    """The broker ended here."""
+
+
+class FailingStore(SqliteStore):
+    """A store in whose changes of topics something happens: before they are made, or after."""
+
+    fails: Exception | None = None
+    when = "before"
+    meanwhile: Callable[[], None] | None = None
+
+    def put(self, key: str, value: Mapping[str, Any], expected: int) -> int | None:
+        if key.startswith("topics/") and self.meanwhile is not None:
+            act, self.meanwhile = self.meanwhile, None
+            act()
+        failing = self.fails is not None and key.startswith("topics/")
+        if failing and self.when == "before":
+            assert self.fails is not None
+            raise self.fails
+        done = super().put(key, value, expected)
+        if failing:
+            assert self.fails is not None
+            raise self.fails
+        return done
+
+    def delete(self, key: str, expected: int) -> bool:
+        done = super().delete(key, expected)
+        if self.fails is not None and key.startswith("topics/"):
+            raise self.fails
+        return done
+
+
+class NoPeers:
+    """The other brokers of a broker that is alone."""
+
+    def run_steps(self, broker_id: str, steps: Sequence[PartitionStep]) -> list[Any]:
+        raise AssertionError(f"{len(steps)} steps for {broker_id}")
+
+
+class LocalTopics:
+    """The topics of one broker."""
+
+    def __init__(self, path: Path) -> None:
+        self.store = FailingStore(path / "metadata.sqlite")
+        directory = LogDirectory(path, "cluster", "broker")
+        self.host = Host(directory, self.store, LogSettings(), SystemClock())
+        self.desk = TopicDesk(
+            Driver(self.store, self.host, NoPeers()), self.host, LogSettings(), SystemIds()
+        )
+        self.left_over = self.desk.remove_left_overs()
+        self.create, self.alter, self.delete = self.desk.create, self.desk.alter, self.desk.delete
+        self.topic = self.host.topic
+
+    def close(self) -> None:
+        self.host.close()
+        self.store.close()

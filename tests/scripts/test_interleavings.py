@@ -1,0 +1,236 @@
+"""Scripts of two brokers in any order of steps, with crashes between any two: what holds always."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_stream.consistency.transactions import PositionOf, State
+from spark_stream.errors import ConsumerFenced, InvalidTransaction, IsologError
+from spark_stream.scripts import consumers, deciding, finishing, sweeping
+from spark_stream.scripts.deciding import Commit
+from spark_stream.scripts.records import read_all
+from spark_stream.scripts.steps import Script, WriteMarkers
+from tests.scripts.world import INVARIANTS, Append, Running, World
+
+A, B = "broker 0", "broker 1"
+IDS = ("x", "y")
+
+
+def watched() -> World:
+    world = World()
+    for invariant in INVARIANTS:
+        invariant(world)
+    return world
+
+
+def begin(world: World, broker: str, name: str, after: int = -1) -> tuple[int, int, int]:
+    """Number, producer id and epoch of a new transaction of the instance ``me``."""
+    finished = world.brokers[broker].finished
+    if after < 0:
+        world.run(broker, deciding.take_over(finished, name, "me", 60_000, 0))
+    found = world.run(broker, deciding.begin(finished, name, "me", after, broker, 0))
+    return found.number, found.producer_id, found.epoch
+
+
+def write(name: str, begun: tuple[int, int, int], place, value: int) -> Script[None]:
+    """A batch comes to a partition: it joins, then it is appended."""
+    number, producer_id, epoch = begun
+    yield from deciding.join(name, number, producer_id, epoch, place)
+    yield Append(place, number, producer_id, value)
+
+
+def commit(world: World, broker: str, name: str, begun: tuple[int, int, int], **more) -> Running:
+    asked = Commit(name, "me", begun[0], (begun[1],), **more)
+    finished = world.brokers[broker].finished
+    return world.start(broker, deciding.commit(finished, asked), "commit")
+
+
+def abort(world: World, broker: str, name: str, begun: tuple[int, int, int]) -> Running:
+    script = deciding.abort(world.brokers[broker].finished, name, "me", begun[0])
+    return world.start(broker, script, "abort")
+
+
+def sweep(world: World, broker: str, now_s: float = 0.0) -> Script[None]:
+    """Looks after every record, as the broker that coordinates it does."""
+    found = world.brokers[broker]
+    for record in (yield from read_all()):
+        yield from sweeping.sweep_record(found.finished, found.watch, record, now_s, 0)
+
+
+def settle(world: World) -> None:
+    """Both brokers die, and what they left is swept."""
+    for broker in (A, B):
+        world.crash(broker)
+    world.run(A, sweep(world, A))
+    for check in world.before_step:
+        check(WriteMarkers(world.at(0), -7, ()))
+
+
+ACTS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["step"] * 12 + ["write", "write", "commit", "abort", "sweep", "crash", "begin"]
+        ),
+        st.integers(0, 50),
+    ),
+    min_size=10,
+    max_size=90,
+)
+
+
+@settings(max_examples=250, deadline=None)
+@given(acts=ACTS)
+def test_decided_once_sealed_then_marked_finished_means_everywhere(acts):
+    """Two ids, three partitions, two brokers that are asked for anything, and crash."""
+    world = watched()
+    begun = {name: begin(world, (A, B)[n], name) for n, name in enumerate(IDS)}
+    values = iter(range(10_000))
+    for act, choice in acts:
+        broker = (A, B)[choice % 2]
+        name = IDS[choice // 2 % 2]
+        if act == "step" and world.running:
+            world.advance(world.running[choice % len(world.running)])
+        elif act == "write":
+            place = world.at(choice % 3)
+            world.start(broker, write(name, begun[name], place, next(values)), "write")
+        elif act == "commit":
+            commit(world, broker, name, begun[name])
+        elif act == "abort":
+            abort(world, broker, name, begun[name])
+        elif act == "sweep":
+            world.start(broker, sweep(world, broker), "sweep")
+        elif act == "crash":
+            world.crash(broker)
+        elif act == "begin":
+            try:
+                begun[name] = begin(world, broker, name, begun[name][0])
+            except IsologError:
+                continue  # it is open still
+    settle(world)
+    for name in IDS:
+        record = world.store.transaction(name)
+        if record.state is State.OPEN:
+            continue
+        for at in record.partitions:
+            assert not world.partitions[at].open_parts(record.number)
+
+
+def test_a_commit_asked_of_another_broker_marks_every_partition():
+    world = watched()
+    begun = begin(world, A, "x")
+    for number in range(3):
+        world.run((A, B)[number % 2], write("x", begun, world.at(number), number))
+    asked = commit(world, B, "x", begun)
+    while not asked.over:
+        world.advance(asked)
+    assert asked.result.state is State.COMMITTED
+    assert [world.partitions[world.at(n)].visible() for n in range(3)] == [[0], [1], [2]]
+
+
+@pytest.mark.parametrize("steps", range(14))
+def test_a_commit_that_stops_after_any_step_is_finished_by_another_broker(steps):
+    """And the answer to the repeated call is the same."""
+    world = watched()
+    begun = begin(world, A, "x")
+    for number in range(2):
+        world.run(A, write("x", begun, world.at(number), number))
+    asked = commit(world, A, "x", begun)
+    for _ in range(steps):
+        if not asked.over:
+            world.advance(asked)
+    world.crash(A)
+    world.run(B, sweep(world, B))
+    again = commit(world, B, "x", begun)
+    while not again.over:
+        world.advance(again)
+    assert again.result.state is State.COMMITTED
+    assert [world.partitions[world.at(n)].visible() for n in range(2)] == [[0], [1]]
+
+
+def test_a_number_below_those_of_another_broker_is_never_given():
+    """Broker B has drawn a block that lies above: what A still has is dropped."""
+    world = watched()
+    begin(world, A, "y")
+    first = begin(world, B, "x")
+    done = commit(world, B, "x", first)
+    while not done.over:
+        world.advance(done)
+    second = begin(world, A, "x", first[0])
+    assert second[0] > first[0]
+
+
+# -- a batch on its way ---------------------------------------------------------------------------
+
+
+def test_a_batch_that_arrives_while_its_transaction_is_finished_lands_nowhere():
+    world = watched()
+    begun = begin(world, A, "x")
+    world.run(A, write("x", begun, world.at(0), 1))
+    late = world.start(B, write("x", begun, world.at(1), 2))
+    while not isinstance(late.step, Append):
+        world.advance(late)
+    asked = commit(world, A, "x", begun)
+    while not (asked.parts and isinstance(asked.parts[0], WriteMarkers)):
+        world.advance(asked)
+    world.advance(late)
+    assert isinstance(late.error, InvalidTransaction)
+
+
+# -- names of consumers ---------------------------------------------------------------------------
+
+MOVE = PositionOf("c", "t", "id", 0, 7)
+
+
+@pytest.mark.parametrize("before", range(14))
+@pytest.mark.parametrize("between", range(5))
+def test_a_position_that_the_new_owner_has_read_moves_for_nobody_else(before, between):
+    """The new owner asks another broker: no lock of one process can help."""
+    world = watched()
+    assert world.run(A, consumers.take_consumer(world.brokers[A].finished, "c", "old")) == []
+    begun = begin(world, A, "x")
+    world.run(A, write("x", begun, world.at(0), 1))
+    asked = commit(world, A, "x", begun, positions=(MOVE,), owners={"c": "old"})
+    taking = world.start(B, consumers.take_consumer(world.brokers[B].finished, "c", "new"))
+    for _ in range(between):  # the new owner is under way when the commit goes on
+        if not taking.over:
+            world.advance(taking)
+    for _ in range(before):
+        if not asked.over:
+            world.advance(asked)
+    while not taking.over:
+        world.advance(taking)
+    read = taking.result
+    while not asked.over:
+        world.advance(asked)
+    after = world.run(B, consumers.go_on(world.brokers[B].finished, "c"))
+    assert after == read
+    if isinstance(asked.error, ConsumerFenced):
+        assert (read, world.store.transaction("x").state) == ([], State.OPEN)
+    else:
+        assert (asked.error, read) == (None, [MOVE])
+
+
+def test_a_late_finisher_stores_no_old_position():
+    """It stands before its write while others finish, and a later transaction moves on."""
+    world = watched()
+    begun = begin(world, A, "x")
+    world.run(A, write("x", begun, world.at(0), 1))
+    asked = commit(world, A, "x", begun, positions=(MOVE,))
+    decided = world.store.transaction("x")
+    while decided.state is not State.COMMITTING:
+        world.advance(asked)
+        decided = world.store.transaction("x")
+    late = world.start(A, finishing.finish(world.brokers[A].finished, decided))
+    for _ in range(3):  # sealed, marked, and the consumer's record read
+        world.advance(late)
+    world.run(B, sweep(world, B))
+    later = begin(world, B, "x", begun[0])
+    further = PositionOf("c", "t", "id", 0, 9)
+    done = commit(world, B, "x", later, positions=(further,))
+    while not done.over:
+        world.advance(done)
+    while not late.over:
+        world.advance(late)
+    assert world.run(A, consumers.go_on(world.brokers[A].finished, "c")) == [further]

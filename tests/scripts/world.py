@@ -1,0 +1,338 @@
+"""A world that scripts run in: a store, partitions, brokers, and a scheduler that interleaves them.
+
+Every script of every broker stands before its next step; the scheduler's owner chooses whose step
+comes next, and may crash a broker between any two: its scripts stop for good, and what it only had
+in memory is gone. The steps of a ``Together`` are carried out one
+by one, with whatever else in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from spark_stream.cluster.store import Record
+from spark_stream.cluster.transactions import PREFIX, decode
+from spark_stream.consistency.transactions import COMMITS, DECIDED, Joined, State, Transaction
+from spark_stream.errors import InvalidTransaction, IsologError
+from spark_stream.scripts.finishing import Finished
+from spark_stream.scripts.steps import (
+    Delete,
+    DropBranch,
+    Force,
+    Get,
+    ListRecords,
+    PartitionStep,
+    Put,
+    Script,
+    Seal,
+    Step,
+    TakeNumber,
+    Together,
+    WriteMarkers,
+)
+from spark_stream.scripts.sweeping import Watch
+
+BLOCK = 3
+
+
+@dataclass(frozen=True)
+class Append(PartitionStep):
+    """A batch arrives at the partition (no script of ours asks for it; tests do)."""
+
+    transaction: int
+    producer_id: int
+    value: int
+
+
+class ModelStore:
+    """The metadata store as a dict."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, Record] = {}
+        self._versions = count(1)
+
+    def get(self, key: str) -> Record | None:
+        return self.records.get(key)
+
+    def list(self, prefix: str) -> list[Record]:
+        return [self.records[key] for key in sorted(self.records) if key.startswith(prefix)]
+
+    def put(self, key: str, value: Any, expected: int) -> int | None:
+        known = self.records.get(key)
+        if (0 if known is None else known.version) != expected:
+            return None
+        version = next(self._versions)
+        self.records[key] = Record(key, value, version)
+        return version
+
+    def delete(self, key: str, expected: int) -> bool:
+        known = self.records.get(key)
+        if known is None or known.version != expected:
+            return False
+        del self.records[key]
+        return True
+
+    def transaction(self, name: str) -> Transaction:
+        record = self.records.get(PREFIX + name)
+        return Transaction(name) if record is None else decode(record.value)
+
+
+@dataclass
+class ModelPartition:
+    """What is in a partition: batches, and how each producer's part of a transaction ended."""
+
+    batches: list[tuple[int, int, int]] = field(default_factory=list)
+    ends: dict[tuple[int, int], bool] = field(default_factory=dict)
+    sealed: set[int] = field(default_factory=set)
+    dropped: set[tuple[int, int]] = field(default_factory=set)
+
+    def open_parts(self, transaction: int) -> list[int]:
+        found = {who for number, who, _ in self.batches if number == transaction}
+        return sorted(who for who in found if (transaction, who) not in self.ends)
+
+    def visible(self) -> list[int]:
+        return [value for number, who, value in self.batches if self.ends.get((number, who))]
+
+
+@dataclass
+class Broker:
+    """What a broker keeps in memory."""
+
+    name: str
+    finished: Finished = field(default_factory=Finished)
+    watch: Watch = field(default_factory=Watch)
+    blocks: dict[str, list[int]] = field(default_factory=dict)
+
+
+@dataclass
+class Running:
+    """A script before its next step; of a ``Together`` what is still to be done."""
+
+    broker: str
+    script: Script[Any]
+    step: Step
+    name: str = ""
+    parts: list[PartitionStep] = field(default_factory=list)
+    answers: list[Any] = field(default_factory=list)
+    result: Any = None
+    error: IsologError | None = None
+    over: bool = False
+
+
+class World:
+    """Brokers on one store, each with scripts under way."""
+
+    def __init__(self, brokers: int = 2) -> None:
+        self.store = ModelStore()
+        self.brokers = {f"broker {n}": Broker(f"broker {n}") for n in range(brokers)}
+        self.partitions: dict[Joined, ModelPartition] = {}
+        self.running: list[Running] = []
+        self.before_step: list[Callable[[Step], None]] = []
+        self.unreachable: set[Joined] = set()
+
+    def at(self, number: int) -> Joined:
+        place = Joined("t", "id", number)
+        self.partitions.setdefault(place, ModelPartition())
+        return place
+
+    # -- scripts ----------------------------------------------------------------------------------
+
+    def start(self, broker: str, script: Script[Any], name: str = "") -> Running:
+        """The script stands before its first step."""
+        found = Running(broker, script, Step(), name)
+        self._resume(found, lambda: next(script))
+        if not found.over:
+            self.running.append(found)
+        return found
+
+    def advance(self, which: Running) -> None:
+        """One step of one script."""
+        step = which.parts[0] if which.parts else which.step
+        for check in self.before_step:
+            check(step)
+        answer: Any = None
+        error: IsologError | None = None
+        try:
+            answer = self.carry_out(self.brokers[which.broker], step)
+        except IsologError as caught:
+            error = caught
+        if which.parts:
+            which.parts.pop(0)
+            which.answers.append(answer if error is None else error)
+            if which.parts:
+                return
+            answer, error, which.answers = which.answers, None, []
+        if error is not None:
+            failure = error
+            self._resume(which, lambda: which.script.throw(failure))
+        else:
+            self._resume(which, lambda: which.script.send(answer))
+        if which.over:
+            self.running.remove(which)
+
+    def _resume(self, which: Running, resume: Callable[[], Step]) -> None:
+        try:
+            which.step = resume()
+        except StopIteration as ended:
+            which.result, which.over = ended.value, True
+        except IsologError as error:
+            which.error, which.over = error, True
+        else:
+            which.parts = list(which.step.steps) if isinstance(which.step, Together) else []
+
+    def run(self, broker: str, script: Script[Any]) -> Any:
+        """The script from start to end, with nothing in between."""
+        found = self.start(broker, script)
+        while not found.over:
+            self.advance(found)
+        if found.error is not None:
+            raise found.error
+        return found.result
+
+    def crash(self, broker: str) -> None:
+        """The broker ends between two steps, and another of its name comes up."""
+        for each in [each for each in self.running if each.broker == broker]:
+            each.script.close()
+            each.over = True
+            self.running.remove(each)
+        self.brokers[broker] = Broker(broker)
+
+    # -- steps ------------------------------------------------------------------------------------
+
+    def carry_out(self, broker: Broker, step: Step) -> Any:
+        match step:
+            case Get(key):
+                return self.store.get(key)
+            case ListRecords(prefix):
+                return self.store.list(prefix)
+            case Put(key, value, expected):
+                return self.store.put(key, value, expected)
+            case Delete(key, expected):
+                return self.store.delete(key, expected)
+            case TakeNumber(of, above):
+                return self._take(broker, of.value, above)
+            case PartitionStep():
+                return self._on(self.partitions[step.at], step)
+        raise AssertionError(step)
+
+    def _take(self, broker: Broker, of: str, above: int) -> int:
+        """A number of the broker's block; what is not above is dropped, as the store's do."""
+        block = broker.blocks.setdefault(of, [])
+        block[:] = [number for number in block if number > above]
+        while not block:
+            record = self.store.get(f"numbers/{of}")
+            start = 0 if record is None else record.value["next"]
+            version = 0 if record is None else record.version
+            self.store.put(f"numbers/{of}", {"next": start + BLOCK}, version)
+            block[:] = [n for n in range(start, start + BLOCK) if n > above]
+        return block.pop(0)
+
+    def _on(self, found: ModelPartition, step: PartitionStep) -> None:
+        match step:
+            case Seal(_, transaction):
+                found.sealed.add(transaction)
+            case WriteMarkers(_, transaction, taken):
+                found.sealed.add(transaction)
+                for who in found.open_parts(transaction):
+                    found.ends[transaction, who] = who in taken
+            case DropBranch(_, transaction, producer_id):
+                found.dropped.add((transaction, producer_id))
+                if producer_id in found.open_parts(transaction):
+                    found.ends[transaction, producer_id] = False
+            case Append(_, transaction, producer_id, value):
+                if transaction in found.sealed or (transaction, producer_id) in found.dropped:
+                    raise InvalidTransaction("it has ended")
+                found.batches.append((transaction, producer_id, value))
+            case Force():
+                pass
+            case _:
+                raise AssertionError(step)
+
+
+# -- what holds at every moment ------------------------------------------------------------------
+
+
+class Invariant:
+    """Watches a world; ``check`` is called before every step."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        world.before_step.append(self.check)
+
+    def check(self, step: Step) -> None:
+        raise NotImplementedError
+
+
+class NoMarkerBeforeDecision(Invariant):
+    """Markers of a transaction are written only once its record says what was decided."""
+
+    def check(self, step: Step) -> None:
+        if isinstance(step, WriteMarkers):
+            for record in self.world.store.list(PREFIX):
+                found = decode(record.value)
+                if found.number == step.transaction:
+                    assert found.state is not State.OPEN, step
+                    if found.state in DECIDED:
+                        assert step.taken == (found.taken if found.state in COMMITS else ())
+
+
+class SealedBeforeMarked(Invariant):
+    """Before any partition of a transaction is marked, all of them are sealed."""
+
+    def check(self, step: Step) -> None:
+        if isinstance(step, WriteMarkers):
+            for record in self.world.store.list(PREFIX):
+                found = decode(record.value)
+                if found.number == step.transaction and found.state in DECIDED:
+                    for at in found.partitions:
+                        assert step.transaction in self.world.partitions[at].sealed, (step, at)
+
+
+class FinishedMeansMarkedEverywhere(Invariant):
+    """A record that says that a transaction is over has no open part in any partition."""
+
+    def check(self, step: Step) -> None:
+        del step
+        for record in self.world.store.list(PREFIX):
+            found = decode(record.value)
+            if found.state in (State.COMMITTED, State.ABORTED):
+                for at in found.partitions:
+                    assert not self.world.partitions[at].open_parts(found.number), (found, at)
+
+
+class FatesAgree(Invariant):
+    """What a producer wrote in a transaction ended alike in all partitions."""
+
+    def check(self, step: Step) -> None:
+        del step
+        fates: dict[tuple[int, int], bool] = {}
+        for partition in self.world.partitions.values():
+            for part, committed in partition.ends.items():
+                assert fates.setdefault(part, committed) is committed, part
+
+
+class NumbersRise(Invariant):
+    """The numbers of an id's transactions rise, whichever broker hands them out."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._last: dict[str, int] = {}
+
+    def check(self, step: Step) -> None:
+        del step
+        for record in self.world.store.list(PREFIX):
+            number = decode(record.value).number
+            assert number >= self._last.get(record.key, -1)
+            self._last[record.key] = number
+
+
+INVARIANTS = (
+    NoMarkerBeforeDecision,
+    SealedBeforeMarked,
+    FinishedMeansMarkedEverywhere,
+    FatesAgree,
+    NumbersRise,
+)
