@@ -165,7 +165,8 @@ def test_a_dropped_branch_is_aborted_in_the_partitions_of_both(brokers):
 def test_brokers_that_start_again_open_their_own_topics_only(tmp_path: Path):
     """Else a broker would make empty logs of the other's topics, and serve them."""
     with pair(tmp_path) as (first, second):
-        with second.flight() as b:
+        with first.flight() as a, second.flight() as b:  # what is empty has no folder
+            put_alone(a, "a", 1)
             put_alone(b, "b", 1)
         first.restart()
         second.kill()
