@@ -10,10 +10,10 @@ import tempfile
 from pathlib import Path
 
 import spark_stream as isolog
-from bench import native_bench, transactions_bench
+from bench import native_bench, transactions_bench, waiting_bench
 from bench.results import Results
 
-PARTS = ("native", "transactions", "spark", "memory")
+PARTS = ("native", "waiting", "transactions", "spark", "memory")
 
 
 def main() -> None:
@@ -37,6 +37,8 @@ def main() -> None:
             try:
                 if "native" in parts:
                     native_bench.run(log, results, given.seconds)
+                if "waiting" in parts:
+                    waiting_bench.run(log, results)
                 if "transactions" in parts:
                     transactions_bench.run(log, results, given.seconds, given.transactions)
                 if "spark" in parts:

@@ -7,10 +7,8 @@ to be imported. In Python: ``import spark_stream as isolog`` and :func:`connect`
 from __future__ import annotations
 
 from spark_stream import errors
-from spark_stream.client.consumer import Consumer
 from spark_stream.client.log import Log, connect
-from spark_stream.client.producer import Producer
-from spark_stream.client.transactional import TransactionalProducer
+from spark_stream.client.reading.consumer import Consumer
 from spark_stream.client.values import (
     BrokerStatus,
     PartitionDescription,
@@ -19,6 +17,8 @@ from spark_stream.client.values import (
     TransactionDescription,
     Written,
 )
+from spark_stream.client.writing.producer import Producer
+from spark_stream.client.writing.transactional import TransactionalProducer
 from spark_stream.version import VERSION
 
 __version__ = VERSION

@@ -1,8 +1,8 @@
 """Every error that isolog raises for its users: one tree, with codes that cross the wire.
 
 A class has a stable ``code`` (what travels), ``retriable`` (whether the same call may succeed
-later) and ``hint`` (one sentence: what to do). Programmer's errors are ordinary Python exceptions;
-what is here are operating errors and bad input.
+later) and ``hint`` (one sentence: what to do). Mistakes of a programmer are ordinary Python
+exceptions; the errors here are operating errors and bad input.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class IsologError(Exception):
         return None if value is None else int(value)
 
     def again(self) -> IsologError:
-        """A copy to raise, for whoever keeps an error: one that is raised keeps its traces."""
+        """A copy to raise, for an error that is kept: each raise would add to its traceback."""
         return _rebuild(self.code, self.message, self.hint, self.details)
 
     def __str__(self) -> str:
@@ -229,6 +229,12 @@ class DifferentReplay(IsologError):
         "The checkpoint is older than the sink: restore the newer, or start a new one. If the"
         " query's rows differ at every computation (uuid(), rand()), set differentReplay to keep."
     )
+
+
+class BrokerBusy(IsologError):
+    code = "BROKER_BUSY"
+    retriable = True
+    hint = "Try again in a moment; smaller batches find room sooner."
 
 
 class DiskFull(IsologError):

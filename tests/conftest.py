@@ -28,9 +28,9 @@ for name in ("ISOLOG_PATH", "ISOLOG_BOOTSTRAP", "ISOLOG_DIR", "ISOLOG_LISTEN"):
     os.environ.pop(name, None)
 
 
-# What starts processes takes seconds: `make test-fast` leaves these folders out, and whoever uses
-# these fixtures.
-SLOW_FOLDERS = ("broker", "cli", "client", "demo", "docs")
+# What starts processes takes seconds: `make test-fast` leaves out these folders, and whoever uses
+# one of these fixtures. A file elsewhere that starts a broker in another way marks itself as slow.
+SLOW_FOLDERS = ("broker", "cli", "demo", "docs")
 SLOW_FIXTURES = {"broker", "flight", "log", "shared"}
 
 # The files of these go first, in this order. Files are dealt out to processes that run side by
@@ -53,7 +53,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def stop_broker(directory: Path, *, number: int = signal.SIGTERM, timeout_s: float = 20.0) -> None:
     """Ends the broker that serves the directory, if one does, and waits until it is gone."""
-    from spark_stream.client.embedded import known_address
+    from spark_stream.client.connecting.embedded import known_address
 
     if known_address(directory) is None:
         return

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import spark_stream as isolog
-from spark_stream.client.columns import KAFKA_COLUMNS, shown_schema
+from spark_stream.client.reading.columns import KAFKA_COLUMNS, shown_schema
 from spark_stream.client.values import PartitionDescription, Record, TopicDescription, Written
 from spark_stream.consistency.isolation import CONSUMER_LEVELS
 from spark_stream.datasource import options

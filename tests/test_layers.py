@@ -1,9 +1,11 @@
-"""Who may import whom: section 3 of the design, held against every import statement."""
+"""Who may import whom: the two tables of ARCHITECTURE.md, held against every import statement."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -11,26 +13,51 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "spark_stream"
 
-# A part of the house → the parts that it may import. A dotted name is that module alone.
-BELOW_THE_BROKER = {"consistency", "wire", "storage", "cluster", "client"}
-BELOW_THE_BROKER |= {"environment", "errors", "scripts", "version"}
-MAY_IMPORT: dict[str, set[str]] = {
-    "environment": set(),
-    "errors": set(),
-    "version": set(),
-    "consistency": set(),
-    "wire": {"consistency", "errors"},
-    "storage": {"consistency", "errors"},
-    "cluster": {"consistency", "environment", "errors"},
-    "scripts": {"consistency", "cluster", "environment", "errors"},
-    "client": {"wire", "consistency", "errors", "version"},
-    "datasource": {"client", "wire", "errors", "version", "consistency.isolation"},
-    "broker": BELOW_THE_BROKER,
-    "testing": BELOW_THE_BROKER | {"broker"},
-}
+ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text()
+
+
+def table(heading: str) -> list[list[str]]:
+    """The rows of the table of ARCHITECTURE.md whose last column has this heading, as cells."""
+    body = ARCHITECTURE.partition(f" {heading} |\n")[2].partition("\n\n")[0]
+    return [
+        [cell.strip() for cell in line.strip("| ").split(" | ")] for line in body.split("\n")[1:]
+    ]
+
+
+def names_in(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def parts_and_imports() -> dict[str, set[str]]:
+    """A part of the package → the parts that it may import. A dotted name is that module alone."""
+    return {names_in(part)[0]: set(names_in(cell)) for part, _, cell in table(PARTS)}
+
+
+def rooms_and_imports() -> dict[str, set[str]]:
+    """A room, or module, of a folder (``client/writing``) → what of that folder it may import."""
+    found: dict[str, set[str]] = {}
+    for cells in table(ROOMS):
+        rooms = names_in(cells[0])
+        folder = rooms[0].partition("/")[0]
+        above = {room.partition("/")[2] for room in found if room.startswith(f"{folder}/")}
+        beside = {room.partition("/")[2] for room in rooms}
+        allowed = set(names_in(cells[2]))
+        allowed |= above if cells[2] == "all of the above" else set()
+        allowed |= beside if "one another" in cells[2] else set()
+        found |= dict.fromkeys(rooms, allowed)
+    return found
+
+
+PARTS = "may import (of ours)"
+ROOMS = "may import (of its folder)"
+MAY_IMPORT = parts_and_imports()
+ROOM_MAY_IMPORT = rooms_and_imports()
 
 
 def modules(part: str) -> list[Path]:
+    """The files of a part, or of a room of it."""
+    if part == "pyspark_isolog":
+        return [ROOT / "pyspark_isolog.py"]
     single = PACKAGE / f"{part}.py"
     return [single] if single.exists() else sorted((PACKAGE / part).rglob("*.py"))
 
@@ -53,20 +80,58 @@ def imports(path: Path, text: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno, rest
 
 
+def within(name: str, parts: set[str]) -> bool:
+    """Whether the dotted name is one of these parts or below one."""
+    return any(name == each or name.startswith(each + ".") for each in parts)
+
+
 def allowed(part: str, name: str) -> bool:
-    return any(name == each or name.startswith(each + ".") for each in {part, *MAY_IMPORT[part]})
+    return within(name, {part, *MAY_IMPORT[part]})
+
+
+def allowed_in_room(room: str, name: str) -> bool:
+    """Whether a room may import the name, as far as the name is of the room's own folder."""
+    folder, _, own = room.partition("/")
+    inside, _, rest = name.partition(".")
+    return inside != folder or within(rest, {own, *ROOM_MAY_IMPORT[room]})
+
+
+def strays(part: str, may_import: Callable[[str, str], bool]) -> list[str]:
+    assert modules(part)
+    return [
+        f"{path.relative_to(ROOT)}:{line} imports {name or 'spark_stream itself'}"
+        for path in modules(part)
+        for line, name in imports(path, path.read_text())
+        if not may_import(part, name)
+    ]
 
 
 @pytest.mark.parametrize("part", MAY_IMPORT)
 def test_a_part_of_the_house_imports_only_what_is_below_it(part):
-    strays = [
-        f"{path.relative_to(ROOT)}:{line} imports {name or 'spark_stream itself'}"
-        for path in modules(part)
-        for line, name in imports(path, path.read_text())
-        if not allowed(part, name)
-    ]
-    assert modules(part)
-    assert strays == []
+    assert strays(part, allowed) == []
+
+
+@pytest.mark.parametrize("room", ROOM_MAY_IMPORT)
+def test_a_room_imports_only_what_the_table_lets_it(room):
+    assert strays(room, allowed_in_room) == []
+
+
+def test_the_tables_name_every_part_and_every_room():
+    parts = {path.stem for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
+    parts |= {path.stem for path in PACKAGE.glob("*.py")}
+    assert set(MAY_IMPORT) == parts | {"pyspark_isolog"}
+    for folder in ("client", "cli"):
+        inside = {
+            f"{folder}/{path.stem}"
+            for path in (PACKAGE / folder).iterdir()
+            if not path.name.startswith("_")
+        }
+        assert {room for room in ROOM_MAY_IMPORT if room.startswith(f"{folder}/")} == inside
+
+
+def test_imports_point_one_way():
+    below = {part: {name.partition(".")[0] for name in names} for part, names in MAY_IMPORT.items()}
+    TopologicalSorter(below).prepare()  # raises CycleError
 
 
 def test_the_check_sees_imports_of_every_form():
@@ -90,6 +155,8 @@ def test_the_check_sees_imports_of_every_form():
     assert not allowed("consistency", "broker.host")
     assert allowed("datasource", "consistency.isolation.Isolation")
     assert not allowed("datasource", "consistency.leader")
+    assert not allowed_in_room("client/writing", "client.reading.feed.Feed")
+    assert allowed_in_room("client/log", "client.reading.feed.Feed")
 
 
 def test_the_rules_know_no_clock_no_disk_no_thread_and_no_chance():

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from spark_stream.environment import Clock
 
 
 class Activity:
     """Counts calls under way and remembers when the last one ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._lock = threading.Lock()
         self._calls = 0
-        self._last = time.monotonic()
+        self._last = clock.monotonic()
 
     @contextmanager
     def call(self) -> Iterator[None]:
@@ -26,9 +28,9 @@ class Activity:
         finally:
             with self._lock:
                 self._calls -= 1
-                self._last = time.monotonic()
+                self._last = self._clock.monotonic()
 
     def idle_seconds(self) -> float:
         """For how long nobody has called; 0 while a call is under way."""
         with self._lock:
-            return 0.0 if self._calls else time.monotonic() - self._last
+            return 0.0 if self._calls else self._clock.monotonic() - self._last

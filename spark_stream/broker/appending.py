@@ -1,33 +1,52 @@
-"""A DoPut: a stream of batches to one topic, each acknowledged by itself, in their order."""
+"""A DoPut: a stream of batches to one topic, each acknowledged by itself.
+
+The batches of a partition are appended and acknowledged in their order; those of different ones
+do not wait for each other.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import pyarrow as pa
 import pyarrow.flight as fl
 
+from spark_stream.broker.append_queues import AppendQueues, Serialised
 from spark_stream.broker.host import Host, HostedTopic
-from spark_stream.broker.partition import Appended, Partition
+from spark_stream.broker.outcomes import Appended, Candidate, Taken
+from spark_stream.broker.partition import Partition
 from spark_stream.broker.transactions import TransactionDesk
 from spark_stream.consistency.ids import NO_TRANSACTION
 from spark_stream.consistency.isolation import PRODUCER_LEVELS
 from spark_stream.consistency.producers import Stamp
+from spark_stream.environment import Clock
 from spark_stream.errors import (
     InternalError,
     InvalidRequest,
     InvalidTransaction,
     IsologError,
     ProducerFenced,
+    RequestTimeout,
     UnknownPartition,
 )
 from spark_stream.wire.messages import Ack, AppendTo, Envelope, StampFacts
 from spark_stream.wire.schemas import mismatch
 
 logger = logging.getLogger(__name__)
+
+_PATIENCE_S: Final = 0.005
+
+
+class BatchReader(Protocol):
+    """Where batches come from (Flight's reader)."""
+
+    @property
+    def schema(self) -> pa.Schema: ...
+
+    def read_chunk(self) -> fl.FlightStreamChunk: ...
 
 
 class AckWriter(Protocol):
@@ -67,10 +86,14 @@ def serve_appends(
     host: Host,
     desk: TransactionDesk,
     target: Target,
-    reader: fl.MetadataRecordBatchReader,
+    reader: BatchReader,
     acks: AckWriter,
+    clock: Clock,
 ) -> None:
     """Appends batch after batch. A refused batch is answered by its error and ends nothing.
+
+    A batch is appended by this thread if its partition is free. Else it goes to the partition's
+    queue, and the stream goes on with the next: a partition that is held holds up no other.
 
     Raises:
         UnknownTopic, SchemaMismatch, InvalidRequest: for the stream as a whole, before any batch.
@@ -84,14 +107,22 @@ def serve_appends(
     wrong = mismatch(hosted.topic.schema, reader.schema)
     if wrong is not None:
         raise wrong
-    for batch, metadata in _batches(reader):
-        envelope = _envelope(target, metadata)
-        hosted = host.topic(hosted.topic.name, hosted.topic.id)  # it may have been altered
-        acks.write(_answered(hosted, desk, request.transactional_id, envelope, batch).to_bytes())
+    stream = _Stream(desk, request, Serialised(acks.write), clock)
+    queues = AppendQueues()
+    try:
+        for batch, metadata in _batches(reader):
+            envelope = _envelope(target, metadata)
+            hosted = host.topic(hosted.topic.name, hosted.topic.id)  # it may have been altered
+            append = _Append(stream, hosted, envelope, batch)
+            if envelope.partition in queues or not append.finish_at_once():
+                queues.put(append)
+    finally:
+        queues.finish()
+    stream.acks.raise_failure()
 
 
 def _batches(
-    reader: fl.MetadataRecordBatchReader,
+    reader: BatchReader,
 ) -> Iterator[tuple[pa.RecordBatch, pa.Buffer | None]]:
     while True:
         try:
@@ -115,38 +146,131 @@ def _envelope(target: Target, metadata: pa.Buffer | None) -> Envelope:
     return Envelope(partition=target.partition)
 
 
-def _answered(
-    hosted: HostedTopic,
-    desk: TransactionDesk,
-    transactional_id: str | None,
-    envelope: Envelope,
-    batch: pa.RecordBatch,
-) -> Ack:
-    number, partition = envelope.number, envelope.partition
-    try:
-        # With no followers HW = LEO once the batch is in the log, so both isolation levels of a
-        # producer are answered here at once.
-        target = hosted.partition(partition)
-        stamp = _stamp(envelope.stamp)
-        if stamp is None or stamp.transaction == NO_TRANSACTION:
-            done = target.append(batch, stamp)
+@dataclass(frozen=True)
+class _Stream:
+    """What all appends of a stream share."""
+
+    desk: TransactionDesk
+    request: AppendTo
+    acks: Serialised
+    clock: Clock
+
+
+class _Append:
+    """One batch, from the stream to its acknowledgement.
+
+    Its time begins when it is read. Over it, a batch that is not in the log yet is refused and may
+    be sent again; of one that is in the log, and not as safe as it asked to be, the outcome is
+    unknown.
+    """
+
+    def __init__(
+        self, stream: _Stream, hosted: HostedTopic, envelope: Envelope, batch: pa.RecordBatch
+    ) -> None:
+        self._stream = stream
+        self._hosted = hosted
+        self._envelope = envelope
+        self._batch = batch
+        self._stamp = _stamp(envelope.stamp)
+        self._deadline = stream.clock.monotonic() + stream.request.timeout_ms / 1000
+        self._candidate: Candidate | None = None
+        self._taken: Taken | None = None
+        self.partition = envelope.partition
+
+    @property
+    def size(self) -> int:
+        """What it holds of memory, in bytes."""
+        return int(self._batch.nbytes)
+
+    def finish_at_once(self) -> bool:
+        """Appends and acknowledges if nothing has to be waited for; False: :meth:`finish` goes on.
+
+        Appends of others take so little that a moment of patience is better than a thread.
+        """
+        return self._advance(_PATIENCE_S, wait=False)
+
+    def finish(self) -> None:
+        """Appends and acknowledges, or acknowledges why not."""
+        if (self._left() <= 0 and self._taken is None) or not self._advance(
+            self._left(), wait=True
+        ):
+            self._answer(self._late())
+
+    def _advance(self, patience_s: float, *, wait: bool) -> bool:
+        """One step on, to the acknowledgement if possible; False: the partition is held."""
+        try:
+            target = self._hosted.partition(self.partition)
+            if self._taken is None:
+                self._taken = self._take(target, max(0.0, patience_s))
+            taken = self._taken
+            if taken is None:
+                return False
+            if taken.pending is not None:
+                taken.wake()  # who reads what is not replicated need not wait for that
+                if not wait:
+                    return False
+            target.await_acknowledgement(taken, max(0.0, self._left()))
+        except IsologError as error:
+            self._answer(error)
+        except Exception:
+            logger.exception("append to %s/%d", self._hosted.topic.name, self.partition)
+            self._answer(
+                InternalError(f"the append to {self._hosted.topic.name}/{self.partition} failed")
+            )
         else:
-            done = _in_transaction(target, desk, transactional_id, stamp, batch)
-    except IsologError as error:
-        return Ack(number=number, partition=partition, error=error.to_wire())
-    except Exception:
-        logger.exception("append to %s/%d", hosted.topic.name, partition)
-        failure = InternalError(f"the append to {hosted.topic.name}/{partition} failed")
-        return Ack(number=number, partition=partition, error=failure.to_wire())
-    return Ack(
-        number=number,
-        partition=partition,
-        offset=done.offset,
-        count=done.count,
-        duplicate=done.duplicate,
-        partitions=len(hosted.partitions),
-        error=done.refused.to_wire() if done.refused else None,
-    )
+            self._acknowledge(taken.appended)
+            taken.wake()
+        return True
+
+    def _take(self, target: Partition, patience_s: float) -> Taken | None:
+        if self._candidate is None:
+            self._candidate = target.prepare(self._batch, self._stamp)
+        stamp, isolation = self._stamp, self._stream.request.isolation
+        if stamp is None or stamp.transaction == NO_TRANSACTION:
+            return target.take(self._candidate, stamp, isolation, patience_s)
+        owner, desk = self._stream.request.transactional_id, self._stream.desk
+        if owner is None:
+            raise InvalidRequest("a batch in a transaction needs the stream's transactional_id")
+        with target.joining(stamp.transaction, stamp.producer_id) as needed:
+            if needed:  # so whoever decides the transaction knows of this partition
+                desk.join(owner, stamp.transaction, stamp.producer_id, stamp.epoch, target)
+        try:
+            return target.take(self._candidate, stamp, isolation, patience_s)
+        except (InvalidTransaction, ProducerFenced) as error:
+            raise desk.refusal(owner, stamp.transaction, error) from None
+
+    def _left(self) -> float:
+        return self._deadline - self._stream.clock.monotonic()
+
+    def _late(self) -> IsologError:
+        timeout_ms = self._stream.request.timeout_ms
+        return RequestTimeout(
+            f"{self._hosted.topic.name}/{self.partition}: the batch was not appended: the partition"
+            f" was held by others for {timeout_ms} ms",
+            topic=self._hosted.topic.name,
+            partition=self.partition,
+        )
+
+    def _answer(self, error: IsologError) -> None:
+        self._write(
+            Ack(number=self._envelope.number, partition=self.partition, error=error.to_wire())
+        )
+
+    def _acknowledge(self, done: Appended) -> None:
+        self._write(
+            Ack(
+                number=self._envelope.number,
+                partition=self.partition,
+                offset=done.offset,
+                count=done.count,
+                duplicate=done.duplicate,
+                partitions=len(self._hosted.partitions),
+                error=done.refused.to_wire() if done.refused else None,
+            )
+        )
+
+    def _write(self, ack: Ack) -> None:
+        self._stream.acks.write(ack.to_bytes())
 
 
 def _stamp(facts: StampFacts | None) -> Stamp | None:
@@ -154,21 +278,3 @@ def _stamp(facts: StampFacts | None) -> Stamp | None:
         return None
     transaction = NO_TRANSACTION if facts.transaction is None else facts.transaction
     return Stamp(facts.producer_id, facts.epoch, facts.sequence, transaction)
-
-
-def _in_transaction(
-    target: Partition,
-    desk: TransactionDesk,
-    transactional_id: str | None,
-    stamp: Stamp,
-    batch: pa.RecordBatch,
-) -> Appended:
-    if transactional_id is None:
-        raise InvalidRequest("a batch in a transaction needs the stream's transactional_id")
-    if not target.holds(stamp.transaction, stamp.producer_id):
-        # On record before anything of it is in the log: so whoever decides knows of it.
-        desk.join(transactional_id, stamp.transaction, stamp.producer_id, stamp.epoch, target)
-    try:
-        return target.append(batch, stamp)
-    except (InvalidTransaction, ProducerFenced) as error:
-        raise desk.refusal(transactional_id, stamp.transaction, error) from None

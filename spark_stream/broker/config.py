@@ -25,9 +25,10 @@ class BrokerConfig(BaseSettings):
     ``metadata`` is the file of the metadata store, for several brokers on one host that share one;
     by default it lies in ``dir``. ``listen`` is ``host:port`` (port 0: any free one) or
     ``unix:PATH``. ``advertise`` is the address that others are told, where it differs.
-    ``idle_seconds``: the broker ends after so long
-    without a call; 0 means never. ``producer_expiry_seconds``: how long a producer that writes
-    nothing is remembered. ``topic`` holds the defaults of topics (``segment.bytes`` …).
+    ``idle_seconds``: the broker ends after so long without a call; 0 means never.
+    ``keepalive_seconds``: how long a client may leave a call of its own waiting before its
+    connection is ended. ``producer_expiry_seconds``: how long a producer that writes nothing is
+    remembered. ``topic`` holds the defaults of topics (``segment.bytes`` …).
     """
 
     model_config = SettingsConfigDict(env_prefix="ISOLOG_", extra="forbid", frozen=True)
@@ -37,6 +38,7 @@ class BrokerConfig(BaseSettings):
     listen: str = "127.0.0.1:9092"
     advertise: str | None = None
     idle_seconds: float = Field(default=0.0, ge=0.0)
+    keepalive_seconds: float = Field(default=60.0, gt=0.0, le=86_400.0)
     housekeeping_seconds: float = Field(default=1.0, gt=0.0, le=3600.0)
     producer_expiry_seconds: float = Field(default=86_400.0, gt=0.0, le=31_536_000.0)
     log_level: str = "INFO"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ import pyarrow as pa
 
 from spark_stream.broker.host import Host, HostedTopic
 from spark_stream.broker.partition import Partition
+from spark_stream.broker.waiting import WaitingRead, WaitingReads
 from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.isolation import (
     DROPS_ABORTED,
@@ -93,13 +93,24 @@ def projection_of(hosted: HostedTopic, columns: list[str] | None) -> Projection:
 class FetchStream:
     """One fetch: checked when it is made, then an iterator of answers."""
 
-    def __init__(self, host: Host, request: Fetch, cancelled: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        host: Host,
+        request: Fetch,
+        cancelled: Callable[[], bool],
+        waiting: WaitingReads,
+        follow_s: float,
+    ) -> None:
+        """``follow_s``: for how long a fetch that follows waits for the next record."""
         hosted = host.topic(request.topic, request.topic_id)
         self._host = host
         self._topic = hosted.topic
         self._partition: Partition = hosted.partition(request.partition)
         self._request = request
         self._cancelled = cancelled
+        self._waiting = WaitingRead(waiting)
+        self._clock = waiting.clock
+        self._wait_s = follow_s if request.follow else request.wait_ms / 1000
         self._projection = projection_of(hosted, request.columns)
         self._position = self._start()
         self._check_epoch()
@@ -168,22 +179,35 @@ class FetchStream:
         """Batches with their facts; the last one is empty and says where to read on."""
         request = self._request
         left = request.max_records or UNLIMITED
-        deadline = None if request.follow else time.monotonic() + request.wait_ms / 1000
-        while True:
-            found = self._visible()
-            at_end = request.end is not None and self._position >= request.end
-            if found.count == 0 and not at_end and (request.wait_ms or request.follow):
-                more = self._partition.wait_beyond(
-                    self._position, request.isolation, deadline, self._cancelled
-                )
-                found = self._visible() if more else found
-            for answer in self._records(found, left):
-                left -= answer[0].num_rows
-                yield answer
-            at_end = request.end is not None and self._position >= request.end
-            if not request.follow or at_end or left <= 0 or self._cancelled():
-                break
+        more = True
+        while more:
+            try:
+                found, more = self._awaited()
+                for answer in self._records(found, left):
+                    left -= answer[0].num_rows
+                    self._waiting.end_turn()
+                    yield answer
+            finally:
+                self._waiting.end_turn()
+            more = more and request.follow and not self._at_end() and left > 0
+            more = more and not self._cancelled()
         yield self._last()
+
+    def _awaited(self) -> tuple[VisibleRange, bool]:
+        """What can be read, waited for if need be; and whether a wait would not be in vain."""
+        request = self._request
+        found = self._visible()
+        if found.count or self._at_end() or not (request.wait_ms or request.follow):
+            return found, True
+        deadline = self._clock.monotonic() + self._wait_s
+        more = self._waiting.wait(
+            self._partition, self._position, request.isolation, deadline, self._cancelled
+        )
+        return (self._visible() if more else found), more
+
+    def _at_end(self) -> bool:
+        end = self._request.end
+        return end is not None and self._position >= end
 
     def _records(self, found: VisibleRange, max_records: int) -> Iterator[Answer]:
         if found.count == 0:

@@ -34,6 +34,8 @@ from spark_stream.wire.schemas import TIMESTAMP_COLUMN, is_default
 
 logger = logging.getLogger(__name__)
 
+# A topic that was just made or altered waits no longer than this for its first flush by interval.
+_FLUSH_PAUSE_S: Final = 0.1
 PRODUCER_AGE_US: Final = 24 * 3_600 * 1_000_000
 
 
@@ -93,6 +95,7 @@ class Host:
         self._producer_age = producer_age_us
         self._lock = threading.Lock()
         self._stopping = False
+        self._flush_at: dict[str, float] = {}  # topic id -> when its next flush is due
         self._leadership = Leadership(store, self.broker_id, holds_store=holds_store)
         self._epoch = FIRST_EPOCH
         self._opening: dict[str, list[Partition]] = {}  # by topic id: open, and not served yet
@@ -215,25 +218,39 @@ class Host:
             partition.close(deleted=True)
 
     def housekeep(self) -> None:
-        """Retention, rolling by age, flushing by interval, where it may be due.
-
-        One failing partition stops no other.
-        """
-        found: list[tuple[Partition, float | None]] = []
-        for hosted in self.topics():
-            by_interval = hosted.settings.flush is Flush.INTERVAL
-            interval = hosted.settings.flush_ms / 1000 if by_interval else None
-            found += [(partition, interval) for partition in hosted.open_partitions()]
+        """Retention and rolling by age, where they may be due. A partition that fails stops no other."""
+        found = [each for hosted in self.topics() for each in hosted.open_partitions()]
         members = [
-            Member((each.topic_id, each.number), int(each.bounds().log_end_offset), interval or 0.0)
-            for each, interval in found
+            Member((each.topic_id, each.number), int(each.bounds().log_end_offset))
+            for each in found
         ]
         for place in self._rounds.due(members, self._clock.monotonic()):
-            partition, interval = found[place]
+            partition = found[place]
             try:
-                partition.housekeep(interval)
+                partition.housekeep()
             except IsologError:
                 logger.exception("%s/%d: housekeeping", partition.topic, partition.number)
+
+    def flush_due(self) -> float:
+        """Forces what ``flush.ms`` says is due by now; in how many seconds to come again."""
+        now = self._clock.monotonic()
+        known, self._flush_at = self._flush_at, {}
+        for hosted in self.topics():
+            if hosted.settings.flush is Flush.INTERVAL:
+                due = known.get(hosted.topic.id, now)
+                self._flush_at[hosted.topic.id] = due if due > now else self._flushed(hosted, now)
+        left = min(self._flush_at.values(), default=now + _FLUSH_PAUSE_S) - self._clock.monotonic()
+        return min(max(left, 0.001), _FLUSH_PAUSE_S)
+
+    def _flushed(self, hosted: HostedTopic, now: float) -> float:
+        """Forces a topic's partitions where they are due; when the next one is."""
+        due = now + hosted.settings.flush_ms / 1000
+        for partition in hosted.open_partitions():
+            try:
+                due = min(due, partition.flush_if_due(now) or due)
+            except IsologError:
+                logger.exception("%s/%d: flushing", partition.topic, partition.number)
+        return due
 
     def close(self) -> None:
         """Ends all waits and appends, then flushes and closes every log."""
@@ -295,8 +312,8 @@ class Host:
         path = self._directory.partition(topic.name, topic.id, number)
         log = PartitionLog.open(path, log_format)
         for cut in log.cuts:
-            logger.warning("recovered %s", cut)
-        partition = Partition(topic.name, topic.id, number, log, self._producer_age)
+            logger.log(logging.ERROR if cut.grave else logging.WARNING, "recovered %s", cut)
+        partition = Partition(topic.name, topic.id, number, log, self._producer_age, self._clock)
         partition.lead(self._epoch)
         return partition
 

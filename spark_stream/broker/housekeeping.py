@@ -1,8 +1,8 @@
 """Which partitions are looked after in a round: those at work, and some of the others in turn.
 
 A broker may have thousands of partitions, and nothing happens in most of them. Those whose end has
-moved are looked after in every round until their flush is certainly over; of the others so many a
-round that all come round in a while, for age alone makes rolling and retention due.
+moved lately are looked after in every round; of the others so many a round that all come round in a
+while, for age alone makes rolling and retention due.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ from dataclasses import dataclass
 from typing import Final
 
 AT_ONCE: Final = 200  # a round over them takes some milliseconds
-_LINGER_S: Final = 5.0  # beyond the interval in which a topic is flushed
+_LINGER_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A partition in a round: where it ends, and how often its topic is flushed (0: not so)."""
+    """A partition in a round, and where it ends."""
 
     key: Hashable
     end: int
-    flush_s: float = 0.0
 
 
 class Rounds:
@@ -42,7 +41,7 @@ class Rounds:
             if known is None or known[0] != each.end:
                 known = (each.end, now_s)
             seen[each.key] = known
-            at_work = now_s - known[1] <= each.flush_s + _LINGER_S
+            at_work = now_s - known[1] <= _LINGER_S
             (busy if at_work else idle).append(place)
         self._seen = seen
         if len(idle) <= self._at_once:

@@ -1,120 +1,106 @@
-"""One partition: its log, its leader's state, its producers, and who waits for it.
+"""One partition in this broker: the shell around its core, with the lock, the log and the waits.
 
-One lock a partition guards log and state together. A batch is inspected, encoded and checksummed
-before the lock is taken. Readers take it only to wait.
+The core (``consistency.replica``) decides; here one lock a partition guards core and log together,
+and what the core's effects say is carried out. A batch is inspected, encoded and checksummed before
+the lock is taken. Readers take it only to say what they wait for.
 
-Order of steps in an append: the rules judge the batch, the log takes it, then the new state is
-published in one assignment; so no reader ever sees an end without the transaction that holds it
-back.
+Order of steps in an append: the core judges the batch, the log takes it, the core applies its
+entry and publishes the new bounds, the append is acknowledged, and then the reads that it satisfies
+are woken.
+
+Time: what ages (entries, producers) goes by the steady clock, deadlines by the monotonic one; only
+the timestamps of records are the wall clock's.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 
 import pyarrow as pa
 
 from spark_stream.broker.inspection import inspected, refusal
+from spark_stream.broker.outcomes import (
+    Acknowledgement,
+    Appended,
+    Candidate,
+    OpenTransaction,
+    Taken,
+    WakeUp,
+)
 from spark_stream.broker.refusals import of_stamp
-from spark_stream.consistency import leader, producers
-from spark_stream.consistency.atomic import Spans, SpansSnapshot, greatest_cut
-from spark_stream.consistency.entries import Kind
-from spark_stream.consistency.epochs import EpochStarts
+from spark_stream.consistency.atomic import greatest_cut
+from spark_stream.consistency.entries import Entry, Kind
+from spark_stream.consistency.extents import SpansSnapshot
 from spark_stream.consistency.ids import NO_TRANSACTION, LeaderEpoch, Offset
-from spark_stream.consistency.isolation import Bounds, Isolation, upper_bound
+from spark_stream.consistency.isolation import Bounds, Isolation
+from spark_stream.consistency.leader import Position
 from spark_stream.consistency.producers import NOBODY, Duplicate, Refused, Stamp
-from spark_stream.consistency.undecided import Undecided, open_parts
-from spark_stream.errors import BrokerStopping, IsologError, UnknownTopic
+from spark_stream.consistency.replica import BOUND_OF, Answer, Disown, Effects, Replica, Wake
+from spark_stream.environment import Clock
+from spark_stream.errors import BrokerStopping, IsologError, UnknownOutcome, UnknownTopic
 from spark_stream.storage.log import PartitionLog, Prepared
 from spark_stream.storage.settings import Flush, LogSettings
-from spark_stream.wire.limits import CANCEL_POLL_S
 
 FIRST_EPOCH = LeaderEpoch(0)
-_ENDED_KEPT = 4_096  # transactions, and dropped branches, that a delayed batch may still name
-
-
-@dataclass(frozen=True, slots=True)
-class Appended:
-    """What became of a message: ``count`` records from ``offset`` on are in the log.
-
-    ``refused`` is the error for the first bad record, if there was one; those before it count.
-    ``duplicate``: they were there already.
-    """
-
-    offset: Offset
-    count: int
-    refused: IsologError | None = None
-    duplicate: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class OpenTransaction:
-    """A producer's part of an open transaction in a partition."""
-
-    transaction: int
-    producer_id: int
-    first_offset: Offset
-
-
-def now_us() -> int:
-    """The wall clock, microseconds since the epoch."""
-    return time.time_ns() // 1000
 
 
 class Partition:
     """A partition that this broker leads."""
 
     def __init__(
-        self, topic: str, topic_id: str, number: int, log: PartitionLog, producer_age_us: int
+        self,
+        topic: str,
+        topic_id: str,
+        number: int,
+        log: PartitionLog,
+        producer_age_us: int,
+        clock: Clock,
+        followers: int = 0,
     ) -> None:
         self.topic = topic
         self.topic_id = topic_id
         self.number = number
         self.log = log
-        self._producer_age = producer_age_us
-        self._changed = threading.Condition()
+        self._clock = clock
+        self._lock = threading.Lock()
         self._closed: IsologError | None = None
-        self._last_flush = time.monotonic()
         schema = log.format.schema
         self._required = tuple(field.name for field in schema if not field.nullable)
-        tables = log.tables()
-        self._producers = producers.derived(tables, now_us(), producer_age_us)
-        self._spans = Spans.derived(tables)
-        self._undecided = Undecided()
-        self._ended: dict[int, None] = {}  # in the order in which they ended
-        self._dropped: dict[tuple[int, int], None] = {}  # (transaction, producer id), likewise
-        # Not from the producers' states: where damage took a marker, a producer may have gone on.
-        for (transaction, producer_id), part in open_parts(tables):
-            self._undecided.began(transaction, producer_id, part.epoch, part.first_offset)
-        state = leader.opened(FIRST_EPOCH, log.start, log.end)
-        self._state = leader.undecided_from(state, self._undecided.first())
+        self._core = Replica(
+            log.tables(), log.start, log.end, clock.steady_us(), producer_age_us, followers
+        )
+        self._numbers = itertools.count()
+        self._pending: dict[int, Acknowledgement] = {}
+        self._waiting: dict[int, WakeUp] = {}
         self._cut = (Offset(-1), Offset(-1))
-        self._epochs = EpochStarts.derived(tables)
+
+    # -- bounds and epochs ------------------------------------------------------------------------
 
     @property
     def leader_epoch(self) -> LeaderEpoch:
-        return self._state.leader_epoch
+        return self._core.leader_epoch
 
     @property
     def last_epoch(self) -> LeaderEpoch | None:
         """The epoch of the log's last entry; None: it has none."""
-        return self._epochs.last
+        return self._core.epochs.last
 
     def lead(self, epoch: LeaderEpoch) -> None:
         """What is appended from now on is of this epoch, which no entry is above."""
-        with self._changed:
-            self._state = replace(self._state, leader_epoch=epoch)
+        with self._lock:
+            self._core.lead(epoch)
 
     def epoch_end(self, epoch: int) -> Offset:
         """Where that leader epoch ended in this log; the log's end for one that has not ended."""
-        return self._epochs.end_of(epoch, self._state.log_end.offset)
+        return self._core.epochs.end_of(epoch, self._core.bounds_state.log_end).offset
 
     def bounds(self, isolation: Isolation | None = None) -> Bounds:
         """LEO, HW, LSO and the log's start, as one observation; the cut too if it is asked for."""
-        bounds = self._state.bounds()
+        bounds = self._core.bounds_state.bounds()
         if isolation is Isolation.READ_ATOMIC:
             return replace(bounds, atomic_cut=self._own_cut(bounds.last_stable_offset))
         return bounds
@@ -129,106 +115,248 @@ class Partition:
 
     def spans(self) -> SpansSnapshot:
         """The extents of this partition's transactions, as they are now."""
-        with self._changed:
-            return self._spans.snapshot()
+        with self._lock:
+            return self._core.spans.snapshot()
 
-    def append(self, batch: pa.RecordBatch, stamp: Stamp | None = None) -> Appended:
-        """Appends a message: all of it, or the records before its first bad one.
+    # -- appending --------------------------------------------------------------------------------
 
-        In a transaction it is all or nothing. A batch that is there already is not appended again.
+    def append(
+        self,
+        batch: pa.RecordBatch,
+        stamp: Stamp | None = None,
+        isolation: Isolation = Isolation.READ_UNCOMMITTED,
+    ) -> Appended:
+        """Appends a message, waits for its acknowledgement, and wakes who waited for it.
+
+        Raises: as :meth:`prepare` and :meth:`take`.
+        """
+        taken = self.take(self.prepare(batch, stamp), stamp, isolation)
+        assert taken is not None  # without patience_s it waits for the lock
+        taken.wake()
+        if taken.pending is not None:
+            self.await_acknowledgement(taken, None)
+        return taken.appended
+
+    def prepare(self, batch: pa.RecordBatch, stamp: Stamp | None) -> Candidate:
+        """Inspects and encodes a message: all of it, or the records before its first bad one.
+
+        In a transaction it is all or nothing.
 
         Raises:
-            DiskFull, StorageFailure: nothing was kept.
-            BatchTooLarge, InvalidRecord: the message as a whole is none.
-            ProducerFenced, OutOfOrderSequence, InvalidTransaction: the stamp does not fit.
-            BrokerStopping, UnknownTopic: the partition is closed.
+            BatchTooLarge, InvalidRecord: nothing of the message can be taken.
         """
-        record_bytes_max = self.log.format.settings.max_record_bytes
-        verdict = inspected(batch, self._required, record_bytes_max)
+        verdict = inspected(batch, self._required, self.log.format.settings.max_record_bytes)
         kept = verdict.kept
-        in_transaction = stamp is not None and stamp.transaction != NO_TRANSACTION
-        if in_transaction and verdict.flaw is not None:
+        if _in_transaction(stamp) and verdict.flaw is not None:
             kept = 0
-        now = now_us()
         prepared = None
         if kept:
             whole = kept == batch.num_rows
-            prepared = self.log.format.prepare(batch if whole else batch.slice(0, kept), now)
-        with self._changed:
+            prepared = self.log.format.prepare(
+                batch if whole else batch.slice(0, kept), self._clock.wall_us()
+            )
+        return Candidate(prepared, verdict.flaw)
+
+    def take(
+        self,
+        candidate: Candidate,
+        stamp: Stamp | None,
+        isolation: Isolation,
+        patience_s: float = -1,
+    ) -> Taken | None:
+        """Judges and appends. A batch that is there already is not appended again.
+
+        None: others held the partition for ``patience_s`` (negative: it waits for as long as that
+        takes), and nothing was done.
+
+        Raises:
+            DiskFull, StorageFailure: nothing was kept.
+            ProducerFenced, OutOfOrderSequence, InvalidTransaction: the stamp does not fit.
+            BrokerStopping, UnknownTopic: the partition is closed.
+        """
+        if not self._lock.acquire(timeout=patience_s):
+            return None
+        try:
             if self._closed is not None:
                 raise self._closed.again()
-            done = self._appended(prepared, stamp, now)
-        if verdict.flaw is None:
-            return done
-        refused = refusal(
-            verdict.flaw, kept, done.offset, record_bytes_max, in_transaction=in_transaction
-        )
-        return replace(done, refused=refused)
+            done, effects = self._judge_and_append(candidate.prepared, stamp)
+            pending = None
+            if done.count:
+                last = done.offset + done.count - 1
+                pending = self._acknowledgement(stamp, isolation, last)
+            woken = self._carry_out(effects)
+        finally:
+            self._lock.release()
+        if candidate.flaw is not None:
+            done = replace(done, refused=self._refusal(candidate, stamp, done.offset))
+        return Taken(done, pending, woken)
 
-    def _appended(self, prepared: Prepared | None, stamp: Stamp | None, now: int) -> Appended:
-        """Judges and appends; the caller holds the lock. None: a message with no good record."""
-        end = self._state.log_end.offset
+    def await_acknowledgement(self, taken: Taken, timeout_s: float | None) -> None:
+        """Waits until the append is as safe as it asked to be.
+
+        Raises:
+            UnknownOutcome: it is not by then; the records stay, and may still be.
+            BrokerStopping, UnknownTopic: the partition was closed meanwhile.
+        """
+        pending, done = taken.pending, taken.appended
+        if pending is None or pending.wait(timeout_s):
+            return
+        with self._lock:
+            self._core.give_up(pending.ticket)
+            self._pending.pop(pending.ticket, None)
+        where = f"{self.topic}/{self.number}"
+        raise UnknownOutcome(
+            f"{where}: offsets {done.offset} to {done.offset + done.count - 1} are in the leader's"
+            f" log and were not replicated in time",
+            topic=self.topic,
+            partition=self.number,
+            offset=int(done.offset),
+            kept=done.count,
+        )
+
+    def _refusal(
+        self, candidate: Candidate, stamp: Stamp | None, offset: Offset
+    ) -> IsologError | None:
+        if candidate.flaw is None:
+            return None
+        kept = 0 if candidate.prepared is None else candidate.prepared.records
+        return refusal(
+            candidate.flaw,
+            kept,
+            offset,
+            self.log.format.settings.max_record_bytes,
+            in_transaction=_in_transaction(stamp),
+        )
+
+    def _judge_and_append(
+        self, prepared: Prepared | None, stamp: Stamp | None
+    ) -> tuple[Appended, Effects]:
+        """The caller holds the lock. None: a message with no good record."""
+        core, now = self._core, self._clock.steady_us()
+        end = core.bounds_state.log_end
         records = 0 if prepared is None else prepared.records
         if stamp is not None:
-            known = self._producers.get(stamp.producer_id)
-            dropped = (stamp.transaction, stamp.producer_id) in self._dropped
-            if dropped or stamp.transaction in self._ended:
-                raise of_stamp(self, stamp, Refused(producers.Wrong.ENDED, 0))
-            verdict = producers.judge(known, stamp, records)
+            verdict = core.judge(stamp, records)
             if isinstance(verdict, Duplicate):
-                return Appended(verdict.offset, verdict.count, duplicate=True)
+                return Appended(verdict.offset, verdict.count, duplicate=True), []
             if isinstance(verdict, Refused):
                 if prepared is None:  # its own error says more
-                    return Appended(end, 0)
+                    return Appended(end.offset, 0), []
                 raise of_stamp(self, stamp, verdict)
-        if prepared is not None:
-            epoch = self._state.leader_epoch
-            self.log.append(prepared, epoch, now, stamp or NOBODY)
-            self._epochs.appended(epoch, end)
-        if stamp is not None:
-            self._producers[stamp.producer_id] = producers.appended(
-                self._producers.get(stamp.producer_id), stamp, end, records, now
-            )
-            if records and stamp.transaction != NO_TRANSACTION:
-                self._undecided.began(stamp.transaction, stamp.producer_id, stamp.epoch, end)
-                last = end + records - 1
-                self._spans.appended(stamp.transaction, stamp.producer_id, end, last)
-        if prepared is not None:
-            self._publish(leader.appended(self._state, records))
-        return Appended(end, records)
+        if prepared is None:
+            if stamp is not None:
+                core.use_up(stamp, now)
+            return Appended(end.offset, 0), []
+        writer = stamp or NOBODY
+        self.log.append(prepared, core.leader_epoch, now, writer)
+        entry = self._entry(Kind.DATA, end, writer, now, records, prepared)
+        return Appended(end.offset, records), core.apply(entry)
 
-    def _publish(self, state: leader.LeaderState) -> None:
-        self._undecided.replicated(state.replicated_to.entry)
-        self._state = leader.undecided_from(state, self._undecided.first())
-        self._changed.notify_all()
+    def _entry(
+        self,
+        kind: Kind,
+        at: Position,
+        stamp: Stamp,
+        now: int,
+        count: int = 0,
+        prepared: Prepared | None = None,
+    ) -> Entry:
+        """The entry that the log has at this place."""
+        return Entry(
+            entry_index=at.entry,
+            base_offset=at.offset,
+            timestamp=now if prepared is None else prepared.timestamp,
+            appended=now,
+            count=count,
+            leader_epoch=self._core.leader_epoch,
+            data_crc=0 if prepared is None else prepared.crc,
+            kind=kind,
+            producer_id=stamp.producer_id,
+            producer_epoch=stamp.epoch,
+            base_sequence=stamp.sequence,
+            transaction=stamp.transaction,
+        )
 
-    # -- transactions ---------------------------------------------------------------------------
+    # -- replication ------------------------------------------------------------------------------
 
-    def holds(self, transaction: int, producer_id: int) -> bool:
-        """Whether the producer has written here in the transaction, which is still open."""
-        return (transaction, producer_id) in self._undecided
+    def replicate(self, upto: Position) -> None:
+        """Every in-sync replica has the entries below ``upto``."""
+        with self._lock:
+            woken = self._carry_out(self._core.replicate(upto))
+        for wake in woken:
+            wake()
+
+    def _acknowledgement(
+        self, stamp: Stamp | None, isolation: Isolation, last_offset: int
+    ) -> Acknowledgement | None:
+        ticket = next(self._numbers)
+        if self._core.acknowledge(ticket, stamp, isolation, last_offset):
+            return None
+        pending = self._pending[ticket] = Acknowledgement(ticket)
+        return pending
+
+    def _carry_out(self, effects: Effects) -> tuple[WakeUp, ...]:
+        """Settles what is answered; the reads to wake, for the caller to do without the lock."""
+        woken: tuple[WakeUp, ...] = ()
+        for effect in effects:
+            if isinstance(effect, Wake):
+                woken += tuple(self._waiting.pop(waiter) for waiter in effect.waiters)
+            elif isinstance(effect, Answer):
+                for ticket in effect.tickets:
+                    self._pending.pop(ticket).settle()
+            elif isinstance(effect, Disown):
+                for ticket in effect.tickets:
+                    self._pending.pop(ticket).settle(
+                        UnknownOutcome(f"{self.topic}/{self.number}: a new leader cut it off")
+                    )
+        return woken
+
+    # -- transactions -----------------------------------------------------------------------------
+
+    @contextmanager
+    def joining(self, transaction: int, producer_id: int) -> Iterator[bool]:
+        """Around what puts this partition on the transaction's record, before its first batch.
+
+        Yields whether that is needed. A transaction that is sealed meanwhile has not joined: its
+        batches are refused (``consistency.joins``).
+        """
+        with self._lock:
+            joins = self._core.joins
+            known = (transaction, producer_id) in joins
+            pending = None if known else joins.open(transaction, producer_id)
+        if pending is None:
+            yield False
+            return
+        on_record = False
+        try:
+            yield True
+            on_record = True
+        finally:
+            with self._lock:
+                if on_record:
+                    self._core.joins.confirm(pending)
+                else:
+                    self._core.joins.give_up(pending)
 
     def open_transactions(self) -> list[OpenTransaction]:
         """The open ones, with where each producer's part of them begins; the earliest first."""
-        with self._changed:
+        with self._lock:
             return [
                 OpenTransaction(transaction, producer_id, part.first_offset)
-                for (transaction, producer_id), part in self._undecided.open()
+                for (transaction, producer_id), part in self._core.undecided.open()
             ]
 
     def shows_uncommitted(self, start: Offset, end: Offset) -> bool:
         """Whether ``[start, end)`` has aborted records, or lies behind where an open one began."""
-        first = self._state.first_undecided
+        first = self._core.bounds_state.first_undecided
         if first is not None and first < end:
             return True
         return self.log.has_aborted(start, end)
 
     def seal(self, transaction: int) -> None:
         """From now on nothing more is taken of a decided transaction."""
-        with self._changed:
-            self._ended[transaction] = None
-            if len(self._ended) > _ENDED_KEPT:
-                del self._ended[next(iter(self._ended))]
+        with self._lock:
+            self._core.joins.seal(transaction)
 
     def end_transaction(self, transaction: int, takes: Callable[[int], bool]) -> None:
         """Writes the markers of a decided transaction: commits for the producer ids it takes.
@@ -247,110 +375,103 @@ class Partition:
 
         Raises: as :meth:`end_transaction`.
         """
-        with self._changed:
-            self._dropped[transaction, producer_id] = None
-            if len(self._dropped) > _ENDED_KEPT:
-                del self._dropped[next(iter(self._dropped))]
+        with self._lock:
+            self._core.joins.drop(transaction, producer_id)
         self._end_parts(transaction, lambda _: False, lambda each: each == producer_id)
 
     def _end_parts(
         self, transaction: int, takes: Callable[[int], bool], ends: Callable[[int], bool]
     ) -> None:
         """Writes the markers of the producer ids that end now."""
-        with self._changed:
+        written: list[Entry] = []
+        woken: tuple[WakeUp, ...] = ()
+        with self._lock:
             if self._closed is not None:
                 raise self._closed.again()
-            state = self._state
             try:
-                for producer_id, part in self._undecided.parts(transaction):
+                for producer_id, part in self._core.undecided.parts(transaction):
                     if ends(producer_id):
-                        committed = takes(producer_id)
-                        self._mark(transaction, producer_id, part.epoch, committed=committed)
-                        state = leader.appended(state, 0)
-            finally:
-                self._publish(state)  # all at once: a transaction may have many branches
+                        kind = Kind.COMMIT if takes(producer_id) else Kind.ABORT
+                        stamp = Stamp(producer_id, part.epoch, -1, transaction)
+                        written.append(self._mark(kind, stamp))
+            finally:  # all at once: a transaction may have many branches
+                woken = self._carry_out(self._core.apply(*written))
+        for wake in woken:
+            wake()
 
-    def _mark(self, transaction: int, producer_id: int, epoch: int, *, committed: bool) -> None:
-        now = now_us()
-        kind = Kind.COMMIT if committed else Kind.ABORT
-        end = self.log.end
-        marker = end.entry
-        self.log.mark(kind, producer_id, epoch, transaction, self._state.leader_epoch, now)
-        self._epochs.appended(self._state.leader_epoch, end.offset)
-        if not committed:
-            self._spans.aborted(transaction, producer_id)
-        known = self._producers.get(producer_id)
-        if known is None or known.epoch <= epoch:
-            self._producers[producer_id] = producers.ended(known, epoch, now)
-        self._undecided.marked(transaction, producer_id, marker)
+    def _mark(self, kind: Kind, stamp: Stamp) -> Entry:
+        at, now, epoch = self.log.end, self._clock.steady_us(), self._core.leader_epoch
+        self.log.mark(kind, stamp.producer_id, stamp.epoch, stamp.transaction, epoch, now)
+        return self._entry(kind, at, stamp, now)
 
     def force(self) -> None:
         """Puts what was appended on the disk, where the topic wants that at all."""
         if self.log.format.settings.flush is Flush.NONE:
             return
-        with self._changed:
+        with self._lock:
             if self._closed is None:
                 self.log.flush()
 
     # -- waiting and keeping ----------------------------------------------------------------------
 
-    def wait_beyond(
-        self,
-        offset: Offset,
-        isolation: Isolation,
-        deadline: float | None,
-        cancelled: Callable[[], bool],
-    ) -> bool:
-        """Waits until the isolation's bound is above ``offset``; False when the wait ended without.
+    def wait_beyond(self, offset: Offset, isolation: Isolation, wake: WakeUp) -> int | None:
+        """Calls ``wake``, once, when the isolation's bound may have passed ``offset``.
 
-        ``deadline`` is on the monotonic clock, None means without end; ``cancelled`` is asked four
-        times a second.
+        The answer is a number for :meth:`stop_waiting`; None: it has passed already.
 
         Raises:
-            BrokerStopping, UnknownTopic: the partition was closed meanwhile.
+            BrokerStopping, UnknownTopic: the partition is closed. One that closes later wakes.
         """
-        with self._changed:
-            while upper_bound(self.bounds(isolation), isolation) <= offset:
-                if self._closed is not None:
-                    raise self._closed.again()
-                left = CANCEL_POLL_S if deadline is None else deadline - time.monotonic()
-                if left <= 0 or cancelled():
-                    return False
-                self._changed.wait(min(left, CANCEL_POLL_S))
-        return True
+        beyond = offset
+        if isolation is Isolation.READ_ATOMIC:
+            seen = self.bounds(isolation)
+            if seen.atomic_cut is not None and seen.atomic_cut > offset:
+                return None
+            beyond = max(offset, seen.last_stable_offset)  # the cut moves only with that
+        with self._lock:
+            if self._closed is not None:
+                raise self._closed.again()
+            number = next(self._numbers)
+            if not self._core.wait(number, BOUND_OF[isolation], beyond):
+                return None
+            self._waiting[number] = wake
+        return number
+
+    def stop_waiting(self, number: int) -> None:
+        """Nobody waits under this number any more."""
+        with self._lock:
+            self._core.stop_waiting(number)
+            self._waiting.pop(number, None)
 
     def configure(self, settings: LogSettings) -> None:
         """What is appended, rolled, flushed and removed from now on goes by these settings."""
-        with self._changed:
+        with self._lock:
             self.log.format = replace(self.log.format, settings=settings)
 
-    def housekeep(self, flush_interval_s: float | None) -> None:
-        """Rolls, removes and flushes what is due."""
-        with self._changed:
+    def flush_if_due(self, moment: float) -> float | None:
+        """Forces what was appended if ``flush.ms`` says so; when to ask again, None: never.
+
+        Both moments are on the monotonic clock.
+        """
+        with self._lock:
+            if self._closed is not None:
+                return None
+            self.log.flush_if_due(moment)
+            return self.log.next_flush_due(moment)
+
+    def housekeep(self) -> None:
+        """Rolls and removes what is due."""
+        with self._lock:
             if self._closed is not None:
                 return
-            self.log.housekeep(now_us(), self.bounds().last_stable_offset)
-            self._state = leader.evicted(self._state, self.log.start)
-            self._spans.evicted(self._state.log_start.offset)
-            self._forget_producers()
-            now = time.monotonic()
-            if flush_interval_s is not None and now - self._last_flush >= flush_interval_s:
-                self._last_flush = now
-                self.log.flush()
-
-    def _forget_producers(self) -> None:
-        now = now_us()
-        old = [
-            producer_id
-            for producer_id, state in self._producers.items()
-            if producers.expired(state, now, self._producer_age)
-        ]
-        for producer_id in old:
-            del self._producers[producer_id]
+            now = self._clock.steady_us()
+            self.log.housekeep(now, self.bounds().last_stable_offset)
+            self._core.evict(self.log.start)
+            self._core.forget_producers(now)
 
     def close(self, *, deleted: bool = False) -> None:
         """Ends appends and waits, then closes the files. Everything acknowledged is in them."""
-        with self._changed:
+        with self._lock:
             if self._closed is not None:
                 return
             self._closed = (
@@ -358,5 +479,17 @@ class Partition:
                 if deleted
                 else BrokerStopping("the broker is shutting down")
             )
-            self._changed.notify_all()
-            self.log.close()
+            for pending in self._pending.values():
+                pending.settle(self._closed.again())
+            woken = list(self._waiting.values())
+            self._pending.clear()
+            self._waiting.clear()
+            try:
+                self.log.close()
+            finally:
+                for wake in woken:
+                    wake()
+
+
+def _in_transaction(stamp: Stamp | None) -> bool:
+    return stamp is not None and stamp.transaction != NO_TRANSACTION

@@ -28,6 +28,7 @@ from spark_stream.broker.config import BrokerConfig
 from spark_stream.broker.driver import Driver
 from spark_stream.broker.here import BrokerFacts, Here
 from spark_stream.broker.host import Host
+from spark_stream.broker.keepalive import Keepalive
 from spark_stream.broker.lock import DirectoryLock
 from spark_stream.broker.peers import FlightPeers
 from spark_stream.broker.service import FlightService, location_of
@@ -54,6 +55,10 @@ logger = logging.getLogger(__name__)
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 _GRACE_SECONDS: Final = 1.0
 _SWEEP_SECONDS: Final = 0.5  # how late an expired transaction is aborted at most
+_SWITCH_S: Final = 0.0005
+"""How long a thread may keep the interpreter from the others. An append takes it some ten times:
+with Python's 5 ms, and hundreds of fetches at work, it would wait for tens of them each time."""
+_FLUSH_SECONDS: Final = 0.1  # the first time; then the task says
 UNIX: Final = "unix:"
 
 
@@ -65,7 +70,7 @@ class Broker:
     ) -> None:
         clock, ids = clock or SystemClock(), ids or SystemIds()
         self._config = config
-        self.activity = Activity()
+        self.activity = Activity(clock)
         self._stop_asked = threading.Event()
         os.umask(0o077)  # a broker's files, and its socket, belong to their owner alone
         _allow_many_files()
@@ -85,6 +90,7 @@ class Broker:
                 holds_store=not config.metadata,
             )
             undo.callback(self._host.close)
+            keepalive = Keepalive(config.keepalive_seconds, clock)
             brokers = Brokers(self._store)
             incarnation = ids.new_id()
             leases = Leases(LeaseFiles(_lease_folder(path, config.metadata)), clock)
@@ -115,6 +121,8 @@ class Broker:
                     ),
                     self._reachable,
                     self.activity,
+                    keepalive,
+                    clock,
                 )
             undo.callback(self._service.shutdown)
             self.address = self._named(self._service.port)
@@ -126,6 +134,8 @@ class Broker:
         self._keepers = [
             self._keeper("housekeeper", config.housekeeping_seconds, self._host.housekeep),
             self._keeper("lease", DURATION_S / 4, self._renew_lease),
+            self._keeper("keepalive", keepalive.limit_s / 4, keepalive.end_silent_connections),
+            self._keeper("flusher", _FLUSH_SECONDS, self._host.flush_due),
             self._keeper("transactions", _SWEEP_SECONDS, self._desk.sweep),
         ]
 
@@ -160,11 +170,16 @@ class Broker:
         if not self._lease.renew():
             logger.warning("the lease was over: other brokers may have swept what is this one's")
 
-    def _keeper(self, name: str, pause_s: float, task: Callable[[], None]) -> threading.Thread:
+    def _keeper(
+        self, name: str, pause_s: float, task: Callable[[], float | None]
+    ) -> threading.Thread:
+        """A thread that runs the task again and again; it may say how long to pause after it."""
+
         def keep() -> None:
-            while not self._stop_asked.wait(pause_s):
+            pause = pause_s
+            while not self._stop_asked.wait(pause):
                 try:
-                    task()
+                    pause = task() or pause_s
                 except Exception:
                     if not self._stop_asked.is_set():
                         logger.exception("%s", name)
@@ -281,6 +296,7 @@ def serve(config: BrokerConfig) -> NoReturn:
 
     Prints ``isolog broker ready ADDRESS`` once it serves.
     """
+    sys.setswitchinterval(_SWITCH_S)
     logging.basicConfig(
         level=config.log_level,
         stream=sys.stderr,

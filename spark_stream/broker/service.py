@@ -19,10 +19,13 @@ from spark_stream.broker.driver import Driver
 from spark_stream.broker.fetching import Answer, FetchStream, projection_of
 from spark_stream.broker.here import Here
 from spark_stream.broker.host import Host, HostedTopic
+from spark_stream.broker.keepalive import Keepalive, WatchedReader, WatchedWriter
 from spark_stream.broker.partition import Partition
 from spark_stream.broker.peers import RUN_STEPS
 from spark_stream.broker.steps import run_steps
 from spark_stream.broker.transactions import TransactionDesk
+from spark_stream.broker.waiting import WaitingReads
+from spark_stream.environment import Clock
 from spark_stream.errors import BrokerUnavailable, InternalError, IsologError, Unsupported
 from spark_stream.wire.actions import ACTIONS
 from spark_stream.wire.flight import to_flight
@@ -58,6 +61,8 @@ class FlightService(fl.FlightServerBase):
         here: Callable[[int], Here],
         location: Callable[[int], str],
         activity: Activity,
+        keepalive: Keepalive,
+        clock: Clock,
     ) -> None:
         """``here`` and ``location`` take the port that was bound (0: none, a Unix socket)."""
         self._host = host
@@ -65,6 +70,9 @@ class FlightService(fl.FlightServerBase):
         self._activity = activity
         self._driver = driver
         self._here: Here | None = None
+        self._keepalive = keepalive
+        self._clock = clock
+        self._waiting = WaitingReads(clock)
         super().__init__(bind)
         self._location = location(self.port)
         self._here = here(self.port)
@@ -76,18 +84,28 @@ class FlightService(fl.FlightServerBase):
         reader: fl.MetadataRecordBatchReader,
         writer: fl.FlightMetadataWriter,
     ) -> None:
-        with self._activity.call(), translated("append"):
-            serve_appends(self._host, self._desk, target_of(descriptor), reader, writer)
+        with (
+            self._activity.call(),
+            translated("append"),
+            self._keepalive.call(context.peer()) as call,
+        ):
+            batches, acks = WatchedReader(reader, call), WatchedWriter(writer, call)
+            target = target_of(descriptor)
+            serve_appends(self._host, self._desk, target, batches, acks, self._clock)
 
     def do_get(self, context: fl.ServerCallContext, ticket: fl.Ticket) -> fl.FlightDataStream:
         with self._activity.call(), translated("fetch"):
             request = Fetch.from_bytes(ticket.ticket)
-            stream = FetchStream(self._host, request, context.is_cancelled)
-            return fl.GeneratorStream(stream.schema, self._answers(stream))
+            stream = FetchStream(
+                self._host, request, context.is_cancelled, self._waiting, self._keepalive.limit_s
+            )
+            return fl.GeneratorStream(stream.schema, self._answers(stream, context.peer()))
 
-    def _answers(self, stream: FetchStream) -> Iterator[Answer]:
-        with self._activity.call(), translated("fetch"):
-            yield from stream.answers()
+    def _answers(self, stream: FetchStream, peer: str) -> Iterator[Answer]:
+        with self._activity.call(), translated("fetch"), self._keepalive.call(peer) as call:
+            for answer in stream.answers():
+                with call.writing():
+                    yield answer
 
     def do_exchange(
         self,

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from spark_stream.broker.driver import Answer, Driver
-from spark_stream.consistency.atomic import Block, SpansSnapshot
+from spark_stream.consistency.extents import Block, SpansSnapshot
 from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.isolation import Bounds
 from spark_stream.consistency.transactions import Joined

@@ -1,7 +1,7 @@
 """``isolog`` put together: its commands, and what becomes of an error.
 
-An error of ours is one line on standard error, never a traceback. A closed pipe (``| head``) is no
-error: who reads has seen enough.
+One of our errors is one line on standard error, never a traceback. A closed pipe (``| head``) is
+not an error: its reader has seen enough.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from spark_stream.cli import broker, consume, produce, topic, transactions
+from spark_stream.cli.commands import broker, consume, produce, topic, transactions
 from spark_stream.cli.streams import discard_output, occupy, problem_of
 from spark_stream.errors import InvalidOption, IsologError
 from spark_stream.version import VERSION

@@ -12,8 +12,8 @@ from typing import Annotated, Final
 
 import typer
 
-from spark_stream.client.connection import Connection
-from spark_stream.client.embedded import answers
+from spark_stream.client.connecting.connection import Connection
+from spark_stream.client.connecting.embedded import answers
 from spark_stream.client.log import Log
 from spark_stream.consistency.isolation import CONSUMER_LEVELS
 from spark_stream.errors import BrokerUnavailable, InvalidOption, UnknownLog
@@ -102,7 +102,7 @@ def connection(
     """The connection that the options mean. ``makes``: a missing directory becomes a log.
 
     Raises:
-        InvalidOption: as :func:`where`, or an address that is none.
+        InvalidOption: as :func:`where`, or an address that is not valid.
         UnknownLog: there is no log in the directory.
         BrokerUnavailable: nobody listens there. Told at once: the client alone would go on trying.
     """

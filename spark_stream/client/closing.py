@@ -1,4 +1,4 @@
-"""What is used as a context manager and closed at its end: the log and the consumer."""
+"""The base of what a ``with`` block closes at its end: the log and the consumer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Closing(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Lets go of what is held."""
+        """Ends the use of what this object holds."""
 
     def __enter__(self) -> Self:
         return self

@@ -13,17 +13,17 @@ from typing import Any, Final, overload
 import pyarrow as pa
 
 from spark_stream.client.closing import Closing
-from spark_stream.client.columns import View
-from spark_stream.client.connection import Connection
-from spark_stream.client.consumer import Consumer
-from spark_stream.client.cuts import Key, cut_of
-from spark_stream.client.fetching import Source, fetch_once, fetch_range
-from spark_stream.client.positions import Place, resolve
-from spark_stream.client.producer import Producer
+from spark_stream.client.connecting.connection import Connection
+from spark_stream.client.reading.columns import View
+from spark_stream.client.reading.consumer import Consumer
+from spark_stream.client.reading.cuts import Key, cut_of
+from spark_stream.client.reading.fetching import Source, fetch_once, fetch_range
+from spark_stream.client.reading.positions import Place, resolve
 from spark_stream.client.topics import TopicsClient, level
-from spark_stream.client.transactional import TransactionalProducer
 from spark_stream.client.transactions import TransactionsClient, described
 from spark_stream.client.values import BrokerStatus, TopicDescription, TransactionDescription
+from spark_stream.client.writing.producer import Producer
+from spark_stream.client.writing.transactional import TransactionalProducer
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.errors import InvalidOption, Unsupported
 from spark_stream.wire.limits import REQUEST_TIMEOUT_S
@@ -48,7 +48,7 @@ def connect(
     unless ``create`` is false.
 
     Raises:
-        InvalidOption: neither or both were given, or an address is none.
+        InvalidOption: neither or both were given, or an address is not valid.
         UnknownLog: with ``create=False`` there is no log at ``path``.
         BrokerUnavailable: nobody answers. With ``path`` also what kept the broker from starting.
     """
@@ -107,11 +107,11 @@ class Log(Closing):
         partitions: int | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> TopicDescription:
-        """Gives a topic more partitions, changes its settings, or both; returns it as it is then.
+        """Gives a topic more partitions, changes its settings, or both; returns the altered topic.
 
         Settings that ``config`` does not name stay as they are. Records stay where they are: with
-        more partitions, records of a key may go to another one than those before them. Queries,
-        producers and consumers that run go on, and take new partitions up.
+        more partitions, the next records of a key may go to another partition than the earlier
+        ones. Running queries, producers and consumers go on, and begin to use the new partitions.
 
         Raises:
             UnknownTopic: there is no such topic.

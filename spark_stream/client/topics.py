@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from spark_stream.client.connection import Connection
+from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.values import PartitionDescription, PartitionOffsets, TopicDescription
 from spark_stream.consistency.isolation import CONSUMER_LEVELS, Isolation
 from spark_stream.errors import (
@@ -63,7 +63,7 @@ class TopicsClient:
         return self._remembered(facts)
 
     def known(self, topic: str) -> TopicDescription:
-        """The topic as it was when last looked at: there may be more partitions by now.
+        """The topic as this client last saw it: it may have more partitions by now.
 
         Schema and id stay the same. Whoever is about to refuse something because of the rest asks
         with :meth:`describe` first; a producer learns of more partitions with its next answer.
@@ -72,7 +72,7 @@ class TopicsClient:
         return found if found is not None else self.describe(topic)
 
     def forget(self, topic: str) -> None:
-        """After an answer that says the topic is another than was thought."""
+        """Forgets the topic, after an answer which shows that what is remembered is out of date."""
         with self._lock:
             self._known.pop(topic, None)
 
@@ -86,7 +86,7 @@ class TopicsClient:
         *,
         if_not_exists: bool = False,
     ) -> TopicDescription:
-        """Makes a topic; with ``if_not_exists`` one that is there and as asked for does as well."""
+        """Makes a topic; with ``if_not_exists`` one that exists will do, if it is as asked for."""
         asked = CreateTopic.of(
             topic=_named(topic).topic,
             partitions=1 if partitions is None else partitions,
@@ -173,7 +173,7 @@ class TopicsClient:
 
 
 def _check_as_asked(found: TopicDescription, partitions: int | None, schema: pa.Schema) -> None:
-    """TopicExists, with the difference, if the topic is another than what was asked for."""
+    """Raises TopicExists, with the difference, if the topic is not as it was asked for."""
     wrong = mismatch(found.schema, schema)
     difference = None if wrong is None else wrong.message
     for field in schema if wrong is None else ():
@@ -185,7 +185,7 @@ def _check_as_asked(found: TopicDescription, partitions: int | None, schema: pa.
         difference = f"it has {count} partitions, not {partitions}"
     if difference is not None:
         raise TopicExists(
-            f"there is a topic {found.name!r} already, and it is another: {difference}",
+            f"there is a topic {found.name!r} already, and it differs: {difference}",
             topic=found.name,
             hint="Ask for what is there, alter the topic, or choose another name.",
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from spark_stream.client.connection import Connection
+from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.values import TransactionDescription, TransactionPartition
 from spark_stream.wire.messages import (
     AtomicCut,
@@ -72,7 +72,7 @@ class TransactionsClient:
         return self._connection.act("open-branch", asked, BranchFacts)
 
     def settle_batch(self, asked: OpenBranch) -> SettledBatch:
-        """Whether the batch is committed; if not, nothing of the sink is open any more.
+        """Tells whether the batch is committed. If it is not, aborts what the sink has open.
 
         Raises:
             SinkInUse, StaleBatch, ProducerFenced.
@@ -80,7 +80,7 @@ class TransactionsClient:
         return self._connection.act("settle-batch", asked, SettledBatch)
 
     def renew_batch(self, transactional_id: str, instance: str, batch: int) -> None:
-        """Sets the deadline of the transaction that writes the batch anew, if it is open."""
+        """Gives the transaction that writes the batch a new deadline, if it is open."""
         asked = RenewBatch(transactional_id=transactional_id, instance=instance, batch=batch)
         self._connection.act("renew-batch", asked, Empty)
 
@@ -97,11 +97,11 @@ class TransactionsClient:
         self._connection.act("drop-branch", asked, Empty)
 
     def stop_run(self, run: str, planned: int, batch: int) -> None:
-        """Aborts the batch that the driver has planned until then; nothing more of it opens."""
+        """Aborts what the driver planned up to ``planned``; its late tasks open no branch."""
         self._connection.act("stop-run", StopRun(run=run, planned=planned, batch=batch), Empty)
 
     def renew(self, transactional_id: str, instance: str, number: int) -> TransactionFacts:
-        """Sets the deadline of an open transaction anew, its timeout from now."""
+        """Gives an open transaction a new deadline: now, plus its timeout."""
         asked = EndTransaction(transactional_id=transactional_id, instance=instance, number=number)
         return self._connection.act("renew-transaction", asked, TransactionFacts)
 
@@ -179,7 +179,7 @@ class TransactionsClient:
     def commit_position(
         self, positions: Iterable[ConsumerPosition], owners: Mapping[str, str]
     ) -> None:
-        """Stores positions outside any transaction; ConsumerFenced if ``owners`` are not so."""
+        """Stores positions outside any transaction; ConsumerFenced if others own the names."""
         asked = Positions(positions=list(positions), owners=dict(owners))
         self._connection.act("commit-position", asked, Empty)
 

@@ -58,7 +58,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Under whose identity a producer writes, in transaction ``number`` of the transactional id."""
+    """The identity that a producer has in transaction ``number`` of its transactional id."""
 
     transactional_id: str
     number: int

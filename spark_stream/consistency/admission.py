@@ -1,9 +1,11 @@
 """Which records of a message are kept when one of them is bad.
 
-A message of several records is not atomic outside a transaction (the seeds: "Records are processed
-one by one. If an error occurs, the operation aborts, … but Fluvio does not roll back previous
-records from the batch"). So: records are taken in order, the first bad one stops the message, those
-before it are kept, those after it are not tried, and the next message is judged by itself.
+A message of several records is not atomic outside a transaction. Records are taken in order; the
+first bad one stops the message; those before it are kept, those after it are not tried, and the
+next message is judged by itself.
+
+Source: Fluvio's producers ("Records are processed one by one. If an error occurs, the operation
+aborts, … but Fluvio does not roll back previous records from the batch").
 
 Everything here is computed for a whole batch at once.
 """

@@ -65,9 +65,12 @@ _PACKED: Final = struct.Struct("<8qIiihBBI")  # ENTRY without its last field
 Table = npt.NDArray[np.void]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Entry:
-    """One entry before it has a place in a file; the fields are those of ``ENTRY``."""
+    """One entry before it has a place in a file; the fields are those of ``ENTRY``.
+
+    Nobody changes one. It is not frozen because each append makes some, at four times the cost.
+    """
 
     entry_index: int
     base_offset: int

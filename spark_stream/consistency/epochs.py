@@ -1,31 +1,38 @@
-"""Where the leader epochs of a log begin and end: what tells that records were cut off.
+"""Where the leader epochs of a log begin and end: what tells that two logs went apart, and where.
 
 Every entry carries the epoch of the leader that appended it, and epochs never fall along a log. So
 a reader that was at offset ``o`` under the epoch ``e`` has lost nothing exactly if ``o`` does not
 lie above the place where epoch ``e`` ended: where the first entry of a later epoch begins, or the
 log's end if there is none. That holds however far the log has grown since.
+
+Two replicas of a partition compare their epochs to find what they share (:func:`agreement`): an
+epoch has one leader, and a follower takes that leader's entries only behind what it shares with it.
+So where two logs hold an entry of one index and one epoch, they are the same up to there.
+
+Source: Raft's log matching property; Kafka's leader epoch cache (KIP-101, KIP-279).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 import numpy as np
 
 from spark_stream.consistency.entries import Table
-from spark_stream.consistency.ids import LeaderEpoch, Offset
+from spark_stream.consistency.ids import EntryIndex, LeaderEpoch, Offset
+from spark_stream.consistency.leader import Position
 
 
 class EpochStarts:
-    """The first offset of each epoch in a log, epochs without an entry left out.
+    """The first place of each epoch in a log, epochs without an entry left out.
 
     One writer at a time; any thread may ask.
     """
 
     def __init__(self) -> None:
         self._epochs: list[int] = []
-        self._offsets: list[int] = []
+        self._places: list[Position] = []
 
     @classmethod
     def derived(cls, tables: Sequence[Table]) -> EpochStarts:
@@ -33,9 +40,10 @@ class EpochStarts:
         found = cls()
         for table in tables:
             epochs, rows = np.unique(table["leader_epoch"], return_index=True)
-            offsets = table["base_offset"][rows]
-            for epoch, offset in zip(epochs.tolist(), offsets.tolist(), strict=True):
-                found.appended(LeaderEpoch(epoch), Offset(offset))
+            entries = table["entry_index"][rows].tolist()
+            offsets = table["base_offset"][rows].tolist()
+            for epoch, entry, offset in zip(epochs.tolist(), entries, offsets, strict=True):
+                found.appended(LeaderEpoch(epoch), Position(EntryIndex(entry), Offset(offset)))
         return found
 
     @property
@@ -43,13 +51,70 @@ class EpochStarts:
         """The epoch of the last entry; None: there is none."""
         return LeaderEpoch(self._epochs[-1]) if self._epochs else None
 
-    def appended(self, epoch: LeaderEpoch, offset: Offset) -> None:
-        """An entry of this epoch is at ``offset``, behind all others."""
+    def appended(self, epoch: LeaderEpoch, at: Position) -> None:
+        """An entry of this epoch is at this place, behind all others."""
         if not self._epochs or epoch > self._epochs[-1]:
-            self._offsets.append(offset)
+            self._places.append(at)
             self._epochs.append(epoch)
 
-    def end_of(self, epoch: int, log_end: Offset) -> Offset:
-        """Where the epoch ended: the first offset that a later one may have given anew."""
+    def start_of(self, epoch: int) -> Position | None:
+        """The epoch's first entry; None: it has none here."""
+        at = bisect_left(self._epochs, epoch)
+        found = at < len(self._epochs) and self._epochs[at] == epoch
+        return self._places[at] if found else None
+
+    def end_of(self, epoch: int, log_end: Position) -> Position:
+        """Where the epoch ended: the first place that a later one may have given anew."""
         later = bisect_right(self._epochs, epoch)
-        return Offset(self._offsets[later]) if later < len(self._epochs) else log_end
+        return self._places[later] if later < len(self._epochs) else log_end
+
+    def history(self, start: EntryIndex, end: EntryIndex) -> EpochHistory:
+        """The epochs of a log that holds the entries from ``start`` to before ``end``."""
+        firsts = zip(self._epochs, self._places, strict=True)
+        return EpochHistory(
+            start, end, tuple((epoch, max(int(at.entry), int(start))) for epoch, at in firsts)
+        )
+
+
+class EpochHistory:
+    """Which epoch each entry of a log has, in a form small enough to send to another replica."""
+
+    def __init__(self, start: int, end: int, epochs: Sequence[tuple[int, int]]) -> None:
+        """``epochs``: (epoch, index of its first entry), both rising.
+
+        The log holds the entries ``start`` to ``end - 1``; what was before ``start`` is evicted.
+        """
+        # Epochs whose last entry was evicted share the log's start with the next: they are gone.
+        ends = [*(first for _, first in epochs), end][1:]
+        self.start = start
+        self.end = end
+        self.epochs = tuple(
+            each for each, ending in zip(epochs, ends, strict=True) if each[1] < ending
+        )
+
+    def end_of(self, place: int) -> int:
+        """Where the epoch in this place of ``epochs`` ends."""
+        return self.epochs[place + 1][1] if place + 1 < len(self.epochs) else self.end
+
+
+def agreement(one: EpochHistory, other: EpochHistory) -> EntryIndex | None:
+    """The index up to which two logs hold the same entries; None: that cannot be known.
+
+    It is the end of what the greatest epoch that both have an entry of, at one index, has in both.
+    Epochs that one of them lacks tell nothing: its leader of that time may have reached the other
+    alone. None means that what they share, if anything, is evicted from one of them: a follower
+    then starts again from the leader's first entry.
+    """
+    low, high = max(one.start, other.start), min(one.end, other.end)
+    theirs = {epoch: place for place, (epoch, _) in enumerate(other.epochs)}
+    for place in range(len(one.epochs) - 1, -1, -1):
+        epoch, first = one.epochs[place]
+        there = theirs.get(epoch)
+        if there is None:
+            continue
+        begin = max(first, other.epochs[there][1], low)
+        end = min(one.end_of(place), other.end_of(there), high)
+        if begin < end:
+            return EntryIndex(end)
+    # No entry is shared: they are empty, or the first entries differ. Nothing is before entry 0.
+    return EntryIndex(0) if low == 0 else None

@@ -13,12 +13,7 @@ EntryIndex = NewType("EntryIndex", int)
 LeaderEpoch = NewType("LeaderEpoch", int)
 """Rises by one with each new leader of a partition."""
 
-ProducerId = NewType("ProducerId", int)
-ProducerEpoch = NewType("ProducerEpoch", int)
-Sequence = NewType("Sequence", int)
-TransactionId = NewType("TransactionId", int)
-
-NO_PRODUCER: Final = ProducerId(-1)
-NO_PRODUCER_EPOCH: Final = ProducerEpoch(-1)
-NO_SEQUENCE: Final = Sequence(-1)
-NO_TRANSACTION: Final = TransactionId(-1)
+NO_PRODUCER: Final = -1
+NO_PRODUCER_EPOCH: Final = -1
+NO_SEQUENCE: Final = -1
+NO_TRANSACTION: Final = -1

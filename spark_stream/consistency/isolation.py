@@ -1,8 +1,7 @@
 """Isolation of a consumer: from the bounds of a partition to the offsets it may see.
 
-Source: the seeds' "Consumer Isolation" (Fluvio: COMMITTED is what all followers have) and Kafka's
-FetchIsolation (log end, high watermark, transaction committed). ``DESIGN.md`` section 2 decides
-where the two use one word for two things.
+The levels are those of ``docs/vocabulary.md``, which also says how they relate to Fluvio's (there,
+COMMITTED is what all followers have) and to Kafka's.
 
 Invariant: ``log_start_offset <= last_stable_offset <= high_watermark <= log_end_offset``.
 """

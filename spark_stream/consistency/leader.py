@@ -10,20 +10,20 @@ Invariants, after every transition:
 Replication counts entries: the leader keeps the HW as an entry index, and the offset that belongs
 to it beside it, because a marker moves the first and not the second.
 
-Source: the seeds ("If there are no followers in the partition, the state is always COMMITTED once a
+Source: Fluvio ("If there are no followers in the partition, the state is always COMMITTED once a
 record gets acknowledged"); Kafka's last stable offset.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from spark_stream.consistency.ids import EntryIndex, LeaderEpoch, Offset
 from spark_stream.consistency.isolation import Bounds
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(NamedTuple):
     """A place between two entries: the next entry's index and the offset of its first record."""
 
     entry: EntryIndex
@@ -37,20 +37,19 @@ class LeaderState:
     leader_epoch: LeaderEpoch
     log_start: Position
     log_end: Position
-    replicated_to: Position
+    high_watermark: Position
     followers: int = 0
     first_undecided: Offset | None = None
 
     def bounds(self) -> Bounds:
         """One consistent observation for readers."""
-        high_watermark = self.replicated_to.offset
-        stable = high_watermark
+        stable = self.high_watermark.offset
         if self.first_undecided is not None:
             stable = min(stable, self.first_undecided)
         return Bounds(
             log_start_offset=self.log_start.offset,
             last_stable_offset=max(stable, self.log_start.offset),
-            high_watermark=high_watermark,
+            high_watermark=self.high_watermark.offset,
             log_end_offset=self.log_end.offset,
         )
 
@@ -68,7 +67,7 @@ def appended(state: LeaderState, records: int) -> LeaderState:
     if records < 0:
         raise ValueError(f"an entry has no negative number of records: {records}")
     end = Position(EntryIndex(state.log_end.entry + 1), Offset(state.log_end.offset + records))
-    replicated = end if state.followers == 0 else state.replicated_to
+    replicated = end if state.followers == 0 else state.high_watermark
     return LeaderState(
         state.leader_epoch, state.log_start, end, replicated, state.followers, state.first_undecided
     )
@@ -78,9 +77,9 @@ def replicated(state: LeaderState, upto: Position) -> LeaderState:
     """Every in-sync replica has the entries below ``upto``. HW never moves back, nor past LEO."""
     if upto.entry > state.log_end.entry:
         raise ValueError(f"replicated past the log end: {upto} > {state.log_end}")
-    if upto.entry <= state.replicated_to.entry:
+    if upto.entry <= state.high_watermark.entry:
         return state
-    return replace(state, replicated_to=upto)
+    return replace(state, high_watermark=upto)
 
 
 def undecided_from(state: LeaderState, offset: Offset | None) -> LeaderState:
@@ -95,3 +94,12 @@ def evicted(state: LeaderState, log_start: Position) -> LeaderState:
     if log_start.offset > state.bounds().last_stable_offset:
         raise ValueError(f"retention past the last stable offset: {log_start}")
     return replace(state, log_start=log_start)
+
+
+def truncated(state: LeaderState, log_end: Position) -> LeaderState:
+    """The log was cut back to ``log_end``; never below the HW, whose entries nobody takes back."""
+    if log_end.entry < state.high_watermark.entry:
+        raise ValueError(f"cut below the high watermark: {log_end} < {state.high_watermark}")
+    if log_end.entry > state.log_end.entry:
+        raise ValueError(f"cut past the log end: {log_end} > {state.log_end}")
+    return replace(state, log_end=log_end)

@@ -22,11 +22,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from spark_stream.consistency.entries import Kind, Table
+from spark_stream.consistency.entries import Entry, Kind, Table
 from spark_stream.consistency.ids import (
     NO_PRODUCER,
     NO_PRODUCER_EPOCH,
@@ -41,8 +41,7 @@ SEQUENCE_MAX: Final = (1 << 31) - 1
 EPOCH_MAX: Final = (1 << 15) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Stamp:
+class Stamp(NamedTuple):
     """Who writes a batch: producer id, its epoch, the batch's place in its order here."""
 
     producer_id: int
@@ -176,6 +175,18 @@ def ended(state: ProducerState | None, epoch: int, now: int) -> ProducerState:
     return replace(state, transaction=NO_TRANSACTION, first_offset=-1, ended=True, used=now)
 
 
+def folded(state: ProducerState | None, entry: Entry) -> ProducerState:
+    """The state after an entry of the producer in the log, whoever judged it."""
+    if entry.kind is Kind.DATA:
+        stamp = Stamp(
+            entry.producer_id, entry.producer_epoch, entry.base_sequence, entry.transaction
+        )
+        return appended(state, stamp, entry.base_offset, entry.count, entry.appended)
+    if state is not None and state.epoch > entry.producer_epoch:
+        return state  # a marker that was lost once comes after the producer has gone on
+    return ended(state, entry.producer_epoch, entry.appended)
+
+
 def expired(state: ProducerState, now: int, age: int) -> bool:
     """Whether a state that was not used for longer than ``age`` (µs) may be forgotten.
 
@@ -199,16 +210,20 @@ def derived(tables: Sequence[Table], now: int, age: int) -> dict[int, ProducerSt
         return {}
     found, inverse = np.unique(ids[stamped], return_inverse=True)
     order = np.argsort(inverse, kind="stable")
-    edges = np.searchsorted(inverse[order], np.arange(len(found) + 1))
-    last = stamped[order[edges[1:] - 1]]
+    stamped, inverse = stamped[order], inverse[order]
+    edges = np.searchsorted(inverse, np.arange(len(found) + 1))
+    timely = ~_late_markers(log, stamped, inverse)
+    if not timely.all():
+        stamped, inverse = stamped[timely], inverse[timely]
+        edges = np.searchsorted(inverse, np.arange(len(found) + 1))
+    last = stamped[edges[1:] - 1]
     marked = log.column("kind", last) != Kind.DATA
     kept_for = np.where(marked, min(age, ENDED_AGE), age)
     in_transaction = log.column("transaction", last) != NO_TRANSACTION
     alive = now - log.column("appended", last) <= kept_for
     states = {}
     for each in np.flatnonzero(alive | (in_transaction & ~marked)):
-        rows = stamped[order[edges[each] : edges[each + 1]]]
-        states[int(found[each])] = _of_producer(log, rows)
+        states[int(found[each])] = _of_producer(log, stamped[edges[each] : edges[each + 1]])
     return states
 
 
@@ -230,6 +245,21 @@ class _Log:
             here = where == number
             values[here] = self._tables[number][name][rows[here] - self._starts[number]]
         return values
+
+
+def _late_markers(log: _Log, rows: np.ndarray, producer: np.ndarray) -> np.ndarray:
+    """Which rows, in the order of the log for each producer, are markers of an epoch it had left.
+
+    The marker of a transaction that was lost is written anew after its producer has gone on.
+    """
+    epochs = log.column("producer_epoch", rows)
+    late = np.zeros(len(rows), np.bool_)
+    if not ((epochs[1:] < epochs[:-1]) & (producer[1:] == producer[:-1])).any():
+        return late
+    data = log.column("kind", rows) == Kind.DATA
+    before = np.maximum.accumulate(np.where(data, np.arange(len(rows)), -1))
+    late[:] = (before >= 0) & (producer[before] == producer) & (epochs < epochs[before])
+    return late
 
 
 def _of_producer(log: _Log, rows: np.ndarray) -> ProducerState:

@@ -2,22 +2,34 @@
 
 Invariant: while a transaction is open, or its marker is not below the high watermark, no offset
 from its first record on is stable. A marker alone does not decide for readers: a leader that fails
-over may take it back.
+over may take it back. That holds after a log was opened too.
 
 Source: Kafka's firstUnstableOffset (ongoing transactions, and those with unreplicated markers).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from spark_stream.consistency.entries import Table, open_transactions
-from spark_stream.consistency.ids import EntryIndex, Offset
+import numpy as np
+
+from spark_stream.consistency.entries import Kind, Table
+from spark_stream.consistency.ids import NO_TRANSACTION, EntryIndex, Offset
 
 Key = tuple[int, int]
 """(transaction, producer id)."""
+
+_COLUMNS: Final = (
+    "transaction",
+    "producer_id",
+    "producer_epoch",
+    "kind",
+    "entry_index",
+    "base_offset",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +50,19 @@ class Undecided:
     def __init__(self) -> None:
         self._open: dict[Key, Part] = {}
         self._producers: dict[int, dict[int, None]] = {}  # of each transaction
-        self._ended: dict[Key, tuple[int, Offset]] = {}  # marker's entry index, first offset
+        self._marked: list[tuple[Offset, int]] = []  # a heap: first offset, marker's entry index
+
+    @classmethod
+    def derived(cls, tables: Sequence[Table], high_watermark: EntryIndex) -> Undecided:
+        """From a log's entries tables in order; entries below the watermark are replicated."""
+        found = cls()
+        parts = _parts(tables, high_watermark)
+        for transaction, producer_id, part, _ in parts:
+            found.began(transaction, producer_id, part.epoch, part.first_offset)
+        for transaction, producer_id, _, marker in parts:
+            if marker is not None:
+                found.marked(transaction, producer_id, marker)
+        return found
 
     def began(self, transaction: int, producer_id: int, epoch: int, offset: Offset) -> None:
         """The producer's first batch in the transaction is at ``offset``; later ones: no-op."""
@@ -52,7 +76,7 @@ class Undecided:
         part = self._open.pop((transaction, producer_id), None)
         if part is None:
             return
-        self._ended[transaction, producer_id] = (marker, part.first_offset)
+        heapq.heappush(self._marked, (part.first_offset, marker))
         producers = self._producers[transaction]
         del producers[producer_id]
         if not producers:
@@ -60,18 +84,16 @@ class Undecided:
 
     def replicated(self, upto: EntryIndex) -> None:
         """Entries below ``upto`` are below the high watermark."""
-        if self._ended:
-            self._ended = {key: each for key, each in self._ended.items() if each[0] >= upto}
+        while self._marked and self._marked[0][1] < upto:
+            heapq.heappop(self._marked)
 
     def first(self) -> Offset | None:
         """The first offset that is not stable; None: all are."""
-        if not self._open and not self._ended:
-            return None
-        firsts = [first for _, first in self._ended.values()]
         earliest = next(iter(self._open.values()), None)
-        if earliest is not None:
-            firsts.append(earliest.first_offset)
-        return min(firsts, default=None)
+        if not self._marked:
+            return None if earliest is None else earliest.first_offset
+        marked = self._marked[0][0]
+        return marked if earliest is None else min(marked, earliest.first_offset)
 
     def open(self) -> Iterator[tuple[Key, Part]]:
         """The open parts, the earliest first."""
@@ -86,13 +108,40 @@ class Undecided:
         return key in self._open
 
 
-def open_parts(tables: Sequence[Table]) -> list[tuple[Key, Part]]:
-    """From a log's entries tables in order: every part that no marker has ended, earliest first."""
-    found = []
-    starts = [int(table["entry_index"][0]) for table in tables if len(table)]
-    filled = [table for table in tables if len(table)]
-    for key, entry in open_transactions(tables).items():
-        where = bisect_right(starts, entry) - 1
-        row = filled[where][entry - starts[where]]
-        found.append((key, Part(int(row["producer_epoch"]), Offset(int(row["base_offset"])))))
-    return sorted(found, key=lambda each: each[1].first_offset)
+def _parts(tables: Sequence[Table], upto: EntryIndex) -> list[tuple[int, int, Part, int | None]]:
+    """(transaction, producer id, its part, its marker) of all that are undecided, earliest first.
+
+    Those are the parts without a marker (None), and those whose marker is not below ``upto``.
+    """
+    rows = [np.flatnonzero(table["transaction"] != NO_TRANSACTION) for table in tables]
+    if not sum(len(each) for each in rows):
+        return []
+    columns = {
+        name: np.concatenate(
+            [table[name][each].astype(np.int64) for table, each in zip(tables, rows, strict=True)]
+        )
+        for name in _COLUMNS
+    }
+    order = np.lexsort((columns["producer_id"], columns["transaction"]))  # stable: in log order
+    columns = {name: column[order] for name, column in columns.items()}
+    transaction, producer = columns["transaction"], columns["producer_id"]
+    other = (transaction[1:] != transaction[:-1]) | (producer[1:] != producer[:-1])
+    starts = np.flatnonzero(np.concatenate(([True], other)))
+    marked = columns["kind"] != Kind.DATA
+    # Of a part that is marked twice (its first marker was thought lost) the first decides.
+    never = np.iinfo(np.int64).max
+    markers = np.minimum.reduceat(np.where(marked, columns["entry_index"], never), starts)
+    chosen = (markers >= upto) & ~marked[starts]
+    starts, markers = starts[chosen], markers[chosen]
+    first = np.argsort(columns["base_offset"][starts], kind="stable")
+    starts, markers = starts[first], markers[first]
+    numbers, producers, epochs, offsets = (
+        columns[name][starts].tolist()
+        for name in ("transaction", "producer_id", "producer_epoch", "base_offset")
+    )
+    return [
+        (number, producer_id, Part(epoch, Offset(offset)), None if marker == never else marker)
+        for number, producer_id, epoch, offset, marker in zip(
+            numbers, producers, epochs, offsets, markers.tolist(), strict=True
+        )
+    ]

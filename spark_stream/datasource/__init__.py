@@ -14,7 +14,7 @@
 ``pacing``       how much of a backlog a micro-batch takes
 ``planning``     topics, schemas and offsets as a query needs them
 ``starts``       where a query starts and ends by its options
-``losses``       what of a query's range is gone, and what becomes of the query
+``losses``       records that a query should read and that are gone, and what it does then
 ``reader``       the batch source, and how a range is read
 ``stream_reader``  the streaming source
 ``belonging``    which log a streaming sink's checkpoint is of

@@ -1,8 +1,8 @@
 """Which log a streaming sink's checkpoint belongs to: a note beside Spark's own files in it.
 
-A source's offsets name their log, a sink has none. Without the note, a query whose ``path`` or
-``bootstrap`` means another log some day (a directory was exchanged, or an address given away) would
-go on there, and leave its rows in two logs. So the first plan of a query writes the id of the
+A source's offsets name their log; a sink has no offsets. Without the note a query would go on in
+another log if its ``path`` or ``bootstrap`` came to mean one (a directory was replaced, an address
+was reused), and would leave its rows in two logs. So the first plan of a query writes the id of the
 log's cluster into the checkpoint, and every later one compares, before a task starts.
 
 A checkpoint that is not a directory of the driver's host (object stores, HDFS) has no such note.
@@ -45,7 +45,7 @@ def check_checkpoint(checkpoint: str | None, place: Place) -> None:
 
 
 def _local(checkpoint: str | None) -> Path | None:
-    """The checkpoint as a directory of this host; None where it is none."""
+    """The checkpoint as a directory of this host; None if it is not one."""
     if not checkpoint:
         return None
     if checkpoint.startswith("file:"):
@@ -66,7 +66,7 @@ def _noted(note: Path) -> str | None:
     try:
         return str(json.loads(note.read_text())["cluster_id"])
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # there is none yet, or none that can be read
+        return None  # there is no note yet, or it cannot be read
 
 
 def _write(note: Path, cluster_id: str) -> None:

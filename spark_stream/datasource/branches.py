@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TaskBranch:
-    """Under what one task attempt wrote. ``committed``: it wrote nothing, the batch was there."""
+    """The branch of one task attempt. ``committed``: the batch was in the log, it wrote nothing."""
 
     transactional_id: str
     instance: str
@@ -55,7 +55,7 @@ class TaskBranch:
 
     @property
     def transaction(self) -> tuple[str, str, int]:
-        """Transactional id, owner and number: whose decision it is."""
+        """Transactional id, owner and number: they name the transaction."""
         return self.transactional_id, self.instance, self.number
 
 
@@ -116,9 +116,9 @@ def commit(
 ) -> None:
     """Commits the micro-batch that these tasks wrote; returns when it is visible.
 
-    Where it was committed before, or no task had a row, nothing is written: then what came has to
-    be what is on record (``keep_different``: a warning is enough), and what a dead run left open
-    ends.
+    If it was committed before, or no task had a row, nothing is written. Then the rows must be
+    those on record (with ``keep_different`` other rows are only warned about), and what a dead run
+    left open is aborted.
 
     Raises:
         DifferentReplay: other rows were committed as this batch.
@@ -181,13 +181,13 @@ def drop(transactions: TransactionsClient, branch: TaskBranch) -> None:
 def abort(transactions: TransactionsClient, branches: Iterable[TaskBranch]) -> None:
     """Aborts what is still open of the branches' transactions. Raises nothing.
 
-    What cannot be aborted now is by the query's next run, or by its timeout.
+    What cannot be aborted now, the query's next run aborts, or its own timeout does.
     """
     for whole in {branch.transaction for branch in branches if not branch.committed}:
         try:
             transactions.abort(*whole)
         except (InvalidTransaction, TransactionAborted, ProducerFenced, UnknownTransaction):
-            pass  # it is decided, or another's: nothing to take back
+            pass  # it is decided, or has another owner: there is nothing to abort
         except IsologError as error:
             logger.warning("transaction %d of %r was not aborted: %s", whole[2], whole[0], error)
 

@@ -7,8 +7,9 @@ the values and on nothing else, and sums of parts add up.
 * A fixed-width value counts whole. A text is hashed in pieces of 512 bytes, each byte at its place.
 * Floating-point columns are left out, but for where they are null: Spark may add the same numbers
   up in another order, and so get others in the last digit.
-* Each column has a factor of its own, from its name. Which values stand in one row is not told: two
-  batches that have the same values in each column, paired otherwise, have one digest.
+* Each column has a factor of its own, from its name. The digest does not tell
+  which values are in one row: two batches with the same values in each column, but in other
+  combinations, have the same digest.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ def _text(name: str, column: Any) -> Iterator[tuple[str, int]]:
 def _pieces(words: _Words, starts: _Places, lengths: _Places) -> int:
     """The sum of the hashes of all pieces of the texts; ``words[n]`` begins with byte ``n``.
 
-    Every byte counts, and where in its piece it is, and the how manieth piece of its text that is.
+    Each byte counts with its place in its piece, and with the number of that piece in its text.
     """
     numbers: Any = 0
     if lengths.max() > _PIECE:

@@ -24,7 +24,7 @@ from spark_stream.datasource.host import driver_jvm, this_host
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """By which driver a batch was planned (empty: it is not known), and when on its clock."""
+    """The driver that planned a batch (empty: not known), and when, by that driver's clock."""
 
     run: str = ""
     planned: int = 0
@@ -34,7 +34,7 @@ NO_PLAN: Final = Plan()
 
 
 def plan_of(checkpoint: str | None) -> Plan:
-    """A plan that this process makes now; also what an abort gives up: all until now."""
+    """A plan made now, by this process. An abort gives up all plans that are older than one."""
     run = "" if checkpoint is None else _run(os.getpid(), checkpoint)
     return Plan(run, time.monotonic_ns())
 
@@ -55,7 +55,7 @@ def _run(process: int, checkpoint: str) -> str:
 
 
 def _java() -> int | None:
-    """The process id of the driver's JVM; None where there is none to be seen."""
+    """The process id of the driver's JVM; None if none can be seen."""
     try:
         jvm = driver_jvm()
     except psutil.Error:

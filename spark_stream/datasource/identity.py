@@ -51,19 +51,19 @@ class Identity:
 
 
 def of_job() -> Identity:
-    """A batch write's: nobody had it before, and nobody will have it again."""
+    """The identity of a batch write: new, and never used again."""
     name = f"job/{uuid.uuid4().hex}"
     return Identity(name, query=name, instance=name, batch=0)
 
 
 def of_batch(sink_id: str, batch_id: int) -> Identity:
-    """That of one attempt at a batch which its user has numbered."""
+    """The identity of one attempt to write a batch that its user has numbered."""
     instance = f"batch/{uuid.uuid4().hex}"
     return Identity(f"sink/{sink_id}", f"{BATCH_WRITES}{sink_id}", instance, batch_id)
 
 
 def of_task(sink_id: str | None, context: TaskContext | None) -> Identity:
-    """That of the micro-batch that the task works for.
+    """The identity of the micro-batch that the task works for.
 
     Raises:
         Unsupported: naming the local property that Spark did not set, or set to something else.

@@ -30,6 +30,6 @@ _INSTEAD: Final = (
 
 
 def instead_of(option: str) -> str | None:
-    """What to do in the place of this option; None if it is none of Kafka's."""
+    """What to use instead of this option; None if it is not one of Kafka's."""
     name = option.lower()
     return next((hint for prefix, hint in _INSTEAD if name.startswith(prefix)), None)

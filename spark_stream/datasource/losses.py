@@ -1,4 +1,4 @@
-"""What of a query's range is gone: fails, or says so once and goes on, as ``failOnDataLoss`` says.
+"""Records of a query's range that are gone: an error, or one warning, as ``failOnDataLoss`` says.
 
 Everything here is known from the log's answers, not guessed: a topic that was made anew by its id,
 records that were cut off by the leader epoch that the query's offsets carry, what retention removed
@@ -107,7 +107,7 @@ class Losses:
         self.report(f"topic {name!r} was deleted", topic=name)
 
     def made_anew(self, name: str, before: str, now: str) -> None:
-        """The topic is another one than the query has read."""
+        """The topic was deleted and made again since the query read it."""
         self.report(
             f"topic {name!r} was deleted and made anew: its id was {before}, now it is {now}",
             topic=name,
@@ -138,7 +138,7 @@ class Losses:
 
 
 def gone_with_topic(asked: Range, first: int) -> str:
-    """What is said of a range, from ``first`` on, whose topic is no more."""
+    """The message about a range, from ``first`` on, whose topic was deleted."""
     return (
         f"{asked.topic}/{asked.partition}: offsets {first} to {asked.end - 1} went with their"
         " topic, which was deleted"

@@ -1,4 +1,4 @@
-"""Whether a query may say NOT NULL: only of what the topic says it of as well.
+"""A query may declare a column NOT NULL only if the topic does so as well.
 
 Spark takes a reader's word for it: it drops ``is null`` from a query over such a column, and reads
 memory that a null does not have.
@@ -30,7 +30,7 @@ def check_nullability(topic: str, stored: pa.Schema, wanted: pa.Schema) -> None:
 
 
 def _promised(path: str, stored: pa.Field, wanted: pa.Field) -> Iterator[str]:
-    """What may be null and is said never to be: the field itself, and all within it."""
+    """The fields, this one and those within it, that are declared NOT NULL and may be null."""
     if stored.nullable and not wanted.nullable:
         yield path
     if pt.is_map(stored.type) and pt.is_map(wanted.type):

@@ -93,7 +93,7 @@ def from_json(value: Mapping[str, Any]) -> dict[str, TopicOffsets]:
 
 
 def clusters(value: Mapping[str, Any]) -> dict[str, str]:
-    """Of which log each topic of a logged offset is, where the offset says so."""
+    """The log of each topic of a logged offset, if the offset names it."""
     return {
         name: str(topic["cluster"])
         for name, topic in value.items()

@@ -3,8 +3,8 @@
 Spark puts the traceback of a Python worker into its own message, thousands of characters before the
 line that says what is wrong. Its switch for that is a variable of the worker's environment, looked
 at when an exception has come out of the worker's work; the worker then ends. So the switch is set
-as one of our errors leaves our code, and nobody else's traceback is hidden by it. A defect of ours
-keeps its traceback.
+when one of our errors leaves our code: no other traceback is hidden by it, and a defect in our code
+keeps its own.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _plain() -> Iterator[None]:
 
 
 def plainly(method: Callable[P, R]) -> Callable[P, R]:
-    """A method that Spark calls; what it raises of ours, Spark shows in one line."""
+    """Wraps a method that Spark calls: Spark shows our errors from it in one line."""
     if inspect.isgeneratorfunction(method):
 
         @functools.wraps(method)
@@ -61,8 +61,8 @@ def plainly(method: Callable[P, R]) -> Callable[P, R]:
 class RefusedStream(DataSourceStreamReader):
     """Stands for a stream reader that could not be made, and raises its error when it is asked.
 
-    Where ``streamReader`` itself raises, PySpark stumbles over the reader that it does not have,
-    and shows that error in the place of ours.
+    If ``streamReader`` itself raises, PySpark fails over the reader that is missing, and shows that
+    error instead of ours.
     """
 
     def __init__(self, error: IsologError) -> None:

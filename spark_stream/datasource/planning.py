@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from spark_stream.client.columns import View, shown_schema
+from spark_stream.client.reading.columns import View, shown_schema
 from spark_stream.client.topics import TopicsClient
 from spark_stream.client.values import TopicDescription
 from spark_stream.consistency.isolation import Isolation
@@ -74,7 +74,7 @@ class Planner:
         return from_json(value)
 
     def check_log(self, value: Mapping[str, Any], said_by: str) -> None:
-        """WrongCluster, if these logged offsets are of another log; those of old say of none."""
+        """Raises WrongCluster if these logged offsets are of another log. Old ones name none."""
         here = self._session.cluster_id
         for name, cluster_id in clusters(value).items():
             if cluster_id != here:
@@ -109,7 +109,7 @@ class Planner:
 
         Raises:
             SchemaMismatch: the topics differ; the message names a column.
-            UnknownTopic: there is none to ask.
+            UnknownTopic: none of the topics exists.
         """
         schemas = {name: self._shown(each.schema) for name, each in self.described().items()}
         if not schemas:

@@ -12,8 +12,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from spark_stream.client.columns import View
-from spark_stream.client.fetching import Fetched, Source, fetch_once, fetch_range
+from spark_stream.client.reading.columns import View
+from spark_stream.client.reading.fetching import Fetched, Source, fetch_once, fetch_range
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.datasource.losses import gone_with_topic
 from spark_stream.datasource.offsets import Offsets, Range, ranges
@@ -60,7 +60,7 @@ class RangeReader:
                 if position == before:
                     raise self._gone(asked, position, asked.end)
             except OffsetEvicted as error:
-                # Retention was faster than the query.
+                # Retention removed it before the query read it.
                 first = int(error.details["log_start_offset"])
                 self._lost(self._gone(asked, position, min(first, asked.end)), error)
                 position = first

@@ -1,4 +1,4 @@
-"""A batch that is committed and comes again: the same rows are dropped, others are refused."""
+"""A committed batch that comes again: the same rows are dropped, others are refused."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from spark_stream.client.pending import split
+from spark_stream.client.writing.pending import split
 from spark_stream.errors import InvalidRecord, SchemaMismatch, UnknownPartition
 from spark_stream.wire.schemas import DEFAULT_SCHEMA, HEADERS_TYPE, empty_batch, fitted, is_default
 from spark_stream.wire.type_names import type_name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from spark_stream.client.positions import named_resolved
+from spark_stream.client.reading.positions import named_resolved
 from spark_stream.client.values import PartitionOffsets
 from spark_stream.datasource.offsets import TopicOffsets
 from spark_stream.datasource.options import FromProgress, Named

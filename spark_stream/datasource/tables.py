@@ -84,8 +84,8 @@ def with_one_topic(given: Mapping[str, str]) -> dict[str, str]:
 def kept_options(options: Mapping[str, str], schema: st.StructType) -> TableOptions | None:
     """The options of the table whose columns these are; None where they are no table's.
 
-    Options that say where to read or write are a query's own: then a comment that a DataFrame
-    carries along from a table has no say.
+    Options that say where to read or write are the query's own. Then a comment that a DataFrame has
+    from a table is not looked at.
     """
     if any(name.lower() in _WHERE for name in options):
         return None

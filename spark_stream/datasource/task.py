@@ -20,8 +20,8 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from spark_stream.client.producer import Producer
 from spark_stream.client.values import Branch, TopicDescription
+from spark_stream.client.writing.producer import Producer
 from spark_stream.datasource.belonging import check_checkpoint
 from spark_stream.datasource.branches import Written, drop, opened
 from spark_stream.datasource.content import Measure, measured, summed
@@ -112,11 +112,11 @@ class TaskWriter:
         self, here: Session, identity: Identity, rows: Iterator[pa.RecordBatch]
     ) -> Written:
         branch = opened(here.transactions, identity, self.plan, self.timeout_ms)
-        if branch.committed:  # what comes again is only measured
+        if branch.committed:  # a replay: its rows are measured and not written
             return Written(identity, self._content(rows), branch)
         try:
             content = self._append_all(here, branch.under, rows, measuring=identity.remembered)
-        except BaseException:  # a task that Spark kills ends so as well
+        except BaseException:  # this is also how a task ends that Spark kills
             drop(here.transactions, branch)
             raise
         return Written(identity, content, branch)
@@ -136,7 +136,7 @@ class TaskWriter:
         *,
         measuring: bool = False,
     ) -> dict[str, Measure]:
-        """Appends all; what it was, by topic, if it is to be measured."""
+        """Appends all; returns the measure of it by topic, if one is asked for."""
         arrow = to_arrow(self.schema)
         known: dict[str, TopicDescription] = {}
         content: list[dict[str, Measure]] = []
@@ -203,7 +203,7 @@ class TaskWriter:
 
 
 def tell_what_stays(known: TopicDescription, options: SinkOptions) -> None:
-    """Warns, once a process, of options for a new topic where the topic is there and differs."""
+    """Warns, once in a process, that an existing topic keeps settings which the options name."""
     asked = {
         f"{TOPIC_SETTING}{name}": (known.config[name], wanted)
         for name, wanted in options.topic_config

@@ -2,8 +2,8 @@
 
 With ``transactional=true`` a micro-batch, or a batch write, is one transaction over all its topics:
 tasks write under branches of it (``task``), the driver decides (``branches``). With ``false``
-nothing is left to a commit: what a task wrote is there, and a task that is tried again writes
-again.
+there is nothing to commit: what a task wrote is visible at once, and a task that is tried again
+writes it again.
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ class IsologStreamWriter(DataSourceStreamArrowWriter):
         here = _reached(self._task)
         if here is None:
             return
-        branches.stop(here.transactions, self._task.plan, batchId)  # messages may be none
+        branches.stop(here.transactions, self._task.plan, batchId)  # there may be no messages
         written = _written(messages)
         branches.abort(here.transactions, [each.branch for each in written if each.branch])
 
 
 def _reached(task: TaskWriter) -> Session | None:
-    """The session of an abort, which raises nothing: Spark shows why there is one, and no more."""
+    """The session for an abort. It raises nothing: Spark is to show the error behind the abort."""
     try:
         return session(task.options.place)
     except IsologError as error:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from spark_stream.cluster.store import Record
 from spark_stream.cluster.topics import Topic
-from spark_stream.consistency.atomic import SpansSnapshot
+from spark_stream.consistency.extents import SpansSnapshot
 from spark_stream.consistency.isolation import Bounds
 from spark_stream.consistency.transactions import Joined
 from spark_stream.errors import IsologError

@@ -1,12 +1,16 @@
 """The log on disk. Knows ``consistency`` and nothing above it; one partition is one directory.
 
-``disk``       the seam to the operating system (tests put a failing disk there)
-``directory``  the broker's directory: whose it is, of which format, where partitions lie
-``settings``   what a topic may configure about its files
-``codec``      Arrow batches to IPC bytes and back, checksums
-``segment``    two files: batches and their entries table
-``recovery``   what is valid after a crash, and cutting off what is not
-``reading``    from a range of offsets to few, well-sized Arrow batches
-``retention``  which segments are too old or too many
-``log``        a partition's segments as one log
+``disk``         the seam to the operating system (a simulated disk takes its place)
+``descriptors``  how many files are open at once
+``directory``    the broker's directory: whose it is, of which format, where partitions lie
+``settings``     what a topic may configure about its files
+``codec``        Arrow batches to IPC bytes and back, checksums
+``log_format``   what a log needs to know of its topic
+``segment``      two files: batches and their entries table; ``active``: the one that grows
+``forcing``      what is on the disk for certain, and that a failed force is the last
+``looking``      what the files of a segment tell; ``recovery``: what of a log is valid;
+                 ``aside``: where the rest is kept
+``reading``      from a range of offsets to few, well-sized Arrow batches
+``retention``    which segments are too old or too many
+``log``          a partition's segments as one log; ``replica_log``: what a partition needs of it
 """

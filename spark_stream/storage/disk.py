@@ -1,9 +1,10 @@
 """The seam between the log and the operating system's files.
 
-Two rules hold for every implementation. A write goes to an explicit position, so a failed one can
-be repeated. ``cut`` removes only bytes that no entry has published: nobody else reads those,
-whereas a published file may be mapped by a reader, who would die of SIGBUS if it shrank
-(``write_whole`` is the way to shorten such a file).
+Rules that hold for every implementation. A write goes to an explicit position, so a failed one can
+be repeated. A ``flush`` that failed is not repeated: the system may have dropped what it could not
+write and say yes the second time. ``cut`` removes only bytes that no entry has published: nobody
+else reads those, whereas a published file may be mapped by a reader, who would die of SIGBUS if it
+shrank (``write_whole`` is the way to shorten such a file).
 """
 
 from __future__ import annotations
@@ -17,16 +18,19 @@ from typing import Final, Protocol
 
 import pyarrow as pa
 
-from spark_stream.errors import DiskFull, StorageFailure
+from spark_stream.errors import DiskFull, IsologError, StorageFailure
+from spark_stream.storage.descriptors import DescriptorPool, PooledFile
 
 # EFBIG is the file-size limit of the process (`ulimit -f`): to a user the same as a full disk.
 _FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class DiskFile(Protocol):
-    """One open file; all positions and lengths in bytes."""
+    """One file to read and write; all positions and lengths in bytes.
 
-    def size(self) -> int: ...
+    It must exist by the time it is used. Whether it is open in between is its own affair.
+    """
+
     def write(self, position: int, data: pa.Buffer | bytes) -> None: ...
     def cut(self, size: int) -> None: ...
     def read(self, position: int, length: int) -> pa.Buffer | None: ...
@@ -38,25 +42,30 @@ class Disk(Protocol):
     """The operations on directories and whole files."""
 
     def open(self, path: Path) -> DiskFile: ...
+    def create(self, path: Path) -> DiskFile: ...
     def map(self, path: Path) -> pa.Buffer: ...
+    def size(self, path: Path) -> int: ...
     def names(self, directory: Path) -> list[str]: ...
     def make_directory(self, path: Path) -> None: ...
     def write_whole(self, path: Path, parts: list[pa.Buffer | bytes]) -> None: ...
     def rename(self, path: Path, new: Path) -> None: ...
     def remove(self, path: Path) -> None: ...
-    def keep_aside(self, path: Path, copy: Path) -> None: ...
     def sync_directory(self, path: Path) -> None: ...
+
+
+def _typed(path: Path, error: OSError) -> IsologError:
+    """The system's error as ours, with the path in it."""
+    if error.errno in _FULL:
+        return DiskFull(f"no room to write {path}: {error.strerror}")
+    return StorageFailure(f"{path}: {error.strerror or error}")
 
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Turns the system's errors into ours, with the path in them."""
     try:
         yield
     except OSError as error:
-        if error.errno in _FULL:
-            raise DiskFull(f"no room to write {path}: {error.strerror}") from error
-        raise StorageFailure(f"{path}: {error.strerror or error}") from error
+        raise _typed(path, error) from error
 
 
 def _write_fully(descriptor: int, position: int, data: pa.Buffer | bytes) -> None:
@@ -67,69 +76,68 @@ def _write_fully(descriptor: int, position: int, data: pa.Buffer | bytes) -> Non
         position += written
 
 
-class _Descriptor:
-    """An open file's number. Whoever uses it holds this, so no other file gets it meanwhile."""
-
-    __slots__ = ("number",)
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def __del__(self) -> None:
-        os.close(self.number)
-
-
 class OsFile:
-    """A file of the operating system, made if it is missing."""
+    """A file of the operating system; open only while the pool lets it be."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        with _named(path):
-            number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._held: _Descriptor | None = _Descriptor(number)
+    __slots__ = ("_file",)
 
-    def size(self) -> int:
-        with _named(self._path):
-            return os.fstat(self._descriptor.number).st_size
+    def __init__(self, path: Path, pool: DescriptorPool) -> None:
+        self._file = PooledFile(path, pool)
 
     def write(self, position: int, data: pa.Buffer | bytes) -> None:
-        with _named(self._path):
-            _write_fully(self._descriptor.number, position, data)
+        file = self._file
+        held = file.held  # the usual case without a call: this is on the way of every append
+        try:
+            if held is None:
+                held = file.descriptor()
+            held.used = True
+            _write_fully(held.number, position, data)
+        except OSError as error:
+            raise _typed(file.path, error) from error
 
     def cut(self, size: int) -> None:
-        with _named(self._path):
-            os.ftruncate(self._descriptor.number, size)
+        with _named(self._file.path):
+            held = self._file.descriptor()
+            os.ftruncate(held.number, size)
 
     def read(self, position: int, length: int) -> pa.Buffer | None:
         """The bytes, as far as the file goes; None once the file is closed.
 
         Readers are other threads than the one that closes: a read under way ends first.
         """
-        held = self._held
-        if held is None:
-            return None
-        with _named(self._path):
+        try:
+            held = self._file.descriptor()
             return pa.py_buffer(os.pread(held.number, length, position))
+        except ValueError:
+            return None
+        except OSError as error:
+            raise _typed(self._file.path, error) from error
 
     def flush(self) -> None:
-        with _named(self._path):
-            os.fdatasync(self._descriptor.number)
+        with _named(self._file.path):
+            held = self._file.descriptor()
+            os.fdatasync(held.number)
 
     def close(self) -> None:
-        self._held = None
-
-    @property
-    def _descriptor(self) -> _Descriptor:
-        if self._held is None:
-            raise ValueError(f"{self._path} is closed")
-        return self._held
+        self._file.close()
 
 
 class OsDisk:
     """The operating system's file system."""
 
-    def open(self, path: Path) -> OsFile:
-        return OsFile(path)
+    def __init__(self, pool: DescriptorPool | None = None) -> None:
+        self._pool = DescriptorPool() if pool is None else pool
+
+    def open(self, path: Path) -> DiskFile:
+        return OsFile(path, self._pool)
+
+    def create(self, path: Path) -> DiskFile:
+        """A new, empty file; one that is there by that name is replaced, not emptied."""
+        with _named(path):
+            path.unlink(missing_ok=True)
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            os.close(os.open(path, flags, 0o600))
+        return self.open(path)
 
     def map(self, path: Path) -> pa.Buffer:
         """The whole file as a read-only mapping that lives as long as the buffer does."""
@@ -139,17 +147,32 @@ class OsDisk:
             with pa.memory_map(str(path), "r") as source:
                 return source.read_buffer()
 
+    def size(self, path: Path) -> int:
+        with _named(path):
+            return path.stat().st_size
+
     def names(self, directory: Path) -> list[str]:
+        """What is in the directory; nothing where there is no such directory."""
         with _named(directory):
-            return sorted(os.listdir(directory))
+            try:
+                return sorted(os.listdir(directory))
+            except FileNotFoundError:
+                return []
 
     def make_directory(self, path: Path) -> None:
-        """Makes the directory and those above it, each with its name forced to the disk."""
+        """Makes the directory and those above it, each with its name forced to the disk.
+
+        From the top down: one that is there already has a parent with a forced name, and its own
+        is forced here, in case its maker died before that.
+        """
         with _named(path):
             missing = [each for each in (path, *path.parents) if not each.exists()]
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for each in missing:
-            self.sync_directory(each.parent)
+            there = path.parents[len(missing) - 1] if missing else path
+            if os.access(there.parent, os.R_OK):  # above the broker's directory nothing is ours
+                self.sync_directory(there.parent)
+            for each in reversed(missing):
+                each.mkdir(mode=0o700, exist_ok=True)
+                self.sync_directory(each.parent)
 
     def write_whole(self, path: Path, parts: list[pa.Buffer | bytes]) -> None:
         """Puts the parts in place of the file, all or nothing, by rename.
@@ -180,13 +203,6 @@ class OsDisk:
         with _named(path):
             path.unlink(missing_ok=True)
 
-    def keep_aside(self, path: Path, copy: Path) -> None:
-        """Gives the file's present content a second name, so that replacing it loses nothing."""
-        with _named(path):
-            copy.parent.mkdir(mode=0o700, exist_ok=True)
-            copy.unlink(missing_ok=True)
-            os.link(path, copy)
-
     def sync_directory(self, path: Path) -> None:
         with _named(path):
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -194,3 +210,7 @@ class OsDisk:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
+
+
+# All logs of a process share one bound on open files.
+HOST_DISK: Final = OsDisk()

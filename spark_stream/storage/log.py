@@ -6,17 +6,14 @@ the tuple of segments as it was when they began.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
 from spark_stream.consistency.entries import (
+    ENTRY,
     Entry,
     Kind,
     Table,
@@ -25,81 +22,38 @@ from spark_stream.consistency.entries import (
     first_at_or_after,
     open_transactions,
 )
-from spark_stream.consistency.ids import NO_TRANSACTION, EntryIndex, LeaderEpoch, Offset
+from spark_stream.consistency.ids import NO_TRANSACTION, LeaderEpoch, Offset
 from spark_stream.consistency.leader import Position
 from spark_stream.consistency.producers import NOBODY, Stamp
-from spark_stream.storage.codec import Codec, crc32c
-from spark_stream.storage.disk import Disk, OsDisk
+from spark_stream.errors import StorageFailure
+from spark_stream.storage.active import ActiveSegment
+from spark_stream.storage.disk import HOST_DISK, Disk
+from spark_stream.storage.forcing import Forcing
+from spark_stream.storage.log_format import UNLIMITED, LogFormat, Prepared
+from spark_stream.storage.looking import SegmentFiles, base_of, is_segment_file
 from spark_stream.storage.reading import Budget, Chunk, read_segment
-from spark_stream.storage.recovery import Cut, lost_markers, open_active, open_closed
+from spark_stream.storage.recovery import Recovered, Recovery
 from spark_stream.storage.retention import SegmentFacts, removable
-from spark_stream.storage.segment import ActiveSegment, Segment, SegmentName
-from spark_stream.storage.settings import Flush, LogSettings
+from spark_stream.storage.segment import Segment, SegmentName
+from spark_stream.storage.settings import Flush
 
-UNLIMITED: Final = 1 << 62
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A batch ready to be appended: encoding and checksum are done outside the partition's lock."""
-
-    records: int
-    message: pa.Buffer
-    crc: int
-    timestamp: int
-
-
-@dataclass(frozen=True)
-class LogFormat:
-    """What the log of a partition needs to know of its topic.
-
-    ``timestamp_column`` is the column with the records' own timestamps; where a topic has none, a
-    record's timestamp is the moment of its append.
-    """
-
-    schema: pa.Schema
-    settings: LogSettings = field(default_factory=LogSettings)
-    timestamp_column: str | None = None
-    facts: tuple[tuple[str, str], ...] = ()
-
-    @cached_property
-    def codec(self) -> Codec:
-        return Codec(self.schema, self.settings.compression)
-
-    def prepare(self, batch: pa.RecordBatch, now: int) -> Prepared:
-        """Encodes a batch of the topic's schema; ``now`` in microseconds since the epoch."""
-        if batch.num_rows == 0:
-            raise ValueError("a batch has at least one record")
-        message = self.codec.encode(batch)
-        return Prepared(batch.num_rows, message, crc32c(message), self._greatest(batch, now))
-
-    def _greatest(self, batch: pa.RecordBatch, now: int) -> int:
-        if self.timestamp_column is None:
-            return now
-        moments = batch.column(self.timestamp_column).view(pa.int64())
-        # Not by to_numpy, which imports pandas: a third of a second, once, and memory for good.
-        values = np.frombuffer(moments.buffers()[1], np.int64, len(moments), 8 * moments.offset)
-        return int(values.max())
+__all__ = ["UNLIMITED", "LogFormat", "PartitionLog", "Prepared"]
 
 
 class PartitionLog:
     """The log of one partition in one directory."""
 
     def __init__(
-        self,
-        directory: Path,
-        log_format: LogFormat,
-        segments: tuple[Segment, ...],
-        active: ActiveSegment,
-        cuts: tuple[Cut, ...],
-        disk: Disk,
+        self, directory: Path, log_format: LogFormat, found: Recovered, forcing: Forcing, disk: Disk
     ) -> None:
         self.directory = directory
         self.format = log_format
-        self.cuts = cuts
+        self.cuts = found.cuts
         self._disk = disk
-        self._closed = segments
-        self._active = active
+        self._forcing = forcing
+        self._flushed_at: float | None = None
+        self._closed = found.closed
+        self._active = found.active
         tables = self.tables()
         for segment, mask in zip(self.segments, aborted_rows(tables), strict=True):
             segment.set_aborted(mask)
@@ -107,49 +61,27 @@ class PartitionLog:
         self._open = open_transactions(tables)
 
     @classmethod
-    def open(cls, directory: Path, log_format: LogFormat, disk: Disk | None = None) -> PartitionLog:
-        """Opens or makes a log; what recovery cut or found damaged is in ``cuts``.
+    def open(cls, directory: Path, log_format: LogFormat, disk: Disk = HOST_DISK) -> PartitionLog:
+        """Opens a log; what it lost is in ``cuts``. A new one gets its files with its first entry.
 
         Raises:
             DamagedSegment: a file that cannot be rebuilt is missing.
         """
-        disk = disk or OsDisk()
-        disk.make_directory(directory)
-        names = disk.names(directory)
-        for name in names:
-            whole, dot, ending = name.rpartition(".")
-            if not dot or not _is_segment(whole):
-                continue
-            if ending == "new":  # a replacement that a crash kept from its place
-                disk.remove(directory / name)
-            if ending == "gone" and whole.endswith(
-                ".entries"
-            ):  # a removal that a crash left half done
-                SegmentName(directory, _base(whole)).finish_removal(disk)
-        names = disk.names(directory)
-        bases = sorted({_base(name) for name in names if _is_segment(name)})
+        names = _tidied(disk, directory)
         codec, facts = log_format.codec, dict(log_format.facts)
-        if not bases:
-            first = SegmentName(directory, 0)
-            start = Position(EntryIndex(0), Offset(0))
-            active = ActiveSegment.create(disk, first, codec, start, facts)
-            return cls(directory, log_format, (), active, (), disk)
-        closed: list[Segment] = []
-        cuts: list[Cut | None] = []
-        entry: int | None = None
-        for base, following in itertools.pairwise(bases):
-            segment, cut = open_closed(disk, SegmentName(directory, base), codec, entry, following)
-            if closed and cuts[-1] is None:
-                cuts[-1] = lost_markers(closed[-1], segment)
-            # Behind a hole the next segment says itself which entry it starts with.
-            entry = int(segment.end.entry) if cut is None else None
-            closed.append(segment)
-            cuts.append(cut)
-        active, cut = open_active(disk, SegmentName(directory, bases[-1]), codec, entry, facts)
-        if closed and cuts[-1] is None:
-            cuts[-1] = lost_markers(closed[-1], active)
-        found = tuple(each for each in (*cuts, cut) if each is not None)
-        return cls(directory, log_format, tuple(closed), active, found, disk)
+        forcing = Forcing(disk, directory, names)
+        files = SegmentFiles(disk, directory, codec, facts, names)
+        found = Recovery(disk, directory, codec, facts, forcing, files).recovered()
+        if forcing.distrusted:
+            found.active.write_again(int(forcing.upto.entry))
+            found.active.flush()
+            forcing.mark(found.active.end)
+        return cls(directory, log_format, found, forcing, disk)
+
+    @property
+    def failed(self) -> StorageFailure | None:
+        """Why the log takes no more until it is opened again; None while it does."""
+        return self._forcing.failed
 
     # -- bounds ---------------------------------------------------------------------------------
 
@@ -187,8 +119,10 @@ class PartitionLog:
         """Appends one batch and returns the offset of its first record; ``stamp``: who wrote it.
 
         Raises:
-            DiskFull, StorageFailure: nothing of the batch is kept; a later append can succeed.
+            DiskFull, StorageFailure: nothing of the batch is kept; a later append can succeed,
+                unless the log has ``failed``.
         """
+        self._forcing.check()
         self._make_room(batch.message.size, now)
         end = self.end
         entry = Entry(
@@ -204,7 +138,7 @@ class PartitionLog:
             base_sequence=stamp.sequence,
             transaction=stamp.transaction,
         )
-        self._active.append(entry, batch.message, forced=self._forced)
+        self._write(entry, batch.message)
         if stamp.transaction != NO_TRANSACTION:
             key = (stamp.transaction, stamp.producer_id)
             self._open.setdefault(key, int(end.entry))
@@ -224,10 +158,12 @@ class PartitionLog:
         After an ABORT its batches are aborted at once. The marker takes no offset.
 
         Raises:
-            DiskFull, StorageFailure: no marker is kept; a later call can succeed.
+            DiskFull, StorageFailure: no marker is kept; a later call can succeed, unless the log
+                has ``failed``.
         """
         if kind is Kind.DATA:
             raise ValueError("a marker is COMMIT or ABORT")
+        self._forcing.check()
         self._make_room(0, now)
         end = self.end
         entry = Entry(
@@ -243,7 +179,7 @@ class PartitionLog:
             producer_epoch=epoch,
             transaction=transaction,
         )
-        self._active.append(entry, None, forced=self._forced)
+        self._write(entry, None)
         first = self._open.pop((transaction, producer_id), None)
         if kind is Kind.ABORT and first is not None:
             for segment in reversed(self.segments):
@@ -251,9 +187,11 @@ class PartitionLog:
                 if segment.first.entry <= first:
                     break
 
-    @property
-    def _forced(self) -> bool:
-        return self.format.settings.flush is Flush.BATCH
+    def _write(self, entry: Entry, message: pa.Buffer | None) -> None:
+        forced = self.format.settings.flush is Flush.BATCH
+        self._active.append(entry, message, forced=forced)
+        if forced:
+            self._forcing.mark(self._active.end)
 
     def _make_room(self, length: int, now: int) -> None:
         active, settings = self._active, self.format.settings
@@ -271,31 +209,74 @@ class PartitionLog:
     def roll(self) -> None:
         """Closes the active segment and starts the next; does nothing without records in it.
 
-        Making the next segment comes last of what can fail: an error leaves the active one active.
+        What is in it is forced to the disk before the next one exists: a log never goes on behind
+        what a power cut can take. Making the next segment comes last of what can fail: an error
+        leaves the active one active.
         """
+        self._forcing.check()
         active = self._active
         if active.end.offset == active.first.offset:
             return
         active.finish()
-        if self.format.settings.flush is not Flush.NONE:
-            active.flush()
+        active.flush()
+        self._forcing.mark(active.end)
         closed = active.closed()
-        name = SegmentName(self.directory, int(active.end.offset))
-        following = ActiveSegment.create(
-            self._disk, name, self.format.codec, active.end, dict(self.format.facts)
+        following = ActiveSegment(
+            self._disk,
+            SegmentName(self.directory, int(active.end.offset)),
+            self.format.codec,
+            active.end,
+            np.zeros(0, ENTRY),
+            facts=dict(self.format.facts),
+            forcing=self._forcing,
         )
+        following.make()
         self._closed = (*self._closed, closed)
         self._active = following
         active.close()
 
     def flush(self) -> None:
-        """Forces everything appended to the disk."""
+        """Forces everything appended to the disk.
+
+        Raises:
+            StorageFailure: that failed, now or before; the log has ``failed``.
+        """
+        self._forcing.check()
         self._active.flush()
+        self._forcing.mark(self._active.end)
+
+    def next_flush_due(self, monotonic: float) -> float | None:
+        """When what was appended by now must be forced; None: never by the time that passes.
+
+        ``monotonic`` is the present moment of the clock that the answer is told by, seconds.
+        """
+        settings = self.format.settings
+        if settings.flush is not Flush.INTERVAL or self.failed is not None:
+            return None
+        if self._flushed_at is None:
+            self._flushed_at = monotonic
+        return self._flushed_at + settings.flush_ms / 1000
+
+    def flush_if_due(self, monotonic: float) -> None:
+        """Forces what was appended if its time has come; raises as :meth:`flush`."""
+        due = self.next_flush_due(monotonic)
+        if due is not None and due <= monotonic:
+            self._flushed_at = monotonic
+            self.flush()
 
     def close(self) -> None:
-        """Flushes and closes the files; the log can be opened again."""
-        self._active.flush()
-        self._active.close()
+        """Flushes and closes the files; the log can be opened again.
+
+        Raises:
+            StorageFailure: the log has ``failed``; its files are closed all the same.
+        """
+        try:
+            self._forcing.check()
+            self._active.flush()
+            self._forcing.mark(self._active.end)
+        finally:
+            self._active.close()
+            self._forcing.close()
 
     # -- reading --------------------------------------------------------------------------------
 
@@ -368,7 +349,12 @@ class PartitionLog:
     # -- housekeeping ---------------------------------------------------------------------------
 
     def housekeep(self, now: int, last_stable_offset: Offset) -> int:
-        """Rolls an old active segment, removes what retention lets go, says how many segments."""
+        """Rolls an old active segment, removes what retention lets go, says how many segments.
+
+        Does nothing once the log has ``failed``.
+        """
+        if self.failed is not None:
+            return 0
         settings = self.format.settings
         last = self._active.last_appended
         idle_too_long = (
@@ -386,15 +372,23 @@ class PartitionLog:
         if gone:
             self._closed = closed[gone:]
             for segment in closed[:gone]:
-                segment.remove()
+                segment.remove(self._forcing.force_names)
         return gone
 
 
-def _is_segment(name: str) -> bool:
-    base, dot, kind = name.partition(".")
-    numbered = base.isascii() and base.isdigit() and len(base) == 20
-    return bool(dot) and numbered and kind in ("arrow", "entries")
-
-
-def _base(segment_file: str) -> int:
-    return int(segment_file.partition(".")[0])
+def _tidied(disk: Disk, directory: Path) -> list[str]:
+    """What is in the directory once a crash's half-done replacements and removals are finished."""
+    names = disk.names(directory)
+    tidy = True
+    for name in names:
+        whole, _, ending = name.rpartition(".")
+        if not is_segment_file(whole):
+            continue
+        if ending == "new":  # a replacement that a crash kept from its place
+            disk.remove(directory / name)
+            tidy = False
+        if ending == "gone" and whole.endswith(".entries"):  # a removal left half done
+            removed = SegmentName(directory, base_of(whole))
+            removed.finish_removal(disk, lambda: disk.sync_directory(directory))
+            tidy = False
+    return names if tidy else disk.names(directory)

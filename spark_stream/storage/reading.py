@@ -144,11 +144,7 @@ def read_segment(
             what is good before it is given, and the next read meets the damage.
     """
     try:
-        for chunk in _chunks(segment, start, end, columns, budget, committed):
-            start = chunk.next_offset
-            yield chunk
-        if start < min(end, segment.end.offset) and not budget.spent():
-            raise segment.damage()
+        yield from _chunks(segment, start, end, columns, budget, committed)
     except DamagedSegment:
         if not budget.started:
             raise
@@ -162,7 +158,7 @@ def _chunks(
     budget: Budget,
     committed: bool,
 ) -> Iterator[Chunk]:
-    end = min(end, Offset(segment.sound_end))
+    end = min(end, segment.end.offset)
     wanted = None if columns is None else list(columns)
     while start < end and not budget.spent():
         visible = Visible.of(segment, start, end, committed=committed)

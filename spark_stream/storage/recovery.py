@@ -1,14 +1,18 @@
-"""What of a segment is valid, found when a log opens, and cutting off what is not.
+"""Opening the segments of a log: what is valid stays, what is not is taken out.
 
-The log is the longest prefix whose checksums hold. The last segment is where a crash leaves torn
-bytes: its batches are all checked here, and what is behind the first bad one is cut (into a folder
-``cut`` beside it if intact entries were among it, so that nothing acknowledged is thrown away).
-Older segments are complete: their entries are checked here, their batches when they are first read,
-and damage in them is reported as a hole, never cut. Markers lost at the end of an older segment
-leave no hole, for they have no offsets: the next segment's first index tells that they were there.
+The log is the longest run of segments that follow one another without a hole, the last of them as
+far as its checksums hold. A hole is an entry that fails its checksum, a file that is shorter than
+its entries say, or a next segment that starts with another entry or offset than this one ends with.
+Nothing behind the first hole is served or appended to: it is kept aside (``aside``).
 
-Order of steps in a cut: the shorter entries file replaces the longer, then the ``.arrow`` file. A
-crash between them leaves bytes that no entry names: the next open cuts those.
+Torn and lost are told apart. What an intact entry behind it, a later segment, or the mark of what
+was forced (``forcing``) vouches for was in the log once: that it is gone is said with its number of
+entries and records. A last entry that is there as a whole and fails its checksum may have been
+acknowledged: that is said too. Bytes that stop short of an entry are a write that never ended.
+
+Order of steps: what lies behind the hole is moved, what will be cut is copied, and that is forced;
+then a shorter entries file takes the longer one's place, then the ``.arrow`` file. A crash between
+two of them leaves the hole where it is, and the next open goes on.
 
 The schema message that an ``.arrow`` file starts with is for other readers than isolog, and says
 which entry an empty segment starts with. It has no entry that vouches for it: it is compared with
@@ -17,235 +21,253 @@ the topic's schema, and in the last segment written anew where it is damaged.
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
-from spark_stream.consistency.entries import (
-    ENTRY,
-    ENTRY_SIZE,
-    Table,
-    next_offset,
-    valid_prefix,
-)
+from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE, Table
 from spark_stream.consistency.ids import EntryIndex, Offset
 from spark_stream.consistency.leader import Position
 from spark_stream.errors import DamagedSegment
+from spark_stream.storage.active import ActiveSegment, header_of
+from spark_stream.storage.aside import Aside, Cut
 from spark_stream.storage.codec import (
     END_OF_STREAM,
     Codec,
-    facts_of,
     first_broken_batch,
     header_length,
-    intact_entries,
     intact_rows,
 )
 from spark_stream.storage.disk import Disk
-from spark_stream.storage.segment import ActiveSegment, Segment, SegmentName, header_of
+from spark_stream.storage.forcing import Forcing
+from spark_stream.storage.looking import Found, SegmentFiles, last_intact_end
+from spark_stream.storage.segment import Segment, SegmentName
+
+_SECTOR: Final = 512  # what a disk writes as a whole, bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """What recovery removed from the end of a log, or found damaged in the middle of it."""
+class Recovered:
+    """The segments of a log that was opened, and what it lost by that."""
 
-    segment: str
-    records_lost: int
-    entries_lost: int
-    bytes_lost: int
-    kept_aside: bool
-    reason: str
+    closed: tuple[Segment, ...]
+    active: ActiveSegment
+    cuts: tuple[Cut, ...] = ()
 
-    def __str__(self) -> str:
-        aside = ", kept aside in the folder `cut`" if self.kept_aside else ""
-        return (
-            f"{self.segment}: {self.reason}: {self.entries_lost} entries with"
-            f" {self.records_lost} records ({self.bytes_lost} bytes){aside}"
+
+@dataclass(frozen=True, slots=True)
+class _Tail:
+    """The part of a file that leaves the log; ``kept`` is the part that stays."""
+
+    path: Path
+    kept: pa.Buffer
+    gone: pa.Buffer
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """Opens the segments of one log; ``facts`` are what its schema messages say of it."""
+
+    disk: Disk
+    directory: Path
+    codec: Codec
+    facts: dict[str, str]
+    forcing: Forcing
+    files: SegmentFiles
+
+    def recovered(self) -> Recovered:
+        """The log, with what does not belong to it taken out.
+
+        Raises:
+            DamagedSegment: a file is missing, or not a segment's; nothing was changed.
+        """
+        names = self.files.segments()
+        if not names:
+            return self._new()
+        closed: list[Segment] = []
+        expected: Position | None = None
+        for place, name in enumerate(names):
+            found = self.files.found(name, expected)
+            behind = names[place + 1 :]
+            if self._is_left_over(found, behind):
+                self._remove(behind.pop())
+            if not behind or not self.files.follows(found, behind[0]):
+                break
+            closed.append(Segment(self.disk, name, self.codec, found.first, found.kept))
+            expected = found.end
+        active, cut = self._last(found, behind)
+        return Recovered(tuple(closed), active, () if cut is None else (cut,))
+
+    def _new(self) -> Recovered:
+        """A log without files."""
+        name, start = SegmentName(self.directory, 0), Position(EntryIndex(0), Offset(0))
+        active = self._active(name, start, np.zeros(0, ENTRY))
+        once = self.forcing.upto
+        if once.entry == 0:
+            return Recovered((), active)
+        self.forcing.mark(start)
+        cut = self._cut(name, start, once, reason="no segment is left")
+        return Recovered((), active, (cut,))
+
+    def _active(
+        self, name: SegmentName, first: Position, table: Table, data_end: int | None = None
+    ) -> ActiveSegment:
+        return ActiveSegment(
+            self.disk,
+            name,
+            self.codec,
+            first,
+            table,
+            facts=self.facts,
+            forcing=self.forcing,
+            data_end=data_end,
         )
 
+    def _is_left_over(self, found: Found, behind: list[SegmentName]) -> bool:
+        """Whether the one segment behind is of a roll that failed, after which this one grew on."""
+        return (
+            len(behind) == 1
+            and behind[0].base_offset < found.end.offset
+            and self.files.is_empty(behind[0])
+        )
 
-def open_closed(
-    disk: Disk, name: SegmentName, codec: Codec, first_entry: int | None, next_base: int
-) -> tuple[Segment, Cut | None]:
-    """A segment that has a successor starting at offset ``next_base``."""
-    present = set(disk.names(name.directory))
-    complete = {name.arrow.name, name.entries.name} <= present
-    told = name.entries.name in present
-    whole, table = _read_table(disk, name) if told else (0, np.zeros(0, ENTRY))
-    good = _good_entries(table, first_entry, name.base_offset)
-    kept = table[:good]
-    entry = _first_index(disk, name, kept, first_entry)
-    if not complete:
-        kept = kept[:0]
-    segment = Segment(
-        disk, name, codec, Position(EntryIndex(entry), Offset(name.base_offset)), kept
-    )
-    if segment.sound_end == next_base:
-        return segment, None
-    while len(kept) and int(kept[-1]["base_offset"] + kept[-1]["count"]) > next_base:
-        kept = kept[:-1]
-    holed = Segment(disk, name, codec, segment.first, kept, hole_end=next_base)
-    lost = next_base - holed.sound_end
-    junk = whole - len(kept) * ENTRY_SIZE
-    reason = "damaged" if complete else "one of its two files is missing"
-    reason += ", and reads in it will fail"
-    return holed, Cut(str(name.entries), lost, max(0, len(table) - len(kept)), junk, False, reason)
+    def _remove(self, name: SegmentName) -> None:
+        for path in self.files.paths(name):
+            self.disk.remove(path)
+        self.disk.sync_directory(self.directory)
 
-
-def open_active(
-    disk: Disk, name: SegmentName, codec: Codec, first_entry: int | None, facts: dict[str, str]
-) -> tuple[ActiveSegment, Cut | None]:
-    """The last segment, with everything behind its longest valid prefix cut off.
-
-    Raises:
-        DamagedSegment: its entries file is missing, or nothing tells which entry it starts with.
-    """
-    present = set(disk.names(name.directory))
-    if name.entries.name not in present:
-        raise _missing(name)
-    whole, table = _read_table(disk, name)
-    data = disk.map(name.arrow) if name.arrow.name in present else pa.py_buffer(b"")
-    header = header_length(data)
-    good = _good_entries(table, first_entry, name.base_offset)
-    if good:
-        ends = table["position"][:good] + table["length"][:good]
-        if not (ends <= data.size).all():
-            good = int((ends > data.size).argmax())
-        good = first_broken_batch(table[:good], data)
-    kept = table[:good]
-    if not good and header is None:
-        if len(table):
+    def _last(
+        self, found: Found, behind: Sequence[SegmentName]
+    ) -> tuple[ActiveSegment, Cut | None]:
+        """The segment where the log ends, valid to its end, with nothing left behind it."""
+        name = found.name
+        data = self.files.data(name)
+        header = header_length(data)
+        found = replace(found, good=first_broken_batch(found.kept, data))
+        if not found.good and header is None and len(found.table):
             raise DamagedSegment(
                 f"{name.arrow}: not a segment of Arrow batches, but {name.entries} has"
-                f" {len(table)} entries",
+                f" {len(found.table)} entries",
                 path=str(name.arrow),
             )
-        entry = _known_start(first_entry, name)
-        first = Position(EntryIndex(entry), Offset(name.base_offset))
-        return ActiveSegment.create(disk, name, codec, first, facts), None
-    first = Position(
-        EntryIndex(_first_index(disk, name, kept, first_entry)), Offset(name.base_offset)
-    )
-    data_end = int(kept[-1]["position"] + kept[-1]["length"]) if good else int(header or 0)
-    tail = data.slice(data_end)
-    cut = None
-    # A mark of the end is what a roll leaves that went no further; the next append replaces it.
-    ended = tail.size == 0 or tail.equals(pa.py_buffer(END_OF_STREAM))
-    if whole != good * ENTRY_SIZE or not ended:
-        cut = _cut(disk, name, whole, table, good, data, data_end)
-    data_start = int(kept[0]["position"]) if good else int(header or 0)
-    if not codec.describes(data.slice(0, data_start)):
-        cut = cut or _mended(name)
-        message = header_of(codec, facts, first)
-        if not good or len(message) == data_start:  # else the batches would lie elsewhere
+        data_end = found.data_end or int(header or 0)
+        cut = self._end_log(found, behind, _tails(found, data, data_end))
+        if not found.good and header is None:
+            active = self._active(name, found.first, found.kept)
+            active.make()
+            return active, cut
+        if self._mends_header(found, data, data_end, header):
+            reason = "its schema message was damaged, its batches are not"
+            cut = cut or self._cut(name, found.end, found.end, reason=reason)
+        return self._active(name, found.first, found.kept, data_end), cut
+
+    def _end_log(
+        self, found: Found, behind: Sequence[SegmentName], tails: Sequence[_Tail]
+    ) -> Cut | None:
+        """Keeps what lies behind the end aside, and shortens the last segment's files to it."""
+        end, once = found.end, self._known_end(found, behind)
+        if not tails and not behind and once == end:
+            return None
+        aside = Aside(self.disk, self.directory)
+        # The newest go first: what a crash leaves in the log has no gap of its own.
+        for path in [path for name in reversed(behind) for path in self.files.paths(name)]:
+            aside.move(path)
+        for tail in tails:
+            if tail.gone.to_pybytes().strip(b"\0"):
+                aside.copy(tail.path, tail.kept.size, tail.gone)
+        aside.settle()
+        for tail in tails:
+            self.disk.write_whole(tail.path, [tail.kept])
+        self.disk.sync_directory(self.directory)
+        if self.forcing.upto.entry > end.entry:
+            self.forcing.mark(end)
+        return self._cut(
+            found.name,
+            end,
+            once,
+            reason="a hole ends the log" if behind else "cut behind the valid prefix",
+            doubtful=_doubtful(found, once),
+            size=aside.moved_bytes + sum(tail.gone.size for tail in tails),
+            kept_in=aside.kept_in,
+        )
+
+    def _known_end(self, found: Found, behind: Sequence[SegmentName]) -> Position:
+        """Where the log once ended at least, as far as anything tells."""
+        known = [found.end, self.forcing.upto, *map(self.files.known_end, behind)]
+        known.append(last_intact_end(found.table[found.good :], found.end))
+        return Position(max(each.entry for each in known), max(each.offset for each in known))
+
+    def _cut(
+        self,
+        name: SegmentName,
+        end: Position,
+        once: Position,
+        *,
+        reason: str,
+        doubtful: int = 0,
+        size: int = 0,
+        kept_in: str | None = None,
+    ) -> Cut:
+        topic, number = self.facts.get("isolog.topic"), self.facts.get("isolog.partition")
+        return Cut(
+            partition="" if topic is None or number is None else f"{topic}/{number}",
+            segment=str(name.arrow),
+            reason=reason,
+            end=int(end.offset),
+            records_lost=once.offset - end.offset,
+            entries_lost=once.entry - end.entry,
+            entries_doubtful=doubtful,
+            bytes_lost=size,
+            kept_in=kept_in,
+        )
+
+    def _mends_header(
+        self, found: Found, data: pa.Buffer, data_end: int, header: int | None
+    ) -> bool:
+        """Writes a damaged schema message anew where it can; whether it was damaged."""
+        data_start = int(found.kept[0]["position"]) if found.good else int(header or 0)
+        if self.codec.describes(data.slice(0, data_start)):
+            return False
+        message = header_of(self.codec, self.facts, found.first)
+        if not found.good or len(message) == data_start:  # else the batches would lie elsewhere
             batches = data.slice(data_start, data_end - data_start)
-            disk.write_whole(name.arrow, [message, batches])
-            disk.sync_directory(name.directory)
-    return ActiveSegment(disk, name, codec, first, kept), cut
+            self.disk.write_whole(found.name.arrow, [message, batches])
+            self.disk.sync_directory(self.directory)
+        return True
 
 
-def lost_markers(segment: Segment, following: Segment) -> Cut | None:
-    """What an older segment without a hole lacks at its end: the next one's first index tells."""
-    entries = following.first.entry - segment.end.entry
-    if entries <= 0:
-        return None
-    reason = "the markers at its end are damaged, its batches are not"
-    return Cut(str(segment.name.entries), 0, entries, entries * ENTRY_SIZE, False, reason)
+def _tails(found: Found, data: pa.Buffer, data_end: int) -> list[_Tail]:
+    """What leaves the two files; the entries come first, for they name the batches."""
+    tails = []
+    for path, whole, end in (
+        (found.name.entries, found.raw, found.good * ENTRY_SIZE),
+        (found.name.arrow, data, data_end),
+    ):
+        gone = whole.slice(end)
+        # A mark of the end is what a roll leaves that went no further; the next append replaces it.
+        if gone.size and not (whole is data and gone.equals(pa.py_buffer(END_OF_STREAM))):
+            tails.append(_Tail(path, whole.slice(0, end), gone))
+    return tails
 
 
-def _mended(name: SegmentName) -> Cut:
-    reason = "its schema message was damaged, its batches are not"
-    return Cut(str(name.arrow), 0, 0, 0, False, reason)
+def _doubtful(found: Found, once: Position) -> int:
+    """How many entries behind what is known are there as a whole, without their checksum."""
+    first = max(found.good, once.entry - found.first.entry)
+    rows = found.table[first:]
+    broken = np.flatnonzero(~intact_rows(rows)) if len(rows) else ()
+    return sum(not _is_unfinished(rows[row], first + int(row)) for row in broken)
 
 
-def _cut(
-    disk: Disk, name: SegmentName, whole: int, table: Table, good: int, data: pa.Buffer, end: int
-) -> Cut:
-    kept, lost = table[:good], table[good:]
-    intact = np.flatnonzero(intact_rows(lost))
-    # What lies between the prefix and the last intact entry was there once, damaged or not.
-    entries = int(intact[-1]) + 1 if len(intact) else 0
-    records = next_offset(lost[:entries], 0) - next_offset(kept, name.base_offset) if entries else 0
-    replaced: list[tuple[Path, pa.Buffer | bytes]] = []
-    if whole != good * ENTRY_SIZE:
-        replaced.append((name.entries, kept.tobytes()))
-    if data.size != end:
-        replaced.append((name.arrow, data.slice(0, end)))
-    if entries:
-        _keep_aside(disk, name.directory, [path for path, _ in replaced])
-    for path, content in replaced:
-        disk.write_whole(path, [content])
-    disk.sync_directory(name.directory)
-    return Cut(
-        segment=str(name.arrow),
-        records_lost=max(0, records),
-        entries_lost=entries,
-        bytes_lost=max(0, data.size - end) + whole - good * ENTRY_SIZE,
-        kept_aside=entries > 0,
-        reason="cut behind the valid prefix",
-    )
+def _is_unfinished(entry: np.void, row: int) -> bool:
+    """Whether the entry was never written as a whole: what it has in one sector is blank.
 
-
-def _keep_aside(disk: Disk, directory: Path, paths: list[Path]) -> None:
-    """Gives the files a second name in the folder ``cut``, beside those of earlier cuts."""
-    folder = directory / "cut"
-    taken = set(disk.names(folder)) if folder.name in disk.names(directory) else set()
-    endings = itertools.chain([""], (f".{number}" for number in itertools.count(2)))
-    ending = next(end for end in endings if not taken & {path.name + end for path in paths})
-    for path in paths:
-        disk.keep_aside(path, folder / (path.name + ending))
-
-
-def _read_table(disk: Disk, name: SegmentName) -> tuple[int, Table]:
-    raw = disk.map(name.entries)
-    rows = raw.size // ENTRY_SIZE
-    return raw.size, np.frombuffer(raw, ENTRY, count=rows)
-
-
-def _good_entries(table: Table, least_entry: int | None, base_offset: int) -> int:
-    """How many leading entries are good; ``least_entry``: the first one's index is no lower."""
-    intact = intact_entries(table)
-    if not intact or (least_entry is not None and int(table[0]["entry_index"]) < least_entry):
-        return 0
-    position = int(table[0]["position"])
-    return valid_prefix(table[:intact], None, base_offset, position)
-
-
-def _first_index(disk: Disk, name: SegmentName, table: Table, least_entry: int | None) -> int:
-    """Which entry a segment starts with: its first entry says so, or its header.
-
-    ``least_entry`` is the index behind what is left of the segment before it.
+    So is what was to fill a file that was only made longer.
     """
-    if len(table):
-        return int(table[0]["entry_index"])
-    told = None
-    if name.arrow.name in disk.names(name.directory):
-        data = disk.map(name.arrow)
-        length = header_length(data)
-        facts = facts_of(data.slice(0, length)) if length else None
-        told = (facts or {}).get("isolog.base_entry")
-    if told is None:
-        return _known_start(least_entry, name)
-    return int(told) if least_entry is None else max(int(told), least_entry)
-
-
-def _known_start(first_entry: int | None, name: SegmentName) -> int:
-    if first_entry is not None:
-        return first_entry
-    if name.base_offset == 0:
-        return 0
-    raise DamagedSegment(
-        f"{name.arrow}: neither the file nor {name.entries} tells which entry it starts with",
-        path=str(name.arrow),
-    )
-
-
-def _missing(name: SegmentName) -> DamagedSegment:
-    return DamagedSegment(
-        f"{name.entries} is missing; without it the epochs and producers of {name.arrow.name}"
-        " are not known, and isolog does not guess them",
-        path=str(name.entries),
-        hint="Restore the file from a backup or a replica, or delete the partition's directory.",
-    )
+    raw = entry.tobytes()
+    edge = -(row * ENTRY_SIZE) % _SECTOR
+    parts = (raw[:edge], raw[edge:], raw[-4:]) if edge < ENTRY_SIZE else (raw, raw[-4:])
+    return any(part and not part.strip(b"\0") for part in parts)

@@ -28,7 +28,7 @@ def from_flight(error: Exception, address: str) -> IsologError:
         try:
             return from_wire(json.loads(extra))
         except (ValueError, AttributeError, TypeError):
-            pass  # not ours: judged by its kind below
+            pass  # gRPC's own error: its kind decides, below
     text = str(error).partition(". Detail:")[0].partition(". gRPC client debug")[0]
     if isinstance(error, fl.FlightTimedOutError):
         return RequestTimeout(f"no answer from {address} in time", address=address)

@@ -21,12 +21,11 @@ from typing import Annotated, Any, Final, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.producers import EPOCH_MAX, SEQUENCE_MAX
 from spark_stream.errors import InvalidRequest
 from spark_stream.wire.limits import CONTROL_BYTES_MAX, TRANSACTION_TIMEOUT_MS_MAX, WAIT_MS_MAX
 
 INT64_MAX: Final = (1 << 63) - 1
-EPOCH_MAX: Final = (1 << 15) - 1
-SEQUENCE_MAX: Final = (1 << 31) - 1
 OffsetField = Annotated[int, Field(ge=0, le=INT64_MAX)]
 PartitionField = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
 Name = Annotated[str, Field(min_length=1, max_length=255)]
@@ -213,7 +212,7 @@ class BeginTransaction(Message):
 
 
 class TopicContent(Message):
-    """What a batch put into a topic, so that another replay of it can be told from the same."""
+    """What a batch put into a topic: it tells a replay with the same rows from one with others."""
 
     topic: Name
     rows: OffsetField
@@ -221,7 +220,7 @@ class TopicContent(Message):
 
 
 class BranchFacts(Message):
-    """Under which identity to write. ``committed``: the batch is in the log; write nothing."""
+    """The identity to write under. ``committed``: the batch is in the log, write nothing."""
 
     transactional_id: str
     number: int
@@ -322,14 +321,14 @@ class NamedConsumer(Message):
 
 
 class OwnedConsumer(Message):
-    """A consumer's name, and the consumer that has it, or is to have it from now on."""
+    """A consumer's name, and the instance that owns it, or takes it over with this call."""
 
     consumer: Name
     instance: Name
 
 
 class Positions(Message):
-    """Where named consumers go on. ``owners``: by name, the instances that have to own them."""
+    """Where named consumers go on. ``owners``: by name, the instance that must own it."""
 
     positions: list[ConsumerPosition]
     owners: dict[Name, Name] = {}
@@ -374,7 +373,7 @@ class CreateTopic(Message):
 
 
 class AlterTopic(Message):
-    """``partitions``: how many there shall be, None: as now. ``config``: the settings to change."""
+    """``partitions``: how many there will be (None: as now). ``config``: the settings to change."""
 
     topic: Name
     partitions: int | None = None

@@ -59,7 +59,7 @@ class DropBranch(Message):
 
 
 class StopRun(Message):
-    """Aborts the batch that a driver (``run``) has planned until ``planned``, and gives up."""
+    """Aborts what the driver ``run`` planned up to ``planned``: it has given the batch up."""
 
     run: Name
     planned: OffsetField

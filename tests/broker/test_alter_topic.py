@@ -48,6 +48,7 @@ def test_a_death_in_the_middle_leaves_the_old_topic_or_the_new(
 def test_a_store_that_refuses_leaves_the_topic_as_it_was(tmp_path: Path) -> None:
     found = LocalTopics(tmp_path)
     found.create("t", 1, 1, NUMBERS, {})
+    found.topic("t").partition(0).append(numbers(0, 1))  # what is empty has no folder
     found.store.fails = StorageFailure("the disk says no")
     with pytest.raises(StorageFailure):
         found.alter("t", 3, {"segment.ms": "777"})
@@ -55,6 +56,7 @@ def test_a_store_that_refuses_leaves_the_topic_as_it_was(tmp_path: Path) -> None
     assert len(found.topic("t").partitions) == 1
     found.store.fails = None
     assert len(found.alter("t", 2, {}).partitions) == 2
+    found.topic("t").partition(1).append(numbers(0, 1))
     assert folders(tmp_path) == ["0", "1"]
     found.close()
 

@@ -52,6 +52,29 @@ def test_damage_in_an_older_segment_costs_its_own_records_alone(rolled: BrokerPr
             assert producer.append("t", numbers(0, 1), partition=0).result().offset == 40_000
 
 
+def test_a_hole_in_an_older_segment_ends_the_log_there_and_is_said_in_one_line(
+    rolled: BrokerProcess,
+) -> None:
+    damaged, following = segments(rolled, "t")[1:3]
+    entries = damaged.with_suffix(".entries")
+    kept = following.read_bytes()
+    flipped(entries, entries.stat().st_size - 1)
+    rolled.start()
+    with rolled.connect() as log:
+        end = log.describe("t").partitions[0].log_end_offset
+        assert int(damaged.stem) <= end < int(following.stem)
+        assert log.read("t", end={0: end, 1: 0})["n"].to_pylist() == list(range(end))
+        with log.producer() as producer:
+            assert producer.append("t", numbers(0, 1), partition=0).result().offset == end
+        assert log.describe("t").partitions[1].log_end_offset == 10
+    aside = damaged.parent / "cut" / "1"
+    assert (aside / following.name).read_bytes() == kept
+    (line,) = [line for line in rolled.said().splitlines() if "recovered" in line]
+    assert " ERROR " in line
+    for part in ("t/0:", f"ends at offset {end},", f"{40_000 - end} records", str(aside)):
+        assert part in line
+
+
 def test_a_partition_without_its_last_entries_does_not_open_and_others_do(
     rolled: BrokerProcess,
 ) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from spark_stream.broker.housekeeping import AT_ONCE, Member, Rounds
 
 
-def members(count: int, ends: dict[int, int] | None = None, flush_s: float = 0.0) -> list[Member]:
-    return [Member(n, (ends or {}).get(n, 0), flush_s) for n in range(count)]
+def members(count: int, ends: dict[int, int] | None = None) -> list[Member]:
+    return [Member(n, (ends or {}).get(n, 0)) for n in range(count)]
 
 
 def test_few_partitions_are_all_looked_after_in_every_round():
@@ -26,13 +26,13 @@ def test_an_idle_broker_with_many_partitions_touches_a_bounded_number_and_forget
     assert touched == set(range(4_000))
 
 
-def test_a_partition_at_work_is_looked_after_in_every_round_until_it_is_flushed():
+def test_a_partition_at_work_is_looked_after_in_every_round():
     rounds = Rounds(at_once=1)
-    rounds.due(members(1_000, flush_s=10.0), 0)
-    assert 777 in rounds.due(members(1_000, {777: 5}, 10.0), 100)
-    for second in range(101, 114):
-        assert 777 in rounds.due(members(1_000, {777: 5}, 10.0), second)
-    assert 777 not in rounds.due(members(1_000, {777: 5}, 10.0), 116)
+    rounds.due(members(1_000), 0)
+    assert 777 in rounds.due(members(1_000, {777: 5}), 100)
+    for second in range(101, 106):
+        assert 777 in rounds.due(members(1_000, {777: 5}), second)
+    assert 777 not in rounds.due(members(1_000, {777: 5}), 116)
 
 
 def test_partitions_that_are_gone_are_forgotten():

@@ -8,17 +8,29 @@ from pathlib import Path
 import pytest
 
 from spark_stream.broker.partition import Partition
+from spark_stream.consistency.ids import LeaderEpoch
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.producers import Stamp
-from spark_stream.errors import InvalidTransaction, UnknownTopic
+from spark_stream.environment import Clock, SystemClock
+from spark_stream.errors import InvalidTransaction, OutOfOrderSequence, UnknownTopic
 from spark_stream.storage.log import LogFormat, PartitionLog
+from spark_stream.storage.settings import LogSettings
+from tests.clocks import YEAR_US, FakeClock
 from tests.support import NUMBERS, numbers
 
 DAY_US = 24 * 3_600 * 1_000_000
 
 
-def opened(folder: Path) -> Partition:
-    return Partition("t", "id", 0, PartitionLog.open(folder, LogFormat(NUMBERS)), DAY_US)
+def opened(folder: Path, clock: Clock | None = None, **settings: int) -> Partition:
+    log = PartitionLog.open(folder, LogFormat(NUMBERS, LogSettings(**settings)))
+    return Partition("t", "id", 0, log, DAY_US, clock or SystemClock())
+
+
+def joined(partition: Partition, transaction: int, *producer_ids: int) -> None:
+    """As after the transaction's record has named the partition."""
+    for producer_id in producer_ids:
+        with partition.joining(transaction, producer_id):
+            pass
 
 
 def stable(partition: Partition) -> int:
@@ -50,6 +62,7 @@ def test_no_reader_ever_sees_an_undecided_record_below_the_last_stable_offset(tm
     for reader in readers:
         reader.start()
     for number in range(rounds):
+        joined(partition, number, 1)
         partition.append(numbers(number, 1), Stamp(1, number, 0, number))
         partition.end_transaction(number, lambda _, number=number: number % 2 == 0)
     done.set()
@@ -62,6 +75,8 @@ def test_no_reader_ever_sees_an_undecided_record_below_the_last_stable_offset(tm
 
 def test_what_is_derived_when_it_opens_is_what_it_knew(tmp_path: Path):
     before = opened(tmp_path)
+    joined(before, 10, 1)
+    joined(before, 11, 3, 4)
     before.append(numbers(0, 2), Stamp(1, 0, 0, 10))
     before.append(numbers(2, 1), Stamp(2, 0, 0))
     before.append(numbers(3, 1), Stamp(3, 0, 0, 11))
@@ -80,6 +95,7 @@ def test_what_is_derived_when_it_opens_is_what_it_knew(tmp_path: Path):
 def test_nothing_is_taken_of_a_transaction_that_has_ended_here(tmp_path: Path):
     """Even where it had written nothing yet: the batch passed the check before the decision."""
     partition = opened(tmp_path)
+    joined(partition, 10, 1)
     partition.end_transaction(10, lambda _: True)
     with pytest.raises(InvalidTransaction, match="has ended"):
         partition.append(numbers(0, 1), Stamp(1, 0, 0, 10))
@@ -88,6 +104,8 @@ def test_nothing_is_taken_of_a_transaction_that_has_ended_here(tmp_path: Path):
 
 def test_a_transaction_ends_once(tmp_path: Path):
     partition = opened(tmp_path)
+    joined(partition, 10, 1)
+    joined(partition, 11, 2)
     partition.append(numbers(0, 1), Stamp(1, 0, 0, 10))
     partition.end_transaction(10, lambda _: True)
     entries = partition.log.end.entry
@@ -98,6 +116,8 @@ def test_a_transaction_ends_once(tmp_path: Path):
 
 def test_the_own_cut_stands_before_what_overlaps(tmp_path: Path):
     partition = opened(tmp_path)
+    joined(partition, 10, 1)
+    joined(partition, 11, 2)
     partition.append(numbers(0, 1), Stamp(1, 0, 0, 10))
     partition.append(numbers(1, 1), Stamp(2, 0, 0, 11))
     partition.append(numbers(2, 1), Stamp(1, 0, 1, 10))
@@ -110,6 +130,8 @@ def test_the_own_cut_stands_before_what_overlaps(tmp_path: Path):
 
 def test_a_partition_whose_topic_is_deleted_says_so(tmp_path: Path):
     partition = opened(tmp_path)
+    joined(partition, 10, 1)
+    joined(partition, 11, 2)
     partition.append(numbers(0, 1), Stamp(1, 0, 0, 10))
     partition.close(deleted=True)
     with pytest.raises(UnknownTopic):
@@ -122,6 +144,7 @@ def test_a_batch_that_passed_its_check_before_its_branch_was_dropped_lands_nowhe
 ):
     """The check is made outside the lock: in between the branch may be dropped, and marked."""
     partition = opened(tmp_path)
+    joined(partition, 5, 1, 2)
     if wrote:
         partition.append(numbers(1, 1), Stamp(1, 0, 0, 5))
     partition.append(numbers(2, 1), Stamp(2, 0, 0, 5))
@@ -134,3 +157,74 @@ def test_a_batch_that_passed_its_check_before_its_branch_was_dropped_lands_nowhe
     partition.end_transaction(5, lambda producer: producer == 2)
     chunks = partition.log.read(0, partition.bounds().log_end_offset, committed=True)
     assert [n for chunk in chunks for n in chunk.batch.column("n").to_pylist()] == [2, 4]
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["held for long", "over a restart"])
+def test_a_batch_that_waited_while_very_many_transactions_ended_lands_nowhere(
+    tmp_path: Path, restarted: bool
+):
+    """It had joined. A list of the last 4,096 that ended took it, and its LSO hung for good."""
+    partition = opened(tmp_path)
+    joined(partition, 10, 1)
+    partition.end_transaction(10, lambda _: True)
+    for number in range(100, 4_300):
+        partition.seal(number)
+    if restarted:
+        partition.close()
+        partition = opened(tmp_path)
+    with pytest.raises(InvalidTransaction, match="has ended"):
+        partition.append(numbers(0, 1), Stamp(1, 0, 0, 10))
+    partition.append(numbers(0, 1))
+    assert stable(partition) == 1
+
+
+def test_a_seal_between_the_record_and_its_answer_cancels_the_join(tmp_path: Path):
+    partition = opened(tmp_path)
+    with partition.joining(10, 1) as needed:
+        assert needed
+        partition.end_transaction(10, lambda _: True)
+    with pytest.raises(InvalidTransaction, match="has ended"):
+        partition.append(numbers(0, 1), Stamp(1, 0, 0, 10))
+
+
+def test_a_join_that_the_record_refused_is_forgotten(tmp_path: Path):
+    partition = opened(tmp_path)
+    with pytest.raises(InvalidTransaction, match="over"), partition.joining(10, 1):
+        raise InvalidTransaction("over")
+    with partition.joining(10, 1) as needed:
+        assert needed
+    with partition.joining(10, 1) as needed:
+        assert not needed
+
+
+def test_a_new_epoch_makes_its_joins_again(tmp_path: Path):
+    partition = opened(tmp_path)
+    joined(partition, 10, 1)
+    partition.append(numbers(0, 1), Stamp(1, 0, 0, 10))
+    partition.lead(LeaderEpoch(1))
+    with pytest.raises(InvalidTransaction):
+        partition.append(numbers(1, 1), Stamp(1, 0, 1, 10))
+    joined(partition, 10, 1)
+    assert partition.append(numbers(1, 1), Stamp(1, 0, 1, 10)).offset == 1
+
+
+@pytest.mark.parametrize("years", [10, -10])
+def test_a_wall_clock_that_jumps_by_years_evicts_nothing_and_forgets_nobody(
+    tmp_path: Path, years: int
+):
+    clock = FakeClock()
+    partition = opened(tmp_path, clock, retention_ms=DAY_US // 1000, segment_ms=DAY_US // 2000)
+    partition.append(numbers(0, 2), Stamp(1, 0, 0))
+    clock.jumped_us = years * YEAR_US
+    partition.append(numbers(2, 1), Stamp(2, 0, 0))
+    partition.housekeep(None)
+    assert partition.bounds().log_start_offset == 0
+    assert len(partition.log.segments) == 1
+    assert partition.append(numbers(0, 2), Stamp(1, 0, 0)).duplicate
+    timestamps = [int(each) for table in partition.log.tables() for each in table["timestamp"]]
+    assert timestamps == [clock.steady_us(), clock.wall_us()]  # those are the wall clock's
+    clock.pass_us(2 * DAY_US)
+    partition.housekeep(None)
+    assert partition.bounds().log_start_offset == 3
+    with pytest.raises(OutOfOrderSequence):
+        partition.append(numbers(3, 1), Stamp(2, 0, 1))

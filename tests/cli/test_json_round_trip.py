@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
-from spark_stream.cli.fitting import Fitting
-from spark_stream.cli.json_lines import JsonBlocks
+from spark_stream.cli.input.fitting import Fitting
+from spark_stream.cli.input.json_lines import JsonBlocks
 from spark_stream.cli.texts import json_lines
-from spark_stream.client.columns import HEADERS, KAFKA_COLUMNS
+from spark_stream.client.reading.columns import HEADERS, KAFKA_COLUMNS
 from spark_stream.wire.schemas import DEFAULT_SCHEMA
 
 DAY_MS = 86_400_000

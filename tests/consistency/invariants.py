@@ -29,7 +29,7 @@ class BoundsAreOrdered:
             <= bounds.log_end_offset
         )
         state = after.state
-        assert state.log_start.entry <= state.replicated_to.entry <= state.log_end.entry
+        assert state.log_start.entry <= state.high_watermark.entry <= state.log_end.entry
 
 
 class BoundsNeverMoveBack:
@@ -43,7 +43,7 @@ class BoundsNeverMoveBack:
         assert new.high_watermark >= old.high_watermark
         assert new.log_end_offset >= old.log_end_offset
         assert after.state.log_end.entry >= before.state.log_end.entry
-        assert after.state.replicated_to.entry >= before.state.replicated_to.entry
+        assert after.state.high_watermark.entry >= before.state.high_watermark.entry
 
 
 class AloneIsReplicated:
@@ -52,7 +52,7 @@ class AloneIsReplicated:
     @staticmethod
     def check(before: Observed, after: Observed) -> None:
         if after.state.followers == 0:
-            assert after.state.replicated_to == after.state.log_end
+            assert after.state.high_watermark == after.state.log_end
 
 
 class StableIsFirstUndecided:

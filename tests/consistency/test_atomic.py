@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_stream.consistency import atomic
-from spark_stream.consistency.atomic import Spans, greatest_cut, least_cut, next_cut
+from spark_stream.consistency import extents as extent_rules
+from spark_stream.consistency.atomic import greatest_cut, least_cut, next_cut
 from spark_stream.consistency.entries import ENTRY, Kind
+from spark_stream.consistency.extents import Spans
 
 Records = list[int]
 """Of one partition: the transaction of each record by offset; -1: none."""
@@ -21,9 +23,9 @@ Records = list[int]
 ENDLESS = 1 << 30
 
 
-@pytest.fixture(params=[0, 1, ENDLESS], ids=["followed", "a step, then followed", "by steps"])
+@pytest.fixture(params=[0, 1, ENDLESS], ids=["by clusters", "a step, then by clusters", "by steps"])
 def steps_max(request, monkeypatch):
-    """How many steps are taken before the rest is followed: each way must find the same cuts."""
+    """The steps that are taken before the rest goes by clusters: each way finds the same cuts."""
     monkeypatch.setattr(atomic, "_STEPS_MIN", request.param)
     monkeypatch.setattr(atomic, "_STEP_EXTENTS", ENDLESS)
 
@@ -31,7 +33,7 @@ def steps_max(request, monkeypatch):
 @pytest.fixture
 def small_blocks(monkeypatch):
     """So that few transactions already lie in several blocks."""
-    monkeypatch.setattr(atomic, "_RECENT_MAX", 3)
+    monkeypatch.setattr(extent_rules, "_RECENT_MAX", 3)
 
 
 def spans_of(records: Records) -> Spans:

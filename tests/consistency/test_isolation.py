@@ -34,7 +34,7 @@ def any_bounds(draw) -> Bounds:
 
 
 def may_see(bounds: Bounds, isolation: Isolation, offset: int) -> bool:
-    """DESIGN.md, section 2, read aloud for one record that is in the log."""
+    """The table of docs/vocabulary.md, read aloud for one record that is in the log."""
     match isolation:
         case Isolation.READ_UNCOMMITTED:
             return offset < bounds.log_end_offset

@@ -56,7 +56,7 @@ class LeaderMachine(RuleBasedStateMachine):
 
     def first_undecided(self) -> int | None:
         """A transaction is decided for readers once its marker is below HW, not before."""
-        below = self.state.replicated_to.entry
+        below = self.state.high_watermark.entry
         pending = [
             each.first_offset
             for each in self.transactions
@@ -137,7 +137,7 @@ class LeaderMachine(RuleBasedStateMachine):
         bounds = self.state.bounds()
         assert bounds.log_end_offset == sum(self.counts)
         assert self.state.log_end.entry == len(self.counts)
-        assert bounds.high_watermark == sum(self.counts[: self.state.replicated_to.entry])
+        assert bounds.high_watermark == sum(self.counts[: self.state.high_watermark.entry])
         assert self.state.first_undecided == self.first_undecided()
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
-from spark_stream.client.fetching import Fetched
+from spark_stream.client.reading.fetching import Fetched
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.datasource import reader
 from spark_stream.datasource.offsets import Range

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import spark_stream as isolog
-from spark_stream.client.connection import Connection
+from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.transactions import TransactionsClient
 from spark_stream.datasource.branches import opened
 from spark_stream.datasource.identity import Identity

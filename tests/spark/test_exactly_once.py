@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -23,7 +24,7 @@ from pyspark.sql.functions import udf
 from pyspark.sql.streaming import DataStreamWriter
 
 import spark_stream as isolog
-from spark_stream.client.connection import Connection
+from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.transactions import TransactionsClient
 from spark_stream.datasource.options import sink_options
 from spark_stream.datasource.types import to_spark
@@ -180,12 +181,13 @@ def queries_of_module(spark: SparkSession, shared_path: Path) -> Queries:
 
 
 def kill_session(driver: subprocess.Popen[bytes]) -> None:
-    """kill -9 of the driver, its JVM and its Python workers."""
-    members = [process for process in psutil.process_iter() if in_session(process, driver.pid)]
-    for process in members:
-        process.kill()
-    driver.wait(20)
-    psutil.wait_procs(members, 20)
+    """kill -9 of the driver, its JVM and its Python workers, with those that begin meanwhile."""
+    while members := [each for each in psutil.process_iter() if in_session(each, driver.pid)]:
+        for process in members:
+            with contextlib.suppress(psutil.NoSuchProcess):  # it may end by itself meanwhile
+                process.kill()
+        driver.wait(20)
+        psutil.wait_procs(members, 20)
 
 
 def in_session(process: psutil.Process, session: int) -> bool:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import spark_stream as isolog
-from spark_stream.client.connection import Connection
+from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.transactions import TransactionsClient
 from spark_stream.wire.sink_messages import OpenBranch
 from tests.spark.conftest import Queries, ended

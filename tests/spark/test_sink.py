@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import spark_stream as isolog
-from spark_stream.client.partitioner import partitions_of
+from spark_stream.client.writing.partitioner import partitions_of
 from tests.spark.conftest import Queries, ended
 from tests.spark.test_stream_source import NUMBERS, add, wait_until
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from spark_stream.errors import DiskFull, StorageFailure
-from spark_stream.storage.disk import OsDisk, OsFile
+from spark_stream.storage.disk import DiskFile, OsDisk
 
 
 class Died(BaseException):
@@ -22,13 +22,10 @@ class Died(BaseException):
 class FaultyFile:
     """A file whose writes, cuts and flushes first ask the disk."""
 
-    def __init__(self, disk: FaultyDisk, path: Path) -> None:
+    def __init__(self, disk: FaultyDisk, path: Path, file: DiskFile) -> None:
         self._disk = disk
         self._path = path
-        self._file = OsFile(path)
-
-    def size(self) -> int:
-        return self._file.size()
+        self._file = file
 
     def write(self, position: int, data: pa.Buffer | bytes) -> None:
         whole = memoryview(data)
@@ -69,8 +66,13 @@ class FaultyDisk(OsDisk):
     def flushed(self, path: Path) -> None:
         """Called after a file was flushed."""
 
-    def open(self, path: Path) -> FaultyFile:  # type: ignore[override]
-        return FaultyFile(self, path)
+    def open(self, path: Path) -> FaultyFile:
+        return FaultyFile(self, path, super().open(path))
+
+    def create(self, path: Path) -> FaultyFile:
+        self.before("create", path)
+        super().create(path)
+        return self.open(path)
 
     def write_whole(self, path: Path, parts: list[pa.Buffer | bytes]) -> None:
         length = sum(len(memoryview(part)) for part in parts)
@@ -90,9 +92,9 @@ class FaultyDisk(OsDisk):
         self.before("remove", path)
         super().remove(path)
 
-    def keep_aside(self, path: Path, copy: Path) -> None:
-        self.before("keep_aside", path)
-        super().keep_aside(path, copy)
+    def make_directory(self, path: Path) -> None:
+        self.before("make_directory", path)
+        super().make_directory(path)
 
     def sync_directory(self, path: Path) -> None:
         self.before("sync_directory", path)
@@ -103,6 +105,7 @@ class SmallDisk(FaultyDisk):
     """Takes ``room`` bytes, then fails like a full disk: a part of the write is done first."""
 
     def __init__(self, room: int = 1 << 40) -> None:
+        super().__init__()
         self.room = room
 
     def before_write(self, path: Path, length: int) -> int:
@@ -120,6 +123,7 @@ class FailingDisk(FaultyDisk):
     """Refuses one kind of operation while ``refused`` names it."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.refused: str | None = None
 
     def before(self, operation: str, path: Path) -> None:
@@ -131,6 +135,7 @@ class MortalDisk(FaultyDisk):
     """The process dies at the ``lives``-th operation; a write is done in half by then."""
 
     def __init__(self, lives: int) -> None:
+        super().__init__()
         self.lives = lives
 
     def before(self, operation: str, path: Path) -> None:
@@ -155,11 +160,17 @@ class ForgetfulDisk(FaultyDisk):
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._flushed: dict[Path, bytes] = {}
         self._named: dict[Path, bytes | None] = {}
 
     def flushed(self, path: Path) -> None:
         self._flushed[path] = path.read_bytes()
+
+    def create(self, path: Path) -> FaultyFile:
+        self._flushed[path] = b""
+        self._named[path] = None
+        return super().create(path)
 
     def write_whole(self, path: Path, parts: list[pa.Buffer | bytes]) -> None:
         earlier = self._flushed.get(path) if path.exists() else None

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from spark_stream.consistency.ids import LeaderEpoch, Offset
-from spark_stream.storage.disk import Disk
+from spark_stream.storage.disk import HOST_DISK, Disk
 from spark_stream.storage.log import UNLIMITED, LogFormat, PartitionLog
 from spark_stream.storage.reading import Chunk
 from spark_stream.storage.settings import LogSettings
@@ -94,7 +94,7 @@ def everything(log: PartitionLog) -> pa.Table:
     return table
 
 
-def reopened(log: PartitionLog, disk: Disk | None = None) -> PartitionLog:
+def reopened(log: PartitionLog, disk: Disk = HOST_DISK) -> PartitionLog:
     log.close()
     return PartitionLog.open(log.directory, log.format, disk)
 

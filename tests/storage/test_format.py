@@ -98,7 +98,22 @@ def test_the_example_finds_one_record(log, example):
 
 def test_the_files_are_those_of_the_page(log):
     names = sorted(path.name for path in log.directory.iterdir())
-    assert names == [f"{base:020d}.{kind}" for base in (0, 104) for kind in ("arrow", "entries")]
+    pairs = [f"{base:020d}.{kind}" for base in (0, 104) for kind in ("arrow", "entries")]
+    assert names == [*pairs, "flushed"]
+
+
+def test_the_mark_of_what_was_forced_is_the_pages(log):
+    """The roll forced what was there by then: three entries with 104 records."""
+    data = (log.directory / "flushed").read_bytes()
+    fields = [(int(byte), name, kind) for byte, name, kind, _ in rows_of_table("## `flushed`")]
+    sizes = {"int64": 8, "uint32": 4}
+    told = {
+        name.strip("`"): int.from_bytes(data[byte : byte + sizes[kind]], "little")
+        for byte, name, kind in fields
+    }
+    assert told.pop("crc") == google_crc32c.value(data[:20])
+    assert told == {"entry_index": 3, "offset": 104, "failed": 0}
+    assert len(data) == 24
 
 
 def test_a_closed_segment_ends_with_arrows_mark_and_the_active_one_does_not(log):

@@ -59,7 +59,6 @@ def test_a_closed_segment_has_the_logs_rows(tmp_path, reader, compression):
 def test_a_segment_is_readable_while_it_is_appended_to(tmp_path, reader, compression):
     log = PartitionLog.open(tmp_path, format_of(compression=compression))
     path = segment_path(log, 0, "arrow")
-    assert reader(path).num_rows == 0
     for _ in range(3):
         append_next(log, 10)
         assert reader(path).cast(logs.SCHEMA).equals(everything(log))
@@ -96,7 +95,7 @@ def test_a_segment_after_an_append_that_failed_is_still_readable(tmp_path):
     disk = FailingDisk()
     log = PartitionLog.open(tmp_path, format_of(), disk)
     append_next(log)
-    disk.refused = "sync_directory"
+    disk.refused = "create"
     with pytest.raises(StorageFailure):
         log.roll()
     append_next(log)

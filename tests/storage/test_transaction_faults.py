@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_stream.consistency.entries import ENTRY_SIZE, Kind
-from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.producers import Stamp
 from spark_stream.errors import DiskFull, StorageFailure
 from spark_stream.storage.disk import Disk
@@ -126,7 +125,7 @@ def test_a_process_may_die_at_any_operation_of_a_transaction(
             except Died:
                 died = True
             log = PartitionLog.open(folder, log_format)
-            assert all(not cut.entries_lost and not cut.kept_aside for cut in log.cuts), lives
+            assert not any(cut.grave for cut in log.cuts), lives
             found = rows_of(log)
             assert found in (told, whole.rows[: len(told) + 1]), lives
             assert told == whole.rows[: len(told)]
@@ -202,16 +201,12 @@ def carried_out(scribe: Scribe, steps: list[tuple], disk: Disk) -> None:
             scribe.end(number, step)
 
 
-@pytest.mark.parametrize("refused", ["write", "flush"])
 @pytest.mark.parametrize("kind", [Kind.COMMIT, Kind.ABORT])
-def test_a_marker_that_the_disk_refuses_is_none_and_the_next_call_writes_it(
-    tmp_path, kind, refused
-):
-    """With flush=batch the forced write is a part of it: before it nobody sees the abort."""
+def test_a_marker_that_the_disk_refuses_is_none_and_the_next_call_writes_it(tmp_path, kind):
     disk = FailingDisk()
     scribe = Scribe(PartitionLog.open(tmp_path, format_of(flush=Flush.BATCH), disk))
     scribe.write(1, rows=3)
-    disk.refused = refused
+    disk.refused = "write"
     for _ in range(2):
         with pytest.raises(StorageFailure):
             scribe.end(1, kind)
@@ -223,20 +218,38 @@ def test_a_marker_that_the_disk_refuses_is_none_and_the_next_call_writes_it(
     assert holds_exactly(scribe.log, scribe.rows)
 
 
-@pytest.mark.parametrize("refused", ["flush", "cut"])
-def test_a_marker_that_could_not_be_taken_back_is_taken_back_before_the_next(tmp_path, refused):
+def test_a_marker_that_could_not_be_forced_is_none_and_the_log_takes_no_other(tmp_path):
+    """With flush=batch the forced write is a part of it: before it nobody sees the abort."""
     disk = FailingDisk()
     scribe = Scribe(PartitionLog.open(tmp_path, format_of(flush=Flush.BATCH), disk))
+    scribe.write(1, rows=3)
+    disk.refused = "flush"
+    for _ in range(2):
+        with pytest.raises(StorageFailure):
+            scribe.end(1, Kind.ABORT)
+        disk.refused = None
+    assert seen(scribe.log, committed=True) == [0, 1, 2]
+    log = PartitionLog.open(tmp_path, scribe.log.format)
+    again = Scribe(log, scribe.rows)
+    again.end(1, Kind.COMMIT)
+    assert holds_exactly(log, again.rows)
+
+
+def test_a_marker_that_could_not_be_taken_back_is_taken_back_before_the_next(tmp_path):
+    disk = SmallDisk()
+    scribe = Scribe(PartitionLog.open(tmp_path, format_of(flush=Flush.BATCH), disk))
     scribe.write(1)
-    failing = {"flush", refused}
+    failing = {"cut"}
 
     def before(operation: str, path: Path) -> None:
         if operation in failing:
             raise StorageFailure(f"{operation} refused")
 
     disk.before = before  # type: ignore[method-assign]
-    with pytest.raises(StorageFailure):
+    disk.room = 50
+    with pytest.raises(DiskFull):
         scribe.end(1, Kind.ABORT)
+    disk.room = 1 << 30
     failing.clear()
     scribe.end(1, Kind.COMMIT)
     assert seen(scribe.log, committed=True) == [0]
@@ -259,10 +272,8 @@ def two_segments(folder: Path) -> Scribe:
 
 @pytest.mark.parametrize("damage", ["flip", "shorten", "tear"])
 @pytest.mark.parametrize("emptied", [False, True], ids=["", "the last segment is empty"])
-def test_markers_lost_at_the_end_of_an_older_segment_cost_nothing_but_themselves(
-    tmp_path, damage, emptied
-):
-    """They have no offset, so the offsets do not miss them: the entries' indexes do."""
+def test_a_marker_lost_at_the_end_of_an_older_segment_ends_the_log_there(tmp_path, damage, emptied):
+    """It has no offset, so the offsets do not miss it: the entries' indexes do."""
     scribe = two_segments(tmp_path)
     path = segment_path(scribe.log, 0, "entries")
     if emptied:
@@ -272,32 +283,18 @@ def test_markers_lost_at_the_end_of_an_older_segment_cost_nothing_but_themselves
     else:
         os.truncate(path, 3 * ENTRY_SIZE + (40 if damage == "tear" else 0))
     log = PartitionLog.open(tmp_path, scribe.log.format)
-    lost = [cut for cut in log.cuts if cut.segment == str(path)]
-    assert [(cut.records_lost, cut.entries_lost, cut.kept_aside) for cut in lost] == [(0, 1, False)]
-    end = 5 if emptied else 9
-    assert (int(log.end.entry), int(log.end.offset)) == (4 if emptied else 6, end)
-    assert seen(log, committed=False) == list(range(end))
-    again = Scribe(log, sequences={2: 1})
+    (cut,) = log.cuts
+    assert (cut.records_lost, cut.entries_lost, cut.end) == (4, 3, 5)
+    assert rows_of(log) == scribe.rows[:3]
+    assert (tmp_path / "cut" / "1" / f"{5:020d}.arrow").exists()
+    again = Scribe(log, scribe.rows[:3], sequences={2: 1})
     again.end(2, Kind.ABORT)  # of the transaction without a marker, as it is again
     again.write(4)
-    assert seen(log, committed=True) == [n for n in range(end + 1) if n not in (3, 4)]
-    again_open = logs.reopened(log)
-    assert seen(again_open, committed=True) == seen(log, committed=True)
-    assert again_open.end == log.end
+    assert holds_exactly(log, again.rows)
 
 
-def test_offsets_read_from_a_log_with_lost_markers_begin_where_asked(tmp_path):
-    scribe = two_segments(tmp_path)
-    flip(segment_path(scribe.log, 0, "entries"), 2 * ENTRY_SIZE, 0)
-    log = PartitionLog.open(tmp_path, scribe.log.format)
-    assert [cut.entries_lost for cut in log.cuts] == [2]
-    for start in range(9):
-        found = ids(list(log.read(Offset(start), Offset(9))))
-        assert found == list(range(start, 9))
-
-
-def test_markers_that_a_power_loss_takes_from_a_closed_segment_leave_the_next_one_whole(tmp_path):
-    """Without forced writes a roll may outlive the end of the segment before it."""
+def test_with_flush_none_a_power_cut_takes_no_marker_from_a_closed_segment(tmp_path):
+    """A roll forces them: they cannot be missing where the next segment is there."""
     disk = ForgetfulDisk()
     scribe = Scribe(PartitionLog.open(tmp_path, format_of(flush=Flush.NONE), disk))
     scribe.write(1, rows=3)
@@ -308,8 +305,4 @@ def test_markers_that_a_power_loss_takes_from_a_closed_segment_leave_the_next_on
     scribe.log.flush()
     disk.lose_power()
     log = PartitionLog.open(tmp_path, scribe.log.format)
-    assert [(cut.records_lost, cut.entries_lost) for cut in log.cuts] == [(0, 1)]
-    assert rows_of(log) == [row for row in scribe.rows if row[0] == Kind.DATA]
-    again = Scribe(log)
-    again.end(1, Kind.ABORT)
-    assert seen(log, committed=True) == [3, 4]
+    assert holds_exactly(log, scribe.rows)

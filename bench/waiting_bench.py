@@ -1,0 +1,98 @@
+"""One-row appends while many fetches wait: on other partitions, and on the same one.
+
+The waiting fetches are long polls of another process, each asked again as soon as it is answered.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import threading
+import time
+
+import pyarrow as pa
+import pyarrow.flight as fl
+
+import spark_stream as isolog
+from bench.results import Results
+from bench.sources import values
+
+WAITING = 500
+ROUNDS = 600
+WAIT_MS = 60_000
+
+
+def run(log: isolog.Log, results: Results) -> None:
+    """The p50 with nobody waiting, and its ratio to that with many waiting."""
+    one = pa.record_batch({"value": values(1)})
+    for topic in ("quiet", "busy"):
+        log.create_topic(topic, schema=one.schema)
+    alone = _append_ms(log, one)
+    results.add("append, no fetch waits, p50", "ms", measured=alone)
+    for name, topic in (("other partitions", "quiet"), ("the same partition", "busy")):
+        with _Pollers(log.status().address, topic):
+            took = _append_ms(log, one)
+        results.add(
+            f"append, {WAITING} fetches wait on {name}, p50",
+            "ms",
+            measured=took,
+            ceiling=alone,
+            note="ratio: to that with none",
+        )
+    for topic in ("quiet", "busy"):
+        log.delete_topic(topic)
+
+
+def _append_ms(log: isolog.Log, one: pa.RecordBatch) -> float:
+    took = []
+    with log.producer() as producer:
+        producer.append("busy", one, partition=0).result()
+        for _ in range(ROUNDS):
+            started = time.perf_counter()
+            producer.append("busy", one, partition=0).result()
+            took.append((time.perf_counter() - started) * 1e3)
+    return statistics.median(took)
+
+
+class _Pollers:
+    """A process in which many threads poll one partition for what comes next."""
+
+    def __init__(self, address: str, topic: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "bench.waiting_bench", address, topic],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> None:
+        assert self._process.stdout is not None
+        self._process.stdout.readline()
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def _poll(address: str, topic: str, started: threading.Semaphore) -> None:
+    scheme = "grpc+unix://" if address.startswith("unix:") else "grpc://"
+    client = fl.FlightClient(scheme + address.removeprefix("unix:"))
+    start = -1  # the end
+    asked = {"topic": topic, "partition": 0, "wait_ms": WAIT_MS}
+    while True:
+        reader = client.do_get(fl.Ticket(json.dumps({**asked, "start": start}).encode()))
+        started.release()
+        for chunk in reader:
+            start = json.loads(chunk.app_metadata.to_pybytes())["next"]
+
+
+if __name__ == "__main__":
+    begun = threading.Semaphore(0)
+    for _ in range(WAITING):
+        threading.Thread(target=_poll, args=(*sys.argv[1:3], begun), daemon=True).start()
+    for _ in range(WAITING):
+        begun.acquire()
+    print("polling", flush=True)
+    sys.stdin.read()

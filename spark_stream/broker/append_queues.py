@@ -1,0 +1,102 @@
+"""The batches of one stream that could not be appended at once, by partition.
+
+Invariant: a partition's batches are appended in the order in which they came, by one thread at a
+time; while it has a queue, nothing of it goes past the queue. What waits is bounded: beyond that
+the stream is not read on, and so its client is slowed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, Protocol
+
+QUEUED_BYTES_MAX: Final = 64 << 20  # of a stream, but at least one batch: what a client has sent
+WORKERS_MAX: Final = 16  # of a stream; the partitions beyond them wait for a free one
+
+
+class Queued(Protocol):
+    """A batch that waits for its partition."""
+
+    partition: int
+
+    @property
+    def size(self) -> int:
+        """What it holds of memory, in bytes."""
+
+    def finish(self) -> None:
+        """Appends it, however long that takes; never raises."""
+
+
+class AppendQueues:
+    """One stream's. The stream's own thread puts, workers of its own take."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._queues: dict[int, deque[Queued]] = {}
+        self._bytes = 0
+        self._workers: ThreadPoolExecutor | None = None
+
+    def __contains__(self, partition: int) -> bool:
+        """Whether batches of the partition wait, or one of them is being appended."""
+        return partition in self._queues
+
+    def put(self, batch: Queued) -> None:
+        """Queues a batch; waits while there is no room for it."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: not self._bytes or self._bytes + batch.size <= QUEUED_BYTES_MAX
+            )
+            self._bytes += batch.size
+            queue = self._queues.get(batch.partition)
+            if queue is not None:
+                queue.append(batch)
+                return
+            self._queues[batch.partition] = deque([batch])
+        if self._workers is None:
+            self._workers = ThreadPoolExecutor(WORKERS_MAX, "isolog-append")
+        self._workers.submit(self._work_off, batch.partition)
+
+    def finish(self) -> None:
+        """Waits until every batch is through: nothing touches the stream after that."""
+        if self._workers is not None:
+            self._workers.shutdown()
+
+    def _work_off(self, partition: int) -> None:
+        queue = self._queues[partition]
+        while True:
+            batch = queue[0]
+            batch.finish()
+            with self._changed:
+                queue.popleft()
+                self._bytes -= batch.size
+                self._changed.notify()
+                if not queue:
+                    del self._queues[partition]
+                    return
+
+
+class Serialised:
+    """Something that one thread at a time may write to (``docs/decisions/0018``)."""
+
+    def __init__(self, write: Callable[[bytes], None]) -> None:
+        self._write = write
+        self._lock = threading.Lock()
+        self._failure: Exception | None = None
+
+    def write(self, message: bytes) -> None:
+        """Writes, unless an earlier write has failed: then there is nobody to write to."""
+        with self._lock:
+            if self._failure is not None:
+                return
+            try:
+                self._write(message)
+            except Exception as error:
+                self._failure = error
+
+    def raise_failure(self) -> None:
+        """Raises what kept a write from its reader, if anything did."""
+        if self._failure is not None:
+            raise self._failure

@@ -1,0 +1,70 @@
+"""How much memory the batches in a broker may take, whatever arrives.
+
+Flight decodes a batch before anybody can look at it, and a few KiB of compressed data can become
+gigabytes. So the bound lies under Arrow itself, in its allocator: what finds no room fails, for the
+one call that asked for it, and everybody else goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
+
+from spark_stream.errors import BatchTooLarge, BrokerBusy
+from spark_stream.wire.allocator import allocator_settings
+
+logger = logging.getLogger(__name__)
+
+
+def bound_memory(memory_bytes: int) -> None:
+    """Begins this process anew, with the same arguments, unless its memory is bounded so already.
+
+    To be called before anything is opened or started. The process keeps its id.
+    """
+    wanted = allocator_settings(memory_bytes)
+    if any(os.environ.get(name) != value for name, value in wanted.items()):
+        os.environ.update(wanted)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    if pa.default_memory_pool().backend_name != "mimalloc":
+        logger.warning("this pyarrow has no mimalloc: the broker's memory has no bound")
+
+
+@contextmanager
+def memory_errors(memory_bytes: int) -> Iterator[None]:
+    """Names the error of a batch that found no room.
+
+    Raises:
+        BrokerBusy: others have the memory now; later there is room.
+        BatchTooLarge: there is none even if nobody else has any.
+    """
+    try:
+        yield
+    except pa.ArrowMemoryError:
+        taken = pa.total_allocated_bytes()
+        if taken > memory_bytes // 4:
+            raise BrokerBusy(
+                f"the batches under way take {taken} of the {memory_bytes} bytes that the broker"
+                " has for them",
+                memory_bytes=memory_bytes,
+            ) from None
+        raise BatchTooLarge(
+            f"decoded, the batch needs more than the {memory_bytes} bytes that the broker has"
+            " for all batches",
+            hint="Send smaller batches, or give the broker more with memory_bytes.",
+            memory_bytes=memory_bytes,
+        ) from None
+
+
+def release_memory() -> None:
+    """Gives back to the system what is not used any more; costs microseconds where that is little.
+
+    To be called every second or so: nobody else does it in a broker that has come to rest.
+    """
+    pa.default_memory_pool().release_unused()

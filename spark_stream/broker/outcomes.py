@@ -1,0 +1,88 @@
+"""What a partition answers to an append, and what is still to be done for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from spark_stream.consistency.admission import Flaw
+from spark_stream.consistency.ids import Offset
+from spark_stream.errors import IsologError
+from spark_stream.storage.log import Prepared
+
+WakeUp = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """What became of a message: ``count`` records from ``offset`` on are in the log.
+
+    ``refused`` is the error for the first bad record, if there was one; those before it count.
+    ``duplicate``: they were there already.
+    """
+
+    offset: Offset
+    count: int
+    refused: IsologError | None = None
+    duplicate: bool = False
+
+
+@dataclass(slots=True)
+class Candidate:
+    """A message that is inspected and encoded, so all that is left needs the partition's lock.
+
+    ``prepared`` is None where none of its records is kept.
+    """
+
+    prepared: Prepared | None
+    flaw: Flaw | None
+
+
+class Acknowledgement:
+    """What an append that is not safe enough yet waits for."""
+
+    def __init__(self, ticket: int) -> None:
+        self.ticket = ticket
+        self._settled = threading.Event()
+        self._failure: IsologError | None = None
+
+    def settle(self, failure: IsologError | None = None) -> None:
+        """It is safe, or will never be."""
+        self._failure = failure
+        self._settled.set()
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """True: it is safe. False: that took too long. Raises why it will never be."""
+        settled = self._settled.wait(timeout_s)
+        if self._failure is not None:
+            raise self._failure
+        return settled
+
+
+@dataclass(slots=True)
+class Taken:
+    """A message that the partition has judged and appended.
+
+    It is acknowledged at once if there is no ``pending`` acknowledgement to wait for. ``woken`` are
+    the reads that it satisfies: whoever appended calls them, after it has acknowledged.
+    """
+
+    appended: Appended
+    pending: Acknowledgement | None = None
+    woken: tuple[WakeUp, ...] = ()
+
+    def wake(self) -> None:
+        """Wakes the reads that the append satisfies; once more does nothing."""
+        woken, self.woken = self.woken, ()
+        for wake in woken:
+            wake()
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """A producer's part of an open transaction in a partition."""
+
+    transaction: int
+    producer_id: int
+    first_offset: Offset

@@ -1,0 +1,158 @@
+"""The broker process behind a directory: started in the background, found, ended.
+
+Whether a broker lives is told by the lock that it holds, never by ``broker.json`` alone: that file
+outlives a ``kill -9``, and its process id may by then belong to somebody else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from spark_stream.client.connecting.embedded import check_ours, lock_held
+from spark_stream.errors import BrokerUnavailable, RequestTimeout, StorageFailure, from_wire
+
+READY: Final = "isolog broker ready "
+_START_SECONDS: Final = 60.0
+_END_SECONDS: Final = 5.0
+_POLL_S: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A broker that holds a directory; ``address`` is None until it serves."""
+
+    pid: int | None = None
+    address: str | None = None
+
+
+def running(directory: Path) -> Running | None:
+    """The broker of the directory; None if none lives."""
+    try:
+        if not lock_held(directory):
+            return None
+    except OSError as error:
+        raise StorageFailure(f"{directory}: {error.strerror}") from None
+    try:
+        facts = json.loads((directory / "broker.json").read_text())
+        return Running(int(facts["pid"]), str(facts["address"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return Running()
+
+
+def start(directory: Path, flags: list[str]) -> str:
+    """Starts a broker in a session of its own, and returns its ready line.
+
+    It is a fresh interpreter: a process that has used gRPC must not fork. What it says goes to
+    ``broker.log`` in its directory.
+
+    Raises:
+        IsologError: what kept it from starting.
+    """
+    directory = directory.absolute()
+    check_ours(directory)
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        log = os.open(directory / "broker.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    except OSError as error:
+        raise StorageFailure(f"{directory}: {error.strerror}") from None
+    package_home = str(Path(__file__).resolve().parents[3])
+    paths = os.pathsep.join(filter(None, (package_home, os.environ.get("PYTHONPATH"))))
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "spark_stream.broker", "--dir", str(directory), *flags],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            cwd="/",
+            env=os.environ | {"PYTHONPATH": paths},
+            start_new_session=True,
+        )
+    finally:
+        os.close(log)
+    assert process.stdout is not None
+    line = ""
+    with process.stdout as said:
+        if select.select([said], [], [], _START_SECONDS)[0]:
+            line = said.readline().decode().strip()
+    if line.startswith(READY):
+        return line
+    _ended(process)
+    with suppress(ValueError, KeyError, TypeError):
+        raise from_wire(json.loads(line)["error"])
+    raise BrokerUnavailable(
+        f"the broker of {directory} did not come up",
+        hint=f"Look into {directory / 'broker.log'}.",
+    )
+
+
+def _ended(process: subprocess.Popen[bytes]) -> None:
+    """Waits for a broker that could not start; one that neither serves nor ends is killed."""
+    try:
+        process.wait(_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def stop(directory: Path, timeout_s: float) -> int:
+    """Ends the broker of the directory cleanly, waits until it is gone, and returns its process id.
+
+    Raises:
+        BrokerUnavailable: none lives, or it is out of reach (on another host, in a container).
+        RequestTimeout: it did not end in time; it may still do so.
+    """
+    deadline = time.monotonic() + timeout_s
+    found = running(directory)
+    while found is not None and found.pid is None and time.monotonic() < deadline:
+        time.sleep(_POLL_S)  # it holds the lock and does not serve yet
+        found = running(directory)
+    if found is None:
+        raise BrokerUnavailable(f"no broker serves {directory}", hint="There is nothing to stop.")
+    handle = None if found.pid is None else _handle(found.pid, directory)
+    if handle is None or found.pid is None:
+        raise BrokerUnavailable(
+            f"a broker serves {directory}, but it is not a process that can be signalled from here",
+            hint="Stop it on its own host, in its container, or as its user.",
+        )
+    try:
+        signal.pidfd_send_signal(handle, signal.SIGTERM)
+        left = max(0.0, deadline - time.monotonic())
+        if not select.select([handle], [], [], left)[0]:  # readable once the process has ended
+            raise RequestTimeout(
+                f"the broker of {directory} (process {found.pid}) did not stop in {timeout_s:g} s",
+                hint="Allow more --timeout, or end it by `kill -9`: nothing acknowledged is lost.",
+            )
+    finally:
+        os.close(handle)
+    return found.pid
+
+
+def _handle(pid: int, directory: Path) -> int | None:
+    """A pidfd of the process if it has the directory's lock file open; None if not, or not ours.
+
+    The pidfd is taken first: after that the number cannot come to mean another process.
+    """
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError:
+        return None
+    try:
+        lock = (directory / "broker.lock").stat()
+        for descriptor in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                if os.path.samestat(os.stat(f"/proc/{pid}/fd/{descriptor}"), lock):
+                    return handle
+    except OSError:
+        pass  # another user's process
+    os.close(handle)
+    return None

@@ -1,0 +1,177 @@
+"""``isolog broker``: start, stop, status."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from spark_stream.cli.commands import background
+from spark_stream.cli.options import PATH_VARIABLE, Bootstrap, Listing, Output, note, where
+from spark_stream.cli.output.show import show_status
+from spark_stream.client.connecting.connection import Connection
+from spark_stream.client.connecting.embedded import answers
+from spark_stream.client.log import Log
+from spark_stream.errors import BrokerUnavailable, InvalidConfig, InvalidOption
+
+DIRECTORY_VARIABLE: Final = "ISOLOG_DIR"  # the one that BrokerConfig reads
+
+app = typer.Typer(no_args_is_help=True, help="Start, stop and look at a broker.")
+
+Directory = Annotated[
+    Path | None,
+    typer.Option(
+        "--dir",
+        "--path",
+        metavar="DIR",
+        help=f"The directory of the log. Variable: {DIRECTORY_VARIABLE}.",
+        show_default=False,
+    ),
+]
+
+
+@app.command()
+def start(
+    directory: Directory = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Where to listen; port 0 takes a free one. Default: 127.0.0.1:9092.",
+            show_default=False,
+        ),
+    ] = None,
+    conf: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A configuration file (TOML); options win over it.",
+            exists=True,
+            dir_okay=False,
+            show_default=False,
+        ),
+    ] = None,
+    metadata: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The metadata store, for brokers on one host that share one. Default: in DIR.",
+            dir_okay=False,
+            show_default=False,
+        ),
+    ] = None,
+    daemon: Annotated[
+        bool,
+        typer.Option("--daemon", help="Run in the background; return once it serves."),
+    ] = False,
+    idle_seconds: Annotated[
+        float | None,
+        typer.Option(
+            metavar="N",
+            min=0.0,
+            help="End after so long without a call. Default: 0, which is never.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Runs a broker until SIGTERM or Ctrl-C. Once it serves, it prints its address.
+
+    \b
+    isolog broker start --dir data/
+    isolog broker start --dir data/ --listen 127.0.0.1:0 --daemon
+    isolog broker start --conf conf/broker.toml --listen 0.0.0.0:9092
+    """
+    from spark_stream.broker.config import BrokerConfig
+
+    try:
+        config = BrokerConfig.load(
+            conf, dir=directory, metadata=metadata, listen=listen, idle_seconds=idle_seconds
+        )
+    except InvalidConfig as error:
+        if directory is None and error.details.get("setting") == "dir":
+            raise InvalidOption("which directory?", hint="Give --dir DIR.") from None
+        raise
+    if not daemon:
+        from spark_stream.broker.process import serve
+
+        serve(config)
+        return
+    flags = ["--listen", config.listen]
+    flags += ["--conf", str(conf.absolute())] if conf is not None else []
+    flags += ["--idle-seconds", str(config.idle_seconds)]
+    flags += ["--metadata", str(config.metadata.absolute())] if config.metadata else []
+    print(background.start(config.dir, flags), flush=True)
+
+
+@app.command()
+def stop(
+    directory: Directory = None,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.0, help="How long to wait for its end.")
+    ] = 30.0,
+) -> None:
+    """Ends the broker of a directory, and returns when it is gone. Nothing acknowledged is lost.
+
+    \b
+    isolog broker stop --dir data/
+    """
+    pid = background.stop(_directory(directory), timeout)
+    note(f"isolog broker stopped (process {pid})")
+
+
+@app.command()
+def status(
+    directory: Directory = None,
+    bootstrap: Bootstrap = None,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.1, help="How long to wait for its answer.")
+    ] = 5.0,
+    output: Output = Listing.TABLE,
+) -> None:
+    """Shows a broker's own account of itself. Exit code 1 if none runs; it never starts one.
+
+    \b
+    isolog broker status --dir data/
+    isolog broker status --bootstrap localhost:9092 --output json
+    """
+    if bootstrap is not None and directory is not None:
+        raise InvalidOption("--dir and --bootstrap exclude each other", hint="Give one of them.")
+    if directory is None and not os.environ.get(DIRECTORY_VARIABLE):
+        bootstrap, directory = where(bootstrap, None)
+    address = bootstrap or _address(directory)
+    connection = Connection(address, timeout_s=timeout)
+    if not any(answers(each.strip()) for each in address.split(",")):
+        raise BrokerUnavailable(f"no broker answers at {address}", address=address)
+    with Log(connection) as log:
+        show_status(log.status(), output)
+
+
+def _address(directory: Path | None) -> str:
+    """Where the directory's broker listens.
+
+    Raises:
+        BrokerUnavailable: none lives, or it does not serve yet.
+    """
+    directory = _directory(directory)
+    found = background.running(directory)
+    if found is None:
+        raise BrokerUnavailable(
+            f"no broker serves {directory}", hint="Start one with `isolog broker start`."
+        )
+    if found.address is None:
+        raise BrokerUnavailable(f"the broker of {directory} does not serve yet", hint="Try again.")
+    return found.address
+
+
+def _directory(directory: Path | None) -> Path:
+    """--dir, or else what a variable names: the broker's, or that of client commands."""
+    if directory is None:
+        named = os.environ.get(DIRECTORY_VARIABLE) or os.environ.get(PATH_VARIABLE)
+        directory = None if not named else Path(named)
+    if directory is None:
+        raise InvalidOption("which directory?", hint="Give --dir DIR.")
+    if not directory.is_dir():
+        raise BrokerUnavailable(f"there is no directory {directory}", hint="Check --dir.")
+    return directory.absolute()

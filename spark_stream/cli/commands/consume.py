@@ -1,0 +1,236 @@
+"""``isolog consume``: records of a topic to standard output."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, BinaryIO, Final
+
+import pyarrow as pa
+import typer
+
+from spark_stream.cli.commands.ranges import Span, Wanted, bounded, followed, place_of
+from spark_stream.cli.options import Bootstrap, Isolation, LogPath, Topic, connection
+from spark_stream.cli.output.formats import Shape, Template, Writer, writer_of
+from spark_stream.cli.progress import bar
+from spark_stream.cli.streams import discard_output
+from spark_stream.client.reading.columns import View
+from spark_stream.client.topics import TopicsClient, level
+from spark_stream.errors import InvalidOption
+from spark_stream.wire.messages import INT64_MAX
+from spark_stream.wire.schemas import METADATA, is_default
+
+_RECORD: Final = ["topic", "partition", "offset", "timestamp", "key", "value", "headers"]
+_BUFFER_BYTES: Final = 1 << 20
+_WHICH: Final = "Which records"
+
+
+def consume(
+    topic: Topic,
+    bootstrap: Bootstrap = None,
+    path: LogPath = None,
+    isolation: Isolation = "read_uncommitted",
+    start: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="PLACE",
+            help="earliest, latest, an offset, -N (the last N of each partition), or a moment"
+            " (2024-05-01T12:30:00Z).",
+            rich_help_panel=_WHICH,
+        ),
+    ] = "earliest",
+    end: Annotated[
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="PLACE",
+            help="Up to there, exclusively: latest, an offset, or a moment.",
+            show_default=False,
+            rich_help_panel=_WHICH,
+        ),
+    ] = None,
+    partition: Annotated[
+        list[int] | None,
+        typer.Option(
+            metavar="N", min=0, help="Only this partition; repeatable.", rich_help_panel=_WHICH
+        ),
+    ] = None,
+    max_records: Annotated[
+        int | None,
+        typer.Option(
+            "--max-records",
+            "-n",
+            metavar="N",
+            min=0,
+            max=INT64_MAX,
+            help="End after so many.",
+            show_default=False,
+            rich_help_panel=_WHICH,
+        ),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Wait for more, until Ctrl-C.", rich_help_panel=_WHICH)
+    ] = False,
+    output: Annotated[
+        Shape | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Default: raw (values, one a line); of a typed topic a table.",
+            show_default=False,
+        ),
+    ] = None,
+    format_: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="TEXT",
+            help='A line a record, such as "{key} {value} {offset}".',
+            show_default=False,
+        ),
+    ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(metavar="A,B,…", help="Only these, in this order.", show_default=False),
+    ] = None,
+    metadata: Annotated[
+        bool,
+        typer.Option("--metadata", help="Add _topic, _partition, _offset and _timestamp."),
+    ] = False,
+) -> None:
+    """Prints the records of a topic, up to what its isolation level shows now.
+
+    \b
+    isolog consume greetings --path data/
+    isolog consume greetings --follow --format "{offset} {value}"
+    isolog consume flights --from -20 --columns carrier,dep_delay
+    isolog consume flights --isolation read_committed -o arrow > f.arrows
+    """
+    chosen = level(isolation)
+    first = place_of("--from", start)
+    last = None if end is None else place_of("--to", end)
+    template = None if format_ is None else Template(format_)
+    if template is not None and (output is not None or columns is not None or metadata):
+        raise InvalidOption(
+            "--format names its columns itself", hint="Leave out --output, --columns, --metadata."
+        )
+    if output is Shape.ARROW and sys.stdout.isatty():
+        raise InvalidOption("an Arrow stream is not for a terminal", hint="Use a file or a pipe.")
+    with connection(bootstrap, path) as opened:
+        topics = TopicsClient(opened)
+        schema = topics.describe(topic).schema
+        shape = output or (Shape.RAW if is_default(schema) and columns is None else Shape.TABLE)
+        view = View.of(topic, schema, _columns(topic, schema, shape, template, columns, metadata))
+        wanted = Wanted(topic, chosen, tuple(partition or ()), first, last, follow)
+        spans = wanted.spans(opened, topics, view)
+        batches = followed(spans, _check_reader) if follow else bounded(spans)
+        batches = _watched(_first(batches, max_records), topic, _count(spans, max_records))
+        with _standard_output() as sink:
+            if template is not None:
+                writer = template.writer(sink, utf8=view.default)
+            else:
+                writer = writer_of(shape, sink, view.schema, utf8=view.default)
+            _copy(batches, writer, sink)
+
+
+def _columns(
+    topic: str,
+    schema: pa.Schema,
+    shape: Shape,
+    template: Template | None,
+    asked: str | None,
+    metadata: bool,
+) -> list[str]:
+    """The columns to read."""
+    if template is not None:
+        return template.columns
+    if shape is Shape.RAW:
+        if not is_default(schema):
+            raise InvalidOption(
+                f"raw prints values, and topic {topic!r} has columns of its own",
+                hint="Take --output json, csv, table or arrow, or --format.",
+            )
+        return ["value"]
+    if asked is not None:
+        names = [name.strip() for name in asked.split(",")]
+        if len(set(names)) != len(names):
+            raise InvalidOption("--columns names a column twice", hint="Name each once.")
+        return names + [field.name for field in METADATA if metadata and field.name not in names]
+    if is_default(schema):
+        # What nobody reads in a line: the topic was named, and headers are lists.
+        left_out = ("topic", "headers") if shape in (Shape.TABLE, Shape.CSV) else ()
+        return [name for name in _RECORD if name not in left_out]
+    return [*schema.names, *(field.name for field in METADATA if metadata)]
+
+
+def _first(batches: Iterator[pa.RecordBatch], count: int | None) -> Iterator[pa.RecordBatch]:
+    """The first ``count`` records; stops as soon as it has them."""
+    if count is None:
+        yield from batches
+        return
+    while count > 0:
+        batch = next(batches, None)
+        if batch is None:
+            return
+        yield batch.slice(0, count)
+        count -= batch.num_rows
+
+
+def _count(spans: list[Span], count: int | None) -> int | None:
+    """How many records there are at most; None without an end."""
+    ends = [each.end for each in spans]
+    if None in ends:
+        return count
+    known = sum(each.end - each.start for each in spans if each.end is not None)
+    return known if count is None else min(known, count)
+
+
+def _watched(
+    batches: Iterator[pa.RecordBatch], topic: str, count: int | None
+) -> Iterator[pa.RecordBatch]:
+    """The batches; a bar shows how many of ``count`` records they were, if it is known."""
+    if not count:
+        yield from batches
+        return
+    done = 0
+    with bar(f"from {topic}", screen_is_free=not sys.stdout.isatty()) as shown:
+        for batch in batches:
+            done += batch.num_rows
+            shown.advance(batch.num_rows, min(1.0, done / count))
+            yield batch
+
+
+def _copy(batches: Iterator[pa.RecordBatch], writer: Writer, sink: BinaryIO) -> None:
+    sink.flush()
+    for batch in batches:
+        writer.write(batch)
+        sink.flush()
+    writer.close()
+    sink.flush()
+
+
+@contextmanager
+def _standard_output() -> Iterator[BinaryIO]:
+    """Standard output for bytes. A reader that closes the pipe has seen enough: a quiet end."""
+    # Not sys.stdout.buffer: under PYTHONUNBUFFERED that is a bare file, whose writes may be short.
+    sink = open(sys.stdout.fileno(), "wb", buffering=_BUFFER_BYTES, closefd=False)  # noqa: SIM115
+    try:
+        yield sink
+    except OSError as error:
+        discard_output()  # what is still in the buffer of the sink, too
+        if error.errno == errno.EPIPE:
+            raise typer.Exit(0) from None
+        raise
+
+
+def _check_reader() -> None:
+    """BrokenPipeError once nobody reads any more: while a topic is quiet no write would tell."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    if any(event & select.POLLERR for _, event in poll.poll(0)):
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))

@@ -1,0 +1,171 @@
+"""Which offsets ``consume`` reads, and reading them: up to an end, or on and on."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from types import FrameType
+
+import pyarrow as pa
+
+from spark_stream.client.connecting.connection import Connection
+from spark_stream.client.reading.columns import View
+from spark_stream.client.reading.feed import Feed
+from spark_stream.client.reading.fetching import Source, fetch_once, fetch_range
+from spark_stream.client.reading.positions import Place, resolve
+from spark_stream.client.topics import TopicsClient
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.errors import InvalidOption, UnknownPartition
+
+
+def place_of(option: str, text: str) -> Place:
+    """A place as a user writes it: a name, an offset (-N: N before the end), an ISO 8601 moment.
+
+    A moment without a zone is local time.
+    """
+    if text in ("earliest", "latest"):
+        return text
+    if text.removeprefix("-").isdecimal():
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+        moment.astimezone(UTC)  # some near the years 1 and 9999 have no UTC
+        return moment
+    except (ValueError, OverflowError):
+        raise InvalidOption(
+            f"{option} takes earliest, latest, an offset or a moment, not {text!r}",
+            hint="A moment is written 2024-05-01 or 2024-05-01T12:30:00Z.",
+            option=option,
+        ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Offsets of one partition; ``end`` is exclusive, None means on and on."""
+
+    source: Source
+    start: int
+    end: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is to be read of a topic. Without an ``end`` it is the isolation's bound, or none."""
+
+    topic: str
+    isolation: Isolation
+    partitions: tuple[int, ...]
+    start: Place
+    end: Place | None
+    follow: bool
+
+    def spans(self, connection: Connection, topics: TopicsClient, view: View) -> list[Span]:
+        """The offsets of each partition, as they are now.
+
+        Raises:
+            UnknownPartition: one that was asked for is not there.
+        """
+        known = topics.describe(self.topic)
+        count = len(known.partitions)
+        for number in self.partitions:
+            if number >= count:
+                raise UnknownPartition(
+                    f"topic {self.topic!r} has partitions 0 to {count - 1}, not {number}",
+                    topic=self.topic,
+                    partition=number,
+                )
+        starts = self._resolved(topics, self.start)
+        end = "latest" if self.end is None and not self.follow else self.end
+        ends = {} if end is None else self._resolved(topics, end)
+        return [
+            Span(
+                Source(connection, view, known.id, number, self.isolation),
+                starts[number],
+                ends.get(number),
+            )
+            for number in sorted(set(self.partitions) or range(count))
+        ]
+
+    def _resolved(self, topics: TopicsClient, place: Place) -> Mapping[int, int]:
+        if not isinstance(place, int) or place >= 0:
+            return resolve(topics, self.topic, place, self.isolation, "earliest")
+        last = topics.offsets(self.topic, isolation=self.isolation)
+        first = last.log_start_offsets
+        return {number: max(first[number], at + place) for number, at in last.offsets.items()}
+
+
+def bounded(spans: list[Span]) -> Iterator[pa.RecordBatch]:
+    """All that is visible, partition after partition, at most up to the isolation's bound."""
+    for span in spans:
+        assert span.end is not None
+        if (
+            span.start > span.end
+        ):  # nothing, unless there never was such an offset: the leader knows
+            for _ in fetch_once(span.source, span.start, span.end):
+                pass
+        for fetched in fetch_range(span.source, span.start, span.end):
+            yield fetched.batch
+
+
+def followed(spans: list[Span], idle: Callable[[], None]) -> Iterator[pa.RecordBatch]:
+    """Batches as they come, of all partitions; Ctrl-C or SIGTERM ends it, between two batches.
+
+    ``idle`` is called now and then while nothing comes.
+    """
+    feed = Feed(
+        [
+            ((span.source.view.topic, span.source.partition), span.source, span.start, span.end)
+            for span in spans
+        ]
+    )
+    try:
+        with _interruptible() as interrupt:
+            while feed.running and not interrupt.asked:
+                try:
+                    with interrupt.at_once():
+                        found = feed.take()
+                except KeyboardInterrupt:
+                    return
+                if found is None:
+                    idle()
+                elif found[1].batch.num_rows:
+                    yield found[1].batch
+    finally:
+        feed.stop()
+
+
+class _Interrupt:
+    """The first signal lets the batch at hand be written; the second does not wait for that."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._at_once = False
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        if self._at_once or self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Inside, a signal interrupts."""
+        self._at_once = True
+        try:
+            yield
+        finally:
+            self._at_once = False
+
+
+@contextmanager
+def _interruptible() -> Iterator[_Interrupt]:
+    interrupt = _Interrupt()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, interrupt.handle) for number in numbers]
+    try:
+        yield interrupt
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

@@ -1,0 +1,223 @@
+"""``isolog topic``: create, list, describe, alter, delete."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import pyarrow as pa
+import typer
+
+from spark_stream.cli.ddl import parse_schema, schema_text
+from spark_stream.cli.input.file_schemas import schema_of_file
+from spark_stream.cli.options import Bootstrap, Listing, LogPath, Output, Topic, log, note
+from spark_stream.cli.output.show import show_names, show_topic
+from spark_stream.client.values import TopicDescription
+from spark_stream.errors import InvalidOption, TopicExists
+
+app = typer.Typer(no_args_is_help=True, help="Create, list, describe, alter and delete topics.")
+
+
+@app.command()
+def create(
+    topic: Topic,
+    bootstrap: Bootstrap = None,
+    path: LogPath = None,
+    partitions: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="How many partitions. Default: 1.", show_default=False),
+    ] = None,
+    replication_factor: Annotated[
+        int, typer.Option(metavar="N", help="How many replicas each partition has.")
+    ] = 1,
+    config: Annotated[
+        list[str] | None,
+        typer.Option(metavar="K=V", help="A setting, such as retention.ms=3600000; repeatable."),
+    ] = None,
+    schema: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SCHEMA", help="The columns, as Spark writes them.", show_default=False
+        ),
+    ] = None,
+    schema_from: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The columns of a Parquet, Arrow, CSV or JSON lines file.",
+            exists=True,
+            dir_okay=False,
+            show_default=False,
+        ),
+    ] = None,
+    if_not_exists: Annotated[
+        bool,
+        typer.Option("--if-not-exists", help="Leave a topic of that name as it is: no error."),
+    ] = False,
+) -> None:
+    """Makes a topic. Without a schema it has Kafka's columns: key, value, headers, timestamp.
+
+    \b
+    isolog topic create greetings --path data/
+    isolog topic create a --schema "id bigint, tags array<string>"
+    isolog topic create b --schema-from b.parquet --partitions 4
+    isolog topic create c --config compression=zstd --if-not-exists
+    """
+    if schema is not None and schema_from is not None:
+        raise InvalidOption("--schema and --schema-from exclude each other", hint="Give one.")
+    settings = _settings(config or [])
+    columns: pa.Schema | None = None
+    if schema is not None:
+        columns = parse_schema(schema)
+    elif schema_from is not None:
+        columns = schema_of_file(schema_from)
+    with log(bootstrap, path, makes=True) as opened:
+        try:
+            made = opened.create_topic(
+                topic, partitions or 1, replication_factor, columns, settings
+            )
+        except TopicExists:
+            if not if_not_exists:
+                raise
+            found = opened.describe(topic)
+            note(f"topic {topic} exists: {_count(found)}")
+            for difference in _differences(found, partitions, columns, settings):
+                note(difference)
+            return
+    note(f"created topic {topic}: {_count(made)}")
+
+
+@app.command("list")
+def list_topics(
+    bootstrap: Bootstrap = None, path: LogPath = None, output: Output = Listing.TABLE
+) -> None:
+    """Lists the names of all topics, one a line.
+
+    \b
+    isolog topic list --bootstrap localhost:9092
+    """
+    with log(bootstrap, path) as opened:
+        show_names(opened.topics(), output)
+
+
+@app.command()
+def describe(
+    topic: Topic, bootstrap: Bootstrap = None, path: LogPath = None, output: Output = Listing.TABLE
+) -> None:
+    """Shows a topic: its columns, its settings, and the offsets of its partitions.
+
+    \b
+    isolog topic describe flights --path data/
+    isolog topic describe flights --output json | jq .partitions
+    """
+    with log(bootstrap, path) as opened:
+        show_topic(opened.describe(topic), output)
+
+
+@app.command()
+def alter(
+    topic: Topic,
+    bootstrap: Bootstrap = None,
+    path: LogPath = None,
+    partitions: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="How many partitions it has then: not fewer.",
+            show_default=False,
+        ),
+    ] = None,
+    config: Annotated[
+        list[str] | None,
+        typer.Option(metavar="K=V", help="A setting, such as retention.ms=3600000; repeatable."),
+    ] = None,
+) -> None:
+    """Gives a topic more partitions, or other settings. Queries that run take them up.
+
+    Records stay where they are; with more partitions, a key's next records may go to another.
+
+    \b
+    isolog topic alter flights --partitions 8
+    isolog topic alter flights --config retention.ms=3600000 --config compression=zstd
+    """
+    settings = _settings(config or [])
+    if partitions is None and not settings:
+        raise InvalidOption("nothing to change", hint="Give --partitions N, --config K=V, or both.")
+    with log(bootstrap, path) as opened:
+        altered = opened.alter_topic(topic, partitions, settings)
+    changes = [_count(altered), *(f"{name}={altered.config[name]}" for name in settings)]
+    note(f"altered topic {topic}: {', '.join(changes)}")
+
+
+@app.command()
+def delete(
+    topic: Topic,
+    bootstrap: Bootstrap = None,
+    path: LogPath = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Deletes a topic with all its records.
+
+    \b
+    isolog topic delete flights --path data/ --yes
+    """
+    with log(bootstrap, path) as opened:
+        found = opened.describe(topic)
+        if not yes:
+            _ask(topic, sum(p.log_end_offset - p.log_start_offset for p in found.partitions))
+        opened.delete_topic(topic)
+    note(f"deleted topic {topic}")
+
+
+def _ask(topic: str, records: int) -> None:
+    if not sys.stdin.isatty():
+        raise InvalidOption(
+            f"topic {topic!r} has {records} records, and nobody is there to be asked",
+            hint="Give --yes to delete it.",
+        )
+    typer.confirm(f"Delete topic {topic} with its {records} records?", abort=True, err=True)
+
+
+def _count(topic: TopicDescription) -> str:
+    count = len(topic.partitions)
+    return f"{count} partition{'s' if count > 1 else ''}"
+
+
+def _differences(
+    found: TopicDescription,
+    partitions: int | None,
+    columns: pa.Schema | None,
+    settings: dict[str, str],
+) -> Iterator[str]:
+    """Where a topic that existed already differs from what was asked for."""
+    if partitions is not None and partitions != len(found.partitions):
+        yield (
+            f"not {partitions} partitions: `isolog topic alter {found.name} --partitions"
+            f" {partitions}` adds some"
+            if partitions > len(found.partitions)
+            else f"not {partitions} partitions: a topic cannot have fewer than it has"
+        )
+    if columns is not None and not columns.equals(found.schema):
+        yield f"its columns are others: {schema_text(found.schema)}"
+    for name, value in settings.items():
+        if name in found.config and found.config[name] != value:
+            yield (
+                f"{name} is {found.config[name]}, not {value}: `isolog topic alter {found.name}"
+                f" --config {name}={value}` changes it"
+            )
+
+
+def _settings(pairs: list[str]) -> dict[str, str]:
+    settings = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.strip():
+            raise InvalidOption(
+                f"--config takes NAME=VALUE, not {pair!r}",
+                hint="Such as compression=zstd.",
+            )
+        settings[name.strip()] = value.strip()
+    return settings

@@ -1,0 +1,140 @@
+"""``isolog transactions``: list, describe, abort.
+
+An open transaction holds readers under read_committed back at its first record in each partition.
+It *hangs* if nobody ends it: it is past its own timeout, or open for longer than the operator
+allows.
+"""
+
+from __future__ import annotations
+
+import time
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from spark_stream.cli.options import Bootstrap, Listing, LogPath, Output, log, note
+from spark_stream.cli.output.show_transactions import (
+    Aged,
+    HeldBack,
+    duration,
+    places,
+    show_transaction,
+    show_transactions,
+)
+from spark_stream.client.log import Log
+from spark_stream.client.values import PartitionDescription, TransactionDescription
+from spark_stream.errors import IsologError
+
+app = typer.Typer(no_args_is_help=True, help="List, describe and abort transactions.")
+
+
+class State(StrEnum):
+    """Where a transactional id stands."""
+
+    EMPTY = "empty"
+    OPEN = "open"
+    COMMITTING = "committing"
+    ABORTING = "aborting"
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+
+
+TransactionalId = Annotated[
+    str, typer.Argument(metavar="ID", help="A transactional id.", show_default=False)
+]
+
+
+@app.command("list")
+def list_transactions(
+    bootstrap: Bootstrap = None,
+    path: LogPath = None,
+    state: Annotated[
+        State | None, typer.Option(help="Only those in this state.", show_default=False)
+    ] = None,
+    hanging: Annotated[bool, typer.Option("--hanging", help="Only those that hang.")] = False,
+    longer_than: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            min=0,
+            help="What is open longer hangs. Default: what is past its own timeout.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Output = Listing.TABLE,
+) -> None:
+    """Lists all transactional ids, each with its present or last transaction.
+
+    \b
+    isolog transactions list --state open
+    isolog transactions list --hanging --longer-than 60
+    isolog transactions list --hanging --output json | jq '.[].age_s'
+    """
+    with log(bootstrap, path) as opened:
+        found = _aged(opened.transactions(), longer_than)
+    if state is not None:
+        found = [each for each in found if each.facts.state == state]
+    if hanging:
+        found = [each for each in found if each.hangs]
+    show_transactions(found, output)
+
+
+@app.command()
+def describe(
+    transactional_id: TransactionalId,
+    bootstrap: Bootstrap = None,
+    path: LogPath = None,
+    output: Output = Listing.TABLE,
+) -> None:
+    """Shows a transactional id: its transaction, its owner, and what is held back by it.
+
+    \b
+    isolog transactions describe loader-1 --path data/
+    """
+    with log(bootstrap, path) as opened:
+        facts = opened.describe_transaction(transactional_id)
+        held = _held_back(opened, facts)
+    show_transaction(_aged([facts], None)[0], held, output)
+
+
+@app.command()
+def abort(
+    transactional_id: TransactionalId, bootstrap: Bootstrap = None, path: LogPath = None
+) -> None:
+    """Aborts the open transaction of an id, whoever owns it. Its producer is fenced.
+
+    Readers under read_committed go on at once and see nothing of it. The producer's next call
+    fails; whether it begins anew is its own affair.
+
+    \b
+    isolog transactions abort loader-1 --path data/
+    """
+    with log(bootstrap, path) as opened:
+        ended = opened.abort_transaction(transactional_id)
+    [aged] = _aged([ended], None)
+    where = places(ended.partitions) or "nowhere"
+    age = "" if aged.age_s is None else f", begun {duration(aged.age_s)} ago"
+    note(
+        f"aborted transaction {ended.number} of {transactional_id}{age}; it had written to: {where}"
+    )
+
+
+def _aged(found: list[TransactionDescription], hangs_after_s: float | None) -> list[Aged]:
+    now_ms = time.time_ns() // 1_000_000
+    return [Aged.of(each, now_ms, hangs_after_s) for each in found]
+
+
+def _held_back(opened: Log, facts: TransactionDescription) -> dict[tuple[str, int], HeldBack]:
+    """How far readers under read_committed stand behind, where a partition can tell."""
+    known: dict[tuple[str, int], PartitionDescription] = {}
+    for topic in sorted({each.topic for each in facts.partitions}):
+        try:
+            described = opened.describe(topic).partitions
+        except IsologError:  # deleted, or out of reach: the transaction is to be seen all the same
+            continue
+        known |= {(topic, each.partition): each for each in described if each.error is None}
+    return {
+        place: HeldBack(each.last_stable_offset, each.log_end_offset)
+        for place, each in known.items()
+    }

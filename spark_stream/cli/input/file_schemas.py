@@ -1,0 +1,153 @@
+"""The columns of a file as those of a topic, which then takes the file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.json as pajson
+import pyarrow.parquet as pq
+import pyarrow.types as pt
+
+from spark_stream.cli.input.fitting import NULLS, Fitting
+from spark_stream.cli.input.formats import (
+    SUFFIXES,
+    TEXT,
+    Format,
+    Reading,
+    arrow_records,
+    arrow_source,
+    format_of,
+    parquet_records,
+    readable,
+)
+from spark_stream.cli.input.json_lines import check_lines
+from spark_stream.errors import InvalidOption, InvalidRecord
+from spark_stream.wire.schemas import METADATA
+
+_INFER_BYTES: Final = 64 << 20
+_TOO_FINE: Final = (
+    "A topic made from a file stores microseconds, as Spark does: round the column first, or make"
+    " the topic in Python with the file's Arrow schema, which Spark cannot read."
+)
+
+
+def schema_of_file(
+    file: Path, kind: Format | None = None, reading: Reading | None = None
+) -> pa.Schema:
+    """The columns of a file, in types that a topic and Spark take, and that take all its values.
+
+    Those of CSV and JSON lines are told from the first 64 MiB; unless ``reading`` says otherwise, a
+    column of numbers may have nulls in any usual spelling. Metadata (``_offset``, …) is left out.
+
+    Raises:
+        InvalidOption: the extension is not known.
+        InvalidRecord: the file is not what its extension says, or has a moment that is too fine.
+    """
+    kind = kind or format_of(file)
+    if kind is None or kind is Format.LINES:
+        raise InvalidOption(
+            f"{file}: which format is it?", hint=f"Known extensions: {' '.join(SUFFIXES)}."
+        )
+    with readable(file, kind):
+        if kind is Format.PARQUET:
+            have = pq.read_schema(file)
+        elif kind is Format.ARROW:
+            with arrow_source(file) as source:
+                have = source.schema
+        else:
+            sample = _sample(reading or Reading(kind, file, nulls=[*NULLS]))
+            have = sample.schema
+    metadata = {field.name for field in METADATA}
+    fields = [field for field in have if field.name not in metadata]
+    text = kind in TEXT
+    want = pa.schema([pa.field(f.name, _plain(f.type, text), f.nullable) for f in fields])
+    risky = [a.name for a, b in zip(fields, want, strict=True) if _may_lose(a.type, b.type)]
+    if risky:
+        if text:
+            batches: Iterable[pa.RecordBatch] = sample.to_batches()
+        elif kind is Format.PARQUET:
+            batches = parquet_records(file, _not_shown, risky)
+        else:
+            batches = arrow_records(file, _not_shown)
+        _check(batches, pa.schema([want.field(name) for name in risky]))
+    return want
+
+
+def _not_shown(part: float | None) -> None:
+    pass
+
+
+def _sample(reading: Reading) -> pa.Table:
+    """The first records of a text file, with the types that Arrow finds for them."""
+    with pa.input_stream(str(reading.file), compression="detect") as source:
+        sample = source.read(_INFER_BYTES)
+    cut, held, whole = reading.cut(), bytearray(sample), len(sample) < _INFER_BYTES
+    while held and (end := cut(held, whole)):
+        del held[:end]
+    sample = sample[: len(sample) - len(held)]
+    size = len(sample) + 1
+    if reading.format is Format.JSON:
+        check_lines(sample, 1)
+        options = pajson.ReadOptions(block_size=size)
+        return pajson.read_json(pa.BufferReader(sample), options)
+    return pacsv.read_csv(
+        pa.BufferReader(sample),
+        pacsv.ReadOptions(block_size=size),
+        pacsv.ParseOptions(delimiter=reading.mark, newlines_in_values=True),
+        pacsv.ConvertOptions(null_values=["", *reading.nulls], strings_can_be_null=True),
+    )
+
+
+def _plain(kind: pa.DataType, text: bool) -> pa.DataType:
+    """The type without what only matters in a file: dictionaries, units that are not Spark's."""
+
+    def inner(field: pa.Field, name: str | None = None) -> pa.Field:
+        return pa.field(name or field.name, _plain(field.type, text), field.nullable)
+
+    if pt.is_dictionary(kind):
+        return _plain(kind.value_type, text)
+    if pt.is_timestamp(kind):
+        return pa.timestamp("us", "UTC" if kind.tz else None)
+    if pt.is_null(kind) or (pt.is_time(kind) and text):  # a time of day may be a mere count
+        return pa.string()
+    if pt.is_time(kind):
+        return pa.time64("ns")
+    if pt.is_string_view(kind):
+        return pa.string()
+    if pt.is_binary_view(kind):
+        return pa.binary()
+    if pt.is_fixed_size_list(kind):
+        return pa.list_(inner(kind.value_field), kind.list_size)
+    if pt.is_list(kind) or pt.is_large_list(kind):
+        return pa.list_(inner(kind.value_field, "element"))
+    if pt.is_map(kind):
+        return pa.map_(inner(kind.key_field), inner(kind.item_field))
+    if pt.is_struct(kind):
+        return pa.struct([inner(kind.field(i)) for i in range(kind.num_fields)])
+    return kind
+
+
+def _may_lose(have: pa.DataType, want: pa.DataType) -> bool:
+    """Whether a value may be lost on the way: a moment that is too fine, or too far away."""
+    if pt.is_dictionary(have):
+        return _may_lose(have.value_type, want)
+    if pt.is_timestamp(have):
+        return bool(have.unit != want.unit)
+    if not pt.is_nested(have):
+        return False
+    return any(_may_lose(have.field(i).type, want.field(i).type) for i in range(have.num_fields))
+
+
+def _check(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> None:
+    fitting = Fitting(schema, text=False)
+    first = 1
+    for batch in batches:
+        try:
+            fitting.fit(batch.select(schema.names), first)
+        except InvalidRecord as error:
+            raise InvalidRecord(error.message, hint=_TOO_FINE, **error.details) from None
+        first += batch.num_rows

@@ -1,0 +1,289 @@
+"""Batches of a file made into batches of a topic, or an error that names the column and the record.
+
+Nothing is lost on the way: numbers that do not fit, text that is no number, a zone that would be
+dropped are refused. In text (CSV, JSON) values are read by the topic's types; binary is base64.
+Moments without a zone are UTC.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from spark_stream.cli.intervals import intervals_of, is_interval
+from spark_stream.cli.moments import dates_of, durations_of, moments_of, times_of
+from spark_stream.cli.texts import list_ends, shown
+from spark_stream.errors import InvalidRecord, IsologError, SchemaMismatch
+from spark_stream.wire.schemas import is_default
+from spark_stream.wire.type_names import told_apart, type_name
+
+NULLS: Final = ("NA", "N/A", "NULL", "null")
+"""How files spell null, beside the empty field."""
+
+_SHOWN_MAX: Final = 60
+_HINT: Final = "Mend or drop the record."
+
+
+class _WrongTypeError(Exception):
+    """No value of the one type is a value of the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fitting:
+    """To the columns of ``schema``; those in ``optional`` may be missing, and are null then.
+
+    ``text``: strings stand for values of any type, as in CSV. ``utf8``: strings are the bytes of
+    binary columns, not their base64.
+    """
+
+    schema: pa.Schema
+    text: bool
+    utf8: bool = False
+    optional: frozenset[str] = frozenset()
+
+    @classmethod
+    def of_topic(cls, schema: pa.Schema, text: bool) -> Fitting:
+        """To a topic of this schema; in a default-schema topic the client completes a value.
+
+        Text may lack columns that take nulls.
+        """
+        if not is_default(schema):
+            nullable = frozenset(each.name for each in schema if each.nullable and text)
+            return cls(schema, text, optional=nullable)
+        fields = [field.with_nullable(True) for field in schema]
+        optional = frozenset(schema.names) - {"value"}
+        return cls(pa.schema(fields), text, utf8=True, optional=optional)
+
+    def fit(self, batch: pa.RecordBatch, first: int) -> pa.RecordBatch:
+        """The batch with exactly the topic's columns; its first row is record number ``first``.
+
+        Raises:
+            SchemaMismatch: a column is missing, is one too many, or has a type that does not fit.
+            InvalidRecord: a value does not fit.
+        """
+        names = batch.schema.names
+        lacking = [each for each in self.optional if each not in names]
+        check_names([*names, *lacking], self.schema)
+        arrays = []
+        for field in self.schema:
+            if field.name in lacking:
+                arrays.append(pa.nulls(batch.num_rows, field.type))
+                continue
+            array = self._column(batch.column(field.name), field, first)
+            if array.null_count and not field.nullable:
+                row = int(pc.index(pc.is_null(array), True).as_py())
+                raise bad_record(first + row, f"column {field.name!r} is null, and is NOT NULL")
+            arrays.append(array)
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _column(self, array: pa.Array, field: pa.Field, first: int) -> pa.Array:
+        def converted(part: pa.Array) -> pa.Array:
+            return self._converted(part, field.type)
+
+        try:
+            return converted(array)
+        except (_WrongTypeError, pa.ArrowNotImplementedError):
+            expected, got = told_apart(field.type, array.type)
+            raise SchemaMismatch(
+                f"column {field.name!r}: expected {expected}, got {got}",
+                column=field.name,
+                expected=str(field.type),
+                got=str(array.type),
+            ) from None
+        except (pa.ArrowInvalid, binascii.Error, ValueError):
+            row = first_bad(len(array), lambda count: converted(array.slice(0, count)))
+            raise misfit(field, first + row, _shown(array.slice(row, 1), self.utf8)) from None
+
+    def _converted(self, array: pa.Array, want: pa.DataType) -> pa.Array:
+        have = array.type
+        if pt.is_dictionary(have):
+            array = array.dictionary_decode()
+            have = array.type
+        if pt.is_string_view(have) or pt.is_binary_view(have):
+            array = array.cast(pa.string() if pt.is_string_view(have) else pa.binary())
+            have = array.type
+        if have.equals(want):
+            return array
+        if pt.is_null(have):
+            return pa.nulls(len(array), want)
+        if pt.is_nested(have) or pt.is_nested(want):
+            return self._nested(array, want)
+        if self.text and pt.is_floating(have) and pt.is_floating(want):
+            return array.cast(want)  # the nearest to what is written
+        if _is_text(have) and self.text:
+            return self._from_text(array.cast(pa.string()), want)
+        if not any(is_from(have) and is_to(want) for is_from, is_to in _LOSSLESS):
+            raise _WrongTypeError
+        if pt.is_timestamp(have) and pt.is_timestamp(want) and have.tz and not want.tz:
+            raise _WrongTypeError
+        if pt.is_floating(have) and pt.is_floating(want) and have.bit_width > want.bit_width:
+            raise _WrongTypeError
+        return array.cast(want)
+
+    def _from_text(self, texts: pa.StringArray, want: pa.DataType) -> pa.Array:
+        for is_kind, read in _FROM_TEXT:
+            if is_kind(want):
+                return read(texts, want)
+        if _is_bytes(want) and not self.utf8:
+            values = [
+                None if each is None else base64.b64decode(each, validate=True)
+                for each in texts.to_pylist()
+            ]
+            return pa.array(values, want)
+        return texts.cast(want)
+
+    def _nested(self, array: pa.Array, want: pa.DataType) -> pa.Array:
+        have = array.type
+        if pt.is_map(have) and pt.is_map(want):
+            lists = array.cast(pa.list_(pa.struct([have.key_field, have.item_field])))
+            keys, items = lists.flatten().flatten()
+            starts = pc.if_else(array.is_null(), pa.scalar(None, pa.int32()), list_ends(lists)[:-1])
+            return pa.MapArray.from_arrays(
+                pa.concat_arrays([starts, list_ends(lists)[-1:]]),  # a null start is a null map
+                self._converted(keys, want.key_type),
+                self._converted(items, want.item_type),
+                type=want,
+            )
+        if is_interval(want) and pt.is_struct(have):
+            return intervals_of(array)
+        if _is_list(have) and pt.is_fixed_size_list(want):
+            return _of_fixed_size(self._converted(array, pa.list_(want.value_field)), want)
+        if _is_list(have) and _is_list(want):
+            values = self._converted(array.flatten(), want.value_type)
+            kind = pa.LargeListArray if pt.is_large_list(want) else pa.ListArray
+            ends = list_ends(array).cast(pa.int64() if pt.is_large_list(want) else pa.int32())
+            return kind.from_arrays(ends, values, type=want, mask=array.is_null())
+        if pt.is_struct(have) and pt.is_struct(want):
+            names = [have.field(i).name for i in range(have.num_fields)]
+            fields = [want.field(i) for i in range(want.num_fields)]
+            if set(names) != {field.name for field in fields} or not fields:
+                raise _WrongTypeError
+            parts = dict(zip(names, array.flatten(), strict=True))
+            children = [self._converted(parts[field.name], field.type) for field in fields]
+            return pa.StructArray.from_arrays(children, fields=fields, mask=array.is_null())
+        raise _WrongTypeError
+
+
+def _of_fixed_size(lists: pa.ListArray, want: pa.DataType) -> pa.FixedSizeListArray:
+    """Lists as those of one size; ArrowInvalid if one has another. (Arrow's own cast leaves what is
+    behind a null list to chance.)"""
+    size = want.list_size
+    if pc.any(pc.not_equal(pc.list_value_length(lists), size)).as_py():
+        raise pa.ArrowInvalid(f"a list has another size than {size}")
+    starts = np.repeat(list_ends(lists)[:-1].to_numpy(), size)
+    places = starts + np.tile(np.arange(size, dtype=np.int32), len(lists))
+    absent = np.repeat(lists.is_null().to_numpy(zero_copy_only=False), size)
+    values = lists.flatten().take(pa.array(places, mask=absent))
+    return pa.FixedSizeListArray.from_arrays(values, type=want, mask=lists.is_null())
+
+
+def check_names(names: list[str], schema: pa.Schema) -> None:
+    """Whether these are the columns of the schema, in any order.
+
+    Raises:
+        SchemaMismatch: names the column.
+    """
+    for name in names:
+        if name not in schema.names:
+            raise SchemaMismatch(
+                f"column {name!r} is not one of the topic's columns ({', '.join(schema.names)})",
+                column=name,
+            )
+        if names.count(name) > 1:
+            raise SchemaMismatch(f"column {name!r} is there twice", column=name)
+    for field in schema:
+        if field.name not in names:
+            raise SchemaMismatch(
+                f"column {field.name!r} ({type_name(field.type)}) is missing", column=field.name
+            )
+
+
+def first_bad(count: int, attempt: Callable[[int], object]) -> int:
+    """The first row that fails, of ``count``: ``attempt(n)`` raises if it is among the first n."""
+    good, bad = 0, count
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        try:
+            attempt(middle)
+        except (pa.ArrowException, ValueError, TypeError, IsologError):
+            bad = middle
+        else:
+            good = middle
+    return bad - 1
+
+
+def misfit(field: pa.Field, record: int, value: object) -> InvalidRecord:
+    """The error for a value that its column cannot take."""
+    shown = repr(value) if isinstance(value, str | bytes) else str(value)
+    problem = f"column {field.name!r}: {_short(shown)} does not fit {type_name(field.type)}"
+    hint = f"If it means null, give --null {value}." if value in NULLS else _HINT
+    return bad_record(record, problem, hint)
+
+
+def _shown(one: pa.Array, utf8: bool) -> object:
+    """The value of an array of one, to show. (Arrow cannot give Python its nanoseconds.)"""
+    kind = one.type
+    if _is_text(kind) or _is_bytes(kind) or _is_number(kind):
+        return one[0].as_py()
+    return _Text(shown(one, utf8=utf8)[0].as_py())
+
+
+class _Text(str):
+    """A text that is shown without quotes."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN_MAX else text[:_SHOWN_MAX] + "…"
+
+
+def bad_record(record: int, problem: str, hint: str = _HINT) -> InvalidRecord:
+    """The error for a record of the input, counted from 1."""
+    return InvalidRecord(f"record {record}: {problem}", hint=hint, record=record)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pt.is_string(kind) or pt.is_large_string(kind))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pt.is_binary(kind) or pt.is_large_binary(kind) or pt.is_fixed_size_binary(kind))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind))
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pt.is_integer(kind) or pt.is_floating(kind) or pt.is_decimal(kind))
+
+
+_Is = Callable[[pa.DataType], bool]
+_FROM_TEXT: Final[tuple[tuple[_Is, Callable[[pa.StringArray, pa.DataType], pa.Array]], ...]] = (
+    (pt.is_timestamp, moments_of),
+    (pt.is_date, dates_of),
+    (pt.is_time, times_of),
+    (pt.is_duration, durations_of),
+)
+# Which kinds may become which; Arrow's safe cast then looks at every value.
+_LOSSLESS: Final[tuple[tuple[_Is, _Is], ...]] = (
+    (pt.is_integer, _is_number),
+    (pt.is_floating, lambda kind: pt.is_floating(kind) or pt.is_integer(kind)),
+    (pt.is_decimal, lambda kind: pt.is_decimal(kind) or pt.is_integer(kind)),
+    (_is_text, lambda kind: _is_text(kind) or _is_bytes(kind)),
+    (_is_bytes, lambda kind: _is_text(kind) or _is_bytes(kind)),
+    (pt.is_date, pt.is_date),
+    (pt.is_timestamp, pt.is_timestamp),
+    (pt.is_time, pt.is_time),
+    (pt.is_duration, pt.is_duration),
+)

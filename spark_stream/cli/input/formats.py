@@ -1,0 +1,192 @@
+"""What ``produce`` reads: which format a file has, its schema, and its records as Arrow batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from spark_stream.cli.input.blocks import Cut, after_line, blocks, bytes_of, uncompressed_suffix
+from spark_stream.cli.input.csv_records import CsvRecords
+from spark_stream.cli.input.json_lines import JsonBlocks
+from spark_stream.cli.input.text_inputs import CsvBlocks, Parse, line_records
+from spark_stream.errors import InvalidRecord
+
+BATCH_ROWS: Final = 1 << 16
+BATCH_BYTES: Final = 16 << 20  # some of them fit into the producer's buffer at once
+
+
+class Format(StrEnum):
+    """How records are written down."""
+
+    LINES = "lines"
+    CSV = "csv"
+    JSON = "json"
+    PARQUET = "parquet"
+    ARROW = "arrow"
+
+
+TEXT: Final = (Format.LINES, Format.CSV, Format.JSON)
+SUFFIXES: Final = {
+    ".csv": Format.CSV,
+    ".tsv": Format.CSV,
+    ".json": Format.JSON,
+    ".jsonl": Format.JSON,
+    ".ndjson": Format.JSON,
+    ".parquet": Format.PARQUET,
+    ".pq": Format.PARQUET,
+    ".arrow": Format.ARROW,
+    ".arrows": Format.ARROW,
+    ".feather": Format.ARROW,
+    ".ipc": Format.ARROW,
+}
+
+
+def format_of(file: Path | None) -> Format | None:
+    """The format that a file's extension names."""
+    return None if file is None else SUFFIXES.get(uncompressed_suffix(file))
+
+
+_NO_COLUMNS: Final = pa.schema([])
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How an input is to be read. ``columns`` are the names and types that text is read by.
+
+    ``metadata``: columns that JSON may have besides. ``utf8``: see :class:`JsonBlocks`.
+    """
+
+    format: Format
+    file: Path | None
+    columns: pa.Schema | None = None
+    metadata: pa.Schema = _NO_COLUMNS
+    utf8: bool = False
+    key_separator: str | None = None
+    headed: bool = True
+    delimiter: str | None = None
+    nulls: list[str] = field(default_factory=list)
+
+    @property
+    def mark(self) -> str:
+        """The delimiter of CSV."""
+        if self.delimiter is not None:
+            return self.delimiter
+        tabs = self.file is not None and uncompressed_suffix(self.file) == ".tsv"
+        return "\t" if tabs else ","
+
+    def cut(self) -> Cut:
+        """Where records of text end."""
+        return CsvRecords(self.mark) if self.format is Format.CSV else after_line
+
+
+Moved = Callable[[float | None], None]
+"""Told which part of the input was read, 0 to 1; None where nobody knows."""
+
+
+def records(
+    reading: Reading, idle: Callable[[], None], moved: Moved = lambda part: None
+) -> Iterator[pa.RecordBatch]:
+    """The records of an input. ``idle`` is called before a wait for more, ``moved`` with a batch.
+
+    Raises:
+        InvalidRecord: the input is not what its format says.
+    """
+    if reading.format is Format.PARQUET:
+        assert reading.file is not None
+        yield from parquet_records(reading.file, moved)
+    elif reading.format is Format.ARROW:
+        yield from arrow_records(reading.file, moved)
+    else:
+        parse = _parser(reading)
+        first = 1
+        with readable(reading.file, reading.format):
+            source = bytes_of(reading.file)
+            for block in blocks(source, reading.cut(), idle):
+                batch = parse(block, first)
+                moved(source.part())
+                first += batch.num_rows
+                yield batch
+
+
+def _parser(reading: Reading) -> Parse:
+    if reading.format is Format.LINES:
+        return lambda block, _: line_records(block, reading.key_separator)
+    assert reading.columns is not None
+    if reading.format is Format.JSON:
+        return JsonBlocks(reading.columns, reading.metadata, reading.utf8).parse
+    names = None if reading.headed else reading.columns.names
+    return CsvBlocks(reading.mark, reading.nulls, names).parse
+
+
+def parquet_records(
+    file: Path, moved: Moved, columns: list[str] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The records of a Parquet file (None: all columns), in pieces that can be sent."""
+    with readable(file, Format.PARQUET), pq.ParquetFile(file) as source:
+        total, done = max(1, source.metadata.num_rows), 0
+        for batch in source.iter_batches(BATCH_ROWS, columns=columns):
+            done += batch.num_rows
+            moved(done / total)
+            yield from _pieces(batch)
+
+
+def arrow_records(file: Path | None, moved: Moved) -> Iterator[pa.RecordBatch]:
+    """The records of an IPC stream or file, in pieces; from standard input a stream."""
+    with readable(file, Format.ARROW):
+        if file is None:
+            with pa.ipc.open_stream(open(0, "rb", closefd=False)) as stream:
+                for batch in stream:
+                    moved(None)
+                    yield from _pieces(_valid(batch))
+            return
+        with arrow_source(file) as source:
+            count = getattr(source, "num_record_batches", None)
+            batches = source if count is None else map(source.get_batch, range(count))
+            for number, batch in enumerate(batches, 1):
+                moved(number / count if count else None)
+                yield from _pieces(_valid(batch))
+
+
+def arrow_source(file: Path) -> Any:
+    """A reader of an Arrow IPC file or stream."""
+    mapped = pa.memory_map(str(file))
+    is_file = mapped.read(6) == b"ARROW1"
+    mapped.seek(0)
+    return pa.ipc.open_file(mapped) if is_file else pa.ipc.open_stream(mapped)
+
+
+def _valid(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch, unless its buffers lie: Arrow reads them as they are, wherever that leads."""
+    batch.validate(full=True)
+    return batch
+
+
+def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """The batch in parts that are small enough to be sent."""
+    rows = BATCH_ROWS
+    if batch.nbytes > BATCH_BYTES:
+        rows = max(1, min(rows, batch.num_rows * BATCH_BYTES // batch.nbytes))
+    for start in range(0, batch.num_rows, rows):
+        yield batch.slice(start, rows)
+
+
+@contextmanager
+def readable(file: Path | None, kind: Format) -> Iterator[None]:
+    """Arrow's errors about a file, and the system's, as ours."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        name = "standard input" if file is None else str(file)
+        text = str(error).partition("\n")[0]
+        if isinstance(error, OSError) and error.strerror:
+            text = error.strerror
+        raise InvalidRecord(
+            f"{name} cannot be read as {kind}: {text}", hint="Check the file, or give its --format."
+        ) from error

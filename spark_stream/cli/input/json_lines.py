@@ -1,0 +1,310 @@
+"""JSON lines as Arrow batches: what ``texts.json_lines`` writes, and what others write.
+
+Arrow's own reader takes most blocks. It knows no objects whose keys are not known before, no
+``"NaN"`` and no bytes that are not UTF-8; a block with such a thing, or with an error, is read line
+by line.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.json as pajson
+import pyarrow.types as pt
+
+from spark_stream.cli.input.fitting import bad_record, check_names, first_bad, misfit
+from spark_stream.cli.intervals import INTERVAL_FIELDS, is_interval
+from spark_stream.cli.texts import BASE64, NOT_FINITE
+from spark_stream.errors import InvalidRecord
+from spark_stream.wire.schemas import empty_batch
+
+DEPTH_MAX: Final = 128
+"""How deep values may be nested. Arrow's files end at 64; readers of JSON crash far beyond."""
+
+_STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
+_NULL: Final = re.compile(rb"(?:^|\})[ \t\r]*null\b", re.MULTILINE)
+_NO_COLUMNS: Final = pa.schema([])
+_TEXT: Final = pa.string()
+_NO_VALUE: Final = (pa.ArrowException, ValueError, TypeError, ArithmeticError)
+"""What the reading of a value raises if the value is not of its type."""
+
+
+@dataclass(frozen=True, slots=True)
+class JsonBlocks:
+    """Blocks of JSON lines, read by the columns of ``schema``; what a line lacks is null.
+
+    ``metadata``: columns that a line may have besides; they are there only if some line has them.
+    ``utf8``: binary is text, or ``{"base64": "…"}`` for other bytes (default-schema topics).
+    """
+
+    schema: pa.Schema
+    metadata: pa.Schema = _NO_COLUMNS
+    utf8: bool = False
+
+    def parse(self, block: bytes, first: int) -> pa.RecordBatch:
+        """A block of whole lines; its first record is number ``first``.
+
+        Raises:
+            InvalidRecord: a line is not JSON, or has a value that is not of its column's type.
+            SchemaMismatch: a line has a column that the topic lacks.
+        """
+        if not block.strip():
+            return empty_batch(self.schema)
+        check_lines(block, first)
+        try:
+            batch = self._read(block)
+        except _NO_VALUE:
+            raise self._refused(block, first) from None
+        unused = [each for each in self.metadata.names if batch[each].null_count == len(batch)]
+        batch = batch.drop_columns(unused)
+        check_names(
+            [each for each in batch.schema.names if each not in self.metadata.names], self.schema
+        )
+        return batch
+
+    @property
+    def _all(self) -> pa.Schema:
+        return pa.schema([*self.schema, *self.metadata])
+
+    def _read(self, block: bytes) -> pa.RecordBatch:
+        if not any(_is_for_python(each.type) for each in self.schema):
+            block.decode()  # Arrow's reader does not look
+            fields = [pa.field(each.name, read_type(each.type)) for each in self._all]
+            try:
+                return _read_json(block, pa.schema(fields))
+            except pa.ArrowInvalid:
+                pass  # a form that it does not know, or an error
+        return self._read_lines(block)
+
+    def _read_lines(self, block: bytes) -> pa.RecordBatch:
+        rows = [_object(_loaded(each)) for each in _lines(block)]
+        everything = self._all
+        names = dict.fromkeys(name for row in rows for name in row)
+        check_names([*everything.names, *(set(names) - set(everything.names))], everything)
+        arrays = [self._array([row.get(each.name) for row in rows], each) for each in everything]
+        return pa.RecordBatch.from_arrays(arrays, names=everything.names)
+
+    def _array(self, values: list[Any], field: pa.Field) -> pa.Array:
+        raw = pa.binary() if self.utf8 else pa.string()
+        return pa.array(
+            [_value(each, field.type, self.utf8) for each in values], read_type(field.type, raw)
+        )
+
+    def _refused(self, block: bytes, first: int) -> InvalidRecord:
+        """What is wrong with the first bad line; the readers say little of it."""
+        found = _lines(block)
+        row = first_bad(len(found), lambda count: self._read_lines(b"\n".join(found[:count])))
+        number, line = first + row, found[row]
+        try:
+            value = _loaded(line)
+        except ValueError as error:
+            return bad_record(number, f"no JSON: {error}: {_shown(line)}")
+        if not isinstance(value, _Object):
+            return bad_record(number, f"no JSON object: {_shown(line)}")
+        names = [name for name, _ in value]
+        for name in names:
+            if names.count(name) > 1:
+                return bad_record(number, f"{name!r} is there twice: {_shown(line)}")
+        known = dict(value)
+        for each in self._all:
+            try:
+                self._array([known.get(each.name)], each)
+            except _NO_VALUE:
+                return misfit(each, number, _plain(known[each.name]))
+        check_names([*self.schema.names, *(set(names) - set(self._all.names))], self.schema)
+        return bad_record(number, f"it cannot be read: {_shown(line)}")
+
+
+def read_type(want: pa.DataType, raw: pa.DataType = _TEXT) -> pa.DataType:
+    """The type in which JSON has values of ``want``: strings for what JSON has no type for.
+
+    ``raw`` is that of binary values.
+    """
+    if is_interval(want):
+        return pa.struct(INTERVAL_FIELDS)
+    if pt.is_map(want):
+        key = want.key_type
+        key = read_type(key, raw) if pt.is_nested(key) or is_interval(key) else pa.string()
+        return pa.map_(key, read_type(want.item_type, raw))
+    if pt.is_list(want) or pt.is_large_list(want) or pt.is_fixed_size_list(want):
+        return pa.list_(read_type(want.value_type, raw))
+    if pt.is_struct(want):
+        fields = [want.field(i) for i in range(want.num_fields)]
+        return pa.struct([pa.field(each.name, read_type(each.type, raw)) for each in fields])
+    if pt.is_integer(want):
+        return pa.uint64() if pt.is_uint64(want) else pa.int64()
+    if pt.is_decimal(want):  # wide: the reader does not look at the precision, the later cast does
+        return pa.decimal256(76, want.scale)
+    if pt.is_float16(want):
+        return pa.float32()
+    if pt.is_boolean(want) or pt.is_floating(want) or pt.is_null(want):
+        return want
+    if pt.is_binary(want) or pt.is_large_binary(want) or pt.is_fixed_size_binary(want):
+        return raw
+    return pa.string()
+
+
+def _read_json(block: bytes, schema: pa.Schema) -> pa.RecordBatch:
+    table = pajson.read_json(
+        pa.BufferReader(block),
+        pajson.ReadOptions(block_size=len(block) + 1, use_threads=False),
+        pajson.ParseOptions(explicit_schema=schema, unexpected_field_behavior="infer"),
+    )
+    batches = table.combine_chunks().to_batches()
+    return batches[0] if batches else empty_batch(table.schema)
+
+
+def _is_for_python(kind: pa.DataType) -> bool:
+    """Whether it has a map, or nulls in a list: Arrow's reader makes invalid lists of those."""
+    if not pt.is_nested(kind):
+        return False
+    inner = [kind.field(i).type for i in range(kind.num_fields)]
+    return pt.is_map(kind) or any(pt.is_null(each) or _is_for_python(each) for each in inner)
+
+
+# -- line by line ----------------------------------------------------------------------------------
+
+
+class _Object(list[tuple[str, Any]]):
+    """A JSON object as a list of pairs, because a map may have a key twice; not a JSON list."""
+
+
+def _lines(block: bytes) -> list[bytes]:
+    return [each for each in block.split(b"\n") if each.strip()]
+
+
+def _loaded(text: bytes | str) -> Any:
+    return json.loads(text, parse_float=Decimal, object_pairs_hook=_Object)
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, _Object):
+        raise TypeError("no object")
+    found = dict(value)
+    if len(found) < len(value):
+        raise TypeError("a name is there twice")
+    return found
+
+
+def _value(value: Any, kind: pa.DataType, utf8: bool) -> Any:
+    """A JSON value as Arrow takes it for :func:`read_type` of its type.
+
+    Raises:
+        TypeError, ValueError, ArithmeticError: it is not of the type. Arrow checks the rest.
+    """
+    if value is None:
+        return None
+    if pt.is_map(kind):
+        if not isinstance(value, _Object):
+            raise TypeError("no object")
+        return [
+            (_key(key, kind.key_type, utf8), _value(each, kind.item_type, utf8))
+            for key, each in value
+        ]
+    if pt.is_struct(kind) or is_interval(kind):
+        fields = INTERVAL_FIELDS if is_interval(kind) else list(kind)
+        found = _object(value)
+        if not found.keys() <= {each.name for each in fields}:
+            raise TypeError("a field that the type lacks")
+        return {each.name: _value(found.get(each.name), each.type, utf8) for each in fields}
+    if pt.is_nested(kind):
+        if not isinstance(value, list) or isinstance(value, _Object):
+            raise TypeError("no list")
+        return [_value(each, kind.value_type, utf8) for each in value]
+    if pt.is_boolean(kind):
+        return _of(value, bool)
+    if isinstance(value, bool):
+        raise TypeError("true or false")
+    if pt.is_integer(kind):
+        return _of(value, int)
+    if pt.is_decimal(kind):
+        return _decimal(value)
+    if pt.is_floating(kind):
+        return _float(value)
+    if utf8 and pt.is_binary(kind):
+        return _bytes(value)
+    return _of(value, str)
+
+
+def _key(text: str, kind: pa.DataType, utf8: bool) -> Any:
+    """A map's key: the value's JSON where the type is nested, else its text."""
+    nested = pt.is_nested(kind) or is_interval(kind)
+    return _value(_loaded(text), kind, utf8) if nested else text
+
+
+def _of(value: Any, kind: type) -> Any:
+    if not isinstance(value, kind):
+        raise TypeError(f"no {kind.__name__}")
+    return value
+
+
+def _decimal(value: Any) -> Decimal:
+    try:
+        found = Decimal(value)
+    except (InvalidOperation, TypeError):
+        raise TypeError("no number") from None
+    if not found.is_finite():
+        raise TypeError("no number")
+    return found
+
+
+def _float(value: Any) -> float:
+    if isinstance(value, str) and value not in NOT_FINITE:
+        raise TypeError("no number")
+    return float(value)
+
+
+def _bytes(value: Any) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    found = _object(value)
+    if list(found) != [BASE64] or not isinstance(found[BASE64], str):
+        raise TypeError("neither text nor bytes")
+    return base64.b64decode(found[BASE64], validate=True)
+
+
+# -- errors ----------------------------------------------------------------------------------------
+
+
+def check_lines(block: bytes, first: int) -> None:
+    """InvalidRecord for a line that could crash Arrow's reader: a mere null, or nested too deep."""
+    if _NULL.search(block):
+        for row, line in enumerate(_lines(block)):
+            if _NULL.search(_STRING.sub(b'""', line)):
+                raise bad_record(first + row, f"no JSON object: {_shown(line)}")
+    if block.count(b"[") + block.count(b"{") <= DEPTH_MAX:
+        return
+    if _depth(block) <= DEPTH_MAX:  # as if brackets within strings counted
+        return
+    for row, line in enumerate(_lines(block)):
+        if _depth(line) > DEPTH_MAX and _depth(_STRING.sub(b"", line)) > DEPTH_MAX:
+            raise bad_record(
+                first + row, f"it is nested more than {DEPTH_MAX} deep: {_shown(line)}"
+            )
+
+
+def _depth(text: bytes) -> int:
+    """How many brackets are open at once, at most."""
+    marks = np.frombuffer(text, np.uint8)
+    opened = (marks == ord("[")) | (marks == ord("{"))
+    closed = (marks == ord("]")) | (marks == ord("}"))
+    open_now = np.cumsum(opened.astype(np.int8) - closed.astype(np.int8), dtype=np.int64)
+    return int((open_now - np.minimum.accumulate(np.minimum(open_now, 0))).max(initial=0))
+
+
+def _plain(value: Any) -> Any:
+    """A value to show: objects as Python writes them."""
+    if isinstance(value, _Object):
+        return {key: _plain(each) for key, each in value}
+    return [_plain(each) for each in value] if isinstance(value, list) else value
+
+
+def _shown(line: bytes) -> str:
+    return repr(line[:60].decode("utf-8", "replace"))

@@ -1,0 +1,89 @@
+"""What a record of the input says about its place: the columns that ``consume`` adds to a topic's.
+
+``partition`` (``_partition`` in a typed topic) says where a record is written; null leaves it to
+the key. The others (topic, offset, timestamp of the append) are the new log's to give, and are
+passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_stream.cli.input.fitting import Fitting
+from spark_stream.client.reading.columns import KAFKA_COLUMNS
+from spark_stream.client.values import TopicDescription
+from spark_stream.client.writing.pending import split
+from spark_stream.errors import UnknownPartition
+from spark_stream.wire.schemas import METADATA, PARTITION, is_default
+
+_ANYWHERE: Final = -1
+
+
+def metadata_of(stored: pa.Schema) -> pa.Schema:
+    """The columns that records of such a topic are shown with, beside those that it stores."""
+    if is_default(stored):
+        return pa.schema([each for each in KAFKA_COLUMNS if each.name not in stored.names])
+    return pa.schema(METADATA)
+
+
+def stored_columns(columns: pa.Schema, stored: pa.Schema) -> pa.Schema:
+    """Those of ``columns`` that are not metadata to a topic of the schema ``stored``."""
+    metadata = metadata_of(stored).names
+    return pa.schema([each for each in columns if each.name not in metadata])
+
+
+@dataclass(frozen=True, slots=True)
+class Placing:
+    """Where records of the input go in a topic; ``partition`` wins over what they say."""
+
+    topic: TopicDescription
+    partition: int | None
+    text: bool
+
+    def parted(self, batch: pa.RecordBatch, first: int) -> tuple[pa.RecordBatch, pa.Array | None]:
+        """The batch without metadata, and the partition of each record if they say it.
+
+        Raises:
+            InvalidRecord: a partition is no number.
+            UnknownPartition: the topic lacks it.
+        """
+        metadata = metadata_of(self.topic.schema)
+        found = [name for name in batch.schema.names if name in metadata.names]
+        places = None
+        name = PARTITION.name if PARTITION.name in metadata.names else "partition"
+        if self.partition is None and name in found:
+            field = pa.field(name, pa.int32())
+            fitting = Fitting(pa.schema([field]), self.text)
+            places = fitting.fit(batch.select([name]), first).column(0)
+            self._check(places, name, first)
+        return batch.drop_columns(found), places
+
+    def _check(self, places: pa.Array, name: str, first: int) -> None:
+        count = len(self.topic.partitions)
+        strange = pc.or_(pc.less(places, 0), pc.greater_equal(places, count))
+        if not pc.any(strange).as_py():
+            return
+        row = int(pc.index(strange, True).as_py())
+        raise UnknownPartition(
+            f"record {first + row}: column {name!r} is {places[row].as_py()}, and topic"
+            f" {self.topic.name!r} has partitions 0 to {count - 1}",
+            hint=f"Give --partition N, or leave the column {name!r} out.",
+            topic=self.topic.name,
+        )
+
+    def split(
+        self, batch: pa.RecordBatch, places: pa.Array | None
+    ) -> Iterator[tuple[int | None, pa.RecordBatch]]:
+        """The records by partition; None is for those that may go anywhere."""
+        if places is None or batch.num_rows == 0:
+            yield self.partition, batch
+            return
+        numbers = places.fill_null(_ANYWHERE).to_numpy(zero_copy_only=False).astype(np.int32)
+        for number, rows, _ in split(batch, numbers):
+            yield None if number == _ANYWHERE else number, rows

@@ -1,0 +1,121 @@
+"""Blocks of text as Arrow batches: plain lines and CSV. Whole blocks at once.
+
+CSV comes as strings; ``fitting`` makes them the topic's types.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pacsv
+
+from spark_stream.cli.input.fitting import bad_record
+from spark_stream.errors import InvalidRecord
+from spark_stream.wire.schemas import empty_batch
+
+_NOT_CSV: Final = "Check --format and --delimiter, and that the text is UTF-8."
+
+Parse = Callable[[bytes, int], pa.RecordBatch]
+"""A block, and the number of its first record, to a batch."""
+
+
+def lines(block: bytes) -> pa.BinaryArray:
+    """The lines of a block, without their ends (LF or CR LF)."""
+    block = block.replace(b"\r\n", b"\n").removesuffix(b"\n")
+    # Not pa.array(): its first call imports pandas, a quarter of a second before the first line.
+    ends = pa.py_buffer(np.array([0, len(block)], np.int32))
+    whole = pa.Array.from_buffers(pa.binary(), 1, [None, ends, pa.py_buffer(block)])
+    return pc.split_pattern(whole, "\n").values
+
+
+def line_records(block: bytes, separator: str | None) -> pa.RecordBatch:
+    """Lines as values; what is before the first ``separator`` of a line is the key.
+
+    A line without the separator has no key.
+    """
+    values = lines(block)
+    if separator is None:
+        return pa.RecordBatch.from_arrays([values], names=["value"])
+    parts = pc.split_pattern(values, separator, max_splits=1)
+    ends = parts.offsets[1:]
+    keyed = pc.equal(pc.list_value_length(parts), 2)
+    first = pc.if_else(keyed, parts.offsets[:-1], pa.scalar(None, parts.offsets.type))
+    keys = parts.values.take(first)
+    rest = parts.values.take(pc.subtract(ends, 1))
+    return pa.RecordBatch.from_arrays([keys, rest], names=["key", "value"])
+
+
+@dataclass(slots=True)
+class CsvBlocks:
+    """Blocks of one CSV input, all columns as strings; without ``names`` the first line has them.
+
+    An empty field is null, and so are the spellings in ``nulls``; an empty text is written ``""``.
+    """
+
+    delimiter: str = ","
+    nulls: list[str] = field(default_factory=list)
+    names: list[str] | None = None
+
+    def parse(self, block: bytes, first: int) -> pa.RecordBatch:
+        """A block of whole records."""
+        if self.names is None:
+            self.names, block = self._headed(block)
+        strings = pa.schema([(name, pa.string()) for name in self.names])
+        if not block.strip():
+            return empty_batch(strings)
+        seen: list[Any] = []
+
+        def wrong_width(row: Any) -> str:
+            seen.append(row)
+            return "error"
+
+        try:
+            table = pacsv.read_csv(
+                pa.BufferReader(block),
+                pacsv.ReadOptions(
+                    column_names=self.names, block_size=len(block) + 1, use_threads=False
+                ),
+                pacsv.ParseOptions(
+                    delimiter=self.delimiter,
+                    newlines_in_values=True,
+                    invalid_row_handler=wrong_width,
+                ),
+                pacsv.ConvertOptions(
+                    column_types=strings,
+                    strings_can_be_null=True,
+                    quoted_strings_can_be_null=False,
+                    null_values=["", *self.nulls],
+                ),
+            )
+        except pa.ArrowInvalid as error:
+            raise self._refused(error, seen, first) from None
+        return _one(table)
+
+    def _headed(self, block: bytes) -> tuple[list[str], bytes]:
+        try:
+            text = io.StringIO(block[: block.find(b"\n") + 1 or None].decode("utf-8-sig"))
+            names = next(csv.reader(text, delimiter=self.delimiter, strict=True), [])
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise InvalidRecord(
+                f"the first line has no names of columns: {error}", hint=_NOT_CSV
+            ) from None
+        return names, block[block.find(b"\n") + 1 :] if b"\n" in block else b""
+
+    def _refused(self, error: Exception, seen: list[Any], first: int) -> InvalidRecord:
+        if not seen or seen[0].number is None:
+            return InvalidRecord(f"not CSV: {error}", hint=_NOT_CSV)
+        row = seen[0]
+        problem = f"{row.actual_columns} fields, not {row.expected_columns}: {row.text[:60]!r}"
+        return bad_record(first + row.number - 1, problem)
+
+
+def _one(table: pa.Table) -> pa.RecordBatch:
+    batches = table.combine_chunks().to_batches()
+    return batches[0] if batches else empty_batch(table.schema)

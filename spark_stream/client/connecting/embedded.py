@@ -1,0 +1,266 @@
+"""The broker of a directory: found if it runs, started in the background if not.
+
+However many processes ask at once, one broker is started: they take turns at ``start.lock``. A
+living broker holds a lock on ``broker.lock``. The kernel releases it when the broker dies, so
+``kill -9`` leaves nothing behind that looks alive.
+
+The broker is a fresh interpreter (a process that has used gRPC must not fork), in a session of its
+own. It is not a child of the client: a shell starts it and ends.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import selectors
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from spark_stream.errors import (
+    BrokerUnavailable,
+    InvalidConfig,
+    InvalidOption,
+    NotALogDirectory,
+    StorageFailure,
+    UnknownLog,
+    from_wire,
+)
+from spark_stream.wire.limits import FORMAT_VERSION_MAX, SOCKET_PATH_MAX
+
+IDLE_SECONDS: Final = 300.0
+_START_SECONDS: Final = 60.0
+_POLL_S: Final = 0.02
+# Trying again helps against none of these.
+_NOT_FOR_US: Final = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP}
+_READY: Final = "isolog broker ready "
+
+
+def known_address(directory: Path) -> str | None:
+    """Where the directory's broker said it listens; it may have died since."""
+    try:
+        return str(json.loads((directory / "broker.json").read_text())["address"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def recorded_cluster_id(directory: Path) -> str | None:
+    """The id of the cluster whose log the directory holds; None where no log can be read."""
+    try:
+        return str(json.loads((directory / "isolog.json").read_text())["cluster_id"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def ensure_broker(
+    directory: Path, idle_seconds: float | None = None, *, create: bool = True
+) -> str:
+    """The address of the directory's broker, which is started if none lives.
+
+    With ``create=False`` a directory without a log stays as it is, and so does one that is missing.
+
+    Raises:
+        UnknownLog: there is no log, and none is to be made.
+        NotALogDirectory, NewerFormat, …: whatever kept the broker from starting.
+        BrokerUnavailable: it did not come up in time; the message names its log file.
+    """
+    directory = directory.absolute()
+    deadline = time.monotonic() + _START_SECONDS
+    try:
+        check_ours(directory)
+        if not create and not holds_log(directory):
+            raise UnknownLog(f"there is no log at {directory}", path=str(directory))
+        if not _readable(directory):
+            return _started(directory, deadline, idle_seconds, os.devnull)  # it will say why not
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _turn(directory, deadline):
+            while lock_held(directory):
+                address = live_address(directory)
+                if address is not None:
+                    return address
+                if time.monotonic() > deadline:  # it holds the lock but has no address (yet)
+                    raise _not_up(directory)
+                time.sleep(_POLL_S)
+            return _started(directory, deadline, idle_seconds, directory / "broker.log")
+    except (NotADirectoryError, FileExistsError) as error:
+        raise NotALogDirectory(f"{directory} is not a directory", path=str(directory)) from error
+    except OSError as error:
+        if error.errno in _NOT_FOR_US:
+            raise InvalidOption(f"path {directory}: {error.strerror}", option="path") from error
+        raise StorageFailure(f"{directory}: {error.strerror or error}") from error
+
+
+def live_address(directory: Path) -> str | None:
+    """Where the directory's broker listens, if one lives. What a dead one said is not believed: its
+    port may be somebody else's by now."""
+    address = known_address(directory)
+    if address is None or not lock_held(directory) or not answers(address):
+        return None
+    return address
+
+
+def check_ours(directory: Path) -> None:
+    """Refuses a directory that is plainly not a log, before any file is written there."""
+    if not directory.exists():
+        return
+    if not directory.is_dir():
+        raise NotALogDirectory(f"{directory} is not a directory", path=str(directory))
+    names = {entry.name for entry in directory.iterdir()}
+    if names and "isolog.json" not in names and not names & {"start.lock", "broker.lock"}:
+        raise NotALogDirectory(
+            f"{directory} is not empty and was not made by isolog", path=str(directory)
+        )
+
+
+def holds_log(directory: Path) -> bool:
+    """Whether the directory is a log, or a broker is making it one at this moment."""
+    return (directory / "isolog.json").exists() or lock_held(directory)
+
+
+def _readable(directory: Path) -> bool:
+    """Whether a broker of this release may open it; if not, no file is written there."""
+    description = directory / "isolog.json"
+    if not description.exists():
+        return True
+    try:
+        facts = json.loads(description.read_text())
+        return bool(facts["format"] == "isolog" and 1 <= facts["version"] <= FORMAT_VERSION_MAX)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return False
+
+
+@contextmanager
+def _turn(directory: Path, deadline: float) -> Iterator[None]:
+    """Holds ``start.lock``: one process at a time looks for the broker or starts it."""
+    descriptor = os.open(directory / "start.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise _not_up(directory) from None
+                time.sleep(_POLL_S)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def lock_held(directory: Path) -> bool:
+    """Whether a broker holds the directory. Looking takes the lock for an instant if none does."""
+    try:
+        descriptor = os.open(directory / "broker.lock", os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def answers(address: str) -> bool:
+    """Whether something accepts connections there."""
+    try:
+        if address.startswith("unix:"):
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.settimeout(1.0)
+                probe.connect(address.removeprefix("unix:"))
+        else:
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host.strip("[]"), int(port)), timeout=1.0).close()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _started(
+    directory: Path, deadline: float, idle_seconds: float | None, log_file: str | Path
+) -> str:
+    idle = _idle_seconds() if idle_seconds is None else idle_seconds
+    command = [sys.executable, "-m", "spark_stream.broker", "--dir", str(directory)]
+    command += ["--listen", f"unix:{socket_path(directory)}", "--idle-seconds", str(idle)]
+    package_home = str(Path(__file__).resolve().parents[3])
+    path = os.pathsep.join(filter(None, (package_home, os.environ.get("PYTHONPATH"))))
+    log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        with subprocess.Popen(
+            ["/bin/sh", "-c", '"$@" </dev/null &', "sh", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            cwd="/",
+            env=os.environ | {"PYTHONPATH": path},
+            start_new_session=True,
+        ) as shell:
+            shell.wait()
+            assert shell.stdout is not None
+            line = _first_line(shell.stdout.fileno(), deadline)
+    finally:
+        os.close(log)
+    if line.startswith(_READY):
+        return line.removeprefix(_READY)
+    try:
+        raise from_wire(json.loads(line)["error"])
+    except (ValueError, KeyError, TypeError):
+        raise _not_up(directory) from None
+
+
+def _idle_seconds() -> float:
+    value = os.environ.get("ISOLOG_IDLE_SECONDS", IDLE_SECONDS)
+    try:
+        return float(value)
+    except ValueError:
+        raise InvalidConfig(
+            f"ISOLOG_IDLE_SECONDS takes a number of seconds, not {value!r}", setting="idle_seconds"
+        ) from None
+
+
+def _first_line(descriptor: int, deadline: float) -> str:
+    """What the broker prints first; empty when it ended, or did not in time."""
+    data = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(descriptor, selectors.EVENT_READ)
+        while b"\n" not in data and selector.select(max(0.0, deadline - time.monotonic())):
+            part = os.read(descriptor, 65536)
+            if not part:
+                break
+            data += part
+    return data.partition(b"\n")[0].decode()
+
+
+def socket_path(directory: Path) -> Path:
+    """A path for the broker's socket, in a folder of the owner's, short enough for the system."""
+    near = directory / "run" / "broker.sock"
+    if len(os.fsencode(near)) <= SOCKET_PATH_MAX:
+        return near
+    name = hashlib.sha256(os.fsencode(directory)).hexdigest()[:24]
+    private = Path(tempfile.gettempdir()) / f"isolog-{os.getuid()}"
+    private.mkdir(mode=0o700, exist_ok=True)
+    seen = private.lstat()
+    if seen.st_uid != os.getuid() or not stat.S_ISDIR(seen.st_mode) or seen.st_mode & 0o077:
+        raise StorageFailure(
+            f"{private} is not a folder that only you can open",
+            hint="Remove it, or choose a directory for the log with a shorter path.",
+        )
+    return private / f"{name}.sock"
+
+
+def _not_up(directory: Path) -> BrokerUnavailable:
+    return BrokerUnavailable(
+        f"the broker of {directory} did not come up in {_START_SECONDS:g} s",
+        hint=f"Look into {directory / 'broker.log'}.",
+    )

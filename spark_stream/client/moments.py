@@ -1,0 +1,30 @@
+"""Moments as the log has them: whole microseconds since 1970, in UTC."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Final
+
+from spark_stream.errors import InvalidRecord
+from spark_stream.wire.messages import INT64_MAX
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def to_microseconds(moment: datetime) -> int:
+    """Microseconds since the epoch; a moment without a zone is local time, as Python has it."""
+    span = moment.astimezone(UTC) - _EPOCH
+    return (span.days * 86_400 + span.seconds) * 1_000_000 + span.microseconds
+
+
+def timestamp_us(timestamp: int | datetime | None) -> int:
+    """A record's timestamp in microseconds: from milliseconds, a datetime, or now."""
+    if timestamp is None:
+        return time.time_ns() // 1000
+    if isinstance(timestamp, datetime):
+        return to_microseconds(timestamp)
+    moment = int(timestamp) * 1000
+    if not -INT64_MAX <= moment <= INT64_MAX:
+        raise InvalidRecord(f"timestamp {timestamp} is out of range", hint="It is in milliseconds.")
+    return moment

@@ -1,0 +1,10 @@
+"""How records get from the leader to whoever asks, up to the bound of an isolation level.
+
+``consumer``   ``Consumer``: all partitions of topics, followed
+``feed``       the fetching threads behind a consumer
+``fetching``   bounded reads of one partition
+``columns``    the columns a user sees, made from those the leader sends
+``records``    batches of a default-schema topic as record objects
+``positions``  "earliest", a timestamp, …: to an offset per partition
+``cuts``       where a read_atomic reader may stand
+"""

@@ -1,0 +1,159 @@
+"""The fetching threads behind a consumer: one a partition, ahead of whoever iterates.
+
+A stop ends their fetches at once, long polls included, and waits for them: so when a
+consumer is closed none of its threads is left, and none is inside gRPC when the process ends.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from spark_stream.client.reading.cuts import Key
+from spark_stream.client.reading.fetching import Cancellation, Fetched, Source, fetch_once
+from spark_stream.errors import InternalError, IsologError
+
+POLL_MS: Final = 2_000
+FETCH_BYTES: Final = 4 << 20
+WATCH_S: Final = 2.0
+_AHEAD_BATCHES: Final = 4  # per partition; with FETCH_BYTES this bounds the memory
+_RETRY_PAUSE_S: Final = 0.1
+_TICK_S: Final = 0.25
+_STOP_S: Final = 2.0  # what is only just asked for cannot be cancelled before it is answered
+
+_Item = tuple[Key, Fetched | None, IsologError | None]
+
+
+class Feed:
+    """The fetching threads of one iteration. What they fetched ahead is dropped when it stops.
+
+    ``watch`` is called every two seconds meanwhile; an error of it that lasts ends the iteration.
+    """
+
+    def __init__(
+        self,
+        sources: list[tuple[Key, Source, int, int | None]],
+        watch: Callable[[], None] | None = None,
+    ) -> None:
+        self._stopped = threading.Event()
+        self._queue: queue.Queue[_Item] = queue.Queue(_AHEAD_BATCHES * len(sources))
+        self._running = len(sources)
+        self._cancellations = [Cancellation() for _ in sources]
+        self._threads = [
+            threading.Thread(
+                target=self._follow,
+                args=(key, source, start, end, cancellation),
+                name=f"isolog-fetch-{key[0]}-{key[1]}",
+                daemon=True,
+            )
+            for (key, source, start, end), cancellation in zip(
+                sources, self._cancellations, strict=True
+            )
+        ]
+        if watch is not None and sources:
+            key = sources[0][0]
+            self._threads.append(
+                threading.Thread(
+                    target=self._watch, args=(key, watch), name="isolog-watch", daemon=True
+                )
+            )
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def running(self) -> bool:
+        """Whether more may come."""
+        return self._running > 0 and not self._stopped.is_set()
+
+    def fetched(self) -> Iterator[tuple[Key, Fetched]]:
+        """What the threads fetch, until all have ended, one fails, or the feed is stopped."""
+        while self.running:
+            found = self.take()
+            if found is not None:
+                yield found
+
+    def take(self) -> tuple[Key, Fetched] | None:
+        """The next of it; None if nothing came for a moment, or a thread has ended."""
+        try:
+            key, fetched, error = self._queue.get(timeout=_TICK_S)
+        except queue.Empty:
+            return None
+        if error is not None:
+            raise error
+        if fetched is None:
+            self._running -= 1
+            return None
+        return key, fetched
+
+    def stop(self) -> None:
+        """Ends the fetches and their threads; from any thread, any number of times."""
+        self._stopped.set()
+        for cancellation in self._cancellations:
+            cancellation.cancel()
+        deadline = time.monotonic() + _STOP_S
+        for thread in self._threads:
+            if thread is not threading.current_thread():  # a garbage collection is on any thread
+                thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _follow(
+        self, key: Key, source: Source, start: int, end: int | None, cancellation: Cancellation
+    ) -> None:
+        try:
+            self._fetch(key, source, start, end, cancellation)
+        except IsologError as error:
+            self._put((key, None, error))
+        except Exception as error:  # a defect: whoever iterates must see it, not wait for ever
+            self._put((key, None, InternalError(f"{key[0]}/{key[1]}: {error!r}")))
+        else:
+            self._put((key, None, None))
+
+    def _fetch(
+        self, key: Key, source: Source, start: int, end: int | None, cancellation: Cancellation
+    ) -> None:
+        position = start
+        failing_since: float | None = None
+        partitions: int | None = None
+        if end is not None and start > end:  # empty, or there never was such an offset
+            deque(fetch_once(source, start, end), maxlen=0)
+        while not self._stopped.is_set() and (end is None or position < end):
+            try:
+                wait = POLL_MS if end is None else 0
+                fetches = fetch_once(source, position, end, wait, FETCH_BYTES, cancellation)
+                for fetched in fetches:
+                    failing_since = None
+                    moved = fetched.next != position
+                    position = fetched.next
+                    told = fetched.partitions not in (None, partitions)
+                    partitions = fetched.partitions or partitions
+                    worth = fetched.batch.num_rows or moved or told
+                    if worth and not self._put((key, fetched, None)):
+                        return
+            except IsologError as error:
+                now = time.monotonic()
+                failing_since = failing_since or now
+                lasting = now - failing_since > source.connection.timeout_s
+                if not error.retriable or lasting:
+                    raise
+                self._stopped.wait(_RETRY_PAUSE_S)
+
+    def _watch(self, key: Key, watch: Callable[[], None]) -> None:
+        while not self._stopped.wait(WATCH_S):
+            try:
+                watch()
+            except IsologError as error:
+                if not error.retriable:
+                    self._put((key, None, error))
+                    return
+
+    def _put(self, item: _Item) -> bool:
+        while not self._stopped.is_set():
+            try:
+                self._queue.put(item, timeout=_TICK_S)
+            except queue.Full:
+                continue
+            return True
+        return False

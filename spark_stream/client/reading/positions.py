@@ -1,0 +1,67 @@
+"""Where to start and where to end: what a user says, to an offset for each partition."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from numbers import Integral
+from typing import Final
+
+from spark_stream.client.moments import to_microseconds
+from spark_stream.client.topics import TopicsClient
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.errors import InvalidOption
+from spark_stream.wire.messages import EARLIEST, INT64_MAX, LATEST
+
+Place = str | int | Mapping[int, int] | datetime
+"""``"earliest"``, ``"latest"``, an offset for all partitions, ``{partition: offset}``, a moment.
+
+In a mapping -2 means earliest and -1 latest; partitions that it leaves out get the default.
+"""
+
+_NAMED: Final = {"earliest": EARLIEST, "latest": LATEST}
+
+
+def resolve(
+    topics: TopicsClient, topic: str, place: Place, isolation: Isolation, default: str
+) -> dict[int, int]:
+    """The offset of ``place`` in each partition of the topic.
+
+    A moment means the first record at or after it; where there is none, the isolation's bound.
+    """
+    if isinstance(place, datetime):
+        moment = to_microseconds(place)
+        return dict(topics.offsets(topic, timestamp_us=moment, isolation=isolation).offsets)
+    if isinstance(place, str):
+        if place not in _NAMED:
+            raise InvalidOption(f"a place is {' | '.join(_NAMED)} or an offset, not {place!r}")
+        return dict(topics.offsets(topic, at=_NAMED[place], isolation=isolation).offsets)
+    count = len(topics.describe(topic).partitions)
+    if isinstance(place, Mapping):
+        asked = {number: place.get(number, _NAMED[default]) for number in range(count)}
+        for number in place:
+            if number not in asked:
+                raise InvalidOption(
+                    f"topic {topic!r} has partitions 0 to {count - 1}, not {number}"
+                )
+    else:
+        asked = dict.fromkeys(range(count), place)
+    for offset in asked.values():
+        if not isinstance(offset, Integral) or isinstance(offset, bool) or offset > INT64_MAX:
+            raise InvalidOption(f"a place is {' | '.join(_NAMED)} or an offset, not {offset!r}")
+    return named_resolved(topics, topic, asked, isolation)
+
+
+def named_resolved(
+    topics: TopicsClient, topic: str, asked: Mapping[int, int], isolation: Isolation
+) -> dict[int, int]:
+    """The mapping with -2 (earliest) and -1 (latest) replaced by offsets."""
+    found = {int(number): int(offset) for number, offset in asked.items()}
+    for name in (EARLIEST, LATEST):
+        numbers = [number for number, offset in found.items() if offset == name]
+        if numbers:
+            at = topics.offsets(topic, at=name, isolation=isolation, partitions=numbers)
+            found.update(at.offsets)
+    if any(offset < 0 for offset in found.values()):
+        raise InvalidOption(f"an offset is at least 0 (or -2 earliest, -1 latest): {dict(asked)}")
+    return found

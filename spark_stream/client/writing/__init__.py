@@ -1,0 +1,15 @@
+"""How records get to the leader: once, in order, acknowledged.
+
+``producer``       ``Producer``: what the other modules do, put together
+``transactional``  ``TransactionalProducer``: writes that become visible together or never
+``frames``         data frames of any library, as Arrow of the topic's types
+``batches``        what callers hand to a producer, made into what can be sent
+``pending``        records given one by one, until they are a batch
+``partitioner``    which partition a key goes to, for whole batches
+``sender``         what a producer has taken: gathered, counted, sent, given up in time
+``buffer``         how much is taken and not settled, who waits, what failed
+``lanes``          a partition's unanswered batches: sequences, the window, what is sent again
+``delivery``       one topic's batches on their way, over as many streams as it takes
+``appending``      one stream of appends and its acknowledgements
+``promises``       the futures of what was written
+"""

@@ -1,0 +1,161 @@
+"""One stream of appends to a topic: batches go out, acknowledgements come back.
+
+The stream hands each acknowledgement on, and then, once, its end with the reason. ``delivery``
+knows which batches were on it, and decides what becomes of them.
+
+The rule: **one thread at a time touches the writing side of a Flight stream**. Writing, ending the
+writes and closing all count: gRPC aborts the whole process when two of them happen at once. So only
+:class:`WritingSide` has the writer, and it holds its lock at each touch. One thread reads all the
+answers; reading beside a write is safe.
+
+A stuck write holds the lock, and others wait for it. Closing its socket ends the write
+(:meth:`AppendStream.break_off`, which needs no lock), and the others go on.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from spark_stream.client.connecting.connection import Connection
+from spark_stream.client.values import TopicDescription
+from spark_stream.errors import BrokerUnavailable, IsologError
+from spark_stream.wire.messages import AppendTo
+
+_FLIGHT_ERRORS: Final = (fl.FlightError, pa.ArrowException, OSError)
+_READER_ENDS_S: Final = 1.0
+
+Answered = Callable[["AppendStream", dict[str, Any]], None]
+Ended = Callable[["AppendStream", IsologError], None]
+
+
+class WritingSide:
+    """The writer of a DoPut. After :meth:`end` or a failure nothing is written any more."""
+
+    def __init__(self, writer: fl.FlightStreamWriter) -> None:
+        self._writer = writer
+        self._lock = threading.Lock()
+        self._ended = False
+        self._failure: Exception | None = None
+
+    def write(self, batch: pa.RecordBatch, envelope: bytes) -> Exception | None:
+        """Sends a batch unless the writes have ended; the error if that fails."""
+        return self._touched(lambda: self._writer.write_with_metadata(batch, envelope))
+
+    def end(self) -> Exception | None:
+        """Says that no more batches come; the error if that fails."""
+        return self._touched(self._writer.done_writing, last=True)
+
+    def close(self) -> Exception | None:
+        """Lets go of the stream, whose answers have ended; the error that ended it, if one did.
+
+        That may be one which an earlier touch was told: Flight tells the first that asks.
+        """
+        with self._lock:
+            self._ended = True
+            try:
+                self._writer.close()
+            except _FLIGHT_ERRORS as error:
+                return error
+            return self._failure
+
+    def _touched(self, touch: Callable[[], None], *, last: bool = False) -> Exception | None:
+        with self._lock:
+            if self._ended:
+                return None
+            self._ended = last
+            try:
+                touch()
+            except _FLIGHT_ERRORS as error:
+                self._ended, self._failure = True, error
+                return error
+            return None
+
+
+class AppendStream:
+    """A DoPut to one topic. A thread of its own calls ``answered`` and ``ended``.
+
+    A thread that writes may call ``ended`` too. Nobody calls either before :meth:`start`.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        client: fl.FlightClient,
+        topic: TopicDescription,
+        request: AppendTo,
+        answered: Answered,
+        ended: Ended,
+    ) -> None:
+        self._connection = connection
+        self._client = client
+        self._address = connection.address
+        self._timeout_s = request.timeout_ms / 1000
+        self._answered = answered
+        self._ended = ended
+        self._state_lock = threading.Lock()
+        self._over = False
+        descriptor = fl.FlightDescriptor.for_command(request.to_bytes())
+        writer, self._acks = client.do_put(descriptor, topic.schema)
+        self._writing = WritingSide(writer)
+        self._reader = threading.Thread(
+            target=self._read, name=f"isolog-acks-{topic.name}", daemon=True
+        )
+
+    def start(self) -> None:
+        """Begins to read the acknowledgements: before anything is written, and only once."""
+        self._reader.start()
+
+    def write(self, batch: pa.RecordBatch, envelope: bytes) -> None:
+        """Sends a batch; if that fails the stream ends."""
+        failure = self._writing.write(batch, envelope)
+        if failure is not None:
+            # The reader meets the end of the stream too and knows its reason; this is in case that
+            # it does not.
+            self._reader.join(_READER_ENDS_S)
+            self._end(self._reason(failure))
+
+    def break_off(self, reason: IsologError) -> None:
+        """Ends the stream and its connection: a write may be stuck, and the broker is to know."""
+        self._end(reason)
+        self._connection.break_off(self._client, self._address)
+
+    def close(self) -> None:
+        """Says that no more batches come, and waits for the last acknowledgements.
+
+        A broker that does not end its side in time is broken off.
+        """
+        self._writing.end()
+        self._reader.join(self._timeout_s)
+        ended = BrokerUnavailable("the stream was closed")
+        if self._reader.is_alive():
+            self.break_off(ended)
+            self._reader.join(_READER_ENDS_S)
+        self._end(ended)
+
+    def _read(self) -> None:
+        failure: Exception | None = None
+        try:
+            while (data := self._acks.read()) is not None:
+                self._answered(self, json.loads(data.to_pybytes()))
+        except _FLIGHT_ERRORS as error:
+            failure = error
+        # The reason why the answers ended, if it is an error, comes with the close.
+        failure = self._writing.close() or failure
+        ended = BrokerUnavailable("the broker ended the stream")
+        self._end(ended if failure is None else self._reason(failure))
+
+    def _reason(self, error: Exception) -> IsologError:
+        return self._connection.translated(error, self._client)
+
+    def _end(self, reason: IsologError) -> None:
+        with self._state_lock:
+            if self._over:
+                return
+            self._over = True
+        self._ended(self, reason)

@@ -1,0 +1,115 @@
+"""What callers hand to a producer, made into what can be sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_stream.client.moments import timestamp_us
+from spark_stream.client.values import TopicDescription
+from spark_stream.client.writing.frames import eased, is_arrow, table_of
+from spark_stream.errors import BatchTooLarge, InvalidRequest, UnknownPartition
+from spark_stream.wire.limits import BATCH_BYTES_MAX
+from spark_stream.wire.schemas import DEFAULT_SCHEMA, TIMESTAMP_COLUMN, TIMESTAMP_TYPE, empty_batch
+
+UNSENDABLE: Final = (
+    f"Split the value: no topic takes a record of more than {BATCH_BYTES_MAX} bytes."
+)
+"""The hint for a record that no setting lets through."""
+
+ROWS_MAX: Final = (1 << 31) - 1  # what an Arrow IPC message can say
+
+
+def as_bytes(name: str, value: bytes | str | None) -> bytes | None:
+    if value is None or isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value)
+    raise TypeError(f"{name} is bytes, str or None, not {type(value).__name__}")
+
+
+def as_headers(
+    headers: Iterable[tuple[str, bytes | str | None]] | None,
+) -> list[tuple[str, bytes | None]] | None:
+    """A record's headers as a list of their own; TypeError for a name that is no text."""
+    if headers is None:
+        return None
+    listed = []
+    for name, value in headers:
+        if not isinstance(name, str):
+            raise TypeError(f"a header's name is str, not {type(name).__name__}")
+        listed.append((name, as_bytes("a header's value", value)))
+    return listed
+
+
+def check_size(batch: pa.RecordBatch) -> None:
+    """BatchTooLarge for a batch that no message can carry."""
+    if batch.nbytes > BATCH_BYTES_MAX or batch.num_rows > ROWS_MAX:
+        raise BatchTooLarge(
+            f"a batch has at most {BATCH_BYTES_MAX} bytes and {ROWS_MAX} rows, not {batch.nbytes}"
+            f" and {batch.num_rows}",
+            hint=UNSENDABLE if batch.num_rows == 1 else None,
+        )
+
+
+def check_partition(known: TopicDescription, partition: int) -> int:
+    """The partition, or UnknownPartition."""
+    if not 0 <= partition < len(known.partitions):
+        raise UnknownPartition(
+            f"topic {known.name!r} has partitions 0 to {len(known.partitions) - 1},"
+            f" not {partition}",
+            topic=known.name,
+            partition=int(partition),
+        )
+    return int(partition)
+
+
+def one_batch(data: Any, schema: pa.Schema) -> pa.RecordBatch:
+    """What the caller appends as one batch; a data frame's columns get the topic's types."""
+    if isinstance(data, pa.RecordBatch):
+        return data
+    table = data if is_arrow(data) else eased(table_of(data), schema)
+    batches = table.combine_chunks().to_batches()
+    if not batches:
+        return empty_batch(table.schema)
+    if len(batches) > 1:
+        raise InvalidRequest("the table is too large for one batch", hint="Append its batches.")
+    return batches[0]
+
+
+def completed(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A batch for a default-schema topic, with the columns that it left out."""
+    names = batch.schema.names
+    if not set(names) <= set(DEFAULT_SCHEMA.names) or len(set(names)) < len(names):
+        return batch  # the fitting names the column that is too many
+    rows = batch.num_rows
+    columns = {}
+    for field in DEFAULT_SCHEMA:
+        if field.name in names:
+            columns[field.name] = _as_binary(batch.column(field.name))
+        elif field.name == TIMESTAMP_COLUMN:
+            columns[field.name] = _now(rows)
+        elif field.name != "value":
+            columns[field.name] = pa.nulls(rows, field.type)
+    moments = columns[TIMESTAMP_COLUMN]
+    if moments.null_count and moments.type.equals(TIMESTAMP_TYPE):
+        columns[TIMESTAMP_COLUMN] = pc.coalesce(moments, _now(rows))
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+def _as_binary(column: pa.Array) -> pa.Array:
+    """Text as its UTF-8, as ``send`` takes it; no row is touched."""
+    if pa.types.is_string(column.type):
+        return column.cast(pa.binary())
+    return column.cast(pa.large_binary()) if pa.types.is_large_string(column.type) else column
+
+
+def _now(rows: int) -> pa.Array:
+    moments = np.full(rows, timestamp_us(None), np.int64)
+    return pa.Array.from_buffers(TIMESTAMP_TYPE, rows, [None, pa.py_buffer(moments)])

@@ -1,0 +1,185 @@
+"""The batches of a partition that are on their way, and their stamps. Pure: no thread, no I/O.
+
+A batch gets its stamp (producer id, epoch, sequence) when it is first sent and keeps it however
+often it is sent again, so the leader can tell it from a new one. Invariants of a lane:
+
+* batches are sent in their order, and answered in it;
+* at most ``WINDOW`` are sent and unanswered, because the leader remembers that many of a
+  producer's last batches: of these it can tell which are sent for the second time;
+* a sequence is one more than that of the batch before; each epoch begins at 0;
+* a batch that was given up without an answer may or may not be in the log. If it is not, its
+  sequence is a gap. So the other batches of its epoch are settled first; then the lane goes on in
+  the next epoch. The leader refuses whatever of the old epoch still arrives after that.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+import pyarrow as pa
+
+from spark_stream.consistency.producers import EPOCH_MAX, SEQUENCE_MAX, WINDOW, following
+from spark_stream.errors import IsologError, OutOfOrderSequence
+from spark_stream.wire.messages import StampFacts
+
+Settle = Callable[[int, IsologError | None], None]
+"""Called once a batch: with its first offset, or the error (and -1, or the first kept offset)."""
+
+_HALF: Final = SEQUENCE_MAX // 2
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who writes: a producer id and its epoch, outside or inside a transaction."""
+
+    producer_id: int
+    epoch: int
+    transaction: int | None = None
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """A batch until it is settled. ``deadline`` is on the monotonic clock.
+
+    ``stamp`` is None until it is sent; ``number`` is that of its last sending.
+    """
+
+    batch: pa.RecordBatch
+    partition: int
+    deadline: float
+    settle: Settle
+    stamp: StampFacts | None = None
+    number: int = -1
+
+
+class Lane:
+    """The unanswered batches of one partition, in their order; the first ``sent`` are on the way.
+
+    ``listed`` is for whoever keeps a list of the lanes that may have something to send.
+    """
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.listed = False
+        self._batches: deque[Outgoing] = deque()
+        self._given: Identity | None = None
+        self._used: Identity | None = None
+        self._sequence = 0
+        self._gap = False
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def add(self, batch: Outgoing) -> None:
+        """The batch goes after those that are here."""
+        self._batches.append(batch)
+
+    def next(self, identity: Identity | None) -> Outgoing | None:
+        """The batch to send now, with its stamp; None if there is none, or others come first.
+
+        ``identity`` is the one that the producer writes under; without it only batches that have a
+        stamp already can be sent.
+        """
+        if self.sent == min(len(self._batches), WINDOW):
+            return None
+        batch = self._batches[self.sent]
+        if batch.stamp is None:
+            if identity is None or not self._ready_for(identity):
+                return None
+            batch.stamp = self._stamp()
+        self.sent += 1
+        return batch
+
+    def used_up(self, identity: Identity | None) -> bool:
+        """Whether the producer needs another identity, because this one has no epoch left."""
+        if identity is None or identity.transaction is not None or identity != self._given:
+            return False
+        return self._gap and self._used is not None and self._used.epoch >= EPOCH_MAX
+
+    def late(self, now: float) -> bool:
+        """Whether the time of a batch that was sent is over."""
+        return self.sent > 0 and self._batches[0].deadline < now
+
+    def head(self, number: int) -> Outgoing | None:
+        """The batch that is answered next, if that was sent under this number."""
+        found = self._batches[0] if self.sent else None
+        return found if found is not None and found.number == number else None
+
+    def pop(self) -> Outgoing:
+        """The first batch is answered."""
+        self.sent -= 1
+        return self._batches.popleft()
+
+    def lost(self) -> None:
+        """The connection is gone: what is not answered has to be sent again."""
+        self.sent = 0
+
+    def begins_anew(self, error: OutOfOrderSequence) -> bool:
+        """Whether the first batch, refused like this, and those behind it may get new stamps.
+
+        That is so if it is certain that the leader did not take it and will not: all before it were
+        answered, and the leader waits for one of them that it refused and does not remember.
+        """
+        stamp = self._batches[0].stamp
+        if self._gap or stamp is None or stamp.transaction is not None or stamp.sequence == 0:
+            return False
+        return self._ahead(error, stamp.sequence)
+
+    def anew(self) -> None:
+        """All batches get new stamps, of the next epoch."""
+        for batch in self._batches:
+            batch.stamp = None
+        self.sent = 0
+        self._gap = True
+
+    def expired(self, now: float) -> list[Outgoing]:
+        """Takes out the batches whose time is over."""
+        found = []
+        while self._batches and self._batches[0].deadline < now:
+            batch = self._batches.popleft()
+            self.sent = max(0, self.sent - 1)
+            self._gap |= batch.stamp is not None
+            found.append(batch)
+        return found
+
+    def cleared(self) -> Iterator[Outgoing]:
+        """Takes out all batches."""
+        self.sent = 0
+        self._gap |= bool(self._batches)
+        while self._batches:
+            yield self._batches.popleft()
+
+    def _ready_for(self, identity: Identity) -> bool:
+        """Whether the next new batch can be stamped; moves to another identity or epoch first."""
+        if identity == self._given and not (self._gap and identity.transaction is None):
+            return True
+        if self.sent or self.used_up(identity):
+            return False
+        if identity != self._given or self._used is None:
+            self._given = self._used = identity
+        else:
+            self._used = replace(self._used, epoch=self._used.epoch + 1)
+        self._sequence = 0
+        self._gap = False
+        return True
+
+    def _stamp(self) -> StampFacts:
+        assert self._used is not None
+        sequence, self._sequence = self._sequence, following(self._sequence)
+        return StampFacts(
+            producer_id=self._used.producer_id,
+            epoch=self._used.epoch,
+            sequence=sequence,
+            transaction=self._used.transaction,
+        )
+
+    @staticmethod
+    def _ahead(error: OutOfOrderSequence, sequence: int) -> bool:
+        """Whether the leader waits for a sequence before this one."""
+        expected = error.details.get("expected")
+        if not isinstance(expected, int):
+            return False
+        return 0 < (sequence - expected) % (SEQUENCE_MAX + 1) <= _HALF

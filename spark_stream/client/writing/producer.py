@@ -1,0 +1,255 @@
+"""Writes records: one by one (``send``, batched on the way) or as Arrow batches (``append``).
+
+Every batch has its producer's id and its place in the producer's order, so it can be sent again
+when an answer is lost, and is in the log once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import Future
+from datetime import datetime
+from types import TracebackType
+from typing import Final, Self
+
+from spark_stream.client.connecting.connection import Connection
+from spark_stream.client.moments import timestamp_us
+from spark_stream.client.topics import TopicsClient, level
+from spark_stream.client.transactions import TransactionsClient
+from spark_stream.client.values import Branch, TopicDescription, Written
+from spark_stream.client.writing.batches import (
+    UNSENDABLE,
+    as_bytes,
+    as_headers,
+    check_partition,
+    check_size,
+    completed,
+    one_batch,
+)
+from spark_stream.client.writing.delivery import Author
+from spark_stream.client.writing.frames import ArrowData
+from spark_stream.client.writing.lanes import Identity
+from spark_stream.client.writing.partitioner import partitions_of
+from spark_stream.client.writing.pending import split
+from spark_stream.client.writing.sender import Sender, Settings
+from spark_stream.consistency.isolation import PRODUCER_LEVELS
+from spark_stream.errors import (
+    InvalidOption,
+    IsologError,
+    RecordTooLarge,
+    SchemaMismatch,
+    UnknownPartition,
+)
+from spark_stream.wire.limits import BATCH_BYTES_MAX
+from spark_stream.wire.messages import INT64_MAX
+from spark_stream.wire.schemas import fitted, is_default
+
+__all__ = ["Branch", "Producer"]
+
+LINGER_MS: Final = 0.0
+LINGER_MS_MAX: Final = 3_600_000
+BATCH_BYTES: Final = 1 << 20
+BUFFER_BYTES: Final = 64 << 20
+TIMEOUT_MS: Final = 30_000
+TIMEOUT_MS_MAX: Final = 3_600_000
+_RECORD_FIXED_BYTES: Final = 8  # the timestamp
+
+
+def check_setting(name: str, value: float, low: int, high: int) -> None:
+    """InvalidOption for a setting out of its range."""
+    if not low <= value <= high:
+        raise InvalidOption(f"{name} takes {low} to {high}, not {value!r}", option=name)
+
+
+class Producer:
+    """A producer; from any thread. Use it as a context manager, or call :meth:`close`.
+
+    ``isolation``: ``read_uncommitted`` is acknowledged when the leader has appended,
+    ``read_committed`` when the records are below the high watermark. ``linger_ms``: how long a
+    record waits for company (with 0, records that come while the sender is busy still go together).
+    ``batch_bytes``: a batch of this size goes at once. ``buffer_bytes``: what may wait to be
+    acknowledged before a caller has to wait. ``timeout_ms``: how long an acknowledgement may take,
+    with all that is sent again for it, before the outcome counts as unknown, and how long a caller
+    waits for room. ``branch``: writes under this identity, in its transaction.
+
+    Raises:
+        InvalidOption: one of these has a value that it does not take.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        topics: TopicsClient,
+        *,
+        isolation: str = "read_uncommitted",
+        linger_ms: float = LINGER_MS,
+        batch_bytes: int = BATCH_BYTES,
+        buffer_bytes: int = BUFFER_BYTES,
+        timeout_ms: int = TIMEOUT_MS,
+        branch: Branch | None = None,
+    ) -> None:
+        found = level(isolation, PRODUCER_LEVELS)
+        check_setting("linger_ms", linger_ms, 0, LINGER_MS_MAX)
+        check_setting("batch_bytes", batch_bytes, 1, BATCH_BYTES_MAX // 2)
+        check_setting("buffer_bytes", buffer_bytes, 1, INT64_MAX)
+        check_setting("timeout_ms", timeout_ms, 1, TIMEOUT_MS_MAX)
+        settings = Settings(found, linger_ms / 1000, batch_bytes, buffer_bytes, timeout_ms)
+        self._connection = connection
+        self._topics = topics
+        self._transactions = TransactionsClient(connection)
+        self._author = Author() if branch is None else author_of(branch)
+        self._sender = Sender(connection, topics, settings, self._author, self._identified)
+        self._closed = False
+
+    # -- writing --------------------------------------------------------------------------------
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | str | None,
+        *,
+        key: bytes | str | None = None,
+        headers: Iterable[tuple[str, bytes | None]] | None = None,
+        partition: int | None = None,
+        timestamp: int | datetime | None = None,
+    ) -> Future[Written]:
+        """Sends one record to a default-schema topic.
+
+        ``timestamp``: milliseconds since the epoch, or a datetime; now if it is left out. A key
+        decides the partition unless ``partition`` does. Text is sent as UTF-8.
+
+        What is wrong with the record is told by the future.
+
+        Raises:
+            TypeError: value or key is neither bytes, str nor None.
+            BufferFull: no room in the buffer within the timeout.
+        """
+        key, value = as_bytes("key", key), as_bytes("value", value)
+        listed = as_headers(headers)
+        size = _RECORD_FIXED_BYTES + len(value or b"") + len(key or b"")
+        size += sum(len(name.encode()) + len(data or b"") for name, data in listed or ())
+        try:
+            moment = timestamp_us(timestamp)
+            known = self._checked(topic, partition, size)
+        except IsologError as error:
+            return self._sender.settled(error)
+        return self._sender.send(known, key, value, listed, moment, partition, size)
+
+    def append(self, topic: str, batch: ArrowData, partition: int | None = None) -> Future[Written]:
+        """Appends an Arrow batch, or a table as one batch, with the topic's columns.
+
+        A data frame of pandas, polars or any library that speaks Arrow's C interface goes as well;
+        its columns get the topic's types where that changes no value.
+
+        Without ``partition`` the records of a default-schema topic go where their keys say; batches
+        without keys, and those of typed topics, go to the partitions in turn, each as a whole.
+        In a default-schema topic ``key``, ``headers`` and ``timestamp`` may be left out.
+
+        What is wrong with the batch is told by the future.
+
+        Raises:
+            TypeError: ``batch`` is neither Arrow data nor a data frame.
+            BufferFull: no room in the buffer within the timeout.
+        """
+        try:
+            known = self._topics.known(topic)
+            default = is_default(known.schema)
+            rows = one_batch(batch, known.schema)
+            rows = fitted(completed(rows) if default else rows, known.schema)
+            check_size(rows)
+            if partition is not None:
+                known = self._having(known, partition)
+                partition = int(partition)
+        except IsologError as error:
+            return self._sender.settled(error)
+        if rows.num_rows == 0:
+            return self._sender.settled(Written(topic, partition or 0, -1, 0))
+        count = len(known.partitions)
+        keyless = self._sender.keyless(count)
+        if partition is not None or not default:
+            parts = [(keyless if partition is None else partition, rows, 0)]
+        else:
+            places = partitions_of(rows.column("key"), count, keyless)
+            parts = [(place, part, int(at[0])) for place, part, at in split(rows, places)]
+        return self._sender.append(known, parts)
+
+    def _checked(self, topic: str, partition: int | None, size: int) -> TopicDescription:
+        """The topic, if it takes such a record."""
+        known = self._topics.known(topic)
+        if not is_default(known.schema):
+            raise SchemaMismatch(
+                f"topic {topic!r} is typed: {', '.join(known.schema.names)}",
+                hint="Use append() with a batch of these columns.",
+                topic=topic,
+            )
+        if partition is not None:
+            known = self._having(known, partition)
+        limit = int(known.config["max.record.bytes"])
+        if size > limit:
+            known = self._topics.describe(topic)  # the limit may have been raised
+            limit = int(known.config["max.record.bytes"])
+        if size > limit:
+            raise RecordTooLarge(
+                f"the record has {size} bytes, the topic's max.record.bytes is {limit}",
+                hint=UNSENDABLE if size > BATCH_BYTES_MAX else None,
+                topic=topic,
+            )
+        return known
+
+    def _having(self, known: TopicDescription, partition: int) -> TopicDescription:
+        """The topic, which has this partition; UnknownPartition if it has not."""
+        try:
+            check_partition(known, partition)
+        except UnknownPartition:
+            known = self._topics.describe(known.name)  # it may have been added
+            check_partition(known, partition)
+        return known
+
+    def _identified(self) -> Identity:
+        """Who writes outside transactions: an id of this producer's own, asked for once."""
+        facts = self._transactions.new_producer()
+        return Identity(facts.producer_id, facts.epoch)
+
+    # -- ending ---------------------------------------------------------------------------------
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Waits until everything sent before is settled; raises the first error among it.
+
+        An error that was taken from its future (``result()``, ``exception()``) is told already, and
+        is not raised again: not here, and not when the ``with`` block is left.
+
+        Raises:
+            TimeoutError: not all was settled within ``timeout`` seconds.
+        """
+        self._sender.flush(timeout)
+
+    def close(self) -> None:
+        """Flushes, then lets go of the streams; raises what :meth:`flush` raises."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self.flush()
+        finally:
+            self._sender.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except IsologError:
+            if error is None:  # else the first error is the one to see
+                raise
+
+
+def author_of(branch: Branch) -> Author:
+    """Who writes under the branch."""
+    identity = Identity(branch.producer_id, branch.epoch, branch.number)
+    return Author(identity, branch.transactional_id)

@@ -1,0 +1,160 @@
+"""The futures that a producer gives: settled by the thread that reads the acknowledgements.
+
+That thread must never wait for a user's callback: the callback may itself wait for room that only
+the next acknowledgement makes. So callbacks run on a thread of their own, in the order of the
+futures.
+
+A failure is told once: by the future, to the caller that takes its result or its exception, or else
+by the producer's next flush. A callback that does not look at its future counts as not told, and so
+does ``concurrent.futures.wait``.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+from spark_stream.client.values import Written
+from spark_stream.errors import IsologError
+
+logger = logging.getLogger(__name__)
+
+_CALLBACKS: Final = ThreadPoolExecutor(1, "isolog-callbacks")  # its thread starts with the first
+
+
+_FAILURES_KEPT: Final = 1024
+
+
+@dataclass(slots=True, eq=False)
+class Failure:
+    """An error, and whether whoever holds its future has taken it from there."""
+
+    error: IsologError
+    holder: weakref.ref[Promise]
+    told: bool = False
+
+
+class Failures:
+    """The failed writes of a producer that nobody was told of, in the order of their failing."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: list[Failure] = []
+        self._tidy_at = _FAILURES_KEPT
+        self.first: IsologError | None = None
+        """The first error since :meth:`forget`, told or not."""
+
+    def note(self, promise: Promise, error: IsologError) -> Failure:
+        """The promise is about to fail."""
+        failure = Failure(error, weakref.ref(promise))
+        with self._lock:
+            self.first = self.first or error
+            self._kept.append(failure)
+            if len(self._kept) >= self._tidy_at:
+                self._tidy()
+        return failure
+
+    def tell(self) -> None:
+        """Raises the first error that nobody was told of, if any; all count as told then."""
+        with self._lock:
+            kept, self._kept = self._kept, []
+        for failure in kept:
+            if not failure.told:
+                raise failure.error
+
+    def forget(self) -> None:
+        """Forgets the failures so far: nobody is told of them any more."""
+        with self._lock:
+            self._kept = []
+            self.first = None
+
+    def _tidy(self) -> None:
+        """Drops the failures of futures that nobody holds any more, but for the first."""
+        untold = [each for each in self._kept if not each.told]
+        dropped = [each for each in untold if each.holder() is None]
+        self._kept = [each for each in untold if each.holder() is not None or each is dropped[0]]
+        self._tidy_at = max(_FAILURES_KEPT, 2 * len(self._kept))
+
+
+class Promise(Future[Written]):
+    """A future whose callbacks do not run on the thread that settles it."""
+
+    def __init__(self, failures: Failures) -> None:
+        super().__init__()
+        self._failures = failures
+        self._failure: Failure | None = None
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """As every future's; an error that is taken here is told, and no flush raises it again."""
+        error = super().exception(timeout)
+        if self._failure is not None:
+            self._failure.told = True
+        return error
+
+    def result(self, timeout: float | None = None) -> Written:
+        """As every future's; an error that is raised here is told, and no flush raises it again."""
+        self.exception(timeout)
+        return super().result(timeout)
+
+    def add_done_callback(self, fn: Callable[[Future[Written]], object]) -> None:
+        """As every future's; the callback may wait, and may call the producer."""
+        super().add_done_callback(lambda _: _CALLBACKS.submit(self._called, fn))
+
+    def _called(self, fn: Callable[[Future[Written]], object]) -> None:
+        try:
+            fn(self)
+        except Exception:
+            logger.exception("a callback of %r", self)
+
+    def settle(self, outcome: Written | IsologError) -> None:
+        """Sets the result or the error; nothing if the caller cancelled the future."""
+        if isinstance(outcome, IsologError):
+            self._failure = self._failures.note(self, outcome)
+        if not self.set_running_or_notify_cancel():
+            return
+        if isinstance(outcome, IsologError):
+            self.set_exception(outcome)
+        else:
+            self.set_result(outcome)
+
+
+class Gathering:
+    """One promise for a batch that its keys spread over partitions; it fails if a part does.
+
+    Then the error's ``kept`` counts what stays of all parts; its ``offset`` is of the failed part.
+    """
+
+    def __init__(self, topic: str, parts: int, failures: Failures) -> None:
+        self.promise = Promise(failures)
+        self._topic = topic
+        self._lock = threading.Lock()
+        self._left = parts
+        self._outcomes: list[tuple[int, Written | IsologError]] = []
+
+    def settle(self, first: int, outcome: Written | IsologError) -> None:
+        """A part is settled; ``first`` is the row of the batch that its first record was."""
+        with self._lock:
+            self._outcomes.append((first, outcome))
+            self._left -= 1
+            if self._left:
+                return
+        self.promise.settle(self._whole())
+
+    def _whole(self) -> Written | IsologError:
+        outcomes = [outcome for _, outcome in sorted(self._outcomes, key=lambda each: each[0])]
+        if len(outcomes) == 1:
+            return outcomes[0]
+        parts = tuple(each for each in outcomes if isinstance(each, Written))
+        stay = sum(each.count for each in parts)
+        errors = [each for each in outcomes if isinstance(each, IsologError)]
+        if not errors:
+            return Written(self._topic, parts[0].partition, parts[0].offset, stay, parts)
+        error = errors[0]
+        stay += sum(each.kept for each in errors)
+        details = error.details | {"kept": stay}
+        return type(error)(error.message, hint=error.hint, **details)

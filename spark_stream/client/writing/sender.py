@@ -1,0 +1,368 @@
+"""What a producer has taken: gathered to batches, sent, and settled.
+
+Memory is bounded: what is not settled counts against ``buffer_bytes``, and a caller that is faster
+than the broker waits (``buffer``). Records of one partition stay in the order of the calls.
+
+Threads: callers send what can go at once; ``isolog-sender`` sends what has waited, connects, and is
+the only one that waits for a broker; ``isolog-deadlines`` settles what took too long.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from spark_stream.client.connecting.connection import Connection
+from spark_stream.client.topics import TopicsClient
+from spark_stream.client.values import TopicDescription, Written
+from spark_stream.client.writing.buffer import Buffer
+from spark_stream.client.writing.delivery import Author, Delivery
+from spark_stream.client.writing.lanes import Identity
+from spark_stream.client.writing.pending import Pending, split
+from spark_stream.client.writing.promises import Failures, Gathering, Promise
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.errors import (
+    InternalError,
+    IsologError,
+    RecordNotAttempted,
+    UnknownTopic,
+)
+from spark_stream.wire.messages import AppendTo
+
+_TICK_S: Final = 0.25
+# A batch counts as this part of the buffer at least: who appends tiny ones in a loop then waits
+# for acknowledgements rather than pile up more than can be sent before their time is over.
+_LEAST_PART: Final = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a producer sends; see :class:`~spark_stream.client.writing.producer.Producer`."""
+
+    isolation: Isolation
+    linger_s: float
+    batch_bytes: int
+    buffer_bytes: int
+    timeout_ms: int
+
+
+Part = tuple[int, pa.RecordBatch, int]
+"""A partition, the rows for it, and which row of the whole the first of them was."""
+
+
+class Sender:
+    """Sends for one producer. ``identified`` gets an identity where ``author`` has none yet."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        topics: TopicsClient,
+        settings: Settings,
+        author: Author,
+        identified: Callable[[], Identity],
+    ) -> None:
+        self._connection = connection
+        self._topics = topics
+        self._settings = settings
+        self._author = author
+        self._identified = identified
+        # Held from taking records until they are entered, so that none overtakes another. It is
+        # always taken before _lock.
+        self._order = threading.RLock()
+        self.buffer = Buffer(settings.buffer_bytes, settings.timeout_ms / 1000)
+        self.failures = Failures()
+        self._lock = self.buffer.lock
+        self._pending: dict[str, list[Pending]] = {}
+        self._deliveries: dict[str, Delivery] = {}  # by topic id
+        self._asking: dict[Delivery, None] = {}  # those that want to be served, in their order
+        # Not from 0: many short-lived producers would all write to partition 0.
+        self._keyless = itertools.count(random.randrange(1 << 16))
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="isolog-sender", daemon=True)
+        self._thread.start()
+        threading.Thread(target=self._expire, name="isolog-deadlines", daemon=True).start()
+
+    # -- taking ---------------------------------------------------------------------------------
+
+    def keyless(self, partitions: int) -> int:
+        """The partition whose turn it is to take what has no key."""
+        return next(self._keyless) % partitions
+
+    def send(
+        self,
+        known: TopicDescription,
+        key: bytes | None,
+        value: bytes | None,
+        headers: list[tuple[str, bytes | None]] | None,
+        timestamp: int,
+        partition: int | None,
+        size: int,
+    ) -> Promise:
+        """Takes a record; ``timestamp`` in microseconds, ``size`` in bytes.
+
+        Raises:
+            BufferFull, InvalidRequest: no room in time; closed.
+        """
+        topic = known.name
+        future = Promise(self.failures)
+        with self._lock:
+            # Nagle's rule: with nothing under way a record goes at once, from this very thread;
+            # while something is, records gather. So a lone record is quick, and a flood makes
+            # batches. Where there is no stream yet the sender connects, and no caller waits for it.
+            delivery = self._deliveries.get(known.id)
+            live = delivery is not None and delivery.live
+            alone = live and not (self.buffer.outstanding or self._settings.linger_s)
+            self.buffer.reserve(size)
+            pending = Pending() if alone else self._gathering(topic)
+            first = not pending.futures
+            pending.add(key, value, headers, timestamp, partition, size, future)
+            # The sender wakes by itself after the linger; wake it only when that changes its plan.
+            if not alone and (first or pending.size >= self._settings.batch_bytes):
+                self.buffer.work.notify()
+        if alone:
+            with self._order:
+                self._send_pending(topic, pending)
+        return future
+
+    def append(self, known: TopicDescription, parts: Sequence[Part]) -> Promise:
+        """Takes a batch, split by partition.
+
+        Raises:
+            BufferFull, InvalidRequest: no room in time; closed.
+        """
+        with self._lock:
+            self.buffer.reserve(sum(self._room(rows) for _, rows, _ in parts), len(parts))
+        whole = Gathering(known.name, len(parts), self.failures)
+        with self._order:
+            self._send_waiting(known.name)
+            delivery = self._delivery(known)
+            for partition, rows, first in parts:
+                self._enter_part(delivery, rows, partition, first, whole)
+        delivery.pump()
+        return whole.promise
+
+    def settled(self, outcome: Written | IsologError) -> Promise:
+        """A future for what is never sent: a refused batch, or one without rows."""
+        future = Promise(self.failures)
+        future.settle(outcome)
+        return future
+
+    # -- ending ---------------------------------------------------------------------------------
+
+    def flush(self, timeout: float | None) -> None:
+        """Waits until everything taken before is settled; raises the first untold error among it.
+
+        Raises:
+            TimeoutError: not all was settled within ``timeout`` seconds.
+        """
+        self.buffer.await_settled(timeout)
+        self.failures.tell()
+
+    def discard(self, error: IsologError) -> None:
+        """Settles everything that is not settled yet with the error; it may be in the log."""
+        with self._order:
+            with self._lock:
+                waiting, self._pending = self._pending, {}
+            for pending in itertools.chain.from_iterable(waiting.values()):
+                self._drop(pending, error)
+            for delivery in list(self._deliveries.values()):
+                delivery.clear(error)
+
+    def close(self) -> None:
+        """Lets go of threads and streams; takes nothing more."""
+        self.buffer.close()
+        self._thread.join()
+        for delivery in list(self._deliveries.values()):
+            delivery.close()
+        self._ended.set()
+
+    # -- the sender's thread --------------------------------------------------------------------
+
+    def _run(self) -> None:
+        """Sends what is due, serves who asks."""
+        while True:
+            with self._lock:
+                while True:
+                    due, asking = self._due(), self._served()
+                    if due or asking:
+                        break
+                    if self.buffer.closed:
+                        return
+                    self.buffer.work.wait(self._next_due())
+            for topic in due:
+                with self._order:
+                    self._send_waiting(topic)
+            for delivery in asking:
+                self._serve(delivery)
+
+    def _due(self) -> list[str]:
+        now = time.monotonic()
+        return [
+            topic
+            for topic, waiting in self._pending.items()
+            if self.buffer.urgent
+            or waiting[0].size >= self._settings.batch_bytes
+            or now - waiting[0].since >= self._settings.linger_s
+        ]
+
+    def _served(self) -> list[Delivery]:
+        """Takes out those that ask and may be served now."""
+        if not self._asking:
+            return []
+        now = time.monotonic()
+        found = [delivery for delivery in self._asking if delivery.retry_at <= now]
+        for delivery in found:
+            del self._asking[delivery]
+        return found
+
+    def _next_due(self) -> float | None:
+        """Seconds until something is due; None while nothing waits."""
+        moments = [waiting[0].since + self._settings.linger_s for waiting in self._pending.values()]
+        moments += [delivery.retry_at for delivery in self._asking]
+        return max(0.0, min(moments) - time.monotonic()) if moments else None
+
+    def _ask(self, delivery: Delivery) -> None:
+        with self._lock:
+            if not self.buffer.closed:
+                self._asking[delivery] = None
+                self.buffer.work.notify()
+
+    def _serve(self, delivery: Delivery) -> None:
+        if self._author.identity is None:
+            try:
+                self._connection.client()  # quick to fail where nobody answers
+                self._author.identity = self._identified()
+            except IsologError as error:
+                delivery.postpone(error)
+                return
+        delivery.serve()
+
+    def _expire(self) -> None:
+        """Looks for batches whose time is over; on a thread of its own: others may be stuck."""
+        while not self._ended.wait(_TICK_S):
+            for delivery in list(self._deliveries.values()):
+                delivery.expire()
+
+    # -- gathering ------------------------------------------------------------------------------
+
+    def _gathering(self, topic: str) -> Pending:
+        """Where the topic's next record waits: no batch grows far above ``batch_bytes``."""
+        waiting = self._pending.setdefault(topic, [])
+        if not waiting or waiting[-1].size >= self._settings.batch_bytes:
+            waiting.append(Pending())
+        return waiting[-1]
+
+    def _send_waiting(self, topic: str) -> None:
+        """Sends the topic's records that wait; whoever calls holds ``_order``."""
+        with self._lock:
+            waiting = self._pending.pop(topic, [])
+        for pending in waiting:
+            self._send_pending(topic, pending)
+
+    def _send_pending(self, topic: str, pending: Pending) -> None:
+        try:
+            known = self._topics.known(topic)
+            batch = pending.batch()
+            places = pending.places(
+                batch, len(known.partitions), self.keyless(len(known.partitions))
+            )
+            parts = list(split(batch, places))
+        except Exception as error:
+            failure = error if isinstance(error, IsologError) else InternalError(repr(error))
+            self._drop(pending, failure)
+            return
+        delivery = self._delivery(known)
+        sizes = np.array(pending.sizes)
+        for place, part, rows in parts:
+            futures = [pending.futures[row] for row in rows]
+            self._enter_records(delivery, part, place, futures, int(sizes[rows].sum()))
+        delivery.pump()
+
+    def _drop(self, pending: Pending, error: IsologError) -> None:
+        for future in pending.futures:
+            future.settle(error)
+        self.buffer.release(sum(pending.sizes), len(pending.futures))
+
+    # -- handing over ---------------------------------------------------------------------------
+
+    def _delivery(self, known: TopicDescription) -> Delivery:
+        with self._lock:
+            found = self._deliveries.get(known.id)
+            if found is None:
+                request = AppendTo(
+                    topic=known.name,
+                    topic_id=known.id,
+                    isolation=self._settings.isolation,
+                    timeout_ms=self._settings.timeout_ms,
+                )
+                found = Delivery(self._connection, known, self._author, request, self._ask)
+                self._deliveries[known.id] = found
+            return found
+
+    def _room(self, batch: pa.RecordBatch) -> int:
+        """Bytes of the buffer that an appended batch takes."""
+        return max(int(batch.nbytes), self._settings.buffer_bytes // _LEAST_PART)
+
+    def _enter_part(
+        self,
+        delivery: Delivery,
+        batch: pa.RecordBatch,
+        partition: int,
+        first: int,
+        whole: Gathering,
+    ) -> None:
+        size, rows, topic = self._room(batch), batch.num_rows, delivery.topic.name
+
+        def settle(offset: int, error: IsologError | None) -> None:
+            self._topics.outgrown(delivery.topic, delivery.partitions)
+            if error is not None:
+                self._forget_if_gone(delivery, error)
+            whole.settle(first, error or Written(topic, partition, offset, rows))
+            self.buffer.release(size, 1)
+
+        delivery.enter(batch, partition, settle)
+
+    def _enter_records(
+        self,
+        delivery: Delivery,
+        batch: pa.RecordBatch,
+        partition: int,
+        promises: list[Promise],
+        size: int,
+    ) -> None:
+        """Enters records that each have a promise of their own."""
+        topic = delivery.topic.name
+
+        def settle(offset: int, error: IsologError | None) -> None:
+            kept = len(promises)
+            self._topics.outgrown(delivery.topic, delivery.partitions)
+            if error is not None:
+                self._forget_if_gone(delivery, error)
+                kept = error.kept
+            for row, promise in enumerate(promises[:kept]):
+                promise.settle(Written(topic, partition, offset + row))
+            if error is not None:
+                self._refuse(promises[kept:], error)
+            self.buffer.release(size, len(promises))
+
+        delivery.enter(batch, partition, settle)
+
+    @staticmethod
+    def _refuse(promises: list[Promise], error: IsologError) -> None:
+        """Refuses the first with the error; the others too, unless it is about one record only."""
+        about_one = error.details.get("record") is not None
+        message = f"not tried, for an earlier one was refused: {error.message}"
+        for row, promise in enumerate(promises):
+            promise.settle(RecordNotAttempted(message) if row and about_one else error)
+
+    def _forget_if_gone(self, delivery: Delivery, error: IsologError) -> None:
+        if isinstance(error, UnknownTopic):
+            self._topics.forget(delivery.topic.name)

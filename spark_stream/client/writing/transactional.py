@@ -1,0 +1,357 @@
+"""A producer whose writes become visible together or never.
+
+One transaction at a time. Invariants: a commit is asked for only when every write of the
+transaction was acknowledged; one that failed makes the commit an abort. What the broker decided is
+passed on as it was decided: after :class:`TransactionAborted` another transaction can begin, after
+:class:`ProducerFenced` everything raises it. An error that leaves the decision unknown (nobody
+answered) leaves the transaction as it is: the same call can be made again, and gets the answer that
+was lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any, Final, Protocol, TypeVar
+
+from spark_stream.client.connecting.connection import Connection
+from spark_stream.client.topics import TopicsClient
+from spark_stream.client.values import Branch, Written
+from spark_stream.client.writing.frames import ArrowData
+from spark_stream.client.writing.producer import Producer, author_of, check_setting
+from spark_stream.errors import (
+    ConsumerFenced,
+    InvalidOption,
+    InvalidTransaction,
+    IsologError,
+    ProducerFenced,
+    TransactionAborted,
+    UnknownTransaction,
+)
+from spark_stream.wire.limits import TRANSACTION_TIMEOUT_MS_MAX
+from spark_stream.wire.messages import BranchFacts, ConsumerPosition
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+TRANSACTION_TIMEOUT_MS: Final = 60_000
+_ID_LENGTH_MAX: Final = 255
+# What tells that a transaction is over; any other error leaves it as it is.
+_DECIDED: Final = (TransactionAborted, InvalidTransaction, UnknownTransaction)
+
+
+class Positioned(Protocol):
+    """A named consumer, as far as the transaction that stores its position has to know it."""
+
+    def places(self, connection: Connection) -> list[ConsumerPosition]:
+        """Its position, one partition each; an error if it is of another log, or has no name."""
+
+    def check_owner(self) -> None:
+        """ConsumerFenced if another consumer has taken the name over."""
+
+    def owner(self) -> dict[str, str]:
+        """``{name: instance}``: who has to own the name for the position to be stored."""
+
+
+class TransactionalProducer(Producer):
+    """A producer of transactions, under an id that one producer at a time may have.
+
+    Making one takes the id over: a producer that had it is fenced, its open transaction aborted.
+    ``transaction_timeout_ms``: a transaction that is open for longer is aborted by the broker. The
+    other settings are those of :class:`Producer`. Writes may come from any thread, but whoever ends
+    a transaction sees to it that none is under way: one that is may land in the next.
+
+    Raises:
+        InvalidOption: a setting, or the id, is not valid.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        topics: TopicsClient,
+        *,
+        transactional_id: str,
+        transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS,
+        **settings: Any,
+    ) -> None:
+        if not (isinstance(transactional_id, str) and 0 < len(transactional_id) <= _ID_LENGTH_MAX):
+            raise InvalidOption(
+                f"transactional_id takes a text of 1 to {_ID_LENGTH_MAX} characters, not"
+                f" {transactional_id!r}",
+                option="transactional_id",
+            )
+        check_setting(
+            "transaction_timeout_ms", transaction_timeout_ms, 1, TRANSACTION_TIMEOUT_MS_MAX
+        )
+        super().__init__(connection, topics, **settings)
+        self._transactional_id = transactional_id
+        self._instance = uuid.uuid4().hex
+        self._deciding = threading.RLock()
+        self._branch: Branch | None = None
+        self._aborting = False
+        self._committing = False
+        self._fenced: IsologError | None = None
+        self._owners: dict[str, str] = {}
+        self._positions: dict[tuple[str, str, int], ConsumerPosition] = {}
+        self._timeout_ms = transaction_timeout_ms
+        try:
+            self._take_over()
+        except BaseException:
+            super().close()
+            raise
+
+    # -- writing --------------------------------------------------------------------------------
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | str | None,
+        *,
+        key: bytes | str | None = None,
+        headers: Iterable[tuple[str, bytes | None]] | None = None,
+        partition: int | None = None,
+        timestamp: int | datetime | None = None,
+    ) -> Future[Written]:
+        """As :meth:`Producer.send`, in the open transaction.
+
+        Raises:
+            InvalidTransaction, ProducerFenced: none is open; the id was taken over.
+        """
+        self._writable("a write")
+        return super().send(
+            topic, value, key=key, headers=headers, partition=partition, timestamp=timestamp
+        )
+
+    def append(self, topic: str, batch: ArrowData, partition: int | None = None) -> Future[Written]:
+        """As :meth:`Producer.append`, in the open transaction: all of the batch, or none of it.
+
+        Raises:
+            InvalidTransaction, ProducerFenced: none is open; the id was taken over.
+        """
+        self._writable("a write")
+        return super().append(topic, batch, partition)
+
+    # -- transactions ---------------------------------------------------------------------------
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """A transaction around a ``with`` block: committed at its end; an exception aborts it."""
+        self.begin_transaction()
+        try:
+            yield
+        except BaseException:
+            self._abandon()
+            raise
+        self.commit_transaction()
+
+    def begin_transaction(self) -> None:
+        """Begins a transaction; what is written from now on belongs to it.
+
+        Raises:
+            InvalidTransaction: one is open already.
+            ProducerFenced: another producer has taken the id over.
+        """
+        with self._deciding:
+            self._check_fenced()
+            if self._branch is not None and self._aborting:
+                self._abort(self._branch)  # an abort that nobody answered
+            if self._branch is not None:
+                raise InvalidTransaction(f"{self._named()} is open already")
+            begun = self._asked(self._begun)
+            self._sender.failures.forget()
+            self._positions.clear()
+            self._owners.clear()
+            self._aborting = False
+            self._branch = Branch(
+                self._transactional_id, begun.number, begun.producer_id, begun.epoch
+            )
+            author = author_of(self._branch)
+            self._author.transactional_id = author.transactional_id
+            self._author.identity = author.identity
+
+    def commit_transaction(self) -> None:
+        """Commits; when it returns, the next read_committed read sees everything of it.
+
+        Raises:
+            TransactionAborted: a write failed (it is the error's cause), the time was over, or an
+                operator aborted it. Nothing of it is visible; another transaction can begin.
+            ProducerFenced: another producer has taken the id over. Nothing of it is visible, unless
+                an earlier call of this commit got no answer: then its records tell.
+            ConsumerFenced: a consumer whose position was to move with it has lost its name to
+                another. It is aborted.
+            InvalidTransaction: none is open.
+            BrokerUnavailable, RequestTimeout: nobody says what became of it: commit again.
+        """
+        with self._deciding:
+            branch = self._opened("a commit")
+            if not self._committing:
+                failure = self._settled()
+                if failure is not None or self._aborting:
+                    refusal = self._refusal(failure)
+                    self._give_up(branch)
+                    raise (self._fenced or refusal).again() from failure
+                self._committing = (
+                    True  # from here on only the broker knows whether it is committed
+                )
+            try:
+                self._asked(lambda: self._committed(branch))
+            except ConsumerFenced:
+                self._give_up(branch)
+                raise
+            self._over(branch)
+
+    def abort_transaction(self) -> None:
+        """Takes the transaction back. What is not acknowledged yet fails with TransactionAborted.
+
+        Raises:
+            InvalidTransaction: none is open, or it is committed (the answer was lost).
+            ProducerFenced: another producer has taken the id over; it is aborted.
+            BrokerUnavailable, RequestTimeout: nobody answers: abort again.
+        """
+        with self._deciding:
+            self._abort(self._opened("an abort"))
+
+    def commit_position(self, consumer: Positioned) -> None:
+        """The named consumer's present position is stored if, and when, the transaction commits.
+
+        Raises:
+            InvalidOption: the consumer has no name, or is of another log.
+            InvalidTransaction: none is open.
+            ProducerFenced, ConsumerFenced: the id, or the consumer's name, was taken over.
+        """
+        with self._deciding:
+            self._writable("a position")
+            places = consumer.places(self._connection)
+            consumer.check_owner()
+            self._owners.update(consumer.owner())
+            for place in places:
+                self._positions[place.consumer, place.topic, place.partition] = place
+
+    def close(self) -> None:
+        """Aborts an open transaction, then closes as :meth:`Producer.close` does."""
+        if self._closed:
+            return
+        try:
+            self._abandon()
+        finally:
+            super().close()
+
+    # -- the inside -----------------------------------------------------------------------------
+
+    def _named(self) -> str:
+        number = "" if self._branch is None else f" {self._branch.number}"
+        return f"transaction{number} of {self._transactional_id!r}"
+
+    def _check_fenced(self) -> None:
+        if self._fenced is None and isinstance(self._sender.failures.first, ProducerFenced):
+            self._fenced = self._sender.failures.first
+        if self._fenced is not None:
+            raise self._fenced.again()
+
+    def _opened(self, asked: str) -> Branch:
+        """The open transaction, which ``asked`` needs."""
+        self._check_fenced()
+        if self._branch is None:
+            raise InvalidTransaction(
+                f"{asked} of {self._transactional_id!r} outside a transaction",
+                hint="Call begin_transaction() first, or use `with producer.transaction()`.",
+            )
+        return self._branch
+
+    def _writable(self, asked: str) -> None:
+        self._opened(asked)
+        if self._committing:
+            raise InvalidTransaction(
+                f"{asked}: {self._named()} was asked to commit, and nobody has answered",
+                hint="Call commit_transaction() again: it tells what became of it.",
+            )
+
+    def _take_over(self) -> None:
+        self._transactions.init(self._transactional_id, self._instance, self._timeout_ms)
+        self._last = -1
+
+    def _begun(self) -> BranchFacts:
+        name, instance = self._transactional_id, self._instance
+        try:
+            return self._transactions.begin(name, instance, self._last)
+        except UnknownTransaction:  # nobody has used the id for so long that it was forgotten
+            self._take_over()
+            return self._transactions.begin(name, instance, self._last)
+
+    def _committed(self, branch: Branch) -> object:
+        return self._transactions.commit(
+            self._transactional_id,
+            self._instance,
+            branch.number,
+            [branch.producer_id],
+            positions=self._positions.values(),
+            owners=self._owners,
+        )
+
+    def _settled(self) -> IsologError | None:
+        """Waits for all acknowledgements; the first failure among them."""
+        try:
+            self.flush()
+        except IsologError as error:
+            return self._sender.failures.first or error
+        return self._sender.failures.first
+
+    def _asked(self, call: Callable[[], T]) -> T:
+        """The broker's answer; an error that tells the decision ends the transaction here too."""
+        try:
+            return call()
+        except ProducerFenced as error:
+            self._fenced = error
+            self._branch = None
+            raise
+        except _DECIDED:
+            if self._branch is not None:
+                self._over(self._branch)
+            raise
+
+    def _over(self, branch: Branch) -> None:
+        self._last = branch.number
+        self._branch = None
+        self._committing = self._aborting = False
+        self._sender.failures.forget()
+        self._positions.clear()
+        self._owners.clear()
+
+    def _abort(self, branch: Branch) -> None:
+        self._aborting = True
+        self._sender.discard(
+            TransactionAborted(f"{self._named()} was aborted before this was acknowledged")
+        )
+        self._asked(
+            lambda: self._transactions.abort(self._transactional_id, self._instance, branch.number)
+        )
+        self._over(branch)
+
+    def _give_up(self, branch: Branch) -> None:
+        """Aborts. If nobody answers, the transaction times out: it cannot be committed any more."""
+        try:
+            self._abort(branch)
+        except IsologError as error:
+            if self._branch is not None:
+                logger.warning("%s is not aborted yet: %s", self._named(), error)
+
+    def _abandon(self) -> None:
+        """Aborts what is open."""
+        with self._deciding:
+            if self._branch is not None:
+                self._give_up(self._branch)
+
+    def _refusal(self, failure: IsologError | None) -> IsologError:
+        """What a commit raises after this failure of a write."""
+        if isinstance(failure, ProducerFenced):
+            self._fenced = failure
+        if isinstance(failure, ProducerFenced | TransactionAborted):
+            return type(failure)(failure.message, hint=failure.hint, **failure.details)
+        why = "it was to be aborted" if failure is None else f"a write failed: {failure.message}"
+        return TransactionAborted(f"{self._named()} was aborted: {why}")

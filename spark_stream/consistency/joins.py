@@ -1,0 +1,100 @@
+"""A leader's promises that a transaction may write to its partition.
+
+A batch in a transaction is taken only under a *confirmed join* of its (transaction, producer id).
+The order of steps, which keeps every batch out of a transaction that has ended:
+
+1. the leader opens a pending join;
+2. it has the partition put on the transaction's record, which an ended one refuses;
+3. it confirms the join, unless that was cancelled meanwhile;
+4. it takes the batches.
+
+Whoever decides a transaction seals it in all partitions on its record before any is marked, and a
+seal cancels its joins, pending and confirmed; so does the drop of a branch. If the decision came
+before 2, the record refuses. If it came later, this partition is on record and is sealed: before 3,
+and the join is cancelled, or after it, and what was taken up to then is marked with the rest.
+
+So nothing need be remembered of what has ended: what is kept is bounded by what is under way.
+Promises hold for one epoch of one leader; the next makes them again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+Key = tuple[int, int]
+"""(transaction, producer id)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PendingJoin:
+    """A join between the question to the record and its answer; one of several of its key."""
+
+    transaction: int
+    producer_id: int
+
+
+@dataclass(slots=True)
+class _Joins:
+    """Of one transaction: producer ids that have joined, and joins that are pending."""
+
+    confirmed: set[int] = field(default_factory=set)
+    pending: set[PendingJoin] = field(default_factory=set)
+
+
+class Joins:
+    """The joins of one partition, in its leader's present epoch."""
+
+    def __init__(self) -> None:
+        self._transactions: dict[int, _Joins] = {}
+
+    def __len__(self) -> int:
+        """How many joins are remembered."""
+        return sum(len(each.confirmed) + len(each.pending) for each in self._transactions.values())
+
+    def __contains__(self, key: Key) -> bool:
+        """Whether the join is confirmed: batches of it are taken."""
+        found = self._transactions.get(key[0])
+        return found is not None and key[1] in found.confirmed
+
+    def open(self, transaction: int, producer_id: int) -> PendingJoin:
+        """The join is about to be put on record."""
+        pending = PendingJoin(transaction, producer_id)
+        self._transactions.setdefault(transaction, _Joins()).pending.add(pending)
+        return pending
+
+    def confirm(self, pending: PendingJoin) -> bool:
+        """The join is on record. False: it was cancelled meanwhile, and nothing is taken."""
+        found = self._transactions.get(pending.transaction)
+        if found is None or pending not in found.pending:
+            return False
+        found.pending.discard(pending)
+        found.confirmed.add(pending.producer_id)
+        return True
+
+    def give_up(self, pending: PendingJoin) -> None:
+        """The join could not be put on record. An earlier one that was confirmed still holds."""
+        found = self._transactions.get(pending.transaction)
+        if found is not None:
+            found.pending.discard(pending)
+            self._tidy(pending.transaction)
+
+    def seal(self, transaction: int) -> None:
+        """The transaction is decided: nothing more is taken of it."""
+        self._transactions.pop(transaction, None)
+
+    def drop(self, transaction: int, producer_id: int) -> None:
+        """The branch has ended: nothing more is taken of it."""
+        found = self._transactions.get(transaction)
+        if found is not None:
+            found.confirmed.discard(producer_id)
+            found.pending = {each for each in found.pending if each.producer_id != producer_id}
+            self._tidy(transaction)
+
+    def clear(self) -> None:
+        """A new epoch begins: no promise of an earlier one holds."""
+        self._transactions.clear()
+
+    def _tidy(self, transaction: int) -> None:
+        found = self._transactions[transaction]
+        if not found.confirmed and not found.pending:
+            del self._transactions[transaction]

@@ -1,0 +1,53 @@
+"""Who waits for a bound to pass an offset, as data.
+
+Invariant: whoever is here waits for an offset that its bound has not passed. So a bound that moves
+finds exactly those that it satisfies, at the front of a heap, and touches no other.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import Final
+
+_STALE_MIN: Final = 64
+
+
+class Waiters:
+    """Waiters by the offset that the bound must pass. A waiter's number is its caller's."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int]] = []
+        self._offsets: dict[int, int] = {}  # of those that are still waiting
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def add(self, waiter: int, offset: int) -> None:
+        """It waits until the bound is above the offset; each number is used once."""
+        self._offsets[waiter] = offset
+        heapq.heappush(self._heap, (offset, waiter))
+
+    def cancel(self, waiter: int) -> bool:
+        """It waits no more; False: it did not."""
+        if self._offsets.pop(waiter, None) is None:
+            return False
+        if len(self._heap) > max(_STALE_MIN, 2 * len(self._offsets)):
+            self._heap = [(offset, each) for each, offset in self._offsets.items()]
+            heapq.heapify(self._heap)
+        return True
+
+    def passed(self, bound: int) -> list[int]:
+        """Takes out those whose offset is below the bound, the lowest offset first."""
+        found = []
+        while self._heap and self._heap[0][0] < bound:
+            _, waiter = heapq.heappop(self._heap)
+            if self._offsets.pop(waiter, None) is not None:
+                found.append(waiter)
+        return found
+
+    def beyond(self, end: int) -> list[int]:
+        """Takes out those whose offset is not below ``end``: it was cut off."""
+        found = [waiter for waiter, offset in self._offsets.items() if offset >= end]
+        for waiter in found:
+            self.cancel(waiter)
+        return found

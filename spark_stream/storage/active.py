@@ -1,0 +1,205 @@
+"""The last segment of a log: the one that takes appends.
+
+Order of writes in an append: the batch's bytes, then its entry, then (in memory) the entry is
+published. A crash between any two leaves bytes that no entry names, which recovery cuts. A failed
+write is taken back at once, so the files end where the last published entry says.
+
+Order of writes when its files are made: the entries file, then the other with its schema message,
+which is forced, then both names. A crash between any two leaves no batch: the files are made anew.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE, Entry, Table
+from spark_stream.consistency.leader import Position
+from spark_stream.errors import IsologError
+from spark_stream.storage.codec import END_OF_STREAM, Codec, sealed
+from spark_stream.storage.disk import Disk, DiskFile
+from spark_stream.storage.forcing import Forcing
+from spark_stream.storage.segment import Segment, SegmentName
+
+# Below this a read near the end of a growing file copies; above it the file is mapped again.
+_COPY_BYTES_MAX: Final = 1 << 20
+_ROWS_MIN: Final = 64
+
+
+def header_of(codec: Codec, facts: dict[str, str], first: Position) -> bytes:
+    """The schema message of a segment that starts at ``first``."""
+    places = {"isolog.base_entry": str(first.entry), "isolog.base_offset": str(first.offset)}
+    return codec.header(facts | places)
+
+
+class ActiveSegment(Segment):
+    """The last segment of a log. One writer at a time (the partition's lock).
+
+    ``data_end`` is where the next batch goes in the ``.arrow`` file; None: there are no files yet,
+    the first append or :meth:`make` makes them. ``facts`` go into the schema message.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        name: SegmentName,
+        codec: Codec,
+        first: Position,
+        table: Table,
+        *,
+        facts: dict[str, str],
+        forcing: Forcing,
+        data_end: int | None = None,
+    ) -> None:
+        super().__init__(disk, name, codec, first, table, verified=True)
+        self._facts = facts
+        self._forcing = forcing
+        self._made = data_end is not None
+        self._data_end = data_end or 0
+        self._arrow: DiskFile = disk.open(name.arrow)
+        self._entries: DiskFile = disk.open(name.entries)
+        self._grown = np.zeros(2 * len(table), ENTRY)
+        self._grown[: len(table)] = table
+        self._table = self._grown[: len(table)]
+        self._torn = False
+        # An earlier process may have died before it forced them.
+        self._unforced = len(table) > 0 and self.end.entry > forcing.upto.entry
+
+    @property
+    def data_bytes(self) -> int:
+        """Where the next batch goes in the ``.arrow`` file."""
+        return self._data_end
+
+    def make(self) -> None:
+        """Makes the files of a segment that has none; on an error there are none still."""
+        name, header = self.name, header_of(self._codec, self._facts, self.first)
+        try:
+            self._entries = self._disk.create(name.entries)
+            self._arrow = self._disk.create(name.arrow)
+            self._arrow.write(0, header)
+            self._forcing.force(self._arrow)
+            self._forcing.force_names()
+        except IsologError:
+            # Left behind, it would end the segment before it, which goes on taking records.
+            self._disk.remove(name.arrow)
+            self._disk.remove(name.entries)
+            raise
+        self._data_end = len(header)
+        self._made = True
+
+    def append(self, entry: Entry, message: pa.Buffer | None, *, forced: bool = False) -> None:
+        """Writes one entry and its batch (None: a marker has none); on an error neither is there.
+
+        ``forced``: both are on the disk before anybody sees them.
+
+        Raises:
+            DiskFull, StorageFailure: nothing was kept, and the next append starts where this did.
+        """
+        if self._torn:
+            self._take_back()
+        if not self._made:
+            self._forcing.make_directory()
+            self.make()
+        length = message.size if message is not None else 0
+        written = sealed(entry.packed(self._data_end, length))
+        try:
+            if message is not None:
+                self._arrow.write(self._data_end, message)
+            self._entries.write(len(self._table) * ENTRY_SIZE, written)
+            self._unforced = True
+            if forced:
+                self._force()
+        except Exception:
+            self._torn = True
+            with suppress(IsologError):  # then the next append does it
+                self._take_back()
+            raise
+        self._publish(written)
+        self._data_end += length
+
+    def flush(self) -> None:
+        """Forces what was appended to the disk: batches first, then the entries that name them.
+
+        Raises:
+            StorageFailure: that failed; the log has failed with it.
+        """
+        if self._unforced:
+            self._force()
+
+    def write_again(self, entry: int) -> None:
+        """Writes the entries from the index ``entry`` on, and their batches, once more as they are.
+
+        What the system shows of a file whose force has failed may not be on the disk, and only what
+        is written anew is forced.
+        """
+        rows = self._table[max(0, entry - self.first.entry) :]
+        if not len(rows):
+            return
+        position = int(rows[0]["position"])
+        data = self._disk.map(self.name.arrow).slice(position, self._data_end - position)
+        self._arrow.write(position, data.to_pybytes())
+        self._entries.write((len(self._table) - len(rows)) * ENTRY_SIZE, rows.tobytes())
+        self._unforced = True
+
+    def finish(self) -> None:
+        """Writes Arrow's end-of-stream mark behind the last batch; an append would replace it."""
+        if self._torn:
+            self._take_back()
+        try:
+            self._arrow.write(self._data_end, END_OF_STREAM)
+            self._unforced = True
+        except Exception:
+            self._torn = True
+            raise
+
+    def close(self) -> None:
+        """Closes the files; readers that are under way go on with a mapping."""
+        self._arrow.close()
+        self._entries.close()
+
+    def closed(self) -> Segment:
+        """The same segment for readers only. What this process wrote needs no second check."""
+        table = np.frombuffer(self._disk.map(self.name.entries), ENTRY, count=len(self._table))
+        segment = Segment(self._disk, self.name, self._codec, self.first, table, verified=True)
+        segment.set_aborted(self.aborted(table))
+        return segment
+
+    def set_aborted(self, mask: np.ndarray | None) -> None:
+        if mask is not None:
+            longer = self._blank_mask()
+            longer[: len(mask)] = mask
+            mask = longer
+        self._aborted = mask
+
+    def _blank_mask(self) -> np.ndarray:
+        return np.zeros(len(self._grown), np.bool_)
+
+    def _publish(self, entry: bytes) -> None:
+        rows = len(self._table)
+        if rows == len(self._grown):
+            grown = np.zeros(max(_ROWS_MIN, 2 * rows), ENTRY)
+            grown[:rows] = self._grown
+            self._grown = grown
+            # Before the table: a reader takes the table first, so its mask is never the shorter.
+            self.set_aborted(self._aborted)
+        self._grown[rows] = np.frombuffer(entry, ENTRY)[0]
+        self._table = self._grown[: rows + 1]
+
+    def _force(self) -> None:
+        self._forcing.force(self._arrow, self._entries)
+        self._unforced = False
+
+    def _take_back(self) -> None:
+        self._entries.cut(len(self._table) * ENTRY_SIZE)
+        self._arrow.cut(self._data_end)
+        self._torn = False
+
+    def _bytes(self, position: int, length: int) -> pa.Buffer:
+        if position + length > self._mapped.size and length <= _COPY_BYTES_MAX:
+            data = self._arrow.read(position, length)
+            if data is not None:  # else a roll closed the file since this reader began
+                return data
+        return super()._bytes(position, length)

@@ -1,0 +1,97 @@
+"""How many files are open at once: a bound over all logs of a process, whatever their number.
+
+A file that was not used for a while gives its descriptor up, and gets another when it is used
+again. What was written through the first is not lost to the second: a write's error that nobody has
+seen yet is told to whoever forces the file next, through whatever descriptor (Linux 4.17 and later;
+PostgreSQL relies on the same).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Final
+
+# Enough that a busy broker's partitions (two files each) rarely wait for an open, and far below the
+# 1,024 that many systems allow a process, of which Flight's connections need most.
+OPEN_FILES_MAX: Final = 128
+
+
+class Descriptor:
+    """An open file's number. Whoever uses it holds this, so no other file gets it meanwhile."""
+
+    __slots__ = ("number", "used")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.used = True
+
+    def __del__(self) -> None:
+        os.close(self.number)
+
+
+class PooledFile:
+    """A file that is open only while the pool lets it be. It must exist when it is used."""
+
+    __slots__ = ("_closed", "_pool", "held", "path")
+
+    def __init__(self, path: Path, pool: DescriptorPool) -> None:
+        self.path = path
+        self.held: Descriptor | None = None
+        self._pool = pool
+        self._closed = False
+
+    def descriptor(self) -> Descriptor:
+        """The open file; OSError where it cannot be opened, ValueError once it is closed."""
+        held = self.held or self._pool.opened(self)
+        held.used = True
+        return held
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        """For good; who uses it at this moment goes on."""
+        self._closed = True
+        self._pool.forget(self)
+
+
+class DescriptorPool:
+    """Keeps at most ``most`` files open; the next ones to close are those not used of late."""
+
+    def __init__(self, most: int = OPEN_FILES_MAX) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._open: dict[PooledFile, None] = {}  # a ring: its first is looked at next
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def opened(self, file: PooledFile) -> Descriptor:
+        """Opens the file, unless another thread just did; closes another where it must."""
+        with self._lock:
+            if file.closed:
+                raise ValueError(f"{file.path} is closed")
+            if file.held is None:
+                while len(self._open) >= self._most:
+                    self._close_one()
+                file.held = Descriptor(os.open(file.path, os.O_RDWR | os.O_CLOEXEC))
+                self._open[file] = None
+            return file.held
+
+    def forget(self, file: PooledFile) -> None:
+        with self._lock:
+            self._open.pop(file, None)
+            file.held = None
+
+    def _close_one(self) -> None:
+        """Closes the first file of the ring, or spares it once if it was used since last time."""
+        file = next(iter(self._open))
+        del self._open[file]
+        if file.held is not None and file.held.used:
+            file.held.used = False
+            self._open[file] = None
+        else:
+            file.held = None

@@ -1,0 +1,135 @@
+"""What of a log is on the disk for certain, and whether the log can still vouch for it.
+
+The first force that fails is the last one that is tried: the system may have dropped what it could
+not write, and a second force would say yes to nothing. The log has failed then: it takes no more
+until it is opened again. Reads of what was published go on.
+
+How far a log was forced stands in its file ``flushed``: 24 bytes, written in place after each
+force, and forced itself only when the log closes. So it never says too much, and may say too
+little. It tells an open that an entry which is gone was there once. Where a force failed it says
+so, for the system may still show what the disk never got: the next open then writes what is not
+known to be there once more (:meth:`Forcing.distrusted`). Order of writes: the force, then the mark.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from spark_stream.consistency.ids import EntryIndex, Offset
+from spark_stream.consistency.leader import Position
+from spark_stream.errors import DiskFull, IsologError, StorageFailure
+from spark_stream.storage.codec import crc32c
+from spark_stream.storage.disk import Disk, DiskFile
+
+MARK_NAME: Final = "flushed"
+_MARK: Final = struct.Struct("<qqI")  # entry index, offset, whether a force failed; then a CRC
+MARK_SIZE: Final = _MARK.size + 4
+_START: Final = Position(EntryIndex(0), Offset(0))
+
+
+class Forcing:
+    """Forces the files of one log, until that fails. One caller at a time (the writer)."""
+
+    def __init__(self, disk: Disk, directory: Path, names: Collection[str] = ()) -> None:
+        """``names``: what is in the directory."""
+        self.failed: StorageFailure | None = None
+        self._disk = disk
+        self._directory = directory
+        self._path = directory / MARK_NAME
+        self._file: DiskFile | None = None
+        self._upto = _START
+        self._distrusted = False
+        self._written = False
+        if MARK_NAME in names:
+            self._read()
+
+    @property
+    def upto(self) -> Position:
+        """Everything before it was forced once; there may be more."""
+        return self._upto
+
+    @property
+    def distrusted(self) -> bool:
+        """Whether a force of an earlier process failed: behind ``upto`` the disk may differ."""
+        return self._distrusted
+
+    def check(self) -> None:
+        """Raises the failure if there was one."""
+        if self.failed is not None:
+            raise self.failed.again()
+
+    def force(self, *files: DiskFile) -> None:
+        """Forces the files, in this order.
+
+        Raises:
+            StorageFailure: that failed, now or before; nothing is forced any more.
+        """
+        for file in files:
+            self._do(file.flush)
+
+    def force_names(self) -> None:
+        """Forces the names in the log's directory; raises as :meth:`force`."""
+        self._do(lambda: self._disk.sync_directory(self._directory))
+
+    def make_directory(self) -> None:
+        """Makes the log's directory, and forces its name; raises as :meth:`force`.
+
+        Raises:
+            DiskFull: it could not be made; that can be tried again.
+        """
+        self._do(lambda: self._disk.make_directory(self._directory), may_lack_room=True)
+
+    def mark(self, upto: Position) -> None:
+        """Writes down that everything before ``upto`` is on the disk."""
+        if upto == self._upto and not self._distrusted:
+            return
+        self._upto, self._distrusted = upto, False
+        # It is a hint that may lag behind: a disk without room for it takes nothing from a log.
+        with suppress(IsologError):
+            self._write(failed=False)
+
+    def close(self) -> None:
+        """Ends it; the mark is forced, so that a power cut after an orderly end leaves it right."""
+        if self._file is None:
+            return
+        with suppress(IsologError):
+            if self._written and self.failed is None:
+                self._file.flush()
+        self._file.close()
+
+    def _do(self, act: Callable[[], None], *, may_lack_room: bool = False) -> None:
+        self.check()
+        try:
+            act()
+        except IsologError as error:
+            if may_lack_room and isinstance(error, DiskFull):
+                raise
+            self.failed = StorageFailure(
+                f"{self._directory}: what was written could not be forced to the disk"
+                f" ({error.message}); the partition takes no more until it is opened again",
+                hint="See to the disk, then restart the broker; reads go on meanwhile.",
+                path=str(self._directory),
+            )
+            with suppress(IsologError):
+                self._write(failed=True)
+            raise self.failed.again() from error
+
+    def _write(self, *, failed: bool) -> None:
+        if self._file is None:
+            self._file = self._disk.create(self._path)
+        packed = _MARK.pack(self._upto.entry, self._upto.offset, failed)
+        self._written = True
+        self._file.write(0, packed + crc32c(packed).to_bytes(4, "little"))
+
+    def _read(self) -> None:
+        self._file = self._disk.open(self._path)
+        raw = bytes(self._disk.map(self._path))
+        if len(raw) != MARK_SIZE or int.from_bytes(raw[-4:], "little") != crc32c(raw[:-4]):
+            return
+        entry, offset, failed = _MARK.unpack(raw[:-4])
+        self._upto = Position(EntryIndex(entry), Offset(offset))
+        self._distrusted = bool(failed)

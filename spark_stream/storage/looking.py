@@ -1,0 +1,215 @@
+"""What the files of one segment tell, before anything is changed.
+
+No crash takes a file's name away, for names are forced before the first batch is written. So where
+one of a segment's two files is missing, somebody took it: that is refused, and nothing is moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE, Table, valid_prefix
+from spark_stream.consistency.ids import EntryIndex, Offset
+from spark_stream.consistency.leader import Position
+from spark_stream.errors import DamagedSegment
+from spark_stream.storage.active import header_of
+from spark_stream.storage.codec import Codec, facts_of, header_length, intact_entries, intact_rows
+from spark_stream.storage.disk import Disk
+from spark_stream.storage.segment import SegmentName
+
+NOTHING = pa.py_buffer(b"")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A segment as its entries tell: of the rows of ``table`` the first ``good`` are valid.
+
+    ``raw`` is the entries file; it may end with a part of a row.
+    """
+
+    name: SegmentName
+    first: Position
+    raw: pa.Buffer
+    table: Table
+    good: int
+
+    @property
+    def kept(self) -> Table:
+        return self.table[: self.good]
+
+    @property
+    def end(self) -> Position:
+        return end_of(self.kept, self.first)
+
+    @property
+    def data_end(self) -> int:
+        """The position in the ``.arrow`` file behind the last valid batch; 0: there is none."""
+        kept = self.kept
+        return int(kept[-1]["position"] + kept[-1]["length"]) if self.good else 0
+
+
+class SegmentFiles:
+    """Reads the files of a log's segments; ``names`` are what is in its directory.
+
+    ``facts`` are what the schema messages say of the log.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: Path,
+        codec: Codec,
+        facts: dict[str, str],
+        names: Collection[str],
+    ) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._codec = codec
+        self._facts = facts
+        self._names = set(names)
+
+    def segments(self) -> list[SegmentName]:
+        """All that have a file, oldest first."""
+        bases = {base_of(name) for name in self._names if is_segment_file(name)}
+        return [SegmentName(self._directory, base) for base in sorted(bases)]
+
+    def paths(self, name: SegmentName) -> list[Path]:
+        """Those of a segment's files that are there."""
+        return [path for path in (name.arrow, name.entries) if path.name in self._names]
+
+    def data(self, name: SegmentName) -> pa.Buffer:
+        """The ``.arrow`` file; nothing where it is missing."""
+        return self._disk.map(name.arrow) if name.arrow.name in self._names else NOTHING
+
+    def entries(self, name: SegmentName) -> pa.Buffer:
+        """The entries file; nothing where it is missing."""
+        return self._disk.map(name.entries) if name.entries.name in self._names else NOTHING
+
+    def found(self, name: SegmentName, expected: Position | None) -> Found:
+        """A segment as its entries tell; ``expected``: where it must start, None: it says.
+
+        Raises:
+            DamagedSegment: one of its files is missing, or nothing tells where it starts.
+        """
+        raw = self.entries(name)
+        table = whole_rows(raw)
+        data_size = self._data_size(name)
+        if name.entries.name not in self._names and data_size > self._unfinished_size(name):
+            raise _missing(name)
+        if name.arrow.name not in self._names and len(table):
+            raise DamagedSegment(
+                f"{name.arrow} is missing, and {name.entries.name} has {len(table)} entries",
+                path=str(name.arrow),
+                hint=_RESTORE,
+            )
+        good = 0
+        intact = intact_entries(table)
+        if intact:
+            entry = None if expected is None else int(expected.entry)
+            position = int(table[0]["position"])
+            good = valid_prefix(table[:intact], entry, name.base_offset, position)
+            ends = table["position"][:good] + table["length"][:good]
+            if not (ends <= data_size).all():
+                good = int((ends > data_size).argmax())
+        entry = self._first_entry(name, table[:good], expected)
+        return Found(name, Position(EntryIndex(entry), Offset(name.base_offset)), raw, table, good)
+
+    def told_entry(self, name: SegmentName) -> int | None:
+        """Which entry a segment starts with, as its first entry or its schema message says."""
+        first = whole_rows(self.entries(name))[:1]
+        if intact_entries(first):
+            return int(first[0]["entry_index"])
+        data = self.data(name)
+        length = header_length(data)
+        facts = (facts_of(data.slice(0, length)) if length else None) or {}
+        told = facts.get("isolog.base_entry")
+        return None if told is None else int(told)
+
+    def follows(self, found: Found, following: SegmentName) -> bool:
+        """Whether the next segment starts where this one ends."""
+        if following.base_offset != found.end.offset:
+            return False
+        return self.told_entry(following) in (None, found.end.entry)
+
+    def is_empty(self, name: SegmentName) -> bool:
+        """Whether nothing was ever appended to a segment."""
+        no_entry = self.entries(name).size == 0
+        return no_entry and self._data_size(name) <= self._unfinished_size(name)
+
+    def known_end(self, name: SegmentName) -> Position:
+        """Where the log ended at least once it had this segment."""
+        least = Position(EntryIndex(self.told_entry(name) or 0), Offset(name.base_offset))
+        return last_intact_end(whole_rows(self.entries(name)), least)
+
+    def _data_size(self, name: SegmentName) -> int:
+        return self._disk.size(name.arrow) if name.arrow.name in self._names else 0
+
+    def _unfinished_size(self, name: SegmentName) -> int:
+        """An ``.arrow`` file up to this size has no batch."""
+        widest = Position(EntryIndex(1 << 62), Offset(name.base_offset))
+        return header_length(self.data(name)) or len(header_of(self._codec, self._facts, widest))
+
+    def _first_entry(self, name: SegmentName, kept: Table, expected: Position | None) -> int:
+        if len(kept):
+            return int(kept[0]["entry_index"])
+        if expected is not None:
+            return int(expected.entry)
+        told = self.told_entry(name)
+        if told is None and name.base_offset != 0:
+            raise DamagedSegment(
+                f"{name.arrow}: neither the file nor {name.entries} tells which entry it starts"
+                " with",
+                path=str(name.arrow),
+            )
+        return told or 0
+
+
+def is_segment_file(name: str) -> bool:
+    """Whether a segment has a file of this name."""
+    base, dot, kind = name.partition(".")
+    numbered = base.isascii() and base.isdigit() and len(base) == 20
+    return bool(dot) and numbered and kind in ("arrow", "entries")
+
+
+def base_of(segment_file: str) -> int:
+    """The base offset in a segment file's name."""
+    return int(segment_file.partition(".")[0])
+
+
+def whole_rows(raw: pa.Buffer) -> Table:
+    """The rows of an entries file; a part of one at its end is left out."""
+    return np.frombuffer(raw, ENTRY, count=raw.size // ENTRY_SIZE)
+
+
+def end_of(table: Table, first: Position) -> Position:
+    """The position behind the last entry; ``first`` where there is none."""
+    if not len(table):
+        return first
+    last = table[-1]
+    return Position(
+        EntryIndex(int(last["entry_index"]) + 1),
+        Offset(int(last["base_offset"]) + int(last["count"])),
+    )
+
+
+def last_intact_end(table: Table, least: Position) -> Position:
+    """The position behind the last entry that has its checksum, wherever in the table it is."""
+    intact = np.flatnonzero(intact_rows(table))
+    return end_of(table[: intact[-1] + 1], least) if len(intact) else least
+
+
+_RESTORE = "Restore the file from a backup or a replica, or delete the partition's directory."
+
+
+def _missing(name: SegmentName) -> DamagedSegment:
+    return DamagedSegment(
+        f"{name.entries} is missing; without it the epochs and producers of {name.arrow.name}"
+        " are not known, and isolog does not guess them",
+        path=str(name.entries),
+        hint=_RESTORE,
+    )

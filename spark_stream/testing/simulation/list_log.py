@@ -1,0 +1,332 @@
+"""A partition's log in a list: what is appended is kept as it came, no file is written.
+
+For simulated runs that are about a partition and its broker, not about files. It does what
+``PartitionLog`` does as far as anybody can see (``tests/testing/test_list_log.py`` runs both, side
+by side); a segment is a place in the list, and a power cut (:meth:`ListLog.crash`) takes entries
+from the end.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE, Entry, Kind, Table
+from spark_stream.consistency.ids import NO_TRANSACTION, EntryIndex, LeaderEpoch, Offset
+from spark_stream.consistency.leader import Position
+from spark_stream.consistency.producers import NOBODY, Stamp
+from spark_stream.errors import StorageFailure
+from spark_stream.storage.aside import Cut
+from spark_stream.storage.codec import sealed
+from spark_stream.storage.log_format import UNLIMITED, LogFormat, Prepared
+from spark_stream.storage.reading import Budget, Chunk
+from spark_stream.storage.replica_log import ReplicaLog
+from spark_stream.storage.retention import SegmentFacts, removable
+from spark_stream.storage.settings import Flush
+
+
+@dataclass(slots=True)
+class _Kept:
+    """An entry, its place in the table of its segment, and its batch (None: a marker's)."""
+
+    entry: Entry
+    row: bytes
+    message: pa.Buffer | None
+
+    @property
+    def size(self) -> int:
+        return ENTRY_SIZE + (self.message.size if self.message is not None else 0)
+
+    @property
+    def end(self) -> Offset:
+        return Offset(self.entry.base_offset + self.entry.count)
+
+
+class ListLog(ReplicaLog):
+    """A log in memory; ``forced`` is the index below which no crash takes an entry."""
+
+    def __init__(self, log_format: LogFormat, directory: Path = Path("/memory")) -> None:
+        self.directory = directory
+        self.format = log_format
+        self.cuts: tuple[Cut, ...] = ()
+        self.forced = 0
+        self._failed: StorageFailure | None = None
+        self._flushed_at: float | None = None
+        self._entries: list[_Kept] = []
+        self._segments = [Position(EntryIndex(0), Offset(0))]  # where each starts
+        self._aborted: set[tuple[int, int]] = set()
+        self._data_bytes = 0  # of the last segment
+
+    # -- what happens to it ------------------------------------------------------------------------
+
+    def crash(self, entries: int) -> None:
+        """Power goes and comes back; so many entries (at least the forced ones) are left in all."""
+        kept = max(entries, self.forced) - self.start.entry
+        del self._entries[max(0, kept) :]
+        end = self.end.entry
+        self._segments = [each for each in self._segments if each.entry <= end]
+        self._aborted = {
+            (each.entry.transaction, each.entry.producer_id)
+            for each in self._entries
+            if each.entry.kind is Kind.ABORT
+        }
+        self._data_bytes = sum(each.size - ENTRY_SIZE for each in self._of_segment(-1))
+        self._failed = None
+        self.forced = int(end)
+
+    def fail(self, error: StorageFailure) -> None:
+        """A force fails: the log takes no more."""
+        self._failed = error
+
+    # -- the log -----------------------------------------------------------------------------------
+
+    @property
+    def failed(self) -> StorageFailure | None:
+        return self._failed
+
+    @property
+    def start(self) -> Position:
+        return self._segments[0]
+
+    @property
+    def end(self) -> Position:
+        if not self._entries:
+            return self._segments[-1]
+        last = self._entries[-1]
+        return Position(EntryIndex(last.entry.entry_index + 1), last.end)
+
+    @property
+    def size(self) -> int:
+        return sum(each.size for each in self._entries)
+
+    def tables(self) -> list[Table]:
+        rows = np.frombuffer(b"".join(each.row for each in self._entries), ENTRY)
+        edges = [each.entry - self.start.entry for each in self._segments[1:]]
+        return list(np.split(rows, edges))
+
+    def append(
+        self, batch: Prepared, leader_epoch: LeaderEpoch, now: int, stamp: Stamp = NOBODY
+    ) -> Offset:
+        self._check()
+        self._make_room(batch.message.size, now)
+        end = self.end
+        entry = Entry(
+            entry_index=end.entry,
+            base_offset=end.offset,
+            timestamp=batch.timestamp,
+            appended=now,
+            count=batch.records,
+            leader_epoch=leader_epoch,
+            data_crc=batch.crc,
+            producer_id=stamp.producer_id,
+            producer_epoch=stamp.epoch,
+            base_sequence=stamp.sequence,
+            transaction=stamp.transaction,
+        )
+        self._keep(entry, batch.message)
+        return end.offset
+
+    def mark(
+        self,
+        kind: Kind,
+        producer_id: int,
+        epoch: int,
+        transaction: int,
+        leader_epoch: LeaderEpoch,
+        now: int,
+    ) -> None:
+        if kind is Kind.DATA:
+            raise ValueError("a marker is COMMIT or ABORT")
+        self._check()
+        self._make_room(0, now)
+        end = self.end
+        entry = Entry(
+            entry_index=end.entry,
+            base_offset=end.offset,
+            timestamp=now,
+            appended=now,
+            count=0,
+            leader_epoch=leader_epoch,
+            data_crc=0,
+            kind=kind,
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            transaction=transaction,
+        )
+        self._keep(entry, None)
+        if kind is Kind.ABORT:
+            self._aborted.add((transaction, producer_id))
+
+    def roll(self) -> None:
+        self._check()
+        if self.end.offset > self._segments[-1].offset:
+            self.forced = int(self.end.entry)
+            self._segments.append(self.end)
+            self._data_bytes = 0
+
+    def flush(self) -> None:
+        self._check()
+        self.forced = int(self.end.entry)
+
+    def next_flush_due(self, monotonic: float) -> float | None:
+        settings = self.format.settings
+        if settings.flush is not Flush.INTERVAL or self._failed is not None:
+            return None
+        if self._flushed_at is None:
+            self._flushed_at = monotonic
+        return self._flushed_at + settings.flush_ms / 1000
+
+    def flush_if_due(self, monotonic: float) -> None:
+        due = self.next_flush_due(monotonic)
+        if due is not None and due <= monotonic:
+            self._flushed_at = monotonic
+            self.flush()
+
+    def housekeep(self, now: int, last_stable_offset: Offset) -> int:
+        if self._failed is not None:
+            return 0
+        settings, active = self.format.settings, self._of_segment(-1)
+        idle_us = settings.retention_ms * 1000
+        idle = active and 0 <= idle_us < now - active[-1].entry.appended
+        if idle or self._expired(active, now):
+            self.roll()
+        facts = [
+            SegmentFacts(
+                sum(each.size for each in kept),
+                kept[-1].entry.appended if kept else None,
+                int(self._segments[number + 1].offset),
+            )
+            for number in range(len(self._segments) - 1)
+            for kept in [self._of_segment(number)]
+        ]
+        active_size = sum(each.size for each in self._of_segment(-1))
+        gone = removable(facts, active_size, settings, now, int(last_stable_offset))
+        del self._entries[: self._segments[gone].entry - self.start.entry]
+        del self._segments[:gone]
+        return gone
+
+    def close(self) -> None:
+        self._check()
+        self.forced = int(self.end.entry)
+
+    def read(
+        self,
+        start: Offset,
+        end: Offset,
+        columns: Sequence[str] | None = None,
+        max_records: int = UNLIMITED,
+        max_bytes: int = UNLIMITED,
+        *,
+        committed: bool = False,
+    ) -> Iterator[Chunk]:
+        budget = Budget(max_records, max_bytes)
+        first = bisect_right(self._entries, start, key=lambda kept: kept.end)
+        for kept in self._entries[first:]:
+            if budget.spent() or start >= end:
+                return
+            if kept.message is None:
+                continue
+            upto = min(kept.end, end)
+            if committed and self._is_aborted(kept):
+                chunk = self._nothing(start, upto, columns)
+            else:
+                upto = min(upto, Offset(start + max(1, budget.records)))
+                chunk = self._chunk(kept, start, upto, columns)
+                budget.started = True
+                budget.records -= upto - start
+                budget.bytes -= max(1, kept.message.size * (upto - start) // kept.entry.count)
+            start = upto
+            yield chunk
+
+    def has_aborted(self, start: Offset, end: Offset) -> bool:
+        return any(
+            self._is_aborted(each)
+            for each in self._entries
+            if each.message is not None and each.entry.base_offset < end and each.end > start
+        )
+
+    def offset_at(self, timestamp: int) -> Offset | None:
+        column = self.format.timestamp_column
+        for kept in self._entries:
+            if kept.message is None or kept.entry.timestamp < timestamp:
+                continue
+            base = Offset(kept.entry.base_offset)
+            if column is None:
+                return base
+            moments = self._decoded(kept, [column]).column(0).cast(pa.int64())
+            late = moments.to_numpy(zero_copy_only=False) >= timestamp
+            return Offset(base + int(np.argmax(late)))
+        return None
+
+    # -- within ------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self._failed is not None:
+            raise self._failed.again()
+
+    def _keep(self, entry: Entry, message: pa.Buffer | None) -> None:
+        position = 0
+        if self._entries and entry.entry_index > self._segments[-1].entry:
+            last = np.frombuffer(self._entries[-1].row, ENTRY)[0]
+            position = int(last["position"] + last["length"])
+        row = sealed(entry.packed(position, 0 if message is None else message.size))
+        self._entries.append(_Kept(entry, row, message))
+        self._data_bytes += 0 if message is None else message.size
+        if self.format.settings.flush is Flush.BATCH:
+            self.forced = entry.entry_index + 1
+
+    def _of_segment(self, number: int) -> list[_Kept]:
+        bounds = [*(each.entry for each in self._segments), self.end.entry]
+        number %= len(self._segments)
+        first = self.start.entry
+        return self._entries[bounds[number] - first : bounds[number + 1] - first]
+
+    def _make_room(self, length: int, now: int) -> None:
+        settings = self.format.settings
+        count = self.end.entry - self._segments[-1].entry
+        oldest = [self._entries[-count]] if count else []
+        full = self._data_bytes + length > settings.segment_bytes
+        if full or count >= settings.segment_entries or self._expired(oldest, now):
+            self.roll()
+
+    def _expired(self, active: list[_Kept], now: int) -> bool:
+        age_us = self.format.settings.segment_ms * 1000
+        return bool(active) and now - active[0].entry.appended > age_us
+
+    def _is_aborted(self, kept: _Kept) -> bool:
+        pair = (kept.entry.transaction, kept.entry.producer_id)
+        return kept.entry.transaction != NO_TRANSACTION and pair in self._aborted
+
+    def _decoded(self, kept: _Kept, columns: Sequence[str] | None) -> pa.RecordBatch:
+        message: Any = kept.message
+        batch, _ = self.format.codec.decode([memoryview(message)], 1, columns)
+        return batch
+
+    def _chunk(
+        self, kept: _Kept, start: Offset, upto: Offset, columns: Sequence[str] | None
+    ) -> Chunk:
+        lead, rows = start - kept.entry.base_offset, upto - start
+        return Chunk(
+            start,
+            self._decoded(kept, columns).slice(lead, rows),
+            np.array([kept.entry.timestamp], np.int64),
+            np.array([rows], np.int64),
+            np.array([[start, rows]], np.int64),
+            upto,
+        )
+
+    def _nothing(self, start: Offset, upto: Offset, columns: Sequence[str] | None) -> Chunk:
+        schema = self.format.codec.schema
+        if columns is not None:
+            schema = pa.schema([schema.field(name) for name in columns])
+        none = np.zeros(0, np.int64)
+        blank = pa.RecordBatch.from_arrays(
+            [pa.nulls(0, each.type) for each in schema], schema=schema
+        )
+        return Chunk(start, blank, none, none, np.zeros((0, 2), np.int64), upto)

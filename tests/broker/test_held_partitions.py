@@ -1,0 +1,187 @@
+"""A partition that is held holds up no other of the stream, and no batch beyond its time."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.flight as fl
+import pytest
+
+import spark_stream as isolog
+from spark_stream.broker.append_queues import QUEUED_BYTES_MAX, AppendQueues
+from spark_stream.broker.config import BrokerConfig
+from spark_stream.broker.partition import Partition
+from spark_stream.broker.process import Broker
+from spark_stream.consistency.ids import EntryIndex, Offset
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.leader import Position
+from spark_stream.consistency.producers import Stamp
+from spark_stream.environment import SystemClock
+from spark_stream.errors import RequestTimeout, UnknownOutcome, from_wire
+from spark_stream.storage.log import LogFormat, PartitionLog
+from tests.support import CALL, NUMBERS, eventually, flight_client, numbers
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    """In this process, so that a test can hold one of its partitions."""
+    mask = os.umask(0o077)
+    found = Broker(BrokerConfig(dir=tmp_path / "log", listen="127.0.0.1:0"))
+    with isolog.connect(found.address) as log:
+        log.create_topic("t", partitions=3, schema=NUMBERS)
+    yield found
+    found.stop()
+    os.umask(mask)
+
+
+def partition_of(broker: Broker, number: int) -> Partition:
+    return broker._host.topic("t").partition(number)
+
+
+class Stream:
+    """A DoPut, one batch of one record after the other."""
+
+    def __init__(self, broker: Broker, **asked: Any) -> None:
+        descriptor = fl.FlightDescriptor.for_command(json.dumps({"topic": "t", **asked}).encode())
+        self.flight = flight_client(broker.address)
+        self.writer, self._acks = self.flight.do_put(descriptor, NUMBERS, CALL)
+        self._number = 0
+
+    def send(self, partition: int) -> None:
+        envelope = {"partition": partition, "number": self._number}
+        batch = numbers(self._number, 1)
+        self.writer.write_with_metadata(batch, json.dumps(envelope).encode())
+        self._number += 1
+
+    def ack(self) -> dict[str, Any]:
+        return dict(json.loads(self._acks.read().to_pybytes()))
+
+
+def test_a_held_partition_holds_up_no_other_of_its_stream(broker):
+    """All through one stream: the others are acknowledged meanwhile, and its own in their order."""
+    stream = Stream(broker)
+    with partition_of(broker, 0)._lock:
+        for partition in (0, 0, 1, 0, 2, 1):
+            stream.send(partition)
+        assert [stream.ack()["number"] for _ in range(3)] == [2, 4, 5]
+    acks = [stream.ack() for _ in range(3)]
+    assert [(each["number"], each["offset"]) for each in acks] == [(0, 0), (1, 1), (3, 2)]
+    stream.writer.close()
+
+
+def test_a_stream_ends_after_its_last_batch_was_acknowledged(broker):
+    stream = Stream(broker)
+    with partition_of(broker, 0)._lock:
+        stream.send(0)
+        stream.send(1)
+        assert stream.ack()["number"] == 1
+        stream.writer.done_writing()
+    assert stream.ack()["number"] == 0
+    stream.writer.close()
+
+
+def test_a_client_that_goes_away_leaves_what_it_had_sent(broker):
+    stream = Stream(broker)
+    with partition_of(broker, 0)._lock:
+        stream.send(0)
+        stream.send(1)
+        assert stream.ack()["number"] == 1
+        del stream
+    eventually(lambda: partition_of(broker, 0).bounds().log_end_offset == 1)
+    eventually(lambda: broker.activity.idle_seconds() > 0)
+
+
+def test_a_batch_whose_time_is_over_before_its_append_is_refused_and_may_be_sent_again(broker):
+    stream = Stream(broker, timeout_ms=200)
+    with partition_of(broker, 0)._lock:
+        stream.send(0)
+        stream.send(0)
+        errors = [from_wire(stream.ack()["error"]) for _ in range(2)]
+    assert [type(each) for each in errors] == [RequestTimeout] * 2
+    assert all(each.retriable and "t/0" in each.message for each in errors)
+    assert partition_of(broker, 0).bounds().log_end_offset == 0
+    stream.send(0)
+    assert stream.ack()["offset"] == 0
+    stream.writer.close()
+
+
+class Waiting:
+    """A queued batch that is through when the test says so."""
+
+    def __init__(self, partition: int, size: int) -> None:
+        self.partition, self.size = partition, size
+        self.may_finish = threading.Event()
+        self.finished = False
+
+    def finish(self) -> None:
+        self.may_finish.wait(60)
+        self.finished = True
+
+
+def test_what_waits_for_held_partitions_is_bounded_in_bytes():
+    queues = AppendQueues()
+    batches = [Waiting(number % 2, QUEUED_BYTES_MAX // 2) for number in range(3)]
+    queues.put(batches[0])
+    queues.put(batches[1])
+    assert 0 in queues
+    assert 1 in queues
+    third = threading.Thread(target=lambda: queues.put(batches[2]))
+    third.start()
+    third.join(0.1)
+    assert third.is_alive()
+    batches[0].may_finish.set()
+    third.join(10)
+    assert not third.is_alive()
+    assert not batches[1].finished
+    for batch in batches:
+        batch.may_finish.set()
+    queues.finish()
+    assert all(batch.finished for batch in batches)
+
+
+# -- with followers -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def followed(tmp_path: Path) -> Partition:
+    """A partition that has a follower, which has nothing yet."""
+    log = PartitionLog.open(tmp_path, LogFormat(NUMBERS))
+    return Partition("t", "id", 0, log, 10**15, SystemClock(), followers=1)
+
+
+IN_TRANSACTION = Stamp(1, 0, 0, 10)
+
+
+@pytest.mark.parametrize(
+    ("stamp", "isolation"),
+    [(None, Isolation.READ_COMMITTED), (IN_TRANSACTION, Isolation.READ_UNCOMMITTED)],
+)
+def test_an_append_that_is_not_replicated_in_time_has_an_unknown_outcome(
+    followed, stamp, isolation
+):
+    with followed.joining(10, 1):
+        pass
+    taken = followed.take(followed.prepare(numbers(0, 3), stamp), stamp, isolation)
+    assert taken.pending is not None
+    with pytest.raises(UnknownOutcome, match="offsets 0 to 2 are in the leader's log") as caught:
+        followed.await_acknowledgement(taken, 0.0)
+    assert (caught.value.offset, caught.value.kept) == (0, 3)
+    assert followed.bounds().log_end_offset == 3
+    again = stamp and followed.take(followed.prepare(numbers(0, 3), stamp), stamp, isolation)
+    if again is not None:  # a duplicate is acknowledged under the same rule
+        assert again.appended.duplicate
+        assert again.pending is not None
+    followed.replicate(Position(EntryIndex(1), Offset(3)))
+    if again is not None:
+        followed.await_acknowledgement(again, 0.0)
+    assert followed.bounds().high_watermark == 3
+
+
+def test_an_append_outside_a_transaction_that_asks_for_no_more_is_acknowledged_at_once(followed):
+    assert followed.append(numbers(0, 3)).count == 3
+    assert followed.bounds().high_watermark == 0

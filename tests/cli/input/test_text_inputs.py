@@ -1,0 +1,254 @@
+"""Lines, CSV and JSON lines as batches, and where a stream of bytes is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from spark_stream.cli.ddl import parse_schema, schema_text
+from spark_stream.cli.input.blocks import after_line, blocks
+from spark_stream.cli.input.csv_records import CsvRecords
+from spark_stream.cli.input.file_schemas import schema_of_file
+from spark_stream.cli.input.fitting import Fitting
+from spark_stream.cli.input.formats import Format, Reading, format_of, records
+from spark_stream.cli.input.json_lines import JsonBlocks
+from spark_stream.cli.input.text_inputs import CsvBlocks, line_records
+from spark_stream.errors import InvalidOption, InvalidRecord, SchemaMismatch
+
+
+class Typed:
+    """Somebody who types: each part is there only once the one before it was taken."""
+
+    def __init__(self, *parts: bytes) -> None:
+        self._parts = list(parts)
+
+    def read(self) -> bytes:
+        return self._parts.pop(0) if self._parts else b""
+
+    def ready(self) -> bool:
+        return False
+
+
+class Poured(Typed):
+    """A file: everything is there."""
+
+    def ready(self) -> bool:
+        return True
+
+
+def test_a_typed_line_goes_on_at_once_and_half_a_line_waits():
+    seen: list[str] = []
+    found: Iterator[bytes] = blocks(
+        Typed(b"one\n", b"tw", b"o\nth", b"ree"), after_line, lambda: seen.append("idle")
+    )
+    assert next(found) == b"one\n"
+    assert next(found) == b"two\n"
+    assert next(found) == b"three"
+    assert next(found, None) is None
+    assert seen == ["idle"] * 4
+
+
+def test_what_is_there_together_goes_together():
+    assert list(blocks(Poured(b"a\n", b"b\n", b"c"), after_line, lambda: None)) == [b"a\nb\nc"]
+
+
+@pytest.mark.parametrize(
+    ("held", "whole"),
+    [
+        (b'a,b\n1,"x\ny"\n2,"z\n', b'a,b\n1,"x\ny"\n'),
+        (b'1,"say ""hi""\nthere"\n', b'1,"say ""hi""\nthere"\n'),
+        (b'"open\n', b""),
+        (b'a,5" pipe,c\n1,"2\n', b'a,5" pipe,c\n'),
+        (b'"a"\r\n"b"\r\n"', b'"a"\r\n"b"\r\n'),
+        (b'x,"a"', b""),
+        (b"a\nb", b"a\n"),
+    ],
+)
+def test_csv_is_not_cut_within_quotes(held, whole):
+    assert CsvRecords(",")(bytearray(held), False) == len(whole)
+
+
+@pytest.mark.parametrize("end", [b"", b"\n", b"\r", b"\r\n"])
+def test_the_last_csv_record_needs_no_end(end):
+    text = b'1,"x\ny"' + end
+    assert list(blocks(Poured(text), CsvRecords(","), lambda: None)) == [text]
+
+
+@pytest.mark.parametrize(
+    ("text", "good", "line", "problem"),
+    [
+        (b'a,b\n1,x\n2,"y\n3,z\n4,w\n', b"a,b\n1,x\n", 3, "a quote is not closed"),
+        (b'a,b\n1,"x\nx"\n2,"y\n3,"z"\n', b'a,b\n1,"x\nx"\n', 4, "text follows a closing"),
+        (b'a\n"b"" \n', b"a\n", 2, "a quote is not closed"),
+    ],
+)
+@pytest.mark.parametrize("kind", [Typed, Poured])
+def test_a_broken_quote_is_refused_with_its_line(kind, text, good, line, problem):
+    found = blocks(
+        kind(*(text[at : at + 5] for at in range(0, len(text), 5))), CsvRecords(","), lambda: None
+    )
+    seen: list[bytes] = []
+    with pytest.raises(InvalidRecord, match=f"{problem}.* begins on line {line} ") as raised:
+        seen.extend(iter(found))
+    assert raised.value.details["line"] == line
+
+
+def test_what_comes_before_a_broken_quote_is_handed_on():
+    text = b'a,b\n1,x\n2,"y\n3,z\n'
+    found = blocks(Poured(text), CsvRecords(","), lambda: None)
+    assert next(found) == b"a,b\n1,x\n"
+    with pytest.raises(InvalidRecord, match="line 3"):
+        next(found)
+
+
+@pytest.mark.parametrize(
+    ("block", "values"),
+    [
+        (b"a\nb\n", [b"a", b"b"]),
+        (b"a\n\nb", [b"a", b"", b"b"]),
+        (b"a\r\nb\r\n", [b"a", b"b"]),
+        (b"\n", [b""]),
+        (b"\xff\xfe\n", [b"\xff\xfe"]),
+    ],
+)
+def test_lines(block, values):
+    assert line_records(block, None).column("value").to_pylist() == values
+
+
+def test_the_key_is_before_the_first_separator():
+    found = line_records(b"k=>v=>w\nplain\n=>empty key\nk=>\n", "=>")
+    assert found.column("key").to_pylist() == [b"k", None, b"", b"k"]
+    assert found.column("value").to_pylist() == [b"v=>w", b"plain", b"empty key", b""]
+
+
+def test_csv_comes_as_text_in_which_null_and_empty_differ():
+    reader = CsvBlocks(nulls=["NA"])
+    found = reader.parse(b'\xef\xbb\xbfa,b\n1,"x\ny"\n,""\nNA,"NA"\n', 1)
+    assert found.to_pylist() == [
+        {"a": "1", "b": "x\ny"},
+        {"a": None, "b": ""},
+        {"a": None, "b": "NA"},
+    ]
+    assert reader.parse(b"5,z\n", 4).to_pylist() == [{"a": "5", "b": "z"}]
+
+
+def test_csv_without_a_head():
+    assert CsvBlocks(";", names=["a", "b"]).parse(b"1;2\n", 1).to_pylist() == [{"a": "1", "b": "2"}]
+
+
+def test_a_csv_record_with_too_few_fields_is_named():
+    reader = CsvBlocks()
+    reader.parse(b"a,b\n1,2\n", 1)
+    with pytest.raises(InvalidRecord, match="record 3: 1 fields, not 2: '5'"):
+        reader.parse(b"3,4\n5\n", 2)
+
+
+NESTED = "id bigint, at timestamp, raw binary, p decimal(5,2), s struct<a:int,l:array<date>>"
+
+
+@pytest.mark.parametrize("ddl", [NESTED, f"{NESTED}, m map<string,decimal(5,2)>"])
+def test_json_lines_by_the_topic_s_types(ddl):
+    schema = parse_schema(ddl)
+    lines = (
+        b'{"id":9223372036854775807,"at":"2024-01-01T00:00:00Z","raw":"aGk=","p":1.10,'
+        b'"s":{"a":1,"l":["2024-02-03",null]}}\n\n{"s":null}\n'
+    )
+    found = Fitting.of_topic(schema, text=True).fit(JsonBlocks(schema).parse(lines, 1), 1)
+    first, second = found.to_pylist()
+    assert first["id"] == 9223372036854775807
+    assert first["raw"] == b"hi"
+    assert str(first["p"]) == "1.10"
+    assert [str(each) for each in first["s"]["l"]] == ["2024-02-03", "None"]
+    assert set(second.values()) == {None}
+
+
+@pytest.mark.parametrize("ddl", ["id int, s string", "id int, s string, m map<string,int>"])
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ('{"id":"x"}', "record 12: column 'id': 'x' does not fit int"),
+        ('{"id":1.5}', "record 12: column 'id': 1.5 does not fit int"),
+        ('{"s":5}', "record 12: column 's': 5 does not fit string"),
+        ('{"id":', "record 12: no JSON: "),
+        ("[1]", "record 12: no JSON object"),
+    ],
+)
+def test_a_bad_json_line_is_named(ddl, line, problem):
+    block = f'{{"id":1}}\n\n{{"id":2,"s":"x"}}\n{line}\n{{"id":4}}\n'.encode()
+    with pytest.raises(InvalidRecord) as raised:
+        JsonBlocks(parse_schema(ddl)).parse(block, 10)
+    assert raised.value.message.startswith(problem)
+
+
+def test_a_json_column_that_the_topic_lacks_is_named():
+    with pytest.raises(SchemaMismatch, match="'z' is not one of"):
+        JsonBlocks(parse_schema("id int")).parse(b'{"id":1}\n{"z":1}\n', 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("a.csv", Format.CSV),
+        ("a.TSV.gz", Format.CSV),
+        ("a.jsonl.zst", Format.JSON),
+        ("a.parquet", Format.PARQUET),
+        ("a.arrows", Format.ARROW),
+        ("a.txt", None),
+    ],
+)
+def test_the_extension_names_the_format(name, found):
+    assert format_of(Path(name)) is found
+
+
+def test_the_schema_of_a_file(tmp_path):
+    table = pa.table(
+        {"i": pa.array([1], pa.int16()), "d": pa.array(["x"]).dictionary_encode(), "n": pa.nulls(1)}
+    )
+    pq.write_table(table, tmp_path / "a.parquet")
+    assert schema_text(schema_of_file(tmp_path / "a.parquet")) == "i smallint, d string, n string"
+    with pa.ipc.new_file(tmp_path / "a.arrow", table.schema) as writer:
+        writer.write_table(table)
+    assert schema_of_file(tmp_path / "a.arrow").equals(schema_of_file(tmp_path / "a.parquet"))
+    (tmp_path / "a.csv").write_text("n,at,s\n1,2024-01-01T00:00:00Z,x\nNA,,y\n")
+    assert schema_text(schema_of_file(tmp_path / "a.csv")) == "n bigint, at timestamp, s string"
+    (tmp_path / "a.jsonl").write_text('{"a":1.5,"l":[{"b":true}]}\n')
+    assert (
+        schema_text(schema_of_file(tmp_path / "a.jsonl")) == "a double, l array<struct<b:boolean>>"
+    )
+
+
+def test_files_that_are_not_what_they_say(tmp_path):
+    for name in ("a.parquet", "a.arrow"):
+        (tmp_path / name).write_bytes(b"nothing of the kind")
+        with pytest.raises(InvalidRecord, match="cannot be read as"):
+            schema_of_file(tmp_path / name)
+        with pytest.raises(InvalidRecord, match="cannot be read as"):
+            list(records(Reading(Format(name[2:]), tmp_path / name), lambda: None))
+    with pytest.raises(InvalidOption, match="which format"):
+        schema_of_file(tmp_path / "a.txt")
+
+
+def test_buffers_of_a_file_that_lie_are_refused(tmp_path):
+    batch = pa.record_batch({"s": pa.array(["abc", "def"])})
+    with pa.ipc.new_stream(tmp_path / "a.arrows", batch.schema) as writer:
+        writer.write_batch(batch)
+    data = (tmp_path / "a.arrows").read_bytes()
+    offsets = bytes(pa.array([0, 3, 6], pa.int32()).buffers()[1])
+    assert data.count(offsets) == 1
+    wild = bytes(pa.array([0, 2**30, 6], pa.int32()).buffers()[1])
+    (tmp_path / "a.arrows").write_bytes(data.replace(offsets, wild))
+    with pytest.raises(InvalidRecord, match="cannot be read as arrow"):
+        list(records(Reading(Format.ARROW, tmp_path / "a.arrows"), lambda: None))
+
+
+def test_a_large_batch_of_a_file_comes_in_parts(tmp_path):
+    batch = pa.record_batch({"x": pa.array([b"." * 1000] * 40_000)})
+    with pa.ipc.new_stream(tmp_path / "a.arrows", batch.schema) as writer:
+        writer.write_batch(batch)
+    found = list(records(Reading(Format.ARROW, tmp_path / "a.arrows"), lambda: None))
+    assert len(found) > 1
+    assert pa.Table.from_batches(found).equals(pa.Table.from_batches([batch]))

@@ -1,0 +1,72 @@
+"""Topics on a screen of 80 columns: every number whole, every title there."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from spark_stream.cli.ddl import parse_schema
+from spark_stream.cli.options import Listing
+from spark_stream.cli.output.show import show_topic
+from spark_stream.cli.output.show_transactions import Aged, show_transactions
+from spark_stream.client.values import (
+    PartitionDescription,
+    TopicDescription,
+    TransactionDescription,
+)
+
+LEADER = "unix:/home/somebody/projects/streams/data/a-log-with-a-long-name/run/broker.sock"
+
+
+def partition(number: int, leader: str, epoch: int) -> PartitionDescription:
+    end = 1_234_567_890
+    return PartitionDescription(
+        number, leader, epoch, (leader,), (leader,), 1_000_000_000, end, end - 1, end - 2, 10**12, 3
+    )
+
+
+def test_a_topic_can_be_read_at_80_columns():
+    topic = TopicDescription(
+        "flights",
+        "0123456789abcdef" * 2,
+        parse_schema("id bigint, s struct<a:array<map<string,timestamp>>,b:decimal(38,10),c:int>"),
+        {"retention.ms": "604800000"},
+        tuple(partition(number, LEADER, 7 + (number == 3)) for number in range(5)),
+    )
+    out = io.StringIO()
+    show_topic(topic, Listing.TABLE, Console(file=out, width=80, highlight=False))
+    lines = out.getvalue().splitlines()
+    assert max(len(line) for line in lines if LEADER not in line) <= 80
+    assert "…" not in out.getvalue()
+    [row] = [line for line in lines if line.startswith("2 ") and "GiB" in line]
+    end = 1_234_567_890
+    numbers = ["1000000000", str(end), str(end - 1), str(end - 2)]
+    assert row.split() == ["2", *numbers, "3", "931.3", "GiB"]
+    for word in (
+        "LEO",
+        "HW",
+        "LSO",
+        "0 to 2, 4",
+        "retention.ms",
+        "itself alone",
+        "open",
+        f"leader of 3: {LEADER}\n  epoch 8",
+    ):
+        assert word in out.getvalue()
+
+
+def test_a_transaction_shows_its_whole_id_at_80_columns():
+    name = "query/0123456789abcdef0123456789abcdef/of-a-sink"
+    facts = TransactionDescription(
+        name, "open", 12, 34, 0, "i" * 32, "", (), (), 900_000, 1_000_000, 1_900_000, -1
+    )
+    out = io.StringIO()
+    aged = Aged.of(facts, 1_060_000, None)
+    show_transactions([aged], Listing.TABLE, Console(file=out, width=80, highlight=False))
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "…" not in out.getvalue()
+    cells = [line.split("│")[1].strip() for line in lines if line.startswith("│")]
+    assert "".join(cells) == name
+    assert "open" in out.getvalue()

@@ -1,0 +1,496 @@
+"""``connect(path=...)``: a directory's broker is there when needed, once, for its owner alone."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+import spark_stream as isolog
+from spark_stream.client.connecting.embedded import known_address
+from spark_stream.errors import (
+    BrokerUnavailable,
+    DirectoryInUse,
+    InvalidConfig,
+    InvalidOption,
+    IsologError,
+    NewerFormat,
+    NotALogDirectory,
+    PortInUse,
+    UnknownLog,
+)
+from spark_stream.storage.directory import FORMAT_VERSION
+from spark_stream.wire.limits import FORMAT_VERSION_MAX
+from tests.support import BrokerProcess, alive, end_process, eventually, free_port, values
+
+# Every test here starts a broker, or uses one.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+
+class Directory:
+    """A log directory whose embedded brokers end with the test."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.seen: set[int] = set()
+
+    def connect(self, **options) -> isolog.Log:
+        log = isolog.connect(path=self.path, **options)
+        self.seen.add(log.status().pid)
+        return log
+
+    @property
+    def pid(self) -> int:
+        return int(json.loads((self.path / "broker.json").read_text())["pid"])
+
+    def end(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self.seen.add(self.pid)
+        for pid in self.seen:
+            end_process(pid)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[Directory]:
+    found = Directory(tmp_path / "data")
+    try:
+        yield found
+    finally:
+        found.end()
+
+
+def listing(path: Path) -> dict[str, bytes]:
+    """Every file below with its content."""
+    return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("kind", ["missing", "empty"])
+def test_connecting_without_create_makes_nothing(tmp_path, kind):
+    place = tmp_path / "typo" / "log"
+    if kind == "empty":
+        place.mkdir(parents=True)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UnknownLog, match=f"there is no log at {place} .*[Cc]heck the path"):
+        isolog.connect(path=place, create=False)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_connecting_without_create_leaves_other_peoples_files_alone(tmp_path):
+    (tmp_path / "theirs.csv").write_text("1")
+    with pytest.raises(NotALogDirectory):
+        isolog.connect(path=tmp_path, create=False)
+    with pytest.raises(NotALogDirectory, match="not a directory"):
+        isolog.connect(path=tmp_path / "theirs.csv", create=False)
+    assert listing(tmp_path) == {"theirs.csv": b"1"}
+
+
+def test_connecting_without_create_starts_the_broker_of_a_log_that_is_there(directory):
+    with directory.connect() as log:
+        log.create_topic("t")
+    end_process(directory.pid, signal.SIGTERM)
+    with directory.connect(create=False) as log:
+        assert log.topics() == ["t"]
+
+
+ASK = """
+import sys
+import spark_stream as isolog
+with isolog.connect(path=sys.argv[1]) as log:
+    with log.producer() as producer:
+        try:
+            log.create_topic("t")
+        except isolog.errors.TopicExists:
+            pass
+        producer.send("t", sys.argv[2]).result(30)
+    print(log.status().pid)
+"""
+
+
+def test_eight_processes_at_once_get_one_broker(directory):
+    asking = [
+        subprocess.Popen(
+            [sys.executable, "-c", ASK, str(directory.path), str(number)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(8)
+    ]
+    try:
+        told = [each.communicate(timeout=90) for each in asking]
+    finally:
+        for each in asking:
+            each.kill()
+    assert [each.returncode for each in asking] == [0] * 8, told
+    pids = {int(out) for out, _ in told}
+    directory.seen |= pids
+    assert pids == {directory.pid}
+    with directory.connect() as log:
+        assert sorted(log.read("t")["value"].to_pylist()) == [str(n).encode() for n in range(8)]
+    assert (directory.path / "broker.log").read_text().count("Traceback") == 0
+
+
+def test_many_threads_at_once_get_one_broker(directory):
+    pids, errors = [], []
+
+    def ask() -> None:
+        try:
+            with isolog.connect(path=directory.path) as log:
+                pids.append(log.status().pid)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=ask) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(90)
+    directory.seen |= set(pids)
+    assert errors == []
+    assert len(set(pids)) == 1
+
+
+def test_the_directory_tells_what_it_is_and_where_its_broker_listens(directory):
+    with directory.connect() as log:
+        status = log.status()
+        facts = json.loads((directory.path / "broker.json").read_text())
+        assert facts == {"address": status.address, "pid": status.pid}
+        assert status.address.startswith("unix:")
+        described = json.loads((directory.path / "isolog.json").read_text())
+        assert described["format"] == "isolog"
+        assert described["version"] == 1
+        assert described["cluster_id"] == status.cluster_id
+        assert status.directory == str(directory.path)
+
+
+def test_only_its_owner_can_open_it(directory):
+    with directory.connect() as log:
+        socket_path = Path(log.status().address.removeprefix("unix:"))
+        assert stat.S_ISSOCK(socket_path.stat().st_mode)
+        assert stat.S_IMODE(socket_path.stat().st_mode) & 0o077 == 0
+        for folder in (directory.path, socket_path.parent):
+            assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        for name in ("broker.json", "broker.lock", "broker.log", "start.lock"):
+            assert stat.S_IMODE((directory.path / name).stat().st_mode) == 0o600, name
+        log.create_topic("t")
+        for file in directory.path.rglob("*"):
+            assert stat.S_IMODE(file.stat().st_mode) & 0o077 == 0, file
+
+
+def test_a_folder_that_others_may_enter_still_shows_them_nothing(directory):
+    directory.path.mkdir(mode=0o755)
+    with directory.connect() as log:
+        log.create_topic("t")
+        for file in directory.path.rglob("*"):
+            assert stat.S_IMODE(file.stat().st_mode) & 0o077 == 0, file
+
+
+def test_no_port_is_opened(directory):
+    with directory.connect() as log:
+        pid = log.status().pid
+        assert psutil.Process(pid).net_connections("inet") == []
+
+
+def test_the_broker_outlives_the_process_that_started_it(directory):
+    subprocess.run([sys.executable, "-c", ASK, str(directory.path), "x"], check=True, timeout=60)
+    pid = directory.pid
+    assert alive(pid)
+    with directory.connect() as log:
+        assert log.status().pid == pid
+        assert log.read("t").num_rows == 1
+
+
+def test_an_interrupt_at_the_terminal_does_not_reach_the_broker(directory):
+    """Control-C goes to the whole foreground group: the broker is in a session of its own."""
+    with directory.connect() as log:
+        pid = log.status().pid
+        assert os.getsid(pid) != os.getsid(0)
+        assert os.getpgid(pid) != os.getpgid(0)
+
+
+def test_killed_it_leaves_nothing_that_keeps_the_next_from_starting(directory):
+    with directory.connect() as log:
+        log.create_topic("t")
+        with log.producer() as producer:
+            producer.append("t", values("a", "b"))
+        first = log.status().pid
+        end_process(first, signal.SIGKILL)
+        assert (directory.path / "broker.json").exists()  # stale, and not believed
+        # The same connection finds, and starts, the next one.
+        assert log.read("t").num_rows == 2
+        second = directory.pid
+        assert second != first
+        with directory.connect() as other:
+            assert other.status().pid == second
+
+
+def test_a_stale_address_that_somebody_else_took_over_is_not_believed(directory, tmp_path):
+    """The broker died and its port is another's now: that one must not be taken for it."""
+    with BrokerProcess(directory.path) as dead, dead.connect() as log:
+        log.create_topic("mine")
+        dead.kill()
+        with BrokerProcess(tmp_path / "other", dead.address) as other:
+            assert known_address(directory.path) == other.address
+            with directory.connect() as log:
+                assert log.status().pid != other.pid
+                assert log.topics() == ["mine"]
+
+
+def test_an_idle_broker_ends_and_the_next_use_starts_another(directory):
+    with directory.connect(idle_seconds=0.5) as log:
+        log.create_topic("t")
+        first = log.status().pid
+        eventually(lambda: not alive(first))
+        assert not (directory.path / "broker.json").exists()
+        assert not (directory.path / "run" / "broker.sock").exists()
+        assert log.topics() == ["t"]
+        assert directory.pid != first
+
+
+def test_an_open_stream_is_use(directory):
+    with directory.connect(idle_seconds=0.5) as log:
+        log.create_topic("t")
+        first = log.status().pid
+        with log.consumer("t") as consumer, log.producer() as producer:
+            records = consumer.records()
+            producer.send("t", b"a").result(20)
+            assert next(records).value == b"a"
+            until = time.monotonic() + 2.0
+            while time.monotonic() < until:
+                threading.Event().wait(0.1)
+                assert alive(first)
+
+
+def test_idle_seconds_can_be_set_by_the_environment(directory, monkeypatch):
+    monkeypatch.setenv("ISOLOG_IDLE_SECONDS", "0.5")
+    with directory.connect() as log:
+        first = log.status().pid
+        eventually(lambda: not alive(first))
+
+
+@pytest.mark.parametrize("value", ["soon", "-1", "nan"])
+def test_idle_seconds_that_are_none_are_refused_by_name(directory, monkeypatch, value):
+    monkeypatch.setenv("ISOLOG_IDLE_SECONDS", value)
+    with pytest.raises(InvalidConfig, match=r"(?i)idle_seconds"):
+        directory.connect()
+
+
+def test_a_running_broker_on_tcp_is_used(directory):
+    with BrokerProcess(directory.path) as broker, directory.connect() as log:
+        assert log.status().pid == broker.pid
+
+
+def test_a_second_broker_on_the_directory_is_refused(directory):
+    with directory.connect() as log:
+        before = listing(directory.path)
+        begun = time.monotonic()
+        with pytest.raises(DirectoryInUse, match=str(directory.path)):
+            BrokerProcess(directory.path).start()
+        assert time.monotonic() - begun < 20
+        assert log.topics() == []
+        after = listing(directory.path)
+        assert {name: after[name] for name in before if name != "broker.log"} == {
+            name: data for name, data in before.items() if name != "broker.log"
+        }
+
+
+def test_a_relative_path_and_a_link_are_the_same_directory(directory, monkeypatch):
+    with directory.connect() as log:
+        pid = log.status().pid
+    monkeypatch.chdir(directory.path.parent)
+    link = directory.path.parent / "link"
+    link.symlink_to(directory.path)
+    for path in ("data", "./data/../data", str(link), link):
+        with isolog.connect(path=path) as log:
+            assert log.status().pid == pid
+
+
+def test_a_path_too_long_for_a_socket_works(tmp_path):
+    deep = tmp_path / "/".join(["a-rather-long-folder-name"] * 6) / "ünïcode"
+    assert len(os.fsencode(deep / "run" / "broker.sock")) > 107
+    directory = Directory(deep)
+    try:
+        with directory.connect() as log:
+            log.create_topic("t")
+            where = Path(log.status().address.removeprefix("unix:"))
+            assert len(os.fsencode(where)) <= 107
+            assert stat.S_IMODE(where.parent.stat().st_mode) == 0o700
+            end_process(log.status().pid, signal.SIGTERM)
+            assert not where.exists()
+            assert log.topics() == ["t"]
+    finally:
+        directory.end()
+
+
+def test_a_directory_that_holds_other_things_is_refused_untouched(tmp_path):
+    (tmp_path / "thesis.tex").write_text("precious")
+    before = listing(tmp_path)
+    with pytest.raises(NotALogDirectory, match=str(tmp_path)):
+        isolog.connect(path=tmp_path)
+    with pytest.raises(NotALogDirectory, match=r"thesis\.tex"):
+        BrokerProcess(tmp_path).start()
+    assert {k: v for k, v in listing(tmp_path).items() if not k.endswith(".stderr")} == before
+    assert [p for p in tmp_path.iterdir() if p.is_dir()] == []
+
+
+@pytest.mark.parametrize(
+    ("described", "error"),
+    [
+        ('{"format": "isolog", "version": 2, "cluster_id": "x"}', NewerFormat),
+        ('{"format": "kafka", "version": 1, "cluster_id": "x"}', NotALogDirectory),
+        ("", NotALogDirectory),
+        ("\udcff", NotALogDirectory),
+    ],
+)
+def test_a_directory_of_another_format_is_refused_untouched(tmp_path, described, error):
+    path = tmp_path / "data"
+    path.mkdir()
+    (path / "isolog.json").write_bytes(described.encode("utf-8", "surrogateescape"))
+    (path / "topics").mkdir()
+    before = listing(path)
+    with pytest.raises(error, match=str(path)):
+        isolog.connect(path=path)
+    with pytest.raises(error, match=str(path)):
+        BrokerProcess(path).start()
+    assert listing(path) == before
+
+
+def test_a_file_is_no_directory(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("precious")
+    with pytest.raises(NotALogDirectory, match="not a directory"):
+        isolog.connect(path=file)
+    with pytest.raises(NotALogDirectory, match="not a directory"):
+        BrokerProcess(file).start()
+    with pytest.raises(NotALogDirectory, match="file"):
+        isolog.connect(path=file / "below")
+    assert file.read_text() == "precious"
+
+
+def test_a_path_that_cannot_be_is_told_at_once(tmp_path):
+    begun = time.monotonic()
+    with pytest.raises(InvalidOption, match="path"):
+        isolog.connect(path=tmp_path / ("x" * 300))
+    assert time.monotonic() - begun < 5
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_client_knows_the_format_that_the_storage_writes():
+    assert FORMAT_VERSION_MAX == FORMAT_VERSION
+
+
+def test_a_broker_that_cannot_start_says_why(directory, monkeypatch):
+    """Whatever keeps it from starting reaches the caller, not a time-out."""
+    monkeypatch.setenv("ISOLOG_TOPIC", '{"segment.bytes": 1}')
+    begun = time.monotonic()
+    with pytest.raises(InvalidConfig, match=r"segment\.bytes"):
+        directory.connect()
+    assert time.monotonic() - begun < 20
+
+
+def test_a_broker_that_dies_at_once_is_told_with_its_log_file(directory, monkeypatch, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("import os; os._exit(3)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr("spark_stream.client.connecting.embedded.Path.resolve", lambda path: path)
+    begun = time.monotonic()
+    with pytest.raises(BrokerUnavailable, match=str(directory.path)) as caught:
+        isolog.connect(path=directory.path, timeout=2)
+    assert "broker.log" in caught.value.hint
+    assert time.monotonic() - begun < 30
+
+
+def test_a_socket_that_is_left_over_is_replaced(directory):
+    run = directory.path / "run"
+    with directory.connect() as log:
+        end_process(log.status().pid)
+    assert (run / "broker.sock").exists()
+    with directory.connect() as log:
+        assert log.status().address == f"unix:{run / 'broker.sock'}"
+
+
+def test_a_stop_takes_the_address_away(directory):
+    with directory.connect() as log:
+        pid = log.status().pid
+        end_process(pid, signal.SIGTERM)
+        assert not (directory.path / "broker.json").exists()
+        assert not (directory.path / "run" / "broker.sock").exists()
+
+
+def test_two_brokers_never_open_one_directory(tmp_path):
+    """Many start on one empty directory at once: one serves, the others say why not."""
+    path = tmp_path / "data"
+    started: list[BrokerProcess] = []
+    refused: list[IsologError] = []
+
+    def start() -> None:
+        broker = BrokerProcess(path)
+        try:
+            started.append(broker.start())
+        except IsologError as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=start) for _ in range(4)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert len(started) == 1
+        assert [type(error) for error in refused] == [DirectoryInUse] * 3
+        with started[0].connect() as log:
+            log.create_topic("t")
+    finally:
+        for broker in started:
+            broker.kill()
+
+
+def test_a_broker_without_the_lock_makes_nothing_in_an_empty_directory(tmp_path):
+    """Whose directory it is, is decided under the lock: else two brokers could both decide it."""
+    path = tmp_path / "data"
+    path.mkdir()
+    with (path / "broker.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(DirectoryInUse, match=str(path)):
+            BrokerProcess(path).start()
+    assert [each.name for each in path.iterdir()] == ["broker.lock"]
+
+
+def test_a_busy_port_is_told(tmp_path):
+    with BrokerProcess(tmp_path / "a") as first:
+        with pytest.raises(PortInUse, match=first.address):
+            BrokerProcess(tmp_path / "b", first.address).start()
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", 0))
+            other.listen()
+            port = other.getsockname()[1]
+            with pytest.raises(PortInUse, match=str(port)):
+                BrokerProcess(tmp_path / "c", f"127.0.0.1:{port}").start()
+    # The failed start let go of its directory.
+    with BrokerProcess(tmp_path / "b"):
+        pass
+
+
+@pytest.mark.parametrize("listen", ["9092", "127.0.0.1:70000", "unix:"])
+def test_an_address_to_listen_on_that_is_none_is_refused(tmp_path, listen):
+    with pytest.raises(InvalidConfig, match=r"names no file|host:port"):
+        BrokerProcess(tmp_path / "log", listen).start()
+
+
+def test_a_port_that_was_just_in_use_can_be_used_again(tmp_path):
+    address = f"127.0.0.1:{free_port()}"
+    for _ in range(2):
+        with BrokerProcess(tmp_path / "log", address) as broker, broker.connect() as log:
+            log.topics()

@@ -1,0 +1,95 @@
+"""A connection speaks to one log: brokers of another are refused before they are asked anything."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import spark_stream as isolog
+from spark_stream.client.connecting.connection import Connection
+from spark_stream.errors import UnknownLog, WrongCluster
+from spark_stream.wire.messages import Empty, TopicNames
+from tests.conftest import stop_broker
+from tests.support import BrokerProcess, values
+
+# Every test here starts a broker, or uses one.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[tuple[BrokerProcess, BrokerProcess]]:
+    """Two brokers that know nothing of each other."""
+    with BrokerProcess(tmp_path / "a") as first, BrokerProcess(tmp_path / "b") as second:
+        yield first, second
+
+
+def cluster_id(broker: BrokerProcess) -> str:
+    return str(json.loads((broker.directory / "isolog.json").read_text())["cluster_id"])
+
+
+def test_a_bootstrap_of_two_unrelated_brokers_is_refused_when_the_second_is_met(two):
+    first, second = two
+    for broker in two:
+        with broker.connect() as log:
+            log.create_topic("t")
+    with isolog.connect(f"{first.address},{second.address}", timeout=5) as log:
+        producer = log.producer(timeout_ms=3000)
+        producer.append("t", values("a")).result(20)
+        first.kill()
+        with pytest.raises(WrongCluster) as refused:
+            log.read("t")
+        assert refused.value.details == {
+            "address": second.address,
+            "expected": cluster_id(first),
+            "found": cluster_id(second),
+        }
+        assert not refused.value.retriable
+        assert isinstance(producer.append("t", values("b")).exception(20), WrongCluster)
+        producer.close()
+    with second.connect() as log:
+        assert log.read("t").num_rows == 0
+
+
+def test_a_connection_that_expects_another_log_asks_nothing_of_this_one(two):
+    first, second = two
+    connection = Connection(first.address, cluster_id=cluster_id(second))
+    with pytest.raises(WrongCluster, match=f"{first.address} .*{cluster_id(first)}"):
+        connection.act("list-topics", Empty(), TopicNames)
+    connection = Connection(first.address, cluster_id=cluster_id(first))
+    assert connection.act("list-topics", Empty(), TopicNames).topics == []
+    assert connection.cluster_id == cluster_id(first)
+
+
+def test_no_broker_is_started_for_the_directory_of_another_log(tmp_path):
+    directory = tmp_path / "log"
+    with BrokerProcess(directory) as broker:
+        broker.terminate()
+    before = sorted(os.listdir(directory))
+    connection = Connection(path=directory, cluster_id="0" * 32)
+    with pytest.raises(WrongCluster, match=str(directory)):
+        connection.client()
+    assert sorted(os.listdir(directory)) == before
+
+
+def test_a_log_that_is_gone_is_not_made_anew_under_its_users(log_dir):
+    """Who has met a log, or is told its id, means that log: an empty one would hide the loss."""
+    with pytest.raises(UnknownLog):
+        Connection(path=log_dir, cluster_id="0" * 32).client()
+    with isolog.connect(path=log_dir) as log:
+        log.create_topic("t")
+        stop_broker(log_dir)
+        log_dir.rename(log_dir.with_name("elsewhere"))
+        with pytest.raises(UnknownLog):
+            log.topics()
+    assert not log_dir.exists()
+
+
+def test_a_connection_knows_which_log_it_speaks_to(two):
+    connection = Connection(two[0].address)
+    assert connection.cluster_id is None
+    connection.client()
+    assert connection.cluster_id == cluster_id(two[0])

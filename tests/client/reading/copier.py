@@ -1,0 +1,36 @@
+"""A copy from one topic to another in plain Python, exactly once, whatever kills it.
+
+python -m tests.client.reading.copier ADDRESS SOURCE TARGET
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+
+import spark_stream as isolog
+
+ROWS_MAX = 7
+
+
+def copy(address: str, source: str, target: str) -> None:
+    """Copies until all that is in ``source`` at the start is committed in ``target``."""
+    with (
+        isolog.connect(address) as log,
+        log.producer(transactional_id=f"copy-{target}") as producer,
+        log.consumer(source, name=f"copy-{target}", isolation="read_committed") as consumer,
+    ):
+        print("copying", flush=True)
+        records = consumer.records(until="latest")
+        while True:
+            some = list(itertools.islice(records, ROWS_MAX))
+            if not some:
+                return
+            with producer.transaction():
+                for record in some:
+                    producer.send(target, record.value, partition=record.partition)
+                producer.commit_position(consumer)
+
+
+if __name__ == "__main__":
+    copy(*sys.argv[1:])

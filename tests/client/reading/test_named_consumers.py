@@ -1,0 +1,288 @@
+"""Named consumers: where they go on, and positions that move with a transaction or not at all."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+import uuid
+
+import pytest
+
+from spark_stream.errors import (
+    ConsumerFenced,
+    InvalidOption,
+    InvalidRequest,
+    InvalidTransaction,
+    TransactionAborted,
+)
+from tests.support import BrokerProcess, eventually, values
+
+pytestmark = pytest.mark.slow  # every test here starts a broker, or uses one
+
+
+@pytest.fixture
+def name() -> str:
+    return f"consumer-{uuid.uuid4()}"
+
+
+def fill(log, topic: str, count: int, partitions: int = 1) -> None:
+    log.create_topic(topic, partitions=partitions)
+    with log.producer() as producer:
+        for number in range(partitions):
+            producer.append(topic, values(*[str(n) for n in range(count)]), number)
+
+
+def stored(log, name: str) -> dict[tuple[str, int], int]:
+    """The position under the name, looked at without taking it over."""
+    return {(p.topic, p.partition): p.offset for p in log._transactions.position(name)}
+
+
+def test_a_named_consumer_goes_on_where_it_committed(log, topic, name):
+    fill(log, topic, 10)
+    with log.consumer(topic, name=name) as consumer:
+        assert consumer.name == name
+        records = consumer.records()
+        assert [next(records).offset for _ in range(3)] == [0, 1, 2]
+        consumer.commit()
+        next(records)  # read and not committed: it comes again
+    with log.consumer(topic, name=name) as consumer:
+        assert consumer.position() == {(topic, 0): 3}
+        assert [record.offset for record in consumer.records(until="latest")] == list(range(3, 10))
+        consumer.commit()
+        consumer.seek({(topic, 0): 5})
+        consumer.commit()  # back, if that is what its user wants
+    with log.consumer(topic, name=name, start="latest") as consumer:
+        assert consumer.position() == {(topic, 0): 5}
+
+
+def test_without_a_stored_position_it_begins_at_start(log, topic, name):
+    fill(log, topic, 10, partitions=2)
+    with log.consumer(topic, name=name, start={0: 4, 1: 6}) as consumer:
+        assert consumer.position() == {(topic, 0): 4, (topic, 1): 6}
+    with log.consumer(topic, name=name, start="latest") as consumer:
+        assert consumer.position() == {(topic, 0): 10, (topic, 1): 10}
+
+
+def test_names_do_not_see_each_other(log, topic, name):
+    fill(log, topic, 10)
+    with log.consumer(topic, name=name, start=7) as consumer:
+        consumer.commit()
+    with log.consumer(topic, name=f"{name}-other") as consumer:
+        assert consumer.position() == {(topic, 0): 0}
+    with log.consumer(topic) as consumer:
+        assert consumer.name is None
+        assert consumer.position() == {(topic, 0): 0}
+
+
+def test_a_topic_that_was_made_anew_begins_at_start(log, topic, name):
+    fill(log, topic, 10)
+    with log.consumer(topic, name=name, start=7) as consumer:
+        consumer.commit()
+    log.delete_topic(topic)
+    fill(log, topic, 10)
+    with log.consumer(topic, name=name, start=2) as consumer:
+        assert consumer.position() == {(topic, 0): 2}
+
+
+def test_a_position_is_kept_over_a_kill(broker):
+    with broker.connect() as log:
+        fill(log, "t", 10)
+        with log.consumer("t", name="mine", start=7) as consumer:
+            consumer.commit()
+        broker.kill()
+        broker.restart()
+        with log.consumer("t", name="mine") as consumer:
+            assert consumer.position() == {("t", 0): 7}
+
+
+def test_without_a_name_there_is_nothing_to_store(log, topic):
+    fill(log, topic, 1)
+    with log.consumer(topic) as consumer, pytest.raises(InvalidOption, match="no name"):
+        consumer.commit()
+
+
+@pytest.mark.parametrize("wrong", ["", "x" * 256, 7])
+def test_a_name_that_is_none_is_refused(log, topic, wrong):
+    fill(log, topic, 1)
+    with pytest.raises(InvalidRequest, match="consumer"):
+        log.consumer(topic, name=wrong)
+
+
+def test_a_position_moves_with_its_transaction(log, topic, name):
+    fill(log, topic, 10, partitions=2)
+    with (
+        log.producer(transactional_id=name) as producer,
+        log.consumer(topic, name=name) as consumer,
+    ):
+        list(consumer.records(until="latest"))
+        producer.begin_transaction()
+        producer.commit_position(consumer)
+        assert stored(log, name) == {}
+        producer.abort_transaction()
+        assert stored(log, name) == {}
+        with producer.transaction():
+            consumer.seek({(topic, 0): 3})
+            producer.commit_position(consumer)
+            consumer.seek({(topic, 0): 4})
+            producer.commit_position(consumer)
+        assert stored(log, name) == {(topic, 0): 4, (topic, 1): 10}
+
+
+def test_a_failed_transaction_moves_no_position(log, topic, name):
+    fill(log, topic, 10)
+    with (
+        log.producer(transactional_id=name) as producer,
+        log.consumer(topic, name=name, start=5) as consumer,
+    ):
+        producer.begin_transaction()
+        producer.commit_position(consumer)
+        producer.append("no-such-topic", values("v"))
+        with pytest.raises(TransactionAborted):
+            producer.commit_transaction()
+        with producer.transaction():
+            producer.append(topic, values("v"))
+    with log.consumer(topic, name=name) as other:
+        assert other.position() == {(topic, 0): 0}
+
+
+def test_a_position_needs_a_transaction_and_a_name(log, topic, name):
+    fill(log, topic, 1)
+    with (
+        log.producer(transactional_id=name) as producer,
+        log.consumer(topic, name=name) as named,
+        log.consumer(topic) as nameless,
+    ):
+        with pytest.raises(InvalidTransaction, match="outside"):
+            producer.commit_position(named)
+        with producer.transaction(), pytest.raises(InvalidOption, match="no name"):
+            producer.commit_position(nameless)
+
+
+def test_a_consumer_of_another_log_is_refused(log, broker, topic, name, shared):
+    fill(log, topic, 1)
+    with (
+        broker.connect() as elsewhere,
+        shared.connect() as same,
+        elsewhere.producer(transactional_id=name) as stranger,
+        same.producer(transactional_id=name) as producer,
+        log.consumer(topic, name=name, start=1) as consumer,
+    ):
+        with stranger.transaction(), pytest.raises(InvalidOption, match="another log"):
+            stranger.commit_position(consumer)
+        with producer.transaction():
+            producer.commit_position(consumer)
+    with log.consumer(topic, name=name) as other:
+        assert other.position() == {(topic, 0): 1}
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_copy_that_is_killed_again_and_again_copies_every_record_once(tmp_path, seed):
+    """``kill -9`` of the copying process, and now and then of the broker, at random moments."""
+    chance = random.Random(seed)
+    with BrokerProcess(tmp_path / "log") as broker, broker.connect() as log:
+        fill(log, "source", 300, partitions=2)
+        log.create_topic("target", partitions=2)
+        deadline = time.monotonic() + 120
+        kills = 0
+        while True:
+            assert time.monotonic() < deadline, stored(log, "copy-target")
+            with subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "tests.client.reading.copier",
+                    broker.address,
+                    "source",
+                    "target",
+                ],
+                stdout=subprocess.PIPE,
+                text=True,
+            ) as copier:
+                assert copier.stdout is not None
+                copier.stdout.readline()
+                if kills >= 6:
+                    assert copier.wait(60) == 0
+                    break
+                time.sleep(chance.uniform(0.0, 0.15))
+                if kills == 3:
+                    broker.kill()
+                    broker.restart()
+                    time.sleep(chance.uniform(0.0, 0.15))
+                copier.kill()
+            kills += 1
+        eventually(lambda: all(each.state != "open" for each in log.transactions()))
+        with log.consumer("target", isolation="read_committed") as consumer:
+            found = list(consumer.records(until="latest"))
+    for partition in range(2):
+        mine = [int(each.value) for each in found if each.partition == partition]
+        assert mine == list(range(300))
+
+
+def test_a_second_consumer_of_a_name_takes_it_over(log, topic, name):
+    """The first stores no position any more, by itself or in a transaction."""
+    fill(log, topic, 5)
+    with (
+        log.producer(transactional_id=name) as producer,
+        log.consumer(topic, name=name, start=1) as first,
+    ):
+        first.commit()
+        with log.consumer(topic, name=name) as second:
+            assert second.position() == {(topic, 0): 1}
+            with pytest.raises(ConsumerFenced, match=name):
+                first.commit()
+            producer.begin_transaction()
+            with pytest.raises(ConsumerFenced):
+                producer.commit_position(first)
+            producer.abort_transaction()
+            second.seek({(topic, 0): 3})
+            with producer.transaction():
+                producer.commit_position(second)
+        with pytest.raises(ConsumerFenced):  # the second is closed; the name is not the first's
+            first.commit()
+    assert stored(log, name) == {(topic, 0): 3}
+
+
+def test_a_name_that_is_taken_over_before_the_commit_aborts_the_transaction(log, topic, name):
+    """Else what lies between would be copied twice: the newer consumer began before it."""
+    fill(log, topic, 5)
+    log.create_topic(f"{topic}-copy")
+    with log.producer(transactional_id=name) as producer, log.consumer(topic, name=name) as early:
+        producer.begin_transaction()
+        for record in early.records(until="latest"):
+            producer.send(f"{topic}-copy", record.value)
+        producer.commit_position(early)
+        with log.consumer(topic, name=name) as late:
+            with pytest.raises(ConsumerFenced):
+                producer.commit_transaction()
+            assert late.position() == {(topic, 0): 0}
+            with producer.transaction():  # the producer is as good as before
+                producer.commit_position(late)
+    assert log.read(f"{topic}-copy", isolation="read_committed").num_rows == 0
+
+
+@pytest.mark.parametrize("isolation", ["read_uncommitted", "read_atomic"])
+def test_a_consumer_that_iterates_is_told_that_its_name_was_taken_over(log, topic, name, isolation):
+    fill(log, topic, 1)
+    with log.consumer(topic, name=name, isolation=isolation) as first:
+        records = first.records()
+        next(records)
+        log.consumer(topic, name=name).close()
+        began = time.monotonic()
+        with pytest.raises(ConsumerFenced):
+            next(records)
+        assert time.monotonic() - began < 10
+
+
+def test_who_owns_a_name_is_kept_over_a_kill(broker):
+    with broker.connect() as log:
+        fill(log, "t", 3)
+        first = log.consumer("t", name="mine")
+        second = log.consumer("t", name="mine", start=2)
+        broker.kill()
+        broker.restart()
+        with pytest.raises(ConsumerFenced):
+            first.commit()
+        second.commit()
+        assert stored(log, "mine") == {("t", 0): 2}

@@ -1,0 +1,58 @@
+"""Moments as microseconds since 1970, exact, also before it."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_stream.client.moments import timestamp_us, to_microseconds
+from spark_stream.errors import InvalidRecord
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+offsets = st.integers(-14 * 60, 14 * 60).map(lambda minutes: timezone(timedelta(minutes=minutes)))
+moments = st.datetimes(datetime(2, 1, 1), datetime(9998, 1, 1), timezones=offsets)
+
+
+@given(moments)
+def test_a_moment_is_exact_to_the_microsecond(moment):
+    assert EPOCH + timedelta(microseconds=to_microseconds(moment)) == moment
+
+
+@given(moments, moments)
+def test_a_later_moment_is_a_greater_number(one, other):
+    assert (one < other) == (to_microseconds(one) < to_microseconds(other))
+
+
+def test_the_last_microsecond_before_1970():
+    assert to_microseconds(EPOCH - timedelta(microseconds=1)) == -1
+
+
+def test_a_moment_without_a_zone_is_local_time(monkeypatch):
+    monkeypatch.setenv("TZ", "Asia/Kolkata")
+    time.tzset()
+    try:
+        assert to_microseconds(datetime(1970, 1, 1, 5, 30)) == 0
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def test_a_records_timestamp_is_in_milliseconds_as_with_kafka():
+    assert timestamp_us(-1) == -1000
+    assert timestamp_us(1_700_000_000_123) == 1_700_000_000_123_000
+    assert timestamp_us(EPOCH + timedelta(microseconds=7)) == 7
+
+
+def test_a_record_without_a_timestamp_gets_the_present():
+    before = time.time_ns() // 1000
+    assert before <= timestamp_us(None) <= time.time_ns() // 1000
+
+
+@pytest.mark.parametrize("far", [2**63 // 1000 + 1, -(2**63) // 1000 - 1, 2**70])
+def test_a_timestamp_out_of_range_is_refused_by_name(far):
+    with pytest.raises(InvalidRecord, match=f"timestamp {far} is out of range"):
+        timestamp_us(far)

@@ -1,0 +1,264 @@
+"""Sequences, the window, and what is sent again: a lane against a leader that may forget."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_stream.client.writing.lanes import Identity, Lane, Outgoing
+from spark_stream.consistency import producers
+from spark_stream.consistency.producers import (
+    EPOCH_MAX,
+    SEQUENCE_MAX,
+    WINDOW,
+    Accepted,
+    Duplicate,
+    ProducerState,
+    Stamp,
+)
+from spark_stream.errors import OutOfOrderSequence
+from spark_stream.wire.messages import StampFacts
+
+ME = Identity(7, 0)
+ROW = pa.record_batch({"n": [1]})
+
+
+def ignored(offset: int, error: Exception | None) -> None:
+    pass
+
+
+def lane_of(count: int, first: int = 0, deadline: float = 1.0) -> Lane:
+    lane = Lane()
+    for number in range(first, first + count):
+        lane.add(outgoing(number, deadline))
+    return lane
+
+
+def outgoing(number: int, deadline: float = 1.0) -> Outgoing:
+    return Outgoing(ROW, 0, deadline, ignored, number=number)
+
+
+def sent(lane: Lane, identity: Identity | None = ME) -> list[StampFacts]:
+    """The stamps of all that the lane sends now."""
+    found = []
+    while (batch := lane.next(identity)) is not None:
+        assert batch.stamp is not None
+        found.append(batch.stamp)
+    return found
+
+
+def sequences(stamps: list[StampFacts]) -> list[tuple[int, int]]:
+    return [(stamp.epoch, stamp.sequence) for stamp in stamps]
+
+
+def refused(sequence: int, expected: int) -> OutOfOrderSequence:
+    return OutOfOrderSequence("", sequence=sequence, expected=expected)
+
+
+def test_no_more_is_on_its_way_than_a_leader_recognises():
+    lane = lane_of(8)
+    assert sequences(sent(lane)) == [(0, n) for n in range(WINDOW)]
+    assert sent(lane) == []
+    lane.pop()
+    assert sequences(sent(lane)) == [(0, WINDOW)]
+
+
+def test_what_is_sent_again_keeps_its_stamp():
+    lane = lane_of(3)
+    before = sent(lane)
+    lane.lost()
+    lane.add(outgoing(3))
+    assert sent(lane)[:3] == before
+    assert [lane.pop().number for _ in range(4)] == [0, 1, 2, 3]
+
+
+def test_without_an_identity_nothing_new_goes_but_what_has_a_stamp_does():
+    lane = lane_of(2)
+    assert sent(lane, None) == []
+    assert lane.next(ME) is not None
+    lane.lost()
+    assert sequences(sent(lane, None)) == [(0, 0)]
+
+
+def test_after_the_last_sequence_comes_the_first():
+    lane = lane_of(3)
+    lane.next(ME)
+    lane.pop()
+    lane._sequence = SEQUENCE_MAX
+    assert sequences(sent(lane)) == [(0, SEQUENCE_MAX), (0, 0)]
+
+
+def test_a_batch_that_was_given_up_begins_an_epoch_once_the_rest_of_its_own_is_settled():
+    lane = lane_of(3)
+    sent(lane)
+    lane.add(outgoing(3, deadline=9.0))
+    (first, *_) = lane.expired(2.0)
+    assert first.number == 0
+    assert len(lane) == 1  # the others were as late
+    lane.lost()
+    assert sequences(sent(lane)) == [(1, 0)]
+
+    lane = lane_of(1)
+    for number in (1, 2):
+        lane.add(outgoing(number, deadline=9.0))
+    sent(lane)
+    lane.add(outgoing(3, deadline=9.0))
+    assert [each.number for each in lane.expired(2.0)] == [0]
+    lane.lost()
+    assert sequences(sent(lane)) == [(0, 1), (0, 2)]  # the new one waits for these
+    lane.pop()
+    assert sent(lane) == []
+    lane.pop()
+    assert sequences(sent(lane)) == [(1, 0)]
+
+
+def test_what_was_never_sent_can_be_given_up_without_a_gap():
+    lane = lane_of(WINDOW, deadline=9.0)
+    sent(lane)
+    for _ in range(WINDOW):
+        lane.pop()
+    lane.add(outgoing(5, deadline=1.0))
+    assert len(lane.expired(2.0)) == 1
+    lane.add(outgoing(6))
+    assert sequences(sent(lane)) == [(0, WINDOW)]
+
+
+def test_a_refusal_that_was_forgotten_makes_the_rest_begin_anew():
+    lane = lane_of(4)
+    stamps = sent(lane)
+    lane.pop()
+    assert lane.begins_anew(refused(stamps[1].sequence, 0))
+    lane.anew()
+    assert sequences(sent(lane)) == [(1, 0), (1, 1), (1, 2)]
+
+
+def test_it_does_not_where_the_batch_may_be_in_the_log():
+    lane = lane_of(2)
+    lane.add(outgoing(2, deadline=9.0))
+    sent(lane)
+    assert not lane.begins_anew(refused(0, 0))
+    lane.pop()
+    assert not lane.begins_anew(refused(1, 5))  # the leader has taken it already
+    lane.expired(2.0)
+    lane.lost()
+    sent(lane)
+    assert not lane.begins_anew(refused(2, 1))  # the one before it may still arrive
+
+
+def test_in_a_transaction_nothing_begins_anew():
+    lane = lane_of(3)
+    mine = Identity(7, 3, transaction=11)
+    stamps = sent(lane, mine)
+    assert [stamp.transaction for stamp in stamps] == [11] * 3
+    lane.pop()
+    assert not lane.begins_anew(refused(1, 0))
+    lane.add(outgoing(4, deadline=9.0))
+    lane.expired(2.0)
+    assert sequences(sent(lane, mine)) == [(3, 3)]
+    lane.pop()
+    lane.add(outgoing(5))
+    assert sequences(sent(lane, Identity(7, 4, transaction=12))) == [(4, 0)]
+
+
+@pytest.mark.parametrize("transaction", [None, 5])
+def test_the_last_epoch_asks_for_another_identity(transaction):
+    lane = lane_of(1)
+    lane.add(outgoing(1, deadline=9.0))
+    last = Identity(7, EPOCH_MAX, transaction)
+    lane.next(last)
+    lane.expired(2.0)
+    lane.lost()
+    if transaction is not None:
+        assert not lane.used_up(last)
+        return
+    assert lane.next(last) is None
+    assert lane.used_up(last)
+    assert not lane.used_up(None)
+    assert sequences(sent(lane, Identity(8, 0))) == [(0, 0)]
+
+
+@settings(max_examples=300)
+@given(st.lists(st.sampled_from("awwwdlrfe"), max_size=60))
+def test_against_a_leader_nothing_is_doubled_lost_or_out_of_order(events):
+    """add · write (to the stream) · deliver · lose the connection · refuse · forget · expire.
+
+    ``stream`` is what was sent and not delivered; what a lost connection had still arrives, late.
+    """
+    lane, state, log = Lane(), None, []
+    stream: deque[tuple[int, StampFacts, int]] = deque()
+    late: deque[tuple[int, StampFacts]] = deque()
+    acknowledged, unknown, number, added, refusing = [], set(), 0, 0, False
+
+    def taken(value: int, stamp: StampFacts, keep: bool = True) -> object:
+        nonlocal state
+        mine = Stamp(stamp.producer_id, stamp.epoch, stamp.sequence)
+        verdict = producers.judge(state, mine, int(keep))
+        if isinstance(verdict, Accepted):
+            state = producers.appended(state, mine, len(log), int(keep), 0)
+            if keep:
+                log.append(value)
+        return verdict
+
+    def answer(value: int, stamp: StampFacts, sending: int, keep: bool) -> None:
+        verdict = taken(value, stamp, keep)
+        head = lane.head(sending)
+        if head is None:
+            return
+        if isinstance(verdict, Accepted | Duplicate):
+            lane.pop()
+            if keep or isinstance(verdict, Duplicate):
+                acknowledged.append(value)
+            return
+        error = refused(stamp.sequence, verdict.expected)
+        if verdict.wrong is not producers.Wrong.FENCED and lane.begins_anew(error):
+            lane.anew()
+        else:
+            lane.pop()
+            unknown.add(value)
+
+    for event in events + ["w", "d"] * 200:
+        if event == "a":
+            batch = outgoing(-1, deadline=1.0)
+            batch.partition = added  # which one it is, to this test
+            lane.add(batch)
+            added += 1
+        elif event == "w":
+            batch = lane.next(ME)
+            if batch is not None:
+                assert batch.stamp is not None
+                batch.number, number = number, number + 1
+                stream.append((batch.partition, batch.stamp, batch.number))
+        elif event == "d" and stream:
+            answer(*stream.popleft(), keep=not refusing)
+            refusing = False
+        elif event == "d" and late:
+            taken(*late.popleft())
+        elif event == "l":
+            late.extend((value, stamp) for value, stamp, _ in stream)
+            stream.clear()
+            lane.lost()
+        elif event == "r":
+            refusing = bool(stream)
+        elif event == "f" and state is not None:
+            stream.clear()  # a restart: nothing that was under way arrives
+            late.clear()
+            lane.lost()
+            last = state.recent[-1].sequence if state.recent else -1
+            state = ProducerState(state.epoch, last, state.recent) if state.recent else None
+        elif event == "e" and lane.sent:
+            head = lane._batches[0]
+            head.deadline = 0.0
+            (given_up,) = lane.expired(0.5)
+            unknown.add(given_up.partition)
+            late.extend((value, stamp) for value, stamp, _ in stream)
+            stream.clear()
+            lane.lost()
+    assert len(lane) == 0
+    assert log == sorted(set(log))
+    assert acknowledged == sorted(set(acknowledged))
+    assert set(acknowledged) <= set(log)
+    assert set(log) - set(acknowledged) <= unknown

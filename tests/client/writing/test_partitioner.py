@@ -1,0 +1,97 @@
+"""Which partition a key goes to: whole columns against the published algorithm, key by key."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_stream.client.writing.partitioner import murmur2, partitions_of
+
+
+def murmur2_of(key: bytes) -> int:
+    """MurmurHash2, 32 bit, by Austin Appleby, with the seed that Kafka gives it."""
+    multiplier, mask = 0x5BD1E995, 0xFFFFFFFF
+    hashed = 0x9747B28C ^ len(key)
+    whole = len(key) // 4 * 4
+    for at in range(0, whole, 4):
+        word = int.from_bytes(key[at : at + 4], "little") * multiplier & mask
+        word = (word ^ word >> 24) * multiplier & mask
+        hashed = (hashed * multiplier & mask) ^ word
+    if len(key) > whole:
+        hashed = (hashed ^ int.from_bytes(key[whole:], "little")) * multiplier & mask
+    hashed = (hashed ^ hashed >> 13) * multiplier & mask
+    return hashed ^ hashed >> 15
+
+
+def signed(number: int) -> int:
+    return number - (1 << 32) if number >= 1 << 31 else number
+
+
+KAFKAS = {
+    b"21": -973932308,
+    b"foobar": -790332482,
+    b"a-little-bit-long-string": -985981536,
+    b"a-little-bit-longer-string": -1486304829,
+    b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
+    b"abc": 479470107,
+}
+"""From UtilsTest.testMurmur2 of Apache Kafka."""
+
+
+def test_the_hashes_are_those_that_kafka_publishes():
+    assert [signed(murmur2_of(key)) for key in KAFKAS] == list(KAFKAS.values())
+    hashes = murmur2(pa.array(list(KAFKAS), pa.binary()))
+    assert [signed(int(each)) for each in hashes] == list(KAFKAS.values())
+
+
+keys = st.lists(st.binary(max_size=20) | st.binary(min_size=60, max_size=70), max_size=12)
+KINDS = [pa.binary(), pa.large_binary()]
+
+
+@settings(max_examples=100)
+@given(keys, st.integers(0, 3), st.integers(0, 3), st.sampled_from(KINDS))
+def test_every_key_has_the_hash_that_the_algorithm_gives_it(keys, before, after, kind):
+    """Also in a slice, and for keys without a byte."""
+    array = pa.array([b"before"] * before + keys + [b"after"] * after, kind)
+    hashes = murmur2(array.slice(before, len(keys)))
+    assert hashes.tolist() == [murmur2_of(key) for key in keys]
+
+
+@given(st.lists(st.text(max_size=9)), st.sampled_from([pa.string(), pa.large_string()]))
+def test_a_text_has_the_hash_of_its_utf8(keys, kind):
+    assert murmur2(pa.array(keys, kind)).tolist() == [murmur2_of(key.encode()) for key in keys]
+
+
+@settings(max_examples=100)
+@given(
+    st.lists(st.none() | st.binary(max_size=9), max_size=12),
+    st.integers(0, 2),
+    st.integers(1, 12) | st.just(10_000),
+    st.sampled_from([pa.binary(), pa.large_binary()]),
+)
+def test_a_key_goes_to_its_partition_and_no_key_where_the_others_without_go(
+    keys, before, partitions, kind
+):
+    array = pa.array([b"before"] * before + keys, kind).slice(before)
+    found = partitions_of(array, partitions, keyless=partitions - 1)
+    assert found.tolist() == [
+        partitions - 1 if key is None else (murmur2_of(key) & 0x7FFFFFFF) % partitions
+        for key in keys
+    ]
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()], ids=str)
+def test_texts_and_nulls_mixed(kind):
+    found = partitions_of(pa.array(["foobar", None, ""], kind), 7, keyless=3).tolist()
+    assert found == [murmur2_of(b"foobar") % (1 << 31) % 7, 3, murmur2_of(b"") % (1 << 31) % 7]
+
+
+def test_an_empty_key_is_a_key():
+    assert partitions_of(pa.array([b""]), 1000, keyless=999).tolist() != [999]
+
+
+def test_one_long_key_among_many_short_ones():
+    keys = [b"k%d" % number for number in range(500)] + [b"x" * 4099]
+    assert murmur2(pa.array(keys)).tolist() == [murmur2_of(key) for key in keys]

@@ -1,0 +1,76 @@
+"""Records one by one become a batch, and a batch becomes one for each partition."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_stream.client.writing.partitioner import partitions_of
+from spark_stream.client.writing.pending import Pending, split
+from spark_stream.wire.schemas import DEFAULT_SCHEMA
+
+maybe = st.none() | st.binary(max_size=5)
+headers = st.none() | st.lists(st.tuples(st.text(max_size=3), maybe), max_size=2)
+rows = st.lists(
+    st.tuples(maybe, maybe, headers, st.integers(-(2**62), 2**62), st.none() | st.integers(0, 4)),
+    min_size=1,
+    max_size=10,
+)
+
+
+def pending_of(records) -> Pending:
+    pending = Pending()
+    for key, value, heads, at, partition in records:
+        pending.add(key, value, heads, at, partition, 10, Future())
+    return pending
+
+
+@settings(max_examples=50)
+@given(rows)
+def test_the_batch_has_the_records_as_they_came(records):
+    pending = pending_of(records)
+    batch = pending.batch()
+    batch.validate(full=True)
+    assert batch.schema.equals(DEFAULT_SCHEMA)
+    assert batch.column("key").to_pylist() == [key for key, *_ in records]
+    assert batch.column("value").to_pylist() == [value for _, value, *_ in records]
+    assert batch.column("timestamp").cast(pa.int64()).to_pylist() == [row[3] for row in records]
+    found = batch.column("headers").to_pylist()
+    for shown, (_, _, given_headers, _, _) in zip(found, records, strict=True):
+        assert [(each["key"], each["value"]) for each in shown or []] == (given_headers or [])
+    assert pending.size == 10 * len(records)
+
+
+@settings(max_examples=50)
+@given(rows, st.integers(0, 4))
+def test_a_record_goes_where_it_says_else_where_its_key_says_else_with_the_keyless(
+    records, keyless
+):
+    pending = pending_of(records)
+    by_key = partitions_of(pa.array([key for key, *_ in records], pa.binary()), 5, keyless).tolist()
+    assert pending.places(pending.batch(), 5, keyless).tolist() == [
+        place if named is None else named
+        for place, (*_, named) in zip(by_key, records, strict=True)
+    ]
+
+
+@settings(max_examples=60)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=30))
+def test_a_split_batch_has_every_row_once_in_its_partition_in_its_order(places):
+    batch = pa.record_batch({"row": pa.array(range(len(places)), pa.int64())})
+    parts = list(split(batch, np.array(places, np.int32)))
+    assert [partition for partition, _, _ in parts] == sorted(set(places))
+    for partition, part, numbers in parts:
+        expected = [row for row, place in enumerate(places) if place == partition]
+        assert part.column("row").to_pylist() == numbers.tolist() == expected
+
+
+def test_a_batch_for_one_partition_is_not_copied():
+    batch = pa.record_batch({"row": [1, 2, 3]})
+    ((partition, part, numbers),) = split(batch, np.full(3, 7, np.int32))
+    assert part is batch
+    assert (partition, numbers.tolist()) == (7, [0, 1, 2])

@@ -1,0 +1,429 @@
+"""``Producer.send``: one record at a time, in order, at the partition that its key names."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta, timezone
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from spark_stream import Written
+from spark_stream.client.writing import batches
+from spark_stream.client.writing import producer as producing
+from spark_stream.errors import (
+    BatchTooLarge,
+    InvalidOption,
+    InvalidRecord,
+    InvalidRequest,
+    IsologError,
+    RecordTooLarge,
+    SchemaMismatch,
+    UnknownPartition,
+    UnknownTopic,
+)
+from tests.support import NUMBERS, values
+
+pytestmark = pytest.mark.slow  # every test here starts a broker, or uses one
+
+
+def kafka_murmur2(data: bytes) -> int:
+    """Appleby's murmur2 as Kafka runs it, byte by byte: what ours is held against."""
+    mask = 0xFFFFFFFF
+    h = (0x9747B28C ^ len(data)) & mask
+    whole = len(data) // 4 * 4
+    for at in range(0, whole, 4):
+        k = int.from_bytes(data[at : at + 4], "little") * 0x5BD1E995 & mask
+        k = (k ^ (k >> 24)) * 0x5BD1E995 & mask
+        h = (h * 0x5BD1E995 & mask) ^ k
+    if data[whole:]:
+        h = (h ^ int.from_bytes(data[whole:], "little")) * 0x5BD1E995 & mask
+    h = (h ^ (h >> 13)) * 0x5BD1E995 & mask
+    return h ^ (h >> 15)
+
+
+def partition_of(key: bytes, partitions: int) -> int:
+    return (kafka_murmur2(key) & 0x7FFFFFFF) % partitions
+
+
+def test_the_model_of_murmur2_has_kafkas_own_values():
+    # Kafka's UtilsTest.testMurmur2
+    assert kafka_murmur2(b"21") == -973932308 % (1 << 32)
+    assert kafka_murmur2(b"foobar") == -790332482 % (1 << 32)
+    assert kafka_murmur2(b"a-little-bit-long-string") == -985981536 % (1 << 32)
+
+
+def test_a_sent_record_comes_back_as_it_was(log, topic):
+    log.create_topic(topic)
+    with log.producer() as producer:
+        future = producer.send(
+            topic, b"hello", key=b"k", headers=[("h", b"v"), ("h", None), ("é", b"")], timestamp=1
+        )
+        assert isinstance(future, Future)
+        assert future.result(20) == Written(topic, 0, 0, 1)
+    (record,) = log.consumer(topic).records(until="latest")
+    assert (record.topic, record.partition, record.offset) == (topic, 0, 0)
+    assert (record.key, record.value) == (b"k", b"hello")
+    assert record.headers == [("h", b"v"), ("h", None), ("é", b"")]
+    assert record.timestamp == datetime(1970, 1, 1, 0, 0, 0, 1000, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("value", [b"", b"\0\xff", "Grüße 🎈", None, bytearray(b"x")])
+def test_values_and_keys_are_bytes_or_text_or_nothing(log, topic, value):
+    log.create_topic(topic)
+    with log.producer() as producer:
+        producer.send(topic, value, key=value)
+    (record,) = log.consumer(topic).records(until="latest")
+    expected = value.encode() if isinstance(value, str) else value
+    assert (record.key, record.value) == (expected, expected)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"value": 1},
+        {"key": 1.5},
+        {"headers": [("h", 1)]},
+        {"headers": [(b"h", b"v")]},
+        {"headers": 7},
+    ],
+)
+def test_a_value_of_a_wrong_type_is_the_callers_mistake_and_harms_nobody_elses_record(
+    log, topic, wrong
+):
+    log.create_topic(topic)
+    with log.producer(linger_ms=200) as producer:
+        good = producer.send(topic, b"good")
+        with pytest.raises(TypeError):
+            producer.send(topic, **({"value": b"v"} | wrong))
+        assert good.result(20).offset == 0
+    assert log.read(topic).num_rows == 1
+
+
+def test_a_header_may_be_text(log, topic):
+    log.create_topic(topic)
+    with log.producer() as producer:
+        producer.send(topic, b"v", headers=[("h", "é")])
+    (record,) = log.consumer(topic).records(until="latest")
+    assert record.headers == [("h", "é".encode())]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (0, datetime(1970, 1, 1, tzinfo=UTC)),
+        (-1, datetime(1969, 12, 31, 23, 59, 59, 999000, tzinfo=UTC)),
+        (-2_208_988_800_000, datetime(1900, 1, 1, tzinfo=UTC)),
+        (1_700_000_000_123, datetime(2023, 11, 14, 22, 13, 20, 123000, tzinfo=UTC)),
+        (
+            datetime(1812, 6, 24, 1, 2, 3, 456789, tzinfo=UTC),
+            datetime(1812, 6, 24, 1, 2, 3, 456789, tzinfo=UTC),
+        ),
+        (
+            datetime(2020, 1, 1, tzinfo=timezone(timedelta(hours=5, minutes=30))),
+            datetime(2019, 12, 31, 18, 30, tzinfo=UTC),
+        ),
+        (datetime(2020, 6, 1), datetime(2020, 6, 1).astimezone(UTC)),
+        (datetime.min.replace(tzinfo=UTC), datetime.min.replace(tzinfo=UTC)),
+        (datetime.max.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)),
+    ],
+)
+def test_a_timestamp_is_milliseconds_or_a_datetime(log, topic, given, expected):
+    log.create_topic(topic)
+    with log.producer() as producer:
+        producer.send(topic, b"v", timestamp=given)
+    (record,) = log.consumer(topic).records(until="latest")
+    assert record.timestamp == expected
+    assert log.read(topic)["timestamp"][0].as_py() == expected
+
+
+def test_without_a_timestamp_it_is_now(log, topic):
+    log.create_topic(topic)
+    before = datetime.now(UTC)
+    with log.producer() as producer:
+        producer.send(topic, b"v")
+    (record,) = log.consumer(topic).records(until="latest")
+    assert before <= record.timestamp <= datetime.now(UTC)
+
+
+@pytest.mark.parametrize("timestamp", [1 << 62, -(1 << 62), 1 << 80])
+def test_a_timestamp_that_no_column_can_hold_is_refused_alone(log, topic, timestamp):
+    log.create_topic(topic)
+    producer = log.producer(linger_ms=200)
+    good = producer.send(topic, b"good")
+    bad = producer.send(topic, b"bad", timestamp=timestamp)
+    also_good = producer.send(topic, b"also good")
+    with pytest.raises(InvalidRecord, match="timestamp"):
+        bad.result(20)
+    assert [good.result(20).offset, also_good.result(20).offset] == [0, 1]
+    producer.close()
+
+
+def test_a_record_of_the_year_20000_can_be_read_as_well(log, topic):
+    """Arrow's timestamps reach further than Python's: such a record must not end a consumer."""
+    log.create_topic(topic)
+    far = pa.array([569_000_000_000_000_000, -569_000_000_000_000_000, 0], pa.int64())
+    batch = pa.record_batch(
+        {"value": [b"future", b"past", b"epoch"], "timestamp": far.cast(pa.timestamp("us", "UTC"))}
+    )
+    with log.producer() as producer:
+        producer.append(topic, batch)
+    found = list(log.consumer(topic).records(until="latest"))
+    assert [record.value for record in found] == [b"future", b"past", b"epoch"]
+    assert found[0].timestamp == datetime.max.replace(tzinfo=UTC)
+    assert found[1].timestamp == datetime.min.replace(tzinfo=UTC)
+    assert log.read(topic)["timestamp"].cast(pa.int64()).to_pylist() == far.to_pylist()
+
+
+def test_a_key_goes_where_kafka_puts_it(log, topic):
+    log.create_topic(topic, partitions=6)
+    keys = [b"", b"a", b"ab", b"abc", b"abcd", b"21", b"foobar", b"a-little-bit-long-string"]
+    keys += [bytes([n]) * n for n in range(1, 60)] + ["schlüssel".encode()]
+    with log.producer(linger_ms=5) as producer:
+        futures = [producer.send(topic, b"v", key=key) for key in keys]
+        text = producer.send(topic, b"v", key="schlüssel")
+    expected = [partition_of(key, 6) for key in keys]
+    assert [future.result().partition for future in futures] == expected
+    assert text.result().partition == expected[-1]
+    assert len(set(expected)) == 6
+
+
+def test_a_named_partition_wins_over_the_key(log, topic):
+    log.create_topic(topic, partitions=6)
+    with log.producer(linger_ms=50) as producer:
+        named = [producer.send(topic, b"v", key=b"k", partition=number) for number in range(6)]
+        keyed = producer.send(topic, b"v", key=b"k")
+    assert [future.result().partition for future in named] == list(range(6))
+    assert keyed.result().partition == partition_of(b"k", 6)
+
+
+def test_records_without_keys_use_all_partitions(log, topic):
+    log.create_topic(topic, partitions=3)
+    with log.producer() as producer:
+        used = {producer.send(topic, b"v").result(20).partition for _ in range(12)}
+    assert used == {0, 1, 2}
+
+
+@pytest.mark.parametrize("partition", [-1, 2, 1 << 40])
+def test_a_partition_that_is_not_there_is_told_by_the_future(log, topic, partition):
+    log.create_topic(topic, partitions=2)
+    producer = log.producer()
+    with pytest.raises(UnknownPartition, match=f"0 to 1, not {partition}"):
+        producer.send(topic, b"v", partition=partition).result(20)
+    producer.flush()
+    producer.close()
+
+
+def test_an_unknown_topic_is_told_by_the_future_and_by_the_with_block(log, topic):
+    producer = log.producer()
+    future = producer.send(topic, b"v")
+    with pytest.raises(UnknownTopic, match=topic), producer:
+        pass
+    assert isinstance(future.exception(0), UnknownTopic)
+
+
+def test_a_typed_topic_takes_no_single_records(log, topic):
+    log.create_topic(topic, schema=NUMBERS)
+    producer = log.producer()
+    with pytest.raises(SchemaMismatch, match="typed: n"):
+        producer.send(topic, b"v").result(20)
+    producer.close()
+
+
+def test_an_error_of_the_block_is_not_hidden_by_one_of_the_producer(log, topic):
+    producer = log.producer()
+    producer.send(topic, b"v")
+    with pytest.raises(ZeroDivisionError), producer:
+        raise ZeroDivisionError
+
+
+def test_flush_waits_for_everything_and_raises_the_first_error_once(log, topic):
+    log.create_topic(topic, config={"max.record.bytes": 100})
+    with log.producer(linger_ms=60_000) as producer:
+        futures = [producer.send(topic, b"x" * size) for size in (10, 200, 20, 300)]
+        with pytest.raises(RecordTooLarge, match=r"has 208 bytes"):
+            producer.flush()
+        assert all(future.done() for future in futures)
+        producer.flush()  # it was told
+        assert [future.exception() is None for future in futures] == [True, False, True, False]
+    assert log.read(topic).num_rows == 2
+
+
+def test_a_record_that_no_setting_lets_through_has_another_hint(log, topic, monkeypatch):
+    log.create_topic(topic, config={"max.record.bytes": 1000})
+    with suppress(IsologError), log.producer() as producer:
+        for module in (batches, producing):  # in place of a value of 256 MiB
+            monkeypatch.setattr(module, "BATCH_BYTES_MAX", 5000)
+        large = producer.send(topic, b"x" * 2000).exception(20)
+        largest = producer.send(topic, b"x" * 6000).exception(20)
+        batch = producer.append(topic, pa.record_batch({"value": [b"x" * 6000]})).exception(20)
+    assert "raise the topic's max.record.bytes" in str(large)
+    for error in (largest, batch):
+        assert isinstance(error, RecordTooLarge | BatchTooLarge)
+        assert "Split the value: no topic takes" in str(error)
+        assert "raise" not in str(error)
+
+
+def test_a_record_too_large_in_the_middle_leaves_its_neighbours(log, topic):
+    log.create_topic(topic, config={"max.record.bytes": 1000})
+    producer = log.producer(linger_ms=100)
+    futures = [producer.send(topic, b"x" * size) for size in [10, 10, 5000, 10]]
+    error = futures[2].exception(20)
+    assert isinstance(error, RecordTooLarge)
+    assert "1000" in str(error)
+    assert not error.retriable
+    assert [futures[n].result(20).offset for n in (0, 1, 3)] == [0, 1, 2]
+    producer.close()
+
+
+def test_order_holds_through_sends_and_appends(log, topic):
+    log.create_topic(topic)
+    with log.producer(linger_ms=1) as producer:
+        for number in range(0, 2000, 4):
+            producer.send(topic, str(number))
+            producer.send(topic, str(number + 1))
+            producer.append(topic, values(str(number + 2), str(number + 3)))
+    found = [int(value.as_py()) for value in log.read(topic)["value"]]
+    assert found == list(range(2000))
+
+
+def test_order_holds_for_each_of_many_threads(log, topic):
+    """One thread's appends must not let another thread's sends overtake each other."""
+    log.create_topic(topic)
+    with log.producer() as producer:
+        stop = threading.Event()
+
+        def append() -> None:
+            while not stop.is_set():
+                producer.append(topic, values("other"))
+
+        others = [threading.Thread(target=append) for _ in range(2)]
+        for thread in others:
+            thread.start()
+        try:
+            for number in range(4000):
+                producer.send(topic, str(number))
+        finally:
+            stop.set()
+            for thread in others:
+                thread.join()
+    found = [value.as_py() for value in log.read(topic)["value"]]
+    assert [int(value) for value in found if value != b"other"] == list(range(4000))
+
+
+def test_a_full_batch_goes_before_its_linger_is_over(log, topic):
+    log.create_topic(topic)
+    with log.producer(linger_ms=60_000, batch_bytes=1000) as producer:
+        futures = [producer.send(topic, b"x" * 300) for _ in range(4)]
+        assert futures[0].result(20).offset == 0
+
+
+def test_a_full_buffer_goes_before_its_linger_is_over(log, topic):
+    log.create_topic(topic)
+    with log.producer(linger_ms=60_000, buffer_bytes=1000) as producer:
+        futures = [producer.send(topic, b"x" * 300) for _ in range(20)]
+        assert futures[0].result(20).offset == 0
+
+
+def test_records_that_wait_together_travel_together(shared, log, flight, topic):
+    log.create_topic(topic)
+    with log.producer(linger_ms=300) as producer:
+        for number in range(500):
+            producer.send(topic, str(number))
+    partition = log.describe(topic).partitions[0]
+    assert partition.log_end_offset == 500
+    entries = next((shared.directory / "topics" / topic).rglob("*.entries"))
+    assert entries.stat().st_size // 88 <= 5
+
+
+def test_a_closed_producer_takes_nothing(log, topic):
+    log.create_topic(topic)
+    producer = log.producer()
+    producer.send(topic, b"v")
+    producer.close()
+    producer.close()
+    with pytest.raises(InvalidRequest, match="closed"):
+        producer.send(topic, b"v")
+    with pytest.raises(InvalidRequest, match="closed"):
+        producer.append(topic, values("v"))
+    assert log.read(topic).num_rows == 1
+
+
+@pytest.mark.parametrize("isolation", ["read_replicated", "read_atomic", "", "committed"])
+def test_a_producer_has_two_levels(log, isolation):
+    with pytest.raises(InvalidOption, match=r"read_uncommitted \| read_committed"):
+        log.producer(isolation=isolation)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"linger_ms": -1},
+        {"batch_bytes": 0},
+        {"buffer_bytes": 0},
+        {"timeout_ms": 0},
+        {"timeout_ms": 1 << 40},
+    ],
+)
+def test_a_setting_out_of_range_is_refused_by_name(log, setting):
+    with pytest.raises(InvalidOption, match=next(iter(setting))):
+        log.producer(**setting)
+
+
+def test_an_unknown_setting_is_the_callers_mistake(log):
+    with pytest.raises(TypeError, match="linger"):
+        log.producer(linger=5)
+
+
+def test_a_callback_may_call_the_producer_and_wait_for_room(log, topic):
+    """Callbacks run apart from the thread that reads acknowledgements: else this would be stuck."""
+    log.create_topic(topic)
+    ended = threading.Event()
+    with log.producer(buffer_bytes=2000, timeout_ms=20_000) as producer:
+
+        def again(future: Future[Written]) -> None:
+            if future.result().offset >= 300:
+                ended.set()
+                return
+            for _ in range(3):
+                producer.append(topic, values(b"x" * 500))
+            producer.send(topic, b"x" * 500).add_done_callback(again)
+
+        producer.send(topic, b"first").add_done_callback(again)
+        assert ended.wait(20)
+
+
+def test_after_flush_every_future_is_done(log, topic):
+    log.create_topic(topic, partitions=4)
+    with log.producer() as producer:
+        keys = [str(n).encode() for n in range(20)]
+        batch = pa.record_batch({"key": keys, "value": keys})
+        for _ in range(200):
+            futures = [producer.append(topic, batch), producer.send(topic, b"v")]
+            producer.flush()
+            assert all(future.done() for future in futures)
+
+
+def test_a_cancelled_future_harms_nothing(log, topic):
+    log.create_topic(topic)
+    with log.producer(linger_ms=200) as producer:
+        first = producer.send(topic, b"first")
+        second = producer.send(topic, b"second")
+        assert first.cancel()
+        assert second.result(20).offset == 1
+
+
+def test_numpy_numbers_are_numbers(log, topic):
+    log.create_topic(topic, partitions=2)
+    one = np.int64(1)
+    with log.producer() as producer:
+        assert producer.send(topic, b"a", partition=one, timestamp=one).result(20).partition == 1
+        assert producer.append(topic, values("b"), partition=one).result(20).offset == 1
+    assert log.read(topic, start=np.int64(0)).num_rows == 2
+    assert log.read(topic, start={one: one}).num_rows == 1
+    with log.consumer(topic) as consumer:
+        consumer.seek({(topic, 1): one})
+        assert len(list(consumer.records(until="latest"))) == 1

@@ -1,0 +1,532 @@
+"""Transactions of a producer in Python: all or nothing, one owner, no trace of what was aborted."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+import spark_stream as isolog
+from spark_stream.client.writing.transactional import TransactionalProducer
+from spark_stream.errors import (
+    InvalidOption,
+    InvalidRequest,
+    InvalidTransaction,
+    IsologError,
+    ProducerFenced,
+    RecordTooLarge,
+    TransactionAborted,
+    UnknownTopic,
+    UnknownTransaction,
+)
+from tests.client.proxy import Proxy
+from tests.faults import FaultyBroker
+from tests.support import BrokerProcess, eventually, values
+
+pytestmark = pytest.mark.slow  # every test here starts a broker, or uses one
+
+
+def found(log: isolog.Log, topic: str, isolation: str = "read_committed") -> list[int]:
+    """The visible values, in the order of partitions and offsets."""
+    return [int(value.as_py()) for value in log.read(topic, isolation=isolation)["value"]]
+
+
+def entries(log: isolog.Log, topic: str) -> int:
+    return sum(each.log_end_offset for each in log.describe(topic).partitions)
+
+
+@pytest.fixture
+def identity() -> str:
+    return f"loader-{uuid.uuid4()}"
+
+
+@pytest.fixture
+def producer(log: isolog.Log, identity: str) -> Iterator[TransactionalProducer]:
+    with log.producer(transactional_id=identity) as found:
+        yield found
+
+
+# -- commit and abort -----------------------------------------------------------------------------
+
+
+def test_a_commit_makes_everything_visible_at_once(log, topic, producer):
+    """In all partitions and topics, to the very next read."""
+    other = f"{topic}-other"
+    log.create_topic(topic, partitions=3)
+    log.create_topic(other)
+    for turn in range(5):
+        with producer.transaction():
+            for partition in range(3):
+                producer.append(topic, values(str(turn)), partition)
+            producer.send(other, str(turn))
+            producer.flush()
+            assert len(found(log, topic)) == 3 * turn
+            assert found(log, other) == list(range(turn))
+        assert len(found(log, topic)) == 3 * (turn + 1)
+        assert found(log, other) == list(range(turn + 1))
+
+
+def test_an_abort_leaves_nothing_to_see(log, topic, producer):
+    log.create_topic(topic)
+    producer.begin_transaction()
+    aborted = producer.append(topic, values("0", "1"))
+    assert aborted.result(20).offset == 0
+    producer.abort_transaction()
+    with producer.transaction():
+        committed = producer.append(topic, values("2"))
+    assert committed.result(0).offset == 2
+    assert found(log, topic) == [2]
+    assert found(log, topic, "read_uncommitted") == [0, 1, 2]
+    bounds = log.describe(topic).partitions[0]
+    assert bounds.last_stable_offset == bounds.log_end_offset == 3
+
+
+def test_an_exception_aborts_and_is_the_one_to_see(log, topic, producer):
+    log.create_topic(topic)
+
+    def fail() -> None:
+        with producer.transaction():
+            producer.append(topic, values("0")).result(20)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert found(log, topic) == []
+    with producer.transaction():
+        producer.append(topic, values("1"))
+    assert found(log, topic) == [1]
+
+
+def test_what_was_not_acknowledged_fails_with_the_abort(log, topic, identity):
+    log.create_topic(topic)
+    with log.producer(transactional_id=identity, linger_ms=60_000) as producer:
+        producer.begin_transaction()
+        waiting = producer.send(topic, b"0")
+        producer.abort_transaction()
+        assert isinstance(waiting.exception(0), TransactionAborted)
+        producer.flush()  # an abort that was asked for is no failure
+    assert entries(log, topic) == 0
+
+
+def test_leaving_the_block_with_an_open_transaction_aborts_it(log, topic, identity):
+    log.create_topic(topic)
+    with log.producer(transactional_id=identity) as producer:
+        producer.begin_transaction()
+        producer.append(topic, values("0")).result(20)
+    assert log.describe_transaction(identity).state == "aborted"
+    assert found(log, topic) == []
+    assert log.describe(topic).partitions[0].last_stable_offset == 1
+
+
+def test_a_transaction_with_no_write_leaves_no_trace(log, topic, producer, identity):
+    log.create_topic(topic)
+    with producer.transaction():
+        pass
+    producer.begin_transaction()
+    producer.abort_transaction()
+    assert log.describe_transaction(identity).partitions == ()
+    assert entries(log, topic) == 0
+    with producer.transaction():
+        producer.append(topic, values("0"))
+    assert found(log, topic) == [0]
+
+
+def test_writes_outside_a_transaction_are_refused_at_once(log, topic, producer):
+    log.create_topic(topic)
+    for call in (
+        lambda: producer.send(topic, b"v"),
+        lambda: producer.append(topic, values("v")),
+        producer.commit_transaction,
+        producer.abort_transaction,
+    ):
+        with pytest.raises(InvalidTransaction, match="outside a transaction"):
+            call()
+    assert entries(log, topic) == 0
+
+
+def test_one_transaction_at_a_time(log, topic, producer):
+    log.create_topic(topic)
+    with producer.transaction():
+        with pytest.raises(InvalidTransaction, match="open already"):
+            producer.begin_transaction()
+        producer.append(topic, values("0"))
+    with pytest.raises(InvalidTransaction):
+        producer.commit_transaction()
+    assert found(log, topic) == [0]
+
+
+def test_many_transactions_on_one_producer(log, topic, producer):
+    """Every one under its own epoch; commits and aborts mixed."""
+    log.create_topic(topic, partitions=2)
+    expected = []
+    for number in range(60):
+        producer.begin_transaction()
+        for row in range(7):
+            producer.append(topic, values(str(number * 10 + row)), 0)
+        if number % 3:
+            producer.commit_transaction()
+            expected += [number * 10 + row for row in range(7)]
+        else:
+            producer.abort_transaction()
+    assert found(log, topic) == expected
+
+
+def test_a_large_transaction_holds_its_order(log, topic, producer):
+    log.create_topic(topic)
+    with producer.transaction():
+        futures = [producer.append(topic, values(str(n))) for n in range(500)]
+    assert [future.result(0).offset for future in futures] == list(range(500))
+    assert found(log, topic) == list(range(500))
+
+
+# -- failures -------------------------------------------------------------------------------------
+
+
+def test_a_failed_write_makes_the_commit_an_abort(log, topic, producer):
+    log.create_topic(topic, config={"max.record.bytes": 100})
+    producer.begin_transaction()
+    producer.append(topic, values("0"))
+    bad = producer.append(topic, values("1", b"x" * 1000, "2"))
+    producer.append(topic, values("3"))
+    with pytest.raises(TransactionAborted, match=r"max.record.bytes is 100") as caught:
+        producer.commit_transaction()
+    assert caught.value.__cause__ is bad.exception(0)
+    assert isinstance(caught.value.__cause__, RecordTooLarge)
+    assert bad.exception(0).kept == 0  # in a transaction a batch is all or nothing
+    assert found(log, topic) == []
+    with producer.transaction():
+        producer.append(topic, values("4"))
+    assert found(log, topic) == [4]
+
+
+def test_a_failure_that_flush_has_told_still_makes_it_an_abort(log, topic, producer):
+    log.create_topic(topic)
+    producer.begin_transaction()
+    producer.append(topic, values("0"))
+    producer.append("no-such-topic", values("0"))
+    with pytest.raises(UnknownTopic):
+        producer.flush()
+    with pytest.raises(TransactionAborted, match="no-such-topic"):
+        producer.commit_transaction()
+    assert found(log, topic) == []
+
+
+def test_a_block_whose_write_failed_raises_and_aborts(log, topic, producer):
+    log.create_topic(topic)
+
+    def fail() -> None:
+        with producer.transaction():
+            producer.append(topic, values("0"))
+            producer.append("no-such-topic", values("0"))
+
+    with pytest.raises(TransactionAborted, match="no-such-topic"):
+        fail()
+    assert found(log, topic) == []
+
+
+# -- fencing --------------------------------------------------------------------------------------
+
+
+def test_a_new_instance_fences_the_old_one_and_aborts_its_transaction(log, topic, identity):
+    log.create_topic(topic)
+    old = log.producer(transactional_id=identity)
+    old.begin_transaction()
+    old.append(topic, values("0")).result(20)
+    with log.producer(transactional_id=identity) as new:
+        late = old.append(topic, values("1"))
+        assert isinstance(late.exception(20), ProducerFenced)
+        for _ in range(2):
+            for call in (
+                old.commit_transaction,
+                old.abort_transaction,
+                old.begin_transaction,
+                lambda: old.append(topic, values("2")),
+                lambda: old.send(topic, b"2"),
+            ):
+                with pytest.raises(ProducerFenced):
+                    call()
+        with new.transaction():
+            new.append(topic, values("3"))
+    old.close()
+    assert found(log, topic) == [3]
+
+
+@pytest.mark.parametrize("call", ["commit", "abort", "begin"])
+def test_a_fenced_instance_learns_of_it_with_whatever_it_asks(log, topic, identity, call):
+    log.create_topic(topic)
+    old = log.producer(transactional_id=identity)
+    if call != "begin":
+        old.begin_transaction()
+        old.append(topic, values("0")).result(20)
+    log.producer(transactional_id=identity).close()
+    with pytest.raises(ProducerFenced):
+        getattr(old, f"{call}_transaction")()
+    with pytest.raises(ProducerFenced):
+        old.begin_transaction()
+    old.close()
+    assert found(log, topic) == []
+
+
+def test_an_instance_that_was_fenced_between_transactions_writes_nothing(log, topic, identity):
+    log.create_topic(topic)
+    old = log.producer(transactional_id=identity)
+    with old.transaction():
+        old.append(topic, values("0"))
+    with log.producer(transactional_id=identity) as new:
+        with pytest.raises(ProducerFenced), old.transaction():
+            raise AssertionError("not reached")
+        with new.transaction():
+            new.append(topic, values("1"))
+    old.close()
+    assert found(log, topic) == [0, 1]
+
+
+# -- timeouts and operators -----------------------------------------------------------------------
+
+
+def test_a_timeout_aborts_and_the_owner_is_told(log, topic, identity):
+    log.create_topic(topic)
+    with log.producer(transactional_id=identity, transaction_timeout_ms=2_000) as producer:
+        producer.begin_transaction()
+        producer.append(topic, values("0")).result(20)
+        eventually(lambda: log.describe_transaction(identity).state == "aborted")
+        late = producer.append(topic, values("1"))
+        assert isinstance(late.exception(20), TransactionAborted)
+        with pytest.raises(TransactionAborted, match="timeout of 2000 ms"):
+            producer.commit_transaction()
+        assert log.describe(topic).partitions[0].last_stable_offset == 1
+        with producer.transaction():
+            producer.append(topic, values("2"))
+    assert found(log, topic) == [2]
+
+
+def test_an_operator_can_abort_it(log, topic, producer, identity):
+    log.create_topic(topic)
+    producer.begin_transaction()
+    producer.append(topic, values("0")).result(20)
+    assert log.abort_transaction(identity).state == "aborted"
+    with pytest.raises(TransactionAborted, match="operator"):
+        producer.commit_transaction()
+    with producer.transaction():
+        producer.append(topic, values("1"))
+    assert found(log, topic) == [1]
+
+
+def test_operators_see_an_open_transaction(log, topic, producer, identity):
+    log.create_topic(topic, partitions=2)
+    producer.begin_transaction()
+    producer.append(topic, values("0"), 1).result(20)
+    listed = {each.transactional_id: each for each in log.transactions()}
+    assert listed[identity].state == "open"
+    (part,) = log.describe_transaction(identity).partitions
+    assert (part.topic, part.partition, part.first_offset) == (topic, 1, 0)
+    producer.commit_transaction()
+    assert log.describe_transaction(identity).state == "committed"
+    with pytest.raises(UnknownTransaction):
+        log.describe_transaction(f"{identity}-not")
+    with pytest.raises(InvalidTransaction):
+        log.abort_transaction(identity)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"transactional_id": ""}, "transactional_id"),
+        ({"transactional_id": "x" * 256}, "transactional_id"),
+        ({"transactional_id": 7}, "transactional_id"),
+        ({"transactional_id": "x", "transaction_timeout_ms": 0}, "transaction_timeout_ms"),
+        ({"transactional_id": "x", "transaction_timeout_ms": 1 << 40}, "transaction_timeout_ms"),
+        ({"transactional_id": "x", "linger_ms": -1}, "linger_ms"),
+        ({"transactional_id": "x", "isolation": "read_atomic"}, "isolation"),
+    ],
+)
+def test_a_setting_out_of_range_is_refused_by_name_and_fences_nobody(log, settings, named):
+    with pytest.raises(InvalidOption, match=named):
+        log.producer(**settings)
+
+
+# -- lost connections -----------------------------------------------------------------------------
+
+
+def test_a_broker_killed_between_begin_and_commit_is_waited_for(broker):
+    with broker.connect() as log:
+        log.create_topic("t", partitions=2)
+        with log.producer(transactional_id="loader") as producer:
+            for turn in range(3):
+                producer.begin_transaction()
+                producer.append("t", values(str(4 * turn)), 0).result(20)
+                broker.kill()
+                waiting = producer.append("t", values(str(4 * turn + 1)), 0)
+                broker.restart()
+                producer.append("t", values(str(4 * turn + 2)), 1)
+                producer.commit_transaction()
+                assert waiting.result(0).offset == 2 * turn + 1
+        assert found(log, "t") == [0, 1, 4, 5, 8, 9, 2, 6, 10]
+
+
+def test_an_abort_after_the_broker_was_killed(broker):
+    with broker.connect() as log:
+        log.create_topic("t")
+        with log.producer(transactional_id="loader") as producer:
+            producer.begin_transaction()
+            producer.append("t", values("0")).result(20)
+            broker.kill()
+            broker.restart()
+            producer.abort_transaction()
+            with producer.transaction():
+                producer.append("t", values("1"))
+        assert found(log, "t") == [1]
+
+
+def test_lost_answers_of_a_transaction_are_asked_for_again(broker):
+    """Of its writes and of its commit: the same call gets the answer that was lost."""
+    with broker.connect() as direct, Proxy(broker.address) as proxy:
+        direct.create_topic("t")
+        with (
+            isolog.connect(proxy.address, timeout=5) as log,
+            log.producer(transactional_id="loader") as producer,
+        ):
+            for turn in range(3):
+                producer.begin_transaction()
+                producer.append("t", values(str(3 * turn))).result(20)
+                proxy.lose_answers()
+                for row in (1, 2):
+                    producer.append("t", values(str(3 * turn + row)))
+                eventually(lambda turn=turn: entries(direct, "t") == 3 * turn + 3)
+                proxy.cut()
+                producer.flush()
+                proxy.lose_answers()
+                cutter = threading.Thread(
+                    target=lambda turn=turn: (
+                        eventually(lambda: len(found(direct, "t")) == 3 * turn + 3),
+                        proxy.cut(),
+                    )
+                )
+                cutter.start()
+                producer.commit_transaction()
+                cutter.join()
+        assert found(direct, "t") == list(range(9))
+
+
+def test_a_commit_that_nobody_answers_can_be_asked_again(broker):
+    with broker.connect(timeout=1) as log:
+        log.create_topic("t")
+        with log.producer(transactional_id="loader") as producer:
+            producer.begin_transaction()
+            producer.append("t", values("0")).result(20)
+            broker.kill()
+            with pytest.raises(IsologError) as caught:
+                producer.commit_transaction()
+            assert caught.value.retriable
+            broker.restart()
+            producer.commit_transaction()
+            with producer.transaction():
+                producer.append("t", values("1"))
+        assert found(log, "t") == [0, 1]
+
+
+def test_after_a_commit_that_nobody_answered_nothing_more_is_written(broker):
+    with broker.connect(timeout=1) as log:
+        log.create_topic("t")
+        with log.producer(transactional_id="loader") as producer:
+            producer.begin_transaction()
+            producer.append("t", values("0")).result(20)
+            broker.kill()
+            with pytest.raises(IsologError):
+                producer.commit_transaction()
+            for write in (producer.append, producer.send):
+                with pytest.raises(InvalidTransaction, match="asked to commit"):
+                    write("t", values("1") if write == producer.append else b"1")
+            broker.restart()
+            producer.commit_transaction()
+        assert found(log, "t") == [0]
+
+
+def test_what_is_committed_is_never_said_to_be_aborted(tmp_path):
+    """The commit is decided, its answer lost, and so is that of an abort after it."""
+    with FaultyBroker(tmp_path / "log", "finished") as broker, broker.connect(timeout=1) as log:
+        log.create_topic("t")
+        with log.producer(transactional_id="loader") as producer:
+            for end in ("commit again", "abort again"):
+                producer.begin_transaction()
+                producer.append("t", values("0")).result(20)
+                broker.arm()
+                with pytest.raises(IsologError) as caught:
+                    producer.commit_transaction()
+                assert caught.value.retriable
+                with pytest.raises(IsologError) as caught:
+                    producer.abort_transaction()
+                assert caught.value.retriable
+                broker.restart()
+                if end == "commit again":
+                    producer.commit_transaction()
+                    continue
+                with pytest.raises(InvalidTransaction, match="is committed"):
+                    producer.abort_transaction()
+            with producer.transaction():
+                producer.append("t", values("1"))
+        assert found(log, "t") == [0, 0, 1]
+
+
+def test_an_error_that_decides_nothing_leaves_the_transaction_open(log, topic, producer):
+    log.create_topic(topic)
+    producer.begin_transaction()
+    producer.append(topic, values("0")).result(20)
+    real = producer._transactions.commit
+    producer._transactions.commit = lambda *_, **__: producer._transactions.init("", "i", 1)
+    with pytest.raises(InvalidRequest):
+        producer.commit_transaction()
+    producer._transactions.commit = real
+    producer.abort_transaction()
+    with producer.transaction():
+        producer.append(topic, values("1"))
+    assert found(log, topic) == [1]
+
+
+def test_a_fenced_producer_is_told_so_even_if_its_successor_has_begun(log, topic, identity):
+    log.create_topic(topic)
+    old = log.producer(transactional_id=identity)
+    old.begin_transaction()
+    with log.producer(transactional_id=identity) as new, new.transaction():
+        old.append(topic, values("0"))
+        with pytest.raises(ProducerFenced):
+            old.commit_transaction()
+        with pytest.raises(ProducerFenced):
+            old.begin_transaction()
+    old.close()
+
+
+def test_an_exception_while_nobody_answers_is_the_one_to_see(broker, caplog):
+    with broker.connect(timeout=1) as log:
+        log.create_topic("t")
+        with log.producer(transactional_id="loader", timeout_ms=1000) as producer:
+
+            def fail() -> None:
+                with producer.transaction():
+                    producer.append("t", values("0")).result(20)
+                    broker.kill()
+                    raise ZeroDivisionError
+
+            with pytest.raises(ZeroDivisionError):
+                fail()
+            assert "not aborted yet" in caplog.text
+            broker.restart()
+            with producer.transaction():
+                producer.append("t", values("1"))
+        assert found(log, "t") == [1]
+
+
+def test_what_a_killed_process_left_open_is_aborted_by_its_next_run(broker: BrokerProcess):
+    with broker.connect() as log:
+        log.create_topic("t")
+        left = log.producer(transactional_id="loader")
+        left.begin_transaction()
+        left.append("t", values("0")).result(20)
+        broker.kill()
+        broker.restart()
+        with log.producer(transactional_id="loader") as producer, producer.transaction():
+            producer.append("t", values("1"))
+        assert found(log, "t") == [1]
+        left.close()

@@ -1,0 +1,55 @@
+"""Where two threads meet at one Flight object the process must not end: programs of their own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.support import BrokerProcess
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def test_both_ends_of_a_stream_of_appends_may_end_it_at_once(broker: BrokerProcess) -> None:
+    """Once the writer ended its side while the reader closed the stream, and gRPC aborted."""
+    with broker.connect() as log:
+        log.create_topic("t")
+    program = [sys.executable, "-m", "tests.client.writing.ending_streams", broker.address, "4"]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 100
+
+
+LEFT_OPEN = """
+import sys, threading
+import spark_stream as isolog
+log = isolog.connect(sys.argv[1])
+producer = log.producer()
+producer.send("t", "v").result(20)
+following = log.consumer("t").records()
+next(following)
+for isolation in ("read_uncommitted", "read_atomic"):
+    polling = log.consumer("quiet", isolation=isolation).records()
+    threading.Thread(target=list, args=(polling,), daemon=True).start()
+producer.send("t", "w")
+"""
+
+
+def test_a_program_may_end_with_everything_open(broker: BrokerProcess) -> None:
+    """It forgot to close, and its threads are inside gRPC when the interpreter goes."""
+    with broker.connect() as log:
+        log.create_topic("t")
+        log.create_topic("quiet", partitions=4)
+    programs = [
+        subprocess.Popen(
+            [sys.executable, "-X", "faulthandler", "-c", LEFT_OPEN, broker.address],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(3)
+    ]
+    for each in programs:
+        _, said = each.communicate(timeout=60)
+        assert (each.returncode, said) == (0, "")

@@ -1,0 +1,136 @@
+"""No batch lands in a transaction after its seal, whatever comes between its steps."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from spark_stream.consistency.joins import Joins
+
+NUMBERS = st.integers(0, 2)
+WRITERS = st.integers(0, 1)
+
+
+class JoinMachine(RuleBasedStateMachine):
+    """One partition, the records of a few transactions, and calls that stop between any steps.
+
+    The test plays the record: which transactions are open, which branches of them are dropped, and
+    whether this partition is on it.
+    """
+
+    asked = Bundle("asked")
+    recorded = Bundle("recorded")
+
+    def __init__(self):
+        super().__init__()
+        self.joins = Joins()
+        self.decided: set[int] = set()
+        self.dropped: set[tuple[int, int]] = set()
+        self.on_record: set[int] = set()
+        self.sealed: set[int] = set()
+        self.marked_of: set[tuple[int, int]] = set()
+        self.batches: list[tuple[int, int]] = []
+
+    # -- a batch on its way -----------------------------------------------------------------------
+
+    @rule(target=asked, number=NUMBERS, writer=WRITERS)
+    def open_a_join(self, number, writer):
+        return self.joins.open(number, writer)
+
+    @rule(target=recorded, join=consumes(asked))
+    def put_it_on_record(self, join):
+        """The record refuses what is decided or dropped: the compare-and-set sees it."""
+        key = (join.transaction, join.producer_id)
+        refused = join.transaction in self.decided or key in self.dropped
+        if not refused:
+            self.on_record.add(join.transaction)
+        return join, not refused
+
+    @rule(answer=consumes(recorded))
+    def hear_the_record(self, answer):
+        join, on_record = answer
+        if on_record:
+            self.joins.confirm(join)
+        else:
+            self.joins.give_up(join)
+
+    @rule(number=NUMBERS, writer=WRITERS)
+    def append(self, number, writer):
+        """A batch that may have waited for as long as it liked since it was joined."""
+        if (number, writer) in self.joins:
+            assert number not in self.sealed
+            assert (number, writer) not in self.marked_of
+            self.batches.append((number, writer))
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    @rule(number=NUMBERS)
+    def decide(self, number):
+        self.decided.add(number)
+
+    @rule(number=NUMBERS)
+    def seal(self, number):
+        """Only partitions on the record are sealed: nobody knows of any other."""
+        if number in self.decided and number in self.on_record:
+            self.joins.seal(number)
+            self.sealed.add(number)
+
+    @rule(number=NUMBERS, writer=WRITERS)
+    def drop(self, number, writer):
+        if number not in self.decided:
+            self.dropped.add((number, writer))
+
+    @rule(number=NUMBERS, writer=WRITERS)
+    def mark_the_dropped(self, number, writer):
+        if (number, writer) in self.dropped and number in self.on_record:
+            self.joins.drop(number, writer)
+            self.marked_of.add((number, writer))
+
+    @rule()
+    def restart(self):
+        """Nothing is remembered, and calls that are under way go on to nobody."""
+        self.joins = Joins()
+
+    @rule()
+    def lead_in_a_new_epoch(self):
+        self.joins.clear()
+
+    @invariant()
+    def what_is_remembered_is_under_way(self):
+        for number in self.sealed:
+            assert all((number, writer) not in self.joins for writer in range(2))
+
+
+TestJoins = JoinMachine.TestCase
+TestJoins.settings = settings(max_examples=200, stateful_step_count=30)
+
+
+def test_a_join_that_a_seal_met_on_its_way_is_not_confirmed():
+    joins = Joins()
+    pending = joins.open(10, 1)
+    joins.seal(10)
+    assert not joins.confirm(pending)
+    assert (10, 1) not in joins
+
+
+def test_any_number_of_transactions_that_end_leaves_nothing_behind():
+    """The earlier list of 4,096 forgot the oldest, and took a batch of it that had waited."""
+    joins = Joins()
+    waited = joins.open(10, 1)
+    joins.seal(10)
+    for number in range(100, 6_000):
+        assert joins.confirm(joins.open(number, 1))
+        joins.seal(number)
+    assert len(joins) == 0
+    assert not joins.confirm(waited)
+
+
+def test_two_calls_that_join_at_once_do_not_end_each_other():
+    joins = Joins()
+    one, other = joins.open(10, 1), joins.open(10, 1)
+    assert joins.confirm(one)
+    joins.give_up(other)
+    assert (10, 1) in joins
+    joins.drop(10, 1)
+    assert len(joins) == 0

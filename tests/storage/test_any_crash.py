@@ -1,0 +1,198 @@
+"""Whatever is torn, forgotten or refused: a log opens with a prefix of what was appended to it.
+
+The real log on the simulated disk: power goes between any two steps, forces fail, the disk fills.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_stream.consistency.entries import Kind
+from spark_stream.consistency.producers import Stamp
+from spark_stream.errors import DamagedSegment, DiskFull, StorageFailure
+from spark_stream.storage.log import LogFormat, PartitionLog
+from spark_stream.storage.settings import Flush
+from spark_stream.testing.simulation.disk import SimulatedDisk
+from tests.storage import logs
+from tests.storage.logs import EPOCH, NOW, everything, format_of, records
+
+HERE = Path("/topics/t/0")
+Row = tuple[int, int, int, int, int]
+"""Of an entry: its index, kind, transaction, base offset and count."""
+
+
+def rows_of(log: PartitionLog) -> list[Row]:
+    names = ["entry_index", "kind", "transaction", "base_offset", "count"]
+    return [row for table in log.tables() for row in table[names].tolist()]
+
+
+@dataclass
+class Run:
+    """A log, and what is known of it: the rows told as appended, and how many were forced."""
+
+    disk: SimulatedDisk
+    log_format: LogFormat
+    told: list[Row] = field(default_factory=list)
+    refused: list[Row] = field(default_factory=list)
+    forced: int = 0
+
+    def __post_init__(self) -> None:
+        self.log = PartitionLog.open(HERE, self.log_format, self.disk)
+
+    def do(self, step: str, number: int) -> None:
+        """One step; what the disk refuses is refused by the log, and nothing else is."""
+        if step in ("crash", "kill"):
+            self.disk.room = 1 << 62
+        if step == "crash":
+            self.disk.crash(random.Random(number))
+            self.open_again(all_forced=True)
+        elif step == "kill":
+            self.disk.kill()
+            self.open_again(all_forced=False)
+        elif step == "fail":
+            self.disk.fail_next_force()
+        elif step == "room":
+            self.disk.room = 50 * number
+        else:
+            try:
+                self.write(step, number)
+            except DiskFull:
+                self.disk.room = 1 << 62
+            except StorageFailure:
+                assert self.log.failed is not None
+
+    def write(self, step: str, number: int) -> None:
+        log, end = self.log, self.log.end
+        if step in ("append", "mark"):
+            kind = Kind.DATA if step == "append" else Kind.ABORT
+            row = (int(end.entry), int(kind), number, int(end.offset), number * (step == "append"))
+            try:
+                if step == "append":
+                    batch = self.log_format.prepare(records(int(end.offset), number), NOW)
+                    log.append(batch, EPOCH, NOW, Stamp(1, 1, 0, number))
+                else:
+                    log.mark(kind, 1, 1, number, EPOCH, NOW)
+            except StorageFailure:
+                if self.log.failed is not None:
+                    self.refused.append(row)  # whether the disk has it nobody knows
+                raise
+            self.told.append(row)
+            rolled = sum(len(table) for table in log.tables()[:-1])
+            self.forced = max(self.forced, self.start + rolled)
+            if self.log_format.settings.flush is Flush.BATCH:
+                self.forced = len(self.told)
+        elif step == "flush":
+            log.flush()
+            self.forced = len(self.told)
+        elif step == "roll":
+            log.roll()
+            self.forced = self.start + sum(len(table) for table in log.tables()[:-1])
+        elif step == "retain":
+            log.housekeep(NOW, log.end.offset)
+
+    @property
+    def start(self) -> int:
+        return int(self.log.start.entry)
+
+    def open_again(self, *, all_forced: bool) -> None:
+        start, failed = self.start, self.log.failed
+        log = self.log = PartitionLog.open(HERE, self.log_format, self.disk)
+        found = rows_of(log)
+        assert self.start >= start or failed, "what could not be removed may be back"
+        whole = [*self.told, *self.refused[:1]]
+        assert found == whole[self.start : self.start + len(found)]
+        assert self.start + len(found) >= self.forced
+        if not all_forced:
+            assert len(whole[self.start :]) - len(found) <= len(self.refused[:1])
+        known = [each for each in found if each[1] == Kind.DATA]
+        expected = pa.Table.from_batches([records(each[3], each[4]) for each in known], logs.SCHEMA)
+        assert everything(log).equals(expected)
+        self.told = self.told[: self.start] + found
+        self.refused = []
+        self.forced = len(self.told) if all_forced else self.forced
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), st.integers(1, 30)),
+        st.tuples(st.just("append"), st.integers(1, 30)),
+        st.tuples(st.sampled_from(["mark", "flush", "roll", "retain", "fail"]), st.integers(1, 3)),
+        st.tuples(st.just("room"), st.integers(0, 30)),
+        st.tuples(st.sampled_from(["crash", "kill"]), st.integers(0, 1 << 20)),
+    ),
+    max_size=24,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(STEPS, st.sampled_from(Flush), st.sampled_from([3, 1 << 18]), st.integers(0, 1 << 20))
+def test_after_any_crash_a_log_holds_a_prefix_and_all_that_was_forced(
+    steps, flush, segment_entries, seed
+):
+    log_format = format_of(flush=flush, segment_entries=segment_entries, retention_bytes=4000)
+    run = Run(SimulatedDisk(), log_format)
+    for step, number in steps:
+        run.do(step, number)
+    run.do("crash", seed)
+    end = run.log.end
+    run.do("append", 2)
+    assert (run.log.end.entry, run.log.end.offset) == (end.entry + 1, end.offset + 2)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_whatever_rots_nothing_wrong_is_served_and_every_byte_is_kept(data):
+    """Bits flip in any file. What the log no longer has is in the folder of the cut."""
+    disk = SimulatedDisk()
+    run = Run(disk, format_of(segment_entries=3))
+    for number in range(1, data.draw(st.integers(2, 12))):
+        run.do("append", number)
+    if data.draw(st.booleans()):
+        run.log.close()
+    paths = [path for path in disk.files() if path.suffix == ".entries" or path.suffix == ".arrow"]
+    for _ in range(data.draw(st.integers(1, 3))):
+        path = data.draw(st.sampled_from(paths))
+        size = len(disk.files()[path])
+        if size:
+            disk.flip(path, data.draw(st.integers(0, size - 1)), data.draw(st.integers(0, 7)))
+    before = disk.files()
+    try:
+        log = PartitionLog.open(HERE, run.log_format, disk)
+    except DamagedSegment:
+        assert disk.files() == before
+        return
+    found = rows_of(log)
+    assert found == run.told[: len(found)]
+    if len(found) < len(run.told):
+        assert log.cuts[0].grave
+    for start in range(int(log.end.offset)):
+        try:
+            (chunk, *_) = log.read(start, log.end.offset)
+        except DamagedSegment:
+            continue
+        assert chunk.batch.column("id").to_pylist()[0] == start
+        row = next(each for each in found if each[3] <= start < each[3] + each[4])
+        whole = records(row[3], row[4]).slice(start - row[3])
+        rows = min(chunk.batch.num_rows, whole.num_rows)
+        assert chunk.batch.slice(0, rows).equals(whole.slice(0, rows))
+    for path, content in before.items():
+        kept = {
+            int(each.name.rpartition(".from.")[2]): now
+            for each, now in disk.files().items()
+            if each.name.startswith(f"{path.name}.from.")
+        }
+        now = disk.files().get(path)
+        moved = [each for each in disk.files() if each.name == path.name and each != path]
+        if moved:
+            assert disk.files()[moved[0]] == content
+        elif kept:
+            assert any(content[at:] == tail for at, tail in kept.items())
+        elif path.suffix == ".entries":
+            assert now is not None
+            assert now.startswith(content.rstrip(b"\0"))

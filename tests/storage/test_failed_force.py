@@ -1,0 +1,115 @@
+"""A force that failed is the last: the log takes no more until it is opened again, and says why."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from spark_stream.consistency.entries import Kind
+from spark_stream.errors import StorageFailure
+from spark_stream.storage.log import PartitionLog
+from spark_stream.storage.settings import Flush
+from spark_stream.testing.simulation.disk import SimulatedDisk
+from tests.storage.logs import EPOCH, NOW, append_next, format_of, ids, read
+
+HERE = Path("/topics/t/0")
+
+
+def log_of(flush: Flush = Flush.NONE) -> tuple[SimulatedDisk, PartitionLog]:
+    """A log of ten records on a disk of its own."""
+    disk = SimulatedDisk()
+    log = PartitionLog.open(HERE, format_of(flush=flush), disk)
+    append_next(log)
+    return disk, log
+
+
+FORCING: dict[str, tuple[Flush, Callable[[PartitionLog], object]]] = {
+    "an append with flush=batch": (Flush.BATCH, append_next),
+    "a marker with flush=batch": (
+        Flush.BATCH,
+        lambda log: log.mark(Kind.COMMIT, 1, 1, 1, EPOCH, NOW),
+    ),
+    "a flush": (Flush.INTERVAL, PartitionLog.flush),
+    "a roll": (Flush.NONE, PartitionLog.roll),
+    "a close": (Flush.NONE, PartitionLog.close),
+}
+
+
+@pytest.mark.parametrize("name", FORCING)
+def test_a_log_whose_force_failed_refuses_everything_but_reads(name):
+    flush, act = FORCING[name]
+    disk, log = log_of(flush)
+    assert log.failed is None
+    disk.fail_next_force()
+    with pytest.raises(StorageFailure, match="takes no more until it is opened again") as caught:
+        act(log)
+    assert caught.value.details["path"] == str(HERE)
+    assert log.failed is not None
+    tried = disk.forces
+    for refused in (
+        append_next,
+        PartitionLog.flush,
+        PartitionLog.roll,
+        PartitionLog.close,
+        lambda log: log.mark(Kind.ABORT, 1, 1, 1, EPOCH, NOW),
+    ):
+        with pytest.raises(StorageFailure, match="Input/output error"):
+            refused(log)
+    assert log.housekeep(NOW + 10**15, log.end.offset) == 0
+    assert disk.forces == tried, "no force is tried after one that failed"
+    assert log.end.offset == 10
+    assert ids(read(log, 0)) == list(range(10))
+
+
+def test_the_second_force_of_a_directory_is_not_believed_either():
+    disk, log = log_of()
+    log.flush()
+    refuse_from = disk.forces + 1  # the next segment's file is forced, then its name is not
+
+    def may_fail(path: Path) -> None:
+        disk.forces += 1
+        if disk.forces > refuse_from:
+            raise StorageFailure(f"{path}: Input/output error")
+
+    disk.may_fail = may_fail  # type: ignore[method-assign]
+    with pytest.raises(StorageFailure):
+        log.roll()
+    assert log.failed is not None
+
+
+@pytest.mark.parametrize("ends", ["orderly", "killed"])
+@pytest.mark.parametrize("flush", Flush)
+def test_what_a_failed_force_left_in_memory_alone_is_written_again_by_the_next_open(flush, ends):
+    """Linux takes the pages of a force that failed for clean: a later force would skip them."""
+    disk, log = log_of(Flush.NONE)
+    disk.fail_next_force()
+    with pytest.raises(StorageFailure):
+        log.flush()
+    if ends == "orderly":
+        with pytest.raises(StorageFailure):
+            log.close()
+    disk.kill()
+    log = PartitionLog.open(HERE, format_of(flush=flush), disk)
+    assert log.failed is None
+    assert ids(read(log, 0)) == list(range(10))
+    append_next(log)
+    log.flush()
+    for seed in range(20):
+        disk.crash(random.Random(seed))
+        log = PartitionLog.open(HERE, log.format, disk)
+        assert log.cuts == ()
+        assert ids(read(log, 0)) == list(range(20)), "forced, and there after every power cut"
+
+
+def test_a_batch_whose_force_failed_is_not_in_the_log_that_opens_again():
+    """The caller was told that nothing was kept; the bytes are taken back, the disk permitting."""
+    disk, log = log_of(Flush.BATCH)
+    disk.fail_next_force()
+    with pytest.raises(StorageFailure):
+        append_next(log)
+    disk.kill()
+    log = PartitionLog.open(HERE, log.format, disk)
+    assert log.end.offset == 10

@@ -1,0 +1,54 @@
+"""Words that send a reader to a text that is not in the repository, or to nowhere, are not used."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+import pytest
+
+from tests.test_layers import ROOT
+
+TEXTS = (".py", ".md", ".toml", ".cfg", ".yml", ".ipynb", "Makefile", "Dockerfile")
+# Spelt so that this file does not hold them itself.
+ELSEWHERE = {
+    "a design document that is not here": r"DESIGN\.m[d]|STYLE\.m[d]|(?<!docs/)SPARK\.m[d]",
+    "texts that only its authors have": r"[Tt]he seed[s]\b",
+    "a section of another text": r"[Ss]ection [0-9.]+ of the desig[n]|[Tt]he desig[n] (?:say|said)",
+    "a path of somebody's machine": r"(?<![\w.])/wor[k]/|/tmp/i[0-9]",
+}
+RIDDLES = (
+    r"so many does a [l]eader",
+    r"no matter of [o]urs",
+    r"under what one task [a]ttempt",
+)
+
+
+def texts() -> list[str]:
+    """The texts that git knows, or would add."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    if listed.returncode:
+        pytest.skip("not a checkout: which files are the repository's is not known")
+    return [name for name in listed.stdout.splitlines() if name.endswith(TEXTS)]
+
+
+@pytest.mark.parametrize("pattern", [*ELSEWHERE.values(), *RIDDLES], ids=[*ELSEWHERE, *RIDDLES])
+def test_nobody_is_sent_elsewhere_or_given_riddles(pattern: str) -> None:
+    found = [
+        f"{name}:{number}: {line.strip()}"
+        for name in texts()
+        if (ROOT / name).is_file()
+        for number, line in enumerate((ROOT / name).read_text().splitlines(), 1)
+        if re.search(pattern, line)
+    ]
+    assert found == []
+
+
+def test_the_repositorys_texts_are_looked_at() -> None:
+    assert len(texts()) > 300
+    assert "spark_stream/errors.py" in texts()

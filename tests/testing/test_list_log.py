@@ -1,0 +1,150 @@
+"""The log in a list next to the log in files: nobody who uses one could tell which it is."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_stream.consistency.entries import ENTRY, Kind
+from spark_stream.consistency.ids import Offset
+from spark_stream.consistency.producers import Stamp
+from spark_stream.errors import StorageFailure
+from spark_stream.storage.log import PartitionLog
+from spark_stream.storage.replica_log import ReplicaLog
+from spark_stream.storage.settings import Compression, Flush
+from spark_stream.testing.simulation.disk import SimulatedDisk
+from spark_stream.testing.simulation.list_log import ListLog
+from tests.storage import logs
+from tests.storage.logs import EPOCH, NOW, format_of, ids, records
+
+FOREIGN = {"position", "entry_crc"}
+"""What of an entry is each replica's own affair."""
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), st.integers(1, 5)),
+        st.tuples(st.just("append"), st.integers(1, 5)),
+        st.tuples(st.sampled_from(["commit", "abort"]), st.integers(1, 4)),
+        st.tuples(st.sampled_from(["roll", "flush", "retain"]), st.integers(0, 60)),
+    ),
+    max_size=25,
+)
+
+
+def both(**settings: Any) -> tuple[PartitionLog, ListLog]:
+    log_format = format_of(**settings)
+    return PartitionLog.open(Path("/t/0"), log_format, SimulatedDisk()), ListLog(log_format)
+
+
+def do(log: ReplicaLog, step: str, number: int, now: int) -> object:
+    """One step on one of them, and what it answers."""
+    if step == "append":
+        end = int(log.end.offset)
+        batch = log.format.prepare(records(end, number), now)
+        return log.append(batch, EPOCH, now, Stamp(number, 1, 0, number))
+    if step in ("commit", "abort"):
+        kind = Kind.COMMIT if step == "commit" else Kind.ABORT
+        return log.mark(kind, number, 1, number, EPOCH, now)
+    if step == "retain":
+        return log.housekeep(now, Offset(min(number, int(log.end.offset))))
+    return log.roll() if step == "roll" else log.flush()
+
+
+def seen(log: ReplicaLog) -> dict[str, object]:
+    """All that anybody can ask a log, as plain values."""
+    start, end = log.start.offset, log.end.offset
+    rows = [row for table in log.tables() for row in table]
+    return {
+        "bounds": (log.start, log.end, log.failed, log.cuts),
+        "segments": [len(table) for table in log.tables()],
+        "entries": [[row[name] for name in ENTRY.names if name not in FOREIGN] for row in rows],
+        "records": logs.table_of(list(log.read(start, end))).to_pydict(),
+        "committed": ids(list(log.read(start, end, committed=True))),
+        "ends": [[*log.read(at, end, committed=True)][-1].next_offset for at in range(start, end)],
+        "first": [next(log.read(at, end)).base_offset for at in range(start, end)],
+        "limited": [ids(list(log.read(at, end, ["id"], 3))) for at in range(start, end)],
+        "aborted": [log.has_aborted(at, end) for at in range(start, end)],
+        "times": [log.offset_at(NOW + second) for second in range(30)],
+    }
+
+
+@settings(max_examples=60, deadline=None)
+@given(STEPS, st.sampled_from([3, 1 << 18]), st.sampled_from(Compression))
+def test_both_logs_answer_alike_whatever_is_done_to_them(steps, segment_entries, compression):
+    real, listed = both(
+        segment_entries=segment_entries, compression=compression, retention_ms=8, segment_ms=5
+    )
+    over: list[int] = []
+    for moment, (step, number) in enumerate(steps):
+        now = NOW + 1000 * moment
+        if step in ("append", "commit", "abort"):  # nothing is appended behind a marker of its pair
+            number += 10 * sum(ended % 10 == number for ended in over)
+        if step in ("commit", "abort"):
+            over.append(number)
+        assert do(real, step, number, now) == do(listed, step, number, now)
+    assert seen(real) == seen(listed)
+
+
+KINDS: dict[str, Callable[..., ReplicaLog]] = {
+    "files": lambda **settings: both(**settings)[0],
+    "list": lambda **settings: both(**settings)[1],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_log_says_when_its_next_flush_is_due(kind):
+    log = KINDS[kind](flush=Flush.INTERVAL, flush_ms=20)
+    assert log.next_flush_due(100.0) == 100.02
+    assert log.next_flush_due(100.01) == 100.02
+    log.flush_if_due(100.01)
+    assert log.next_flush_due(100.01) == 100.02
+    log.flush_if_due(100.03)
+    assert log.next_flush_due(100.03) == pytest.approx(100.05)
+    assert KINDS[kind](flush=Flush.NONE).next_flush_due(100.0) is None
+    assert KINDS[kind](flush=Flush.BATCH).next_flush_due(100.0) is None
+
+
+def test_what_was_due_is_forced_and_what_was_not_is_not_yet():
+    disk = SimulatedDisk()
+    log = PartitionLog.open(Path("/t/0"), format_of(flush=Flush.INTERVAL, flush_ms=20), disk)
+    logs.append_next(log)
+    log.flush_if_due(5.0)
+    forces = disk.forces
+    log.flush_if_due(5.01)
+    assert disk.forces == forces
+    log.flush_if_due(5.02)
+    assert disk.forces > forces
+    disk.crash(random.Random(0))
+    assert PartitionLog.open(Path("/t/0"), log.format, disk).end.offset == 10
+
+
+@pytest.mark.parametrize("flush", Flush)
+def test_a_crash_of_the_list_takes_entries_that_were_not_forced_and_no_other(flush):
+    log = ListLog(format_of(flush=flush))
+    for _ in range(3):
+        logs.append_next(log)
+    log.mark(Kind.ABORT, 1, 1, 1, EPOCH, NOW)
+    if flush is Flush.INTERVAL:
+        log.flush()
+    log.crash(0)
+    assert log.end.entry == (0 if flush is Flush.NONE else 4)
+    assert log.forced == log.end.entry
+    logs.append_next(log)
+    assert ids(list(log.read(log.start.offset, log.end.offset))) == list(range(log.end.offset))
+
+
+def test_a_list_that_failed_takes_no_more_and_is_read():
+    log = ListLog(format_of())
+    logs.append_next(log)
+    log.fail(StorageFailure("the disk is gone"))
+    for refused in (logs.append_next, ListLog.flush, ListLog.roll, ListLog.close):
+        with pytest.raises(StorageFailure, match="the disk is gone"):
+            refused(log)
+    assert (log.end.offset, log.housekeep(NOW + 10**15, Offset(10))) == (10, 0)
+    assert len(ids(list(log.read(Offset(0), Offset(10))))) == 10

@@ -1,0 +1,154 @@
+"""The simulated disk: it loses what a real one may lose, and nothing else."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from spark_stream.errors import DiskFull, StorageFailure
+from spark_stream.testing.simulation.disk import SECTOR, SimulatedDisk, SimulatedFile
+
+HERE = Path("/log")
+FILE = HERE / "file"
+
+
+def disk_with_a_file(content: bytes = b"") -> tuple[SimulatedDisk, SimulatedFile]:
+    """A disk with one file; what it has is forced, and so is its name."""
+    disk = SimulatedDisk()
+    disk.make_directory(HERE)
+    file = disk.create(FILE)
+    file.write(0, content)
+    file.flush()
+    disk.sync_directory(HERE)
+    return disk, file
+
+
+def outcomes(prepare, crashes: int = 300) -> set[bytes | None]:
+    """What may be left of the file after a crash of a disk that ``prepare`` makes."""
+    found = set()
+    for seed in range(crashes):
+        disk = prepare()
+        disk.crash(random.Random(seed))
+        found.add(disk.files().get(FILE))
+    return found
+
+
+def test_what_was_forced_survives_every_crash():
+    def prepare():
+        disk, file = disk_with_a_file(b"kept")
+        file.write(4, b"lost?")
+        file.flush()
+        return disk
+
+    assert outcomes(prepare) == {b"keptlost?"}
+
+
+def test_of_a_write_that_was_not_forced_any_first_part_may_survive():
+    def prepare():
+        disk, file = disk_with_a_file(b"kept")
+        file.write(4, b"xyz")
+        return disk
+
+    assert outcomes(prepare) == {b"kept" + b"xyz"[:length] for length in range(4)}
+
+
+def test_writes_that_were_not_forced_need_not_survive_in_order():
+    def prepare():
+        disk, file = disk_with_a_file()
+        file.write(0, b"a" * SECTOR)
+        file.write(SECTOR, b"b" * SECTOR)
+        return disk
+
+    found = outcomes(prepare)
+    assert {b"", b"a" * SECTOR, b"\0" * SECTOR + b"b" * SECTOR} <= found
+
+
+def test_a_name_that_was_not_forced_may_be_gone_and_a_replaced_file_may_be_back():
+    def made():
+        disk = SimulatedDisk()
+        disk.make_directory(HERE)
+        disk.create(FILE).flush()
+        return disk
+
+    def replaced():
+        disk, _ = disk_with_a_file(b"old")
+        disk.write_whole(FILE, [b"new"])
+        return disk
+
+    def removed():
+        disk, _ = disk_with_a_file(b"old")
+        disk.remove(FILE)
+        return disk
+
+    assert outcomes(made) == {None, b""}
+    assert outcomes(replaced) == {b"old", b"new"}
+    assert outcomes(removed) == {None, b"old"}
+
+
+def test_a_renamed_file_has_one_name_after_a_crash():
+    for seed in range(50):
+        disk, _ = disk_with_a_file(b"x")
+        disk.make_directory(HERE / "aside")
+        disk.rename(FILE, HERE / "aside" / "file")
+        disk.crash(random.Random(seed))
+        assert list(disk.files().values()) == [b"x"]
+
+
+def test_after_a_force_that_failed_readers_see_what_a_second_force_does_not_bring_to_the_disk():
+    def prepare():
+        disk, file = disk_with_a_file(b"kept")
+        file.write(4, b"ghost")
+        disk.fail_next_force()
+        with pytest.raises(StorageFailure):
+            file.flush()
+        file.flush()
+        assert file.read(0, 99) == b"keptghost"
+        return disk
+
+    assert outcomes(prepare) == {b"kept"}
+
+
+def test_a_full_disk_takes_what_it_has_room_for_and_says_no():
+    disk, file = disk_with_a_file(b"kept")
+    disk.room = 2
+    with pytest.raises(DiskFull):
+        file.write(4, b"xyz")
+    assert disk.files()[FILE] == b"keptxy"
+
+
+def test_a_mapping_shows_what_is_written_later_and_outlives_the_file():
+    disk, file = disk_with_a_file(b"a" * 100)
+    mapped = disk.map(FILE)
+    file.write(10, b"b" * 1000)
+    assert mapped.to_pybytes() == b"a" * 10 + b"b" * 90
+    disk.remove(FILE)
+    assert mapped.size == 100
+
+
+def test_a_file_of_a_process_that_died_takes_no_more():
+    disk, file = disk_with_a_file(b"x")
+    disk.kill()
+    with pytest.raises(ValueError, match="closed"):
+        file.write(0, b"y")
+    assert disk.files()[FILE] == b"x"
+
+
+def test_a_bit_rots_for_good():
+    disk, _ = disk_with_a_file(b"\0\0")
+    disk.flip(FILE, 1, 7)
+    disk.crash(random.Random(0))
+    assert disk.files()[FILE] == b"\0\x80"
+
+
+def test_one_seed_is_one_run():
+    def left(seed: int) -> dict[Path, bytes]:
+        disk, file = disk_with_a_file(b"x")
+        for number in range(20):
+            file.write(number * 100, bytes([number]) * 100)
+        disk.create(HERE / "other")
+        disk.crash(random.Random(seed))
+        return disk.files()
+
+    assert all(left(seed) == left(seed) for seed in range(20))
