@@ -218,7 +218,7 @@ class Host:
             partition.close(deleted=True)
 
     def housekeep(self) -> None:
-        """Retention and rolling by age, where they may be due. A partition that fails stops no other."""
+        """Retention and rolling by age, where they are due; one failing partition stops no other."""
         found = [each for hosted in self.topics() for each in hosted.open_partitions()]
         members = [
             Member((each.topic_id, each.number), int(each.bounds().log_end_offset))
