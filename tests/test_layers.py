@@ -159,25 +159,12 @@ def test_the_check_sees_imports_of_every_form():
     assert allowed_in_room("client/log", "client.reading.feed.Feed")
 
 
-def test_the_rules_know_no_clock_no_disk_no_thread_and_no_chance():
-    forbidden = {"time", "datetime", "os", "io", "pathlib", "random", "secrets", "threading"}
-    forbidden |= {"asyncio", "socket", "subprocess", "uuid", "pyarrow", "logging", "concurrent"}
-    for path in modules("consistency"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = []
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                names = [node.module or ""]
-            for name in names:
-                assert name.partition(".")[0] not in forbidden, f"{path.name}:{node.lineno}"
-
-
-def test_scripts_know_no_lock_no_clock_no_thread_and_no_flight():
+@pytest.mark.parametrize("part", ["consistency", "scripts"])
+def test_what_decides_knows_no_lock_no_clock_no_disk_no_thread_no_flight_and_no_chance(part):
     forbidden = {"time", "datetime", "os", "io", "pathlib", "random", "secrets", "threading"}
     forbidden |= {"asyncio", "socket", "subprocess", "uuid", "pyarrow", "logging", "concurrent"}
     forbidden |= {"queue", "multiprocessing", "sqlite3"}
-    for path in modules("scripts"):
+    for path in modules(part):
         for node in ast.walk(ast.parse(path.read_text())):
             names = []
             if isinstance(node, ast.Import):

@@ -23,12 +23,12 @@ class BrokerConfig(BaseSettings):
     """A broker's configuration.
 
     ``metadata`` is the file of the metadata store, for several brokers on one host that share one;
-    by default it lies in ``dir``. ``listen`` is ``host:port`` (port 0: any free one) or
-    ``unix:PATH``. ``advertise`` is the address that others are told, where it differs.
-    ``idle_seconds``: the broker ends after so long without a call; 0 means never.
-    ``keepalive_seconds``: how long a client may leave a call of its own waiting before its
-    connection is ended. ``producer_expiry_seconds``: how long a producer that writes nothing is
-    remembered. ``topic`` holds the defaults of topics (``segment.bytes`` …).
+    by default it lies in ``dir``.
+    ``listen`` is ``host:port`` (port 0: any free one) or ``unix:PATH``. ``advertise`` is the
+    address that others are told, where it differs. ``idle_seconds``: the broker ends after so long
+    without a call; 0 means never. ``keepalive_seconds``: how long a client may leave a call of its
+    own waiting before its connection is ended. ``producer_expiry_seconds``: how long a producer
+    that writes nothing is remembered. ``topic`` holds the defaults of topics (``segment.bytes`` …).
     """
 
     model_config = SettingsConfigDict(env_prefix="ISOLOG_", extra="forbid", frozen=True)

@@ -133,9 +133,9 @@ class Broker:
             undo.pop_all()
         self._keepers = [
             self._keeper("housekeeper", config.housekeeping_seconds, self._host.housekeep),
-            self._keeper("lease", DURATION_S / 4, self._renew_lease),
             self._keeper("keepalive", keepalive.limit_s / 4, keepalive.end_silent_connections),
             self._keeper("flusher", _FLUSH_SECONDS, self._host.flush_due),
+            self._keeper("lease", DURATION_S / 4, self._renew_lease),
             self._keeper("transactions", _SWEEP_SECONDS, self._desk.sweep),
         ]
 

@@ -68,11 +68,11 @@ class FlightService(fl.FlightServerBase):
         self._host = host
         self._desk = desk
         self._activity = activity
-        self._driver = driver
-        self._here: Here | None = None
         self._keepalive = keepalive
         self._clock = clock
         self._waiting = WaitingReads(clock)
+        self._driver = driver
+        self._here: Here | None = None
         super().__init__(bind)
         self._location = location(self.port)
         self._here = here(self.port)

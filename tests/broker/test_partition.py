@@ -217,14 +217,14 @@ def test_a_wall_clock_that_jumps_by_years_evicts_nothing_and_forgets_nobody(
     partition.append(numbers(0, 2), Stamp(1, 0, 0))
     clock.jumped_us = years * YEAR_US
     partition.append(numbers(2, 1), Stamp(2, 0, 0))
-    partition.housekeep(None)
+    partition.housekeep()
     assert partition.bounds().log_start_offset == 0
     assert len(partition.log.segments) == 1
     assert partition.append(numbers(0, 2), Stamp(1, 0, 0)).duplicate
     timestamps = [int(each) for table in partition.log.tables() for each in table["timestamp"]]
     assert timestamps == [clock.steady_us(), clock.wall_us()]  # those are the wall clock's
     clock.pass_us(2 * DAY_US)
-    partition.housekeep(None)
+    partition.housekeep()
     assert partition.bounds().log_start_offset == 3
     with pytest.raises(OutOfOrderSequence):
         partition.append(numbers(3, 1), Stamp(2, 0, 1))
