@@ -220,7 +220,7 @@ class Transaction:
     began_ms: int = 0
     """When it began."""
     deadline_ms: int = 0
-    """When its timeout ends (of the id's last use, if nothing is open). A sign of life changes it."""
+    """When its timeout ends, or the id was last used. A sign of life changes it."""
 
     query: str = ""
     """The query whose sink this is; "": no sink's."""
