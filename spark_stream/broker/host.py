@@ -91,11 +91,11 @@ class Host:
         self._brokers = Brokers(store)
         self._defaults = defaults
         self._clock = clock
-        self._flush_at: dict[str, float] = {}  # topic id -> when its next flush is due
         self._rounds = Rounds()
         self._producer_age = producer_age_us
         self._lock = threading.Lock()
         self._stopping = False
+        self._flush_at: dict[str, float] = {}  # topic id -> when its next flush is due
         self._leadership = Leadership(store, self.broker_id, holds_store=holds_store)
         self._epoch = FIRST_EPOCH
         self._opening: dict[str, list[Partition]] = {}  # by topic id: open, and not served yet
@@ -218,7 +218,7 @@ class Host:
             partition.close(deleted=True)
 
     def housekeep(self) -> None:
-        """Retention and rolling where they may be due; one failing partition stops no other."""
+        """Retention and rolling by age, where due; one failing partition stops no other."""
         found = [each for hosted in self.topics() for each in hosted.open_partitions()]
         members = [
             Member((each.topic_id, each.number), int(each.bounds().log_end_offset))

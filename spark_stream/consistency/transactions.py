@@ -16,7 +16,8 @@ Who may ask: BEGIN, BRANCH, RENEW, DROP, ANNOUNCE, COMMIT and ABORT are the owne
 ``instance`` that took the id over last); JOIN is a partition leader's, before the transaction's
 first batch there; WITHDRAW is a new owner's of a consumer's name; EXPIRE is anybody's who has
 watched the record for its timeout; KILL is an operator's; FINISH is whoever wrote the markers. What
-only sinks ask (BRANCH, DROP, and their forms of the others) is in ``sinks``.
+only sinks ask (BRANCH, DROP, and their forms of the others) is in ``sinks``; ANNOUNCE and WITHDRAW
+are in ``announcements``.
 
 Invariants:
 
@@ -181,7 +182,6 @@ class Transaction:
     transactional_id: str
     """What the record is of: any name that its users chose."""
 
-    # Who owns the id.
     instance: str = ""
     """The producer (or the run of a query) that took the id over last; "": nobody has."""
     fenced: tuple[str, ...] = ()
@@ -191,12 +191,10 @@ class Transaction:
     timeout_ms: int = 60_000
     """How long a transaction may go without a sign of life from its owner."""
     coordinator: str = ""
-    """The broker that looks after the transaction: it expires and finishes what nobody else does.
+    """The broker that expires and finishes the transaction if nobody else does.
 
-    "": a release that knew one broker only began it.
-    """
+    "": a release that knew one broker only began it."""
 
-    # Its present or last transaction.
     state: State = State.EMPTY
     """Where it stands."""
     number: int = -1
@@ -222,10 +220,8 @@ class Transaction:
     began_ms: int = 0
     """When it began."""
     deadline_ms: int = 0
-    """When its timeout ends; with nothing open, that of the last use of the id. It differs after
-    every sign of life."""
+    """When its timeout ends, or the id was last used. A sign of life changes it."""
 
-    # A sink's batches.
     query: str = ""
     """The query whose sink this is; "": no sink's."""
     batch: int = -1
@@ -293,7 +289,7 @@ def begin(
     transaction: Transaction, instance: str, after: int, allotted: Allotted, now_ms: int
 ) -> Outcome:
     """The owner begins the transaction that follows number ``after`` (-1: its first one)."""
-    denied = _not_owner(transaction, instance)
+    denied = not_owner(transaction, instance)
     if denied is not None:
         return denied
     if transaction.state is State.OPEN and transaction.after == after and not transaction.unused:
@@ -323,7 +319,7 @@ def join(
     transaction: Transaction, number: int, producer_id: int, epoch: int, partition: Joined
 ) -> Outcome:
     """A partition takes part, before the first batch of this producer id is appended there."""
-    denied = _not_open(transaction, number, Event.JOIN)
+    denied = not_open(transaction, number, Event.JOIN)
     if denied is not None:
         return denied
     owner = (transaction.producer_id, transaction.epoch)
@@ -337,7 +333,7 @@ def join(
 
 def renew(transaction: Transaction, instance: str, number: int, now_ms: int) -> Outcome:
     """The owner is alive: the deadline is its timeout from now."""
-    denied = _not_owner(transaction, instance) or _not_open(transaction, number, Event.RENEW)
+    denied = not_owner(transaction, instance) or not_open(transaction, number, Event.RENEW)
     return denied or renewed(transaction, now_ms)
 
 
@@ -350,24 +346,6 @@ def renewed(transaction: Transaction, now_ms: int) -> Transaction:
 def _deadline(transaction: Transaction, deadline_ms: int) -> int:
     """Another deadline than before, whatever a clock did: who watches the record sees it."""
     return deadline_ms + (deadline_ms == transaction.deadline_ms)
-
-
-def announce(
-    transaction: Transaction, instance: str, number: int, positions: Iterable[PositionOf]
-) -> Outcome:
-    """The owner says which positions its commit is going to move."""
-    denied = _not_owner(transaction, instance) or _not_open(transaction, number, Event.ANNOUNCE)
-    return denied or entered(transaction, Event.ANNOUNCE, positions=tuple(positions))
-
-
-def withdraw(transaction: Transaction, number: int, consumer: str) -> Outcome:
-    """The consumer's name has a new owner: a commit that announced its positions looks again."""
-    denied = _not_open(transaction, number, Event.WITHDRAW)
-    if denied is not None:
-        return denied
-    if all(each.consumer != consumer for each in transaction.positions):
-        return transaction
-    return entered(transaction, Event.WITHDRAW, positions=())
 
 
 def commit(
@@ -384,15 +362,16 @@ def commit(
     Asked again after it is decided, it is the same answer, whoever owns the id by then.
     """
     chosen = tuple(sorted(set(taken)))
+    written = None if content is None else tuple(content)
     decided = number == transaction.number and transaction.state in COMMITS
     if decided and chosen == transaction.taken:
         return transaction
-    denied = _not_owner(transaction, instance)
+    denied = not_owner(transaction, instance)
     if denied is not None:
         return denied
     if decided:
         return Denied(Denial.INVALID, transaction)
-    denied = _not_open(transaction, number, Event.COMMIT)
+    denied = not_open(transaction, number, Event.COMMIT)
     if denied is not None:
         return denied
     if not set(chosen) <= _writers(transaction):
@@ -404,13 +383,9 @@ def commit(
         Event.COMMIT,
         taken=chosen,
         committed_batch=transaction.committed_batch if batch is None else batch,
-        content=transaction.content if batch is None else _content(content),
+        content=transaction.content if batch is None else written,
         positions=tuple(positions),
     )
-
-
-def _content(found: Iterable[Content] | None) -> tuple[Content, ...] | None:
-    return None if found is None else tuple(found)
 
 
 def abort(transaction: Transaction, instance: str, number: int) -> Outcome:
@@ -418,12 +393,12 @@ def abort(transaction: Transaction, instance: str, number: int) -> Outcome:
     asked_again = number == transaction.number and transaction.state in ABORTS
     if asked_again and transaction.cause is not Cause.FENCED:
         return transaction
-    denied = _not_owner(transaction, instance)
+    denied = not_owner(transaction, instance)
     if denied is not None:
         return denied
     if asked_again:
         return transaction
-    denied = _not_open(transaction, number, Event.ABORT)
+    denied = not_open(transaction, number, Event.ABORT)
     return denied or aborting(transaction, Event.ABORT, Cause.ASKED)
 
 
@@ -500,14 +475,15 @@ def aborting(transaction: Transaction, event: Event, cause: Cause) -> Transactio
     return entered(transaction, event, cause=cause)
 
 
-def _not_owner(transaction: Transaction, instance: str) -> Denied | None:
+def not_owner(transaction: Transaction, instance: str) -> Denied | None:
+    """Why the instance may not ask for anything of the id; None if it may."""
     if instance == transaction.instance:
         return None
     known = bool(transaction.instance)
     return Denied(Denial.FENCED if known else Denial.UNKNOWN, transaction)
 
 
-def _not_open(transaction: Transaction, number: int, event: Event) -> Denied | None:
+def not_open(transaction: Transaction, number: int, event: Event) -> Denied | None:
     """Why the event cannot be of this transaction now; None if it can."""
     if number > transaction.number:
         return Denied(Denial.UNKNOWN, transaction)

@@ -21,7 +21,7 @@ nobody else afterwards.
 
 from __future__ import annotations
 
-from spark_stream.consistency import transactions as rules
+from spark_stream.consistency.announcements import withdraw
 from spark_stream.consistency.transactions import PositionOf, State
 from spark_stream.scripts import records
 from spark_stream.scripts.finishing import Finished, finish
@@ -42,7 +42,7 @@ def take_consumer(finished: Finished, consumer: str, instance: str) -> Script[li
 def withdraw_announcement(transactional_id: str, number: int, consumer: str) -> Script[None]:
     """A commit that has not decided yet has to look again who owns the name."""
     yield from records.change(
-        transactional_id, records.ruled(lambda found: rules.withdraw(found, number, consumer))
+        transactional_id, records.ruled(lambda found: withdraw(found, number, consumer))
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from spark_stream.consistency import transactions as rules
+from spark_stream.consistency.announcements import announce
 from spark_stream.consistency.transactions import (
     DECIDED,
     Allotted,
@@ -217,7 +218,7 @@ def commit(finished: Finished, asked: Commit) -> Script[Transaction]:
         if found.state is not State.OPEN or isinstance(outcome, Denied):
             return outcome
         if asked.owners and found.positions != asked.positions:
-            return rules.announce(found, asked.instance, asked.number, asked.positions)
+            return announce(found, asked.instance, asked.number, asked.positions)
         yield from check_owners(asked.owners)
         yield from force_partitions(found.partitions)
         return outcome

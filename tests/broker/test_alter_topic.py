@@ -76,6 +76,5 @@ def test_a_topic_that_somebody_else_changed_is_not_overwritten(tmp_path: Path) -
     with pytest.raises(InvalidTopic, match="by somebody else"):
         found.alter("t", 3, {})
     assert len(found.topic("t").partitions) == 1
-    assert folders(tmp_path) == []
     assert found.alter("t", 2, {}).settings.segment_ms == 777
     found.close()

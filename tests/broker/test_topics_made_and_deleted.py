@@ -28,7 +28,7 @@ def test_a_death_while_a_topic_is_made_leaves_all_of_it_or_nothing(tmp_path: Pat
     second = LocalTopics(tmp_path)
     made = when == "after"
     assert second.left_over == ([] if made else ["t"])
-    assert folders(tmp_path) == []
+    assert folders(tmp_path) == []  # what is empty has no folder
     assert second.host.names() == (["t"] if made else [])
     if not made:
         second.create("t", 1, 1, NUMBERS, {})
@@ -43,7 +43,7 @@ def test_a_death_while_a_topic_is_made_leaves_all_of_it_or_nothing(tmp_path: Pat
 def test_a_death_while_a_topic_is_deleted_leaves_no_orphan(tmp_path: Path):
     first = LocalTopics(tmp_path)
     first.create("t", 2, 1, NUMBERS, {})
-    for number in (0, 1):  # what is empty has no folder
+    for number in (0, 1):
         first.topic("t").partition(number).append(numbers(0, 5))
     first.store.fails = Died()
     with pytest.raises(Died):
@@ -72,9 +72,9 @@ def test_a_topic_that_cannot_be_made_leaves_nothing(tmp_path: Path):
     assert folders(tmp_path) == []
     found.store.fails = None
     found.create("t", 1, 1, NUMBERS, {})
+    found.topic("t").partition(0).append(numbers(0, 1))
     with pytest.raises(TopicExists):
         found.create("t", 2, 1, NUMBERS, {})
-    found.topic("t").partition(0).append(numbers(0, 1))
     assert folders(tmp_path) == ["t/0"]
     found.close()
 

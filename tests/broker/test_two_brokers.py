@@ -128,6 +128,9 @@ def test_a_topic_that_is_led_elsewhere_is_refused_with_its_leaders_address(broke
 
 def test_no_broker_makes_files_of_anothers_topics(brokers):
     first, second = brokers
+    for broker, topic in ((first, "a"), (second, "b")):
+        with broker.flight() as flight:
+            put_alone(flight, topic, 1)
     assert sorted(each.name for each in (first.directory / "topics").iterdir()) == ["a"]
     assert sorted(each.name for each in (second.directory / "topics").iterdir()) == ["b"]
 
@@ -165,9 +168,9 @@ def test_a_dropped_branch_is_aborted_in_the_partitions_of_both(brokers):
 def test_brokers_that_start_again_open_their_own_topics_only(tmp_path: Path):
     """Else a broker would make empty logs of the other's topics, and serve them."""
     with pair(tmp_path) as (first, second):
-        with first.flight() as a, second.flight() as b:  # what is empty has no folder
-            put_alone(a, "a", 1)
-            put_alone(b, "b", 1)
+        for broker, topic in ((first, "a"), (second, "b")):
+            with broker.flight() as flight:
+                put_alone(flight, topic, 1)
         first.restart()
         second.kill()
         second.restart()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from typing import get_type_hints
 
-from spark_stream.broker.actions import _TABLE
-from spark_stream.broker.transaction_actions import TRANSACTION_ACTIONS
+from spark_stream.broker.actions import HANDLERS
+from spark_stream.broker.here import Here
 from spark_stream.wire.actions import ACTIONS
 from tests.test_layers import PACKAGE
 
@@ -21,9 +22,11 @@ def calls_of_the_client() -> Iterator[tuple[str, str]]:
                 yield node.args[0].value, ast.unparse(node.args[2])
 
 
-def test_the_broker_takes_the_messages_of_the_table() -> None:
-    taken = {name: kind for name, (kind, _) in (_TABLE | dict(TRANSACTION_ACTIONS)).items()}
-    assert taken == {name: action.request for name, action in ACTIONS.items()}
+def test_the_broker_takes_and_answers_the_messages_of_the_table() -> None:
+    found = {name: list(get_type_hints(act).values()) for name, act in HANDLERS.items()}
+    assert found == {
+        name: [Here, action.request, action.answer] for name, action in ACTIONS.items()
+    }
 
 
 def test_the_client_asks_and_reads_the_messages_of_the_table() -> None:

@@ -1,0 +1,37 @@
+"""Which consumers' positions a commit is going to move: said in the open transaction beforehand.
+
+A new owner of a consumer's name withdraws what was announced for it; a commit decides only while
+its announcement stands. Why that keeps two owners apart is in ``scripts.consumers``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from spark_stream.consistency.transactions import (
+    Event,
+    Outcome,
+    PositionOf,
+    Transaction,
+    entered,
+    not_open,
+    not_owner,
+)
+
+
+def announce(
+    transaction: Transaction, instance: str, number: int, positions: Iterable[PositionOf]
+) -> Outcome:
+    """The owner says which positions its commit is going to move."""
+    denied = not_owner(transaction, instance) or not_open(transaction, number, Event.ANNOUNCE)
+    return denied or entered(transaction, Event.ANNOUNCE, positions=tuple(positions))
+
+
+def withdraw(transaction: Transaction, number: int, consumer: str) -> Outcome:
+    """The consumer's name has a new owner: a commit that announced its positions looks again."""
+    denied = not_open(transaction, number, Event.WITHDRAW)
+    if denied is not None:
+        return denied
+    if all(each.consumer != consumer for each in transaction.positions):
+        return transaction
+    return entered(transaction, Event.WITHDRAW, positions=())
