@@ -20,8 +20,8 @@ from spark_stream.cluster.transactions import ConsumerRecords
 from tests.support import BrokerProcess
 
 POINTS = {
-    "joined": (Partition, "append", "before"),
-    "appended": (Partition, "append", "after"),
+    "joined": (Partition, "take", "before"),
+    "appended": (Partition, "take", "after"),
     "decided": (TransactionDesk, "finished", "before"),
     "half marked": (Partition, "end_transaction", "after"),
     "marked": (ConsumerRecords, "store", "before"),
