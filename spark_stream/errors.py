@@ -154,6 +154,12 @@ class BrokerStopping(IsologError):
     hint = "The broker is shutting down; try again once it is back."
 
 
+class BrokerOverloaded(IsologError):
+    code = "BROKER_OVERLOADED"
+    retriable = True
+    hint = "Try again later, with smaller batches; or raise memory_bytes of the broker."
+
+
 class RequestTimeout(IsologError):
     code = "REQUEST_TIMEOUT"
     retriable = True

@@ -27,6 +27,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.flight as fl
 
+from spark_stream.broker.memory import overload_told
 from spark_stream.environment import Clock
 from spark_stream.wire.sockets import Peer, connections, peer_of, process_behind, quiet_for
 
@@ -90,7 +91,7 @@ class WatchedReader:
 
     def read_chunk(self) -> fl.FlightStreamChunk:
         """The next batch; StopIteration when the client has ended the stream."""
-        with self._call.reading():
+        with self._call.reading(), overload_told("a batch"):
             return self._reader.read_chunk()
 
 

@@ -29,6 +29,7 @@ from spark_stream.broker.config import BrokerConfig
 from spark_stream.broker.host import Host
 from spark_stream.broker.keepalive import Keepalive
 from spark_stream.broker.lock import DirectoryLock
+from spark_stream.broker.memory import SpareMemory, bound_memory
 from spark_stream.broker.service import FlightService, location_of
 from spark_stream.broker.transactions import TransactionDesk
 from spark_stream.cluster.sqlite import SqliteStore
@@ -42,6 +43,7 @@ logger = logging.getLogger(__name__)
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 _GRACE_SECONDS: Final = 1.0
 _SWEEP_SECONDS: Final = 0.5  # how late an expired transaction is aborted at most
+_SPARE_SECONDS: Final = 1.0  # free memory that two looks, so far apart, find goes back
 UNIX: Final = "unix:"
 
 
@@ -94,6 +96,7 @@ class Broker:
         self._keepers = [
             self._keeper("housekeeper", config.housekeeping_seconds, self._host.housekeep),
             self._keeper("keepalive", keepalive.limit_s / 4, keepalive.end_silent_connections),
+            self._keeper("memory", _SPARE_SECONDS, SpareMemory().give_back),
             self._keeper("transactions", _SWEEP_SECONDS, self._desk.sweep),
         ]
 
@@ -226,6 +229,7 @@ def serve(config: BrokerConfig) -> NoReturn:
     )
     logging.Formatter.converter = time.gmtime
     os.umask(0o077)  # whatever this process makes belongs to its owner alone
+    bound_memory(config.memory_bytes)
     broker = Broker(config)
     print(f"isolog broker ready {broker.address}", flush=True)
     broker.run()

@@ -18,6 +18,7 @@ from spark_stream.broker.appending import serve_appends, target_of
 from spark_stream.broker.fetching import Answer, FetchStream, projection_of
 from spark_stream.broker.host import Host, HostedTopic
 from spark_stream.broker.keepalive import Keepalive, WatchedReader, WatchedWriter
+from spark_stream.broker.memory import overload_told
 from spark_stream.broker.partition import Partition
 from spark_stream.broker.transactions import TransactionDesk
 from spark_stream.errors import BrokerUnavailable, InternalError, IsologError, Unsupported
@@ -32,7 +33,8 @@ logger = logging.getLogger(__name__)
 def translated(what: str) -> Iterator[None]:
     """Every error leaves the broker typed; one that nobody foresaw is logged with its trace."""
     try:
-        yield
+        with overload_told(what):
+            yield
     except IsologError as error:
         raise to_flight(error) from None
     except (fl.FlightError, GeneratorExit):

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from spark_stream.consistency.entries import CRC_SPAN, ENTRY_SIZE, Table
+from spark_stream.errors import BrokerOverloaded
 from spark_stream.storage.settings import Compression
 
 END_OF_STREAM: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
@@ -132,7 +133,17 @@ class Codec:
         return bytes(self.schema.with_metadata(metadata).serialize())
 
     def encode(self, batch: pa.RecordBatch) -> pa.Buffer:
-        """One batch as an encapsulated IPC message, padded to 8 bytes."""
+        """One batch as an encapsulated IPC message, padded to 8 bytes.
+
+        Raises:
+            BrokerOverloaded: there is no memory for it.
+        """
+        try:
+            return self._encoded(batch)
+        except MemoryError:
+            raise BrokerOverloaded(f"no memory to encode a batch of {batch.nbytes} bytes") from None
+
+    def _encoded(self, batch: pa.RecordBatch) -> pa.Buffer:
         if self.compression is Compression.NONE:
             return batch.serialize()
         options = pa.ipc.IpcWriteOptions(compression=str(self.compression))
