@@ -154,12 +154,6 @@ class BrokerStopping(IsologError):
     hint = "The broker is shutting down; try again once it is back."
 
 
-class BrokerOverloaded(IsologError):
-    code = "BROKER_OVERLOADED"
-    retriable = True
-    hint = "Try again later, with smaller batches; or raise memory_bytes of the broker."
-
-
 class RequestTimeout(IsologError):
     code = "REQUEST_TIMEOUT"
     retriable = True
@@ -223,6 +217,12 @@ class DifferentReplay(IsologError):
         "The checkpoint is older than the sink: restore the newer, or start a new one. If the"
         " query's rows differ at every computation (uuid(), rand()), set differentReplay to keep."
     )
+
+
+class BrokerBusy(IsologError):
+    code = "BROKER_BUSY"
+    retriable = True
+    hint = "Try again in a moment; smaller batches find room sooner."
 
 
 class DiskFull(IsologError):

@@ -17,7 +17,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from spark_stream.errors import InvalidConfig
 from spark_stream.storage.settings import SETTINGS, LogSettings, parse_settings
-from spark_stream.wire.limits import BROKER_MEMORY_BYTES
+from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT, MEMORY_BYTES_MIN
 
 
 class BrokerConfig(BaseSettings):
@@ -37,7 +37,7 @@ class BrokerConfig(BaseSettings):
     listen: str = "127.0.0.1:9092"
     advertise: str | None = None
     idle_seconds: float = Field(default=0.0, ge=0.0)
-    memory_bytes: int = Field(default=BROKER_MEMORY_BYTES, ge=256 << 20, le=1 << 40)
+    memory_bytes: int = Field(default=MEMORY_BYTES_DEFAULT, ge=MEMORY_BYTES_MIN, le=1 << 40)
     keepalive_seconds: float = Field(default=60.0, gt=0.0, le=86_400.0)
     housekeeping_seconds: float = Field(default=1.0, gt=0.0, le=3600.0)
     producer_expiry_seconds: float = Field(default=86_400.0, gt=0.0, le=31_536_000.0)

@@ -1,83 +1,70 @@
-"""The memory of a broker: Arrow's share has a bound, and what is free goes back to the system.
+"""How much memory the batches in a broker may take, whatever arrives.
 
-What the bound covers are batches that are decoded, encoded or read. What it does not cover are the
-bytes of messages that gRPC is receiving or sending: one message for each stream.
+Flight decodes a batch before anybody can look at it, and a few KiB of compressed data can become
+gigabytes. So the bound lies under Arrow itself, in its allocator: what finds no room fails, for the
+one call that asked for it, and everybody else goes on.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import logging
 import os
 import sys
 from collections.abc import Iterator
-from typing import Final
+from contextlib import contextmanager
 
-import psutil
 import pyarrow as pa
 
-from spark_stream.errors import BrokerOverloaded, InvalidConfig
-from spark_stream.wire.allocator import allocator_environment
+from spark_stream.errors import BatchTooLarge, BrokerBusy
+from spark_stream.wire.allocator import allocator_settings
 
 logger = logging.getLogger(__name__)
 
-SPARE_BYTES: Final = 192 << 20
-"""Free memory that a broker may keep: less is not worth the work of giving it back."""
 
-_PRIMER_BYTES: Final = 40 << 20
+def bound_memory(memory_bytes: int) -> None:
+    """Begins this process anew, with the same arguments, unless its memory is bounded so already.
 
-
-def bound_memory(limit_bytes: int) -> None:
-    """Holds Arrow's memory below the limit, from a new start of this process if need be.
-
-    Raises:
-        InvalidConfig: the system does not grant so much.
+    To be called before anything is opened or started. The process keeps its id.
     """
-    if pa.default_memory_pool().backend_name != "mimalloc":
-        logger.warning("Arrow does not use mimalloc here: memory_bytes is not enforced")
-        return
-    wanted = allocator_environment(limit_bytes)
+    wanted = allocator_settings(memory_bytes)
     if any(os.environ.get(name) != value for name, value in wanted.items()):
+        os.environ.update(wanted)
         sys.stdout.flush()
         sys.stderr.flush()
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | wanted)
-    try:
-        pa.allocate_buffer(1 << 20)
-    except MemoryError:
-        raise InvalidConfig(
-            f"memory_bytes: the system does not grant {limit_bytes} bytes", setting="memory_bytes"
-        ) from None
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    if pa.default_memory_pool().backend_name != "mimalloc":
+        logger.warning("this pyarrow has no mimalloc: the broker's memory has no bound")
 
 
-@contextlib.contextmanager
-def overload_told(what: str) -> Iterator[None]:
-    """BrokerOverloaded for a failed allocation inside."""
+@contextmanager
+def memory_errors(memory_bytes: int) -> Iterator[None]:
+    """Names the error of a batch that found no room.
+
+    Raises:
+        BrokerBusy: others have the memory now; later there is room.
+        BatchTooLarge: there is none even if nobody else has any.
+    """
     try:
         yield
-    except MemoryError:
-        raise BrokerOverloaded(
-            f"no memory for {what}: others use what the broker may have"
+    except pa.ArrowMemoryError:
+        taken = pa.total_allocated_bytes()
+        if taken > memory_bytes // 4:
+            raise BrokerBusy(
+                f"the batches under way take {taken} of the {memory_bytes} bytes that the broker"
+                " has for them",
+                memory_bytes=memory_bytes,
+            ) from None
+        raise BatchTooLarge(
+            f"decoded, the batch needs more than the {memory_bytes} bytes that the broker has"
+            " for all batches",
+            hint="Send smaller batches, or give the broker more with memory_bytes.",
+            memory_bytes=memory_bytes,
         ) from None
 
 
-class SpareMemory:
-    """Gives free memory back that nobody needed over two looks."""
+def release_memory() -> None:
+    """Gives back to the system what is not used any more; costs microseconds where that is little.
 
-    def __init__(self) -> None:
-        self._process = psutil.Process()
-        self._pool = pa.default_memory_pool()
-        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)  # glibc's alone
-        self._seen = False
-
-    def give_back(self) -> None:
-        """Looks at what is free; the second look in a row that finds much gives it back."""
-        facts = self._process.memory_info()
-        much = facts.rss - facts.shared - self._pool.bytes_allocated() > SPARE_BYTES
-        if much and self._seen:
-            # mimalloc forgets what other threads have freed until this one frees something large.
-            with contextlib.suppress(MemoryError):
-                pa.allocate_buffer(_PRIMER_BYTES)
-            self._pool.release_unused()
-            self._trim(0)  # gRPC's share
-        self._seen = much
+    To be called every second or so: nobody else does it in a broker that has come to rest.
+    """
+    pa.default_memory_pool().release_unused()

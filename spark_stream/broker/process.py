@@ -29,8 +29,9 @@ from spark_stream.broker.config import BrokerConfig
 from spark_stream.broker.host import Host
 from spark_stream.broker.keepalive import Keepalive
 from spark_stream.broker.lock import DirectoryLock
-from spark_stream.broker.memory import SpareMemory, bound_memory
+from spark_stream.broker.memory import bound_memory
 from spark_stream.broker.service import FlightService, location_of
+from spark_stream.broker.spare_memory import SpareMemory
 from spark_stream.broker.transactions import TransactionDesk
 from spark_stream.cluster.sqlite import SqliteStore
 from spark_stream.environment import SystemClock
@@ -88,6 +89,7 @@ class Broker:
                     self._reachable,
                     self.activity,
                     keepalive,
+                    config.memory_bytes,
                 )
             undo.callback(self._service.shutdown)
             self.address = self._named(self._service.port)

@@ -18,7 +18,7 @@ from spark_stream.broker.appending import serve_appends, target_of
 from spark_stream.broker.fetching import Answer, FetchStream, projection_of
 from spark_stream.broker.host import Host, HostedTopic
 from spark_stream.broker.keepalive import Keepalive, WatchedReader, WatchedWriter
-from spark_stream.broker.memory import overload_told
+from spark_stream.broker.memory import memory_errors
 from spark_stream.broker.partition import Partition
 from spark_stream.broker.transactions import TransactionDesk
 from spark_stream.errors import BrokerUnavailable, InternalError, IsologError, Unsupported
@@ -33,8 +33,7 @@ logger = logging.getLogger(__name__)
 def translated(what: str) -> Iterator[None]:
     """Every error leaves the broker typed; one that nobody foresaw is logged with its trace."""
     try:
-        with overload_told(what):
-            yield
+        yield
     except IsologError as error:
         raise to_flight(error) from None
     except (fl.FlightError, GeneratorExit):
@@ -56,12 +55,14 @@ class FlightService(fl.FlightServerBase):
         location: Callable[[int], str],
         activity: Activity,
         keepalive: Keepalive,
+        memory_bytes: int,
     ) -> None:
         """``actions`` and ``location`` take the port that was bound (0: none, a Unix socket)."""
         self._host = host
         self._desk = desk
         self._activity = activity
         self._keepalive = keepalive
+        self._memory_bytes = memory_bytes
         self._actions: Actions | None = None
         super().__init__(bind)
         self._location = location(self.port)
@@ -79,7 +80,10 @@ class FlightService(fl.FlightServerBase):
             translated("append"),
             self._keepalive.call(context.peer()) as call,
         ):
-            batches, acks = WatchedReader(reader, call), WatchedWriter(writer, call)
+            batches, acks = (
+                WatchedReader(reader, call, self._memory_bytes),
+                WatchedWriter(writer, call),
+            )
             serve_appends(self._host, self._desk, target_of(descriptor), batches, acks)
 
     def do_get(self, context: fl.ServerCallContext, ticket: fl.Ticket) -> fl.FlightDataStream:
@@ -90,7 +94,12 @@ class FlightService(fl.FlightServerBase):
             return fl.GeneratorStream(stream.schema, self._answers(stream, context.peer()))
 
     def _answers(self, stream: FetchStream, peer: str) -> Iterator[Answer]:
-        with self._activity.call(), translated("fetch"), self._keepalive.call(peer) as call:
+        with (
+            self._activity.call(),
+            translated("fetch"),
+            memory_errors(self._memory_bytes),
+            self._keepalive.call(peer) as call,
+        ):
             for answer in stream.answers():
                 with call.writing():
                     yield answer

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from spark_stream.consistency.entries import CRC_SPAN, ENTRY_SIZE, Table
-from spark_stream.errors import BrokerOverloaded
+from spark_stream.errors import BrokerBusy
 from spark_stream.storage.settings import Compression
 
 END_OF_STREAM: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
@@ -136,12 +136,12 @@ class Codec:
         """One batch as an encapsulated IPC message, padded to 8 bytes.
 
         Raises:
-            BrokerOverloaded: there is no memory for it.
+            BrokerBusy: there is no memory for it.
         """
         try:
             return self._encoded(batch)
         except MemoryError:
-            raise BrokerOverloaded(f"no memory to encode a batch of {batch.nbytes} bytes") from None
+            raise BrokerBusy(f"no memory to encode a batch of {batch.nbytes} bytes") from None
 
     def _encoded(self, batch: pa.RecordBatch) -> pa.Buffer:
         if self.compression is Compression.NONE:

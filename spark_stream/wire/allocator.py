@@ -1,16 +1,27 @@
-"""The bound on Arrow's memory, as its allocator takes it: from the environment of a new process.
+"""How a process gets a bound under all memory that Arrow takes: settings of its allocator.
 
-A compressed batch is decoded inside Flight before any of our code sees it, so only the allocator
-can refuse it. Arrow's is mimalloc, which reads its settings when the library is loaded. Whoever
-starts a broker can pass them; a broker that was started without them starts itself once more.
+The allocator reads them when the process begins, so whoever starts a broker gives them to it.
 """
 
 from __future__ import annotations
 
+from typing import Final
 
-def allocator_environment(limit_bytes: int) -> dict[str, str]:
-    """The variables under which Arrow holds at most so much, and fails beyond it with an error."""
+MEMORY_BYTES_DEFAULT: Final = 2 << 30
+"""What a broker may take for batches: eight of the largest, or some thousands of usual ones."""
+
+MEMORY_BYTES_MIN: Final = 128 << 20
+"""The allocator's own pieces are 32 MiB: with less, not even small batches would find room."""
+
+
+def allocator_settings(memory_bytes: int) -> dict[str, str]:
+    """The environment of a process whose Arrow memory is at most this much, rounded up to MiB.
+
+    mimalloc sets one arena aside, which costs nothing until it is used, and asks the system for
+    no more. Source: mimalloc's documentation, "Environment Options".
+    """
     return {
-        "MIMALLOC_RESERVE_OS_MEMORY": f"{limit_bytes >> 20}m",
+        "ARROW_DEFAULT_MEMORY_POOL": "mimalloc",
+        "MIMALLOC_RESERVE_OS_MEMORY": f"{-(-memory_bytes // (1 << 20))}MiB",
         "MIMALLOC_DISALLOW_OS_ALLOC": "1",
     }

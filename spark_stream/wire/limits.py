@@ -7,9 +7,6 @@ from typing import Final
 BATCH_BYTES_MAX: Final = 256 << 20
 """One appended batch. gRPC carries messages below 2 GiB; a batch is held in memory a few times."""
 
-BROKER_MEMORY_BYTES: Final = 2 << 30
-"""What a broker's batches may take at once unless it is set: some four of the largest."""
-
 CONTROL_BYTES_MAX: Final = 16 << 20
 """One ticket, action body, envelope or answer. The largest in use: a commit with the positions of a
 consumer of 100,000 partitions, and the list of 40,000 transactional ids."""

@@ -69,7 +69,7 @@ def test_compressed_batches_beyond_the_bound_are_refused_before_they_take_memory
     bomb = rows(300 * MIB)
     with ThreadPoolExecutor(4) as clients:
         taken = list(clients.map(lambda _: appended(bounded, bomb, "zstd"), range(4)))
-    assert taken == ["BROKER_OVERLOADED"] * 4
+    assert set(taken) <= {"BROKER_BUSY", "BATCH_TOO_LARGE"}
     assert greatest_memory(bounded) - before < LIMIT + 64 * MIB
     assert appended(bounded, rows(MIB), "zstd") is None
     with bounded.connect() as log:

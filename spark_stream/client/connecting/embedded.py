@@ -36,8 +36,8 @@ from spark_stream.errors import (
     UnknownLog,
     from_wire,
 )
-from spark_stream.wire.allocator import allocator_environment
-from spark_stream.wire.limits import BROKER_MEMORY_BYTES, FORMAT_VERSION_MAX, SOCKET_PATH_MAX
+from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT, allocator_settings
+from spark_stream.wire.limits import FORMAT_VERSION_MAX, SOCKET_PATH_MAX
 
 IDLE_SECONDS: Final = 300.0
 _START_SECONDS: Final = 60.0
@@ -204,7 +204,7 @@ def _started(
             stdout=subprocess.PIPE,
             stderr=log,
             cwd="/",
-            env=os.environ | {"PYTHONPATH": path} | allocator_environment(BROKER_MEMORY_BYTES),
+            env=os.environ | {"PYTHONPATH": path} | allocator_settings(MEMORY_BYTES_DEFAULT),
             start_new_session=True,
         ) as shell:
             shell.wait()
