@@ -31,7 +31,7 @@ from spark_stream.broker.keepalive import Keepalive
 from spark_stream.broker.lock import DirectoryLock
 from spark_stream.broker.memory import bound_memory
 from spark_stream.broker.service import FlightService, location_of
-from spark_stream.broker.spare_memory import SpareMemory
+from spark_stream.broker.spare_memory import LOOK_S, SpareMemory
 from spark_stream.broker.transactions import TransactionDesk
 from spark_stream.cluster.sqlite import SqliteStore
 from spark_stream.environment import SystemClock
@@ -44,7 +44,6 @@ logger = logging.getLogger(__name__)
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 _GRACE_SECONDS: Final = 1.0
 _SWEEP_SECONDS: Final = 0.5  # how late an expired transaction is aborted at most
-_SPARE_SECONDS: Final = 1.0  # free memory that two looks, so far apart, find goes back
 UNIX: Final = "unix:"
 
 
@@ -98,8 +97,8 @@ class Broker:
         self._keepers = [
             self._keeper("housekeeper", config.housekeeping_seconds, self._host.housekeep),
             self._keeper("keepalive", keepalive.limit_s / 4, keepalive.end_silent_connections),
-            self._keeper("memory", _SPARE_SECONDS, SpareMemory().give_back),
             self._keeper("transactions", _SWEEP_SECONDS, self._desk.sweep),
+            self._keeper("memory", LOOK_S, SpareMemory().give_back),
         ]
 
     def run(self) -> None:

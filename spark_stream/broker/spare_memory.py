@@ -18,6 +18,9 @@ from spark_stream.broker.memory import release_memory
 SPARE_BYTES: Final = 192 << 20
 """Free memory that a broker may keep: less is not worth the work of giving it back."""
 
+LOOK_S: Final = 1.0
+"""How often a broker looks for free memory."""
+
 _PRIMER_BYTES: Final = 40 << 20
 
 
