@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
-from spark_stream.broker.actions import own_memory
+from spark_stream.broker.topic_actions import own_memory
 from spark_stream.wire.flight import from_flight
 from tests.support import BrokerProcess, eventually
 
