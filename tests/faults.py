@@ -20,8 +20,8 @@ from spark_stream.scripts import finishing
 from tests.support import BrokerProcess
 
 POINTS = {
-    "joined": (Partition, "append", "before"),
-    "appended": (Partition, "append", "after"),
+    "joined": (Partition, "take", "before"),
+    "appended": (Partition, "take", "after"),
     "decided": (finishing, "seal_partitions", "before"),
     "half marked": (Partition, "end_transaction", "after"),
     "marked": (finishing, "store_decided", "before"),

@@ -23,6 +23,7 @@ import pytest
 
 import spark_stream as isolog
 from spark_stream.errors import BY_CODE, IsologError
+from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT, allocator_settings
 
 READY = "isolog broker ready "
 START_S = 60.0
@@ -84,6 +85,7 @@ class BrokerProcess:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
+                env=os.environ | allocator_settings(MEMORY_BYTES_DEFAULT),
             )
         self._process = process
         line = self._first_line(process)

@@ -191,9 +191,8 @@ class _Append:
 
     def finish(self) -> None:
         """Appends and acknowledges, or acknowledges why not."""
-        if (self._left() <= 0 and self._taken is None) or not self._advance(
-            self._left(), wait=True
-        ):
+        left = self._left()
+        if (self._taken is None and left <= 0) or not self._advance(max(0.0, left), wait=True):
             self._answer(self._late())
 
     def _advance(self, patience_s: float, *, wait: bool) -> bool:
@@ -201,7 +200,7 @@ class _Append:
         try:
             target = self._hosted.partition(self.partition)
             if self._taken is None:
-                self._taken = self._take(target, max(0.0, patience_s))
+                self._taken = self._take(target, patience_s)
             taken = self._taken
             if taken is None:
                 return False
@@ -209,7 +208,7 @@ class _Append:
                 taken.wake()  # who reads what is not replicated need not wait for that
                 if not wait:
                     return False
-            target.await_acknowledgement(taken, max(0.0, self._left()))
+                target.await_acknowledgement(taken, max(0.0, self._left()))
         except IsologError as error:
             self._answer(error)
         except Exception:
@@ -231,7 +230,9 @@ class _Append:
         owner, desk = self._stream.request.transactional_id, self._stream.desk
         if owner is None:
             raise InvalidRequest("a batch in a transaction needs the stream's transactional_id")
-        with target.joining(stamp.transaction, stamp.producer_id) as needed:
+        with target.joining(stamp.transaction, stamp.producer_id, patience_s) as needed:
+            if needed is None:
+                return None
             if needed:  # so whoever decides the transaction knows of this partition
                 desk.join(owner, stamp.transaction, stamp.producer_id, stamp.epoch, target)
         try:

@@ -17,6 +17,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from spark_stream.errors import InvalidConfig
 from spark_stream.storage.settings import SETTINGS, LogSettings, parse_settings
+from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT, MEMORY_BYTES_MIN
 
 
 class BrokerConfig(BaseSettings):
@@ -26,7 +27,8 @@ class BrokerConfig(BaseSettings):
     by default it lies in ``dir``.
     ``listen`` is ``host:port`` (port 0: any free one) or ``unix:PATH``. ``advertise`` is the
     address that others are told, where it differs. ``idle_seconds``: the broker ends after so long
-    without a call; 0 means never. ``keepalive_seconds``: how long a client may leave a call of its
+    without a call; 0 means never. ``memory_bytes``: what its batches may
+    take in memory at once. ``keepalive_seconds``: how long a client may leave a call of its
     own waiting before its connection is ended. ``producer_expiry_seconds``: how long a producer
     that writes nothing is remembered. ``topic`` holds the defaults of topics (``segment.bytes`` …).
     """
@@ -38,6 +40,7 @@ class BrokerConfig(BaseSettings):
     listen: str = "127.0.0.1:9092"
     advertise: str | None = None
     idle_seconds: float = Field(default=0.0, ge=0.0)
+    memory_bytes: int = Field(default=MEMORY_BYTES_DEFAULT, ge=MEMORY_BYTES_MIN, le=1 << 40)
     keepalive_seconds: float = Field(default=60.0, gt=0.0, le=86_400.0)
     housekeeping_seconds: float = Field(default=1.0, gt=0.0, le=3600.0)
     producer_expiry_seconds: float = Field(default=86_400.0, gt=0.0, le=31_536_000.0)

@@ -39,7 +39,7 @@ def inspected(batch: pa.RecordBatch, required: tuple[str, ...], record_bytes_max
     """The verdict on a batch that has the topic's columns; those in ``required`` take no nulls.
 
     Raises:
-        InvalidRecord: the buffers are no such batch at all.
+        InvalidRecord: the buffers do not hold such a batch.
         BatchTooLarge: the batch is above what a message may be; nothing of it is looked at.
     """
     try:
@@ -101,7 +101,7 @@ def refusal(
 
 
 def _remains(kept: int, offset: int | None, in_transaction: bool) -> tuple[str, str | None]:
-    """What stays of a refused message, and what to do about that if it is not the usual."""
+    """What stays of a refused message, and a hint if the usual one does not fit."""
     if in_transaction:
         return (
             "; nothing of the message is kept, for it is part of a transaction",
@@ -128,7 +128,7 @@ def _first_invalid(batch: pa.RecordBatch) -> Flaw | None:
 
 
 def _first_invalid_row(array: pa.Array) -> int | None:
-    """The first invalid row of an array, without a look at what none of its rows refers to.
+    """The first invalid row of an array. What none of its rows refers to is not looked at.
 
     Arrow validates the children of a list as a whole, also for a slice of it: so the search goes
     down to the arrays that have no children.

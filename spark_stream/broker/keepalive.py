@@ -27,6 +27,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.flight as fl
 
+from spark_stream.broker.memory import memory_errors
 from spark_stream.environment import Clock
 from spark_stream.wire.sockets import Peer, connections, peer_of, process_behind, quiet_for
 
@@ -79,8 +80,9 @@ class Call:
 class WatchedReader:
     """A DoPut's batches, read under the eyes of its call."""
 
-    def __init__(self, reader: fl.MetadataRecordBatchReader, call: Call) -> None:
+    def __init__(self, reader: fl.MetadataRecordBatchReader, call: Call, memory_bytes: int) -> None:
         self._reader = reader
+        self._memory_bytes = memory_bytes
         self._call = call
 
     @property
@@ -90,7 +92,7 @@ class WatchedReader:
 
     def read_chunk(self) -> fl.FlightStreamChunk:
         """The next batch; StopIteration when the client has ended the stream."""
-        with self._call.reading():
+        with self._call.reading(), memory_errors(self._memory_bytes):
             return self._reader.read_chunk()
 
 

@@ -1,8 +1,8 @@
 """One broker a directory, and how clients on the host find it.
 
 The lock is the kernel's (flock on ``broker.lock``): it cannot outlive its process, so ``kill -9``
-leaves nothing to clean up. ``broker.json`` says where the holder listens; it is a hint, and only
-worth something while the lock is held.
+leaves nothing to clean up. ``broker.json`` says where the holder listens. It counts only while
+the lock is held.
 """
 
 from __future__ import annotations

@@ -314,19 +314,23 @@ class Partition:
     # -- transactions -----------------------------------------------------------------------------
 
     @contextmanager
-    def joining(self, transaction: int, producer_id: int) -> Iterator[bool]:
+    def joining(
+        self, transaction: int, producer_id: int, patience_s: float = -1
+    ) -> Iterator[bool | None]:
         """Around what puts this partition on the transaction's record, before its first batch.
 
-        Yields whether that is needed. A transaction that is sealed meanwhile has not joined: its
-        batches are refused (``consistency.joins``).
+        Yields whether that is needed; None: others held the partition for ``patience_s``, and it
+        has not joined. A transaction that is sealed meanwhile has not joined either: its batches
+        are refused (``consistency.joins``).
         """
-        with self._lock:
-            joins = self._core.joins
-            known = (transaction, producer_id) in joins
-            pending = None if known else joins.open(transaction, producer_id)
-        if pending is None:
+        if (transaction, producer_id) in self._core.joins:  # judged again under the lock
             yield False
             return
+        if not self._lock.acquire(timeout=patience_s):
+            yield None
+            return
+        pending = self._core.joins.open(transaction, producer_id)
+        self._lock.release()
         on_record = False
         try:
             yield True

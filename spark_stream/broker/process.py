@@ -30,8 +30,10 @@ from spark_stream.broker.here import BrokerFacts, Here
 from spark_stream.broker.host import Host
 from spark_stream.broker.keepalive import Keepalive
 from spark_stream.broker.lock import DirectoryLock
+from spark_stream.broker.memory import bound_memory
 from spark_stream.broker.peers import FlightPeers
 from spark_stream.broker.service import FlightService, location_of
+from spark_stream.broker.spare_memory import LOOK_S, SpareMemory
 from spark_stream.broker.topics import TopicDesk
 from spark_stream.broker.transactions import TransactionDesk
 from spark_stream.cluster.brokers import Brokers, RegisteredBroker
@@ -123,6 +125,7 @@ class Broker:
                     self.activity,
                     keepalive,
                     clock,
+                    config.memory_bytes,
                 )
             undo.callback(self._service.shutdown)
             self.address = self._named(self._service.port)
@@ -137,6 +140,7 @@ class Broker:
             self._keeper("flusher", _FLUSH_SECONDS, self._host.flush_due),
             self._keeper("lease", DURATION_S / 4, self._renew_lease),
             self._keeper("transactions", _SWEEP_SECONDS, self._desk.sweep),
+            self._keeper("memory", LOOK_S, SpareMemory().give_back),
         ]
 
     def run(self) -> None:
@@ -304,6 +308,7 @@ def serve(config: BrokerConfig) -> NoReturn:
     )
     logging.Formatter.converter = time.gmtime
     os.umask(0o077)  # whatever this process makes belongs to its owner alone
+    bound_memory(config.memory_bytes)
     broker = Broker(config)
     print(f"isolog broker ready {broker.address}", flush=True)
     broker.run()

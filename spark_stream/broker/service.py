@@ -20,6 +20,7 @@ from spark_stream.broker.fetching import Answer, FetchStream, projection_of
 from spark_stream.broker.here import Here
 from spark_stream.broker.host import Host, HostedTopic
 from spark_stream.broker.keepalive import Keepalive, WatchedReader, WatchedWriter
+from spark_stream.broker.memory import memory_errors
 from spark_stream.broker.partition import Partition
 from spark_stream.broker.peers import RUN_STEPS
 from spark_stream.broker.steps import run_steps
@@ -63,6 +64,7 @@ class FlightService(fl.FlightServerBase):
         activity: Activity,
         keepalive: Keepalive,
         clock: Clock,
+        memory_bytes: int,
     ) -> None:
         """``here`` and ``location`` take the port that was bound (0: none, a Unix socket)."""
         self._host = host
@@ -73,6 +75,7 @@ class FlightService(fl.FlightServerBase):
         self._waiting = WaitingReads(clock)
         self._driver = driver
         self._here: Here | None = None
+        self._memory_bytes = memory_bytes
         super().__init__(bind)
         self._location = location(self.port)
         self._here = here(self.port)
@@ -89,7 +92,10 @@ class FlightService(fl.FlightServerBase):
             translated("append"),
             self._keepalive.call(context.peer()) as call,
         ):
-            batches, acks = WatchedReader(reader, call), WatchedWriter(writer, call)
+            batches, acks = (
+                WatchedReader(reader, call, self._memory_bytes),
+                WatchedWriter(writer, call),
+            )
             target = target_of(descriptor)
             serve_appends(self._host, self._desk, target, batches, acks, self._clock)
 
@@ -102,7 +108,12 @@ class FlightService(fl.FlightServerBase):
             return fl.GeneratorStream(stream.schema, self._answers(stream, context.peer()))
 
     def _answers(self, stream: FetchStream, peer: str) -> Iterator[Answer]:
-        with self._activity.call(), translated("fetch"), self._keepalive.call(peer) as call:
+        with (
+            self._activity.call(),
+            translated("fetch"),
+            memory_errors(self._memory_bytes),
+            self._keepalive.call(peer) as call,
+        ):
             for answer in stream.answers():
                 with call.writing():
                     yield answer

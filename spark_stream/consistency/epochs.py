@@ -108,13 +108,11 @@ def agreement(one: EpochHistory, other: EpochHistory) -> EntryIndex | None:
     low, high = max(one.start, other.start), min(one.end, other.end)
     theirs = {epoch: place for place, (epoch, _) in enumerate(other.epochs)}
     for place in range(len(one.epochs) - 1, -1, -1):
-        epoch, first = one.epochs[place]
-        there = theirs.get(epoch)
+        there = theirs.get(one.epochs[place][0])
         if there is None:
             continue
-        begin = max(first, other.epochs[there][1], low)
         end = min(one.end_of(place), other.end_of(there), high)
-        if begin < end:
+        if end > low:
             return EntryIndex(end)
     # No entry is shared: they are empty, or the first entries differ. Nothing is before entry 0.
     return EntryIndex(0) if low == 0 else None

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from spark_stream.consistency.entries import CRC_SPAN, ENTRY_SIZE, Table
+from spark_stream.errors import BrokerBusy
 from spark_stream.storage.settings import Compression
 
 END_OF_STREAM: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
@@ -25,7 +26,7 @@ _CHECKSUM: Final = "isolog.crc"
 
 _UNIT: Final = 8  # a message's length in the file is a multiple of it, bytes
 
-# What a few kilobytes were compressed from may be gigabytes: so much of it is joined at once.
+# A few kilobytes may decompress to gigabytes: this is the most that is joined at once.
 _DECODED_BYTES_MAX: Final = 16 << 20
 
 
@@ -39,8 +40,8 @@ def sealed(packed: bytes) -> bytes:
     return packed + crc32c(packed).to_bytes(4, "little")
 
 
-# Bytes with their CRC behind them have one CRC whatever they are, for a CRC is linear; so have any
-# number of them in a row. A block of entries is thereby checked by one call.
+# A CRC is linear. So any bytes, followed by their own CRC, have always the same CRC, and so has any
+# number of such pieces in a row. A block of entries is thereby checked by one call.
 _BLOCK_ENTRIES: Final = 1024
 _INTACT_BLOCK: Final = crc32c(sealed(bytes(CRC_SPAN)) * _BLOCK_ENTRIES)
 
@@ -88,7 +89,7 @@ def first_broken_batch(table: Table, data: pa.Buffer, offset_in_file: int = 0) -
     return len(table)
 
 
-# Where messages are as far from each other on average, they are taken one by one.
+# If messages are this far from each other on average, they are taken one by one.
 _FAR_BYTES_MIN: Final = 1 << 10
 
 
@@ -132,7 +133,17 @@ class Codec:
         return bytes(self.schema.with_metadata(metadata).serialize())
 
     def encode(self, batch: pa.RecordBatch) -> pa.Buffer:
-        """One batch as an encapsulated IPC message, padded to 8 bytes."""
+        """One batch as an encapsulated IPC message, padded to 8 bytes.
+
+        Raises:
+            BrokerBusy: there is no memory for it.
+        """
+        try:
+            return self._encoded(batch)
+        except MemoryError:
+            raise BrokerBusy(f"no memory to encode a batch of {batch.nbytes} bytes") from None
+
+    def _encoded(self, batch: pa.RecordBatch) -> pa.Buffer:
         if self.compression is Compression.NONE:
             return batch.serialize()
         options = pa.ipc.IpcWriteOptions(compression=str(self.compression))
@@ -140,7 +151,7 @@ class Codec:
         writer = pa.ipc.new_stream(sink, self.schema, options=options)
         writer.write_batch(batch)
         written = sink.getvalue()
-        # The writer puts the schema message first: some of its releases when it is made, some now.
+        # The writer puts the schema message first: in some releases when it is made, in some now.
         return written.slice(_schema_length(written))
 
     def decode(
@@ -149,8 +160,8 @@ class Codec:
         """One batch from ``entries`` messages, and from how many of them it is.
 
         ``messages`` are their bytes, in any parts. A single uncompressed message is decoded in
-        place: the batch is a view of it. Of compressed messages only so many are taken that the
-        batch stays small in memory.
+        place: the batch is a view of it. Of compressed messages only the first are taken, so
+        that the batch stays small in memory.
         """
         if entries == 1 and self.compression is Compression.NONE:
             (message,) = messages
@@ -191,7 +202,7 @@ def _checksum_of(facts: Mapping[str, str]) -> str:
 
 
 def facts_of(header: pa.Buffer) -> dict[str, str] | None:
-    """The facts that :meth:`Codec.header` wrote; None where the bytes are no such message."""
+    """The facts that :meth:`Codec.header` wrote; None if the bytes are not such a message."""
     try:
         metadata = pa.ipc.read_schema(header).metadata or {}
         facts = {

@@ -2,7 +2,8 @@
 
 Rules that hold for every implementation. A write goes to an explicit position, so a failed one can
 be repeated. A ``flush`` that failed is not repeated: the system may have dropped what it could not
-write and say yes the second time. ``cut`` removes only bytes that no entry has published: nobody
+write and say yes the second time; ``sync_directory`` tells that failure from others by the detail
+``unforced`` of its error. ``cut`` removes only bytes that no entry has published: nobody
 else reads those, whereas a published file may be mapped by a reader, who would die of SIGBUS if it
 shrank (``write_whole`` is the way to shorten such a file).
 """
@@ -14,7 +15,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
@@ -23,6 +24,8 @@ from spark_stream.storage.descriptors import DescriptorPool, PooledFile
 
 # EFBIG is the file-size limit of the process (`ulimit -f`): to a user the same as a full disk.
 _FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+_ATTEMPTS_MAX: Final = 10  # to make a directory whose parent others remove: one is nearly enough
 
 
 class DiskFile(Protocol):
@@ -53,19 +56,19 @@ class Disk(Protocol):
     def sync_directory(self, path: Path) -> None: ...
 
 
-def _typed(path: Path, error: OSError) -> IsologError:
+def _typed(path: Path, error: OSError, **details: Any) -> IsologError:
     """The system's error as ours, with the path in it."""
     if error.errno in _FULL:
-        return DiskFull(f"no room to write {path}: {error.strerror}")
-    return StorageFailure(f"{path}: {error.strerror or error}")
+        return DiskFull(f"no room to write {path}: {error.strerror}", **details)
+    return StorageFailure(f"{path}: {error.strerror or error}", **details)
 
 
 @contextmanager
-def _named(path: Path) -> Iterator[None]:
+def _named(path: Path, **details: Any) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _typed(path, error) from error
+        raise _typed(path, error, **details) from error
 
 
 def _write_fully(descriptor: int, position: int, data: pa.Buffer | bytes) -> None:
@@ -162,17 +165,30 @@ class OsDisk:
     def make_directory(self, path: Path) -> None:
         """Makes the directory and those above it, each with its name forced to the disk.
 
-        From the top down: one that is there already has a parent with a forced name, and its own
-        is forced here, in case its maker died before that.
+        Others may remove an empty one above it meanwhile, as the deletion of a topic does.
         """
-        with _named(path):
-            missing = [each for each in (path, *path.parents) if not each.exists()]
-            there = path.parents[len(missing) - 1] if missing else path
-            if os.access(there.parent, os.R_OK):  # above the broker's directory nothing is ours
-                self.sync_directory(there.parent)
-            for each in reversed(missing):
-                each.mkdir(mode=0o700, exist_ok=True)
-                self.sync_directory(each.parent)
+        for attempt in range(_ATTEMPTS_MAX):
+            try:
+                with _named(path):
+                    self._make_directory(path)
+                return
+            except StorageFailure as error:
+                vanished = isinstance(error.__cause__, FileNotFoundError)
+                if not vanished or attempt + 1 == _ATTEMPTS_MAX:
+                    raise
+
+    def _make_directory(self, path: Path) -> None:
+        """From the top down: what is there already has a parent with a forced name.
+
+        Its own name is forced here too, in case its maker died before that.
+        """
+        missing = [each for each in (path, *path.parents) if not each.exists()]
+        there = path.parents[len(missing) - 1] if missing else path
+        if os.access(there.parent, os.R_OK):  # above the broker's directory nothing is ours
+            self.sync_directory(there.parent)
+        for each in reversed(missing):
+            each.mkdir(mode=0o700, exist_ok=True)
+            self.sync_directory(each.parent)
 
     def write_whole(self, path: Path, parts: list[pa.Buffer | bytes]) -> None:
         """Puts the parts in place of the file, all or nothing, by rename.
@@ -206,10 +222,11 @@ class OsDisk:
     def sync_directory(self, path: Path) -> None:
         with _named(path):
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
+        try:
+            with _named(path, unforced=True):
                 os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 # All logs of a process share one bound on open files.

@@ -21,7 +21,7 @@ from typing import Final
 
 from spark_stream.consistency.ids import EntryIndex, Offset
 from spark_stream.consistency.leader import Position
-from spark_stream.errors import DiskFull, IsologError, StorageFailure
+from spark_stream.errors import IsologError, StorageFailure
 from spark_stream.storage.codec import crc32c
 from spark_stream.storage.disk import Disk, DiskFile
 
@@ -76,12 +76,18 @@ class Forcing:
         self._do(lambda: self._disk.sync_directory(self._directory))
 
     def make_directory(self) -> None:
-        """Makes the log's directory, and forces its name; raises as :meth:`force`.
+        """Makes the log's directory, with its name forced; raises as :meth:`force`.
 
         Raises:
-            DiskFull: it could not be made; that can be tried again.
+            DiskFull, StorageFailure: it could not be made, which can be tried again.
         """
-        self._do(lambda: self._disk.make_directory(self._directory), may_lack_room=True)
+        self.check()
+        try:
+            self._disk.make_directory(self._directory)
+        except IsologError as error:
+            if error.details.get("unforced"):
+                raise self._failure(error) from error
+            raise
 
     def mark(self, upto: Position) -> None:
         """Writes down that everything before ``upto`` is on the disk."""
@@ -101,22 +107,24 @@ class Forcing:
                 self._file.flush()
         self._file.close()
 
-    def _do(self, act: Callable[[], None], *, may_lack_room: bool = False) -> None:
+    def _do(self, act: Callable[[], None]) -> None:
         self.check()
         try:
             act()
         except IsologError as error:
-            if may_lack_room and isinstance(error, DiskFull):
-                raise
-            self.failed = StorageFailure(
-                f"{self._directory}: what was written could not be forced to the disk"
-                f" ({error.message}); the partition takes no more until it is opened again",
-                hint="See to the disk, then restart the broker; reads go on meanwhile.",
-                path=str(self._directory),
-            )
-            with suppress(IsologError):
-                self._write(failed=True)
-            raise self.failed.again() from error
+            raise self._failure(error) from error
+
+    def _failure(self, error: IsologError) -> IsologError:
+        """What to raise from now on, for this error of a force."""
+        self.failed = StorageFailure(
+            f"{self._directory}: what was written could not be forced to the disk"
+            f" ({error.message}); the partition takes no more until it is opened again",
+            hint="See to the disk, then restart the broker; reads go on meanwhile.",
+            path=str(self._directory),
+        )
+        with suppress(IsologError):
+            self._write(failed=True)
+        return self.failed.again()
 
     def _write(self, *, failed: bool) -> None:
         if self._file is None:

@@ -7,5 +7,6 @@
 ``schemas``        the default schema, which types a topic may have, how a batch is made to fit
 ``limits``         every limit in one place, with its reason
 ``type_names``     the names of types as users read them
+``allocator``      how a process is told how much memory Arrow may take
 ``sockets``        this process's own connections: found, and ended
 """

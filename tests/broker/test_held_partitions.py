@@ -24,6 +24,7 @@ from spark_stream.consistency.producers import Stamp
 from spark_stream.environment import SystemClock
 from spark_stream.errors import RequestTimeout, UnknownOutcome, from_wire
 from spark_stream.storage.log import LogFormat, PartitionLog
+from tests.broker.stamped import Owner
 from tests.support import CALL, NUMBERS, eventually, flight_client, numbers
 
 
@@ -52,8 +53,8 @@ class Stream:
         self.writer, self._acks = self.flight.do_put(descriptor, NUMBERS, CALL)
         self._number = 0
 
-    def send(self, partition: int) -> None:
-        envelope = {"partition": partition, "number": self._number}
+    def send(self, partition: int, **more: Any) -> None:
+        envelope = {"partition": partition, "number": self._number, **more}
         batch = numbers(self._number, 1)
         self.writer.write_with_metadata(batch, json.dumps(envelope).encode())
         self._number += 1
@@ -72,6 +73,32 @@ def test_a_held_partition_holds_up_no_other_of_its_stream(broker):
     acks = [stream.ack() for _ in range(3)]
     assert [(each["number"], each["offset"]) for each in acks] == [(0, 0), (1, 1), (3, 2)]
     stream.writer.close()
+
+
+def test_a_held_partition_holds_up_no_other_of_a_transaction(broker):
+    """Neither before its first batch there, when it has to join, nor later."""
+    owner = Owner(flight_client(broker.address)).begin()
+    stream = Stream(broker, transactional_id=owner.name)
+    sequences = dict.fromkeys(range(3), 0)
+
+    def send(partition: int) -> None:
+        stamp = {"producer_id": owner.producer, "epoch": owner.epoch, "transaction": owner.number}
+        stream.send(partition, stamp={**stamp, "sequence": sequences[partition]})
+        sequences[partition] += 1
+
+    for late, other in ((0, 1), (1, 2)):  # partition 1 has joined by then
+        send(other)  # and joins: that takes its lock
+        assert stream.ack()["partition"] == other
+        with partition_of(broker, late)._lock:
+            send(late)
+            send(other)
+            assert stream.ack()["partition"] == other
+        assert stream.ack()["partition"] == late
+    send(0)
+    assert "error" not in stream.ack()
+    stream.writer.close()
+    owner.commit()
+    assert partition_of(broker, 0).bounds().last_stable_offset == 2
 
 
 def test_a_stream_ends_after_its_last_batch_was_acknowledged(broker):

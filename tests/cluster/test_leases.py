@@ -206,9 +206,9 @@ def observed_run(chance: random.Random) -> tuple[int, int]:
 
 def test_nobody_finds_a_lease_over_that_its_holder_holds():
     """Whatever the delays on both sides, and with a renewal at any point of a look."""
-    runs = [observed_run(random.Random(seed)) for seed in range(3_000)]
+    runs = [observed_run(random.Random(seed)) for seed in range(1_500)]
     alive, over = (sum(each) for each in zip(*runs, strict=True))
-    assert min(alive, over) > 5_000, "both happened often"
+    assert min(alive, over) > 2_000, "both happened often"
 
 
 @given(st.lists(st.integers(0, 3), min_size=1), st.floats(0.1, 100, allow_nan=False))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -160,6 +161,30 @@ def test_a_store_whose_holder_is_stopped_says_so_in_time(tmp_path):
     store.close()
 
 
+def _die_in_the_middle_of_a_change(path: Path, said) -> None:
+    store = SqliteStore(path)
+    with store._change() as connection:
+        connection.execute("insert into record values ('half', '{}', 1)")
+        said.send("in its turn")
+        signal.pause()
+
+
+def test_a_writer_that_is_killed_in_its_turn_holds_nobody_up(tmp_path):
+    path = tmp_path / "metadata.sqlite"
+    store = SqliteStore(path)
+    context = multiprocessing.get_context("spawn")
+    mine, its = context.Pipe()
+    process = context.Process(target=_die_in_the_middle_of_a_change, args=(path, its))
+    process.start()
+    assert mine.poll(60)
+    assert mine.recv() == "in its turn"
+    process.kill()
+    process.join()
+    assert store.put("k", {}, 0) is not None
+    assert store.get("half") is None
+    store.close()
+
+
 def test_reads_of_a_thread_do_not_wait_for_a_change_of_another(tmp_path):
     store = SqliteStore(tmp_path / "metadata.sqlite")
     holder = holder_of(tmp_path / "metadata.sqlite")
@@ -180,7 +205,9 @@ def test_a_list_reads_only_what_starts_with_the_prefix(tmp_path):
     """Counted in the steps of SQLite's machine: some ten a record."""
     store = SqliteStore(tmp_path / "metadata.sqlite")
     rows = [(f"z/{number}", "{}", 1) for number in range(5_000)]
+    store._writer.execute("begin immediate")
     store._writer.executemany("insert into record values (?, ?, ?)", rows)
+    store._writer.execute("commit")
     for number in range(10):
         store.put(f"b/{number}", {}, 0)
     steps = []

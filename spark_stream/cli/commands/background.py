@@ -20,6 +20,7 @@ from typing import Final
 
 from spark_stream.client.connecting.embedded import check_ours, lock_held
 from spark_stream.errors import BrokerUnavailable, RequestTimeout, StorageFailure, from_wire
+from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT, allocator_settings
 
 READY: Final = "isolog broker ready "
 _START_SECONDS: Final = 60.0
@@ -74,7 +75,7 @@ def start(directory: Path, flags: list[str]) -> str:
             stdout=subprocess.PIPE,
             stderr=log,
             cwd="/",
-            env=os.environ | {"PYTHONPATH": paths},
+            env=os.environ | {"PYTHONPATH": paths} | allocator_settings(MEMORY_BYTES_DEFAULT),
             start_new_session=True,
         )
     finally:

@@ -36,6 +36,7 @@ from spark_stream.errors import (
     UnknownLog,
     from_wire,
 )
+from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT, allocator_settings
 from spark_stream.wire.limits import FORMAT_VERSION_MAX, SOCKET_PATH_MAX
 
 IDLE_SECONDS: Final = 300.0
@@ -203,7 +204,7 @@ def _started(
             stdout=subprocess.PIPE,
             stderr=log,
             cwd="/",
-            env=os.environ | {"PYTHONPATH": path},
+            env=os.environ | {"PYTHONPATH": path} | allocator_settings(MEMORY_BYTES_DEFAULT),
             start_new_session=True,
         ) as shell:
             shell.wait()

@@ -295,7 +295,7 @@ class SimulatedDisk(Disk):
         self.forces += 1
         if self._failing:
             self._failing -= 1
-            raise StorageFailure(f"{path}: Input/output error")
+            raise StorageFailure(f"{path}: Input/output error", unforced=True)
 
     def _exists(self, directory: Path) -> None:
         if directory not in self._directories:

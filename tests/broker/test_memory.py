@@ -1,0 +1,89 @@
+"""A broker's memory has a bound that no batch passes, however it was compressed, and goes back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pyarrow as pa
+import pyarrow.flight as fl
+import pytest
+
+from spark_stream.broker.actions import own_memory
+from spark_stream.wire.flight import from_flight
+from tests.support import BrokerProcess, eventually
+
+MIB = 1 << 20
+LIMIT = 256 * MIB
+SCHEMA = pa.schema([("n", pa.int64())])
+CALL_S = 60
+
+
+@pytest.fixture
+def bounded(tmp_path: Path) -> Iterator[BrokerProcess]:
+    """A broker that may hold 256 MiB, with a topic ``t`` of one partition."""
+    with BrokerProcess(tmp_path / "log", conf=f"memory_bytes = {LIMIT}\n") as process:
+        with process.connect() as log:
+            log.create_topic("t", schema=SCHEMA)
+        yield process
+
+
+def rows(size: int) -> pa.RecordBatch:
+    """A batch of so many bytes, which compresses some thousandfold."""
+    return pa.record_batch([pa.repeat(pa.scalar(0, pa.int64()), size // 8)], schema=SCHEMA)
+
+
+def appended(
+    process: BrokerProcess, batch: pa.RecordBatch, compression: str | None = None
+) -> str | None:
+    """Appends by a connection of its own: the code of the error, None if the batch is taken."""
+    options = fl.FlightCallOptions(
+        timeout=CALL_S, write_options=pa.ipc.IpcWriteOptions(compression=compression)
+    )
+    with fl.connect(f"grpc://{process.address}") as client:
+        path = fl.FlightDescriptor.for_path("t", "0")
+        writer, answers = client.do_put(path, SCHEMA, options=options)
+        try:
+            with writer:
+                writer.write_batch(batch)
+                answer = json.loads(answers.read().to_pybytes())
+                return answer.get("error", {}).get("code")
+        except pa.ArrowException as error:
+            return from_flight(error, process.address).code
+
+
+def greatest_memory(process: BrokerProcess) -> int:
+    """The most bytes that the process ever held at once."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
+
+
+def test_compressed_batches_beyond_the_bound_are_refused_before_they_take_memory(
+    bounded: BrokerProcess,
+) -> None:
+    before = greatest_memory(bounded)
+    bomb = rows(300 * MIB)
+    with ThreadPoolExecutor(4) as clients:
+        taken = list(clients.map(lambda _: appended(bounded, bomb, "zstd"), range(4)))
+    assert set(taken) <= {"BROKER_BUSY", "BATCH_TOO_LARGE"}
+    assert greatest_memory(bounded) - before < LIMIT + 64 * MIB
+    assert appended(bounded, rows(MIB), "zstd") is None
+    with bounded.connect() as log:
+        assert log.read("t").num_rows == MIB // 8
+
+
+def test_memory_goes_back_after_large_appends(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "log") as process:
+        with process.connect() as log:
+            log.create_topic("t", schema=SCHEMA)
+        broker = psutil.Process(process.pid)
+        before = own_memory(broker)
+        with ThreadPoolExecutor(3) as clients:
+            codes = clients.map(lambda _: appended(process, rows(200 * MIB)), range(3))
+            assert list(codes) == [None] * 3
+        assert greatest_memory(process) - before > 300 * MIB
+        eventually(lambda: own_memory(broker) - before < 200 * MIB)
