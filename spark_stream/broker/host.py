@@ -11,7 +11,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import Final
 
-from spark_stream.broker.housekeeping import Member, Rounds
+from spark_stream.broker.housekeeping import Rounds
 from spark_stream.broker.partition import FIRST_EPOCH, Partition
 from spark_stream.cluster.brokers import Brokers
 from spark_stream.cluster.leadership import Leadership
@@ -220,10 +220,7 @@ class Host:
     def housekeep(self) -> None:
         """Retention and rolling by age, where due; one failing partition stops no other."""
         found = [each for hosted in self.topics() for each in hosted.open_partitions()]
-        members = [
-            Member((each.topic_id, each.number), int(each.bounds().log_end_offset))
-            for each in found
-        ]
+        members = [((each.topic_id, each.number), each.log.end.entry) for each in found]
         for place in self._rounds.due(members, self._clock.monotonic()):
             partition = found[place]
             try:

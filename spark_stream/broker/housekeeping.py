@@ -8,19 +8,14 @@ round in a while, for age alone makes rolling and retention due.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 AT_ONCE: Final = 200  # a round over them takes some milliseconds
 _LINGER_S: Final = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A partition in a round, and where it ends."""
-
-    key: Hashable
-    end: int
+Member = tuple[Hashable, int]
+"""A partition in a round: any key that it keeps, and its end."""
 
 
 class Rounds:
@@ -36,11 +31,11 @@ class Rounds:
         seen: dict[Hashable, tuple[int, float]] = {}
         busy: list[int] = []
         idle: list[int] = []
-        for place, each in enumerate(members):
-            known = self._seen.get(each.key)
-            if known is None or known[0] != each.end:
-                known = (each.end, now_s)
-            seen[each.key] = known
+        for place, (key, end) in enumerate(members):
+            known = self._seen.get(key)
+            if known is None or known[0] != end:
+                known = (end, now_s)
+            seen[key] = known
             at_work = now_s - known[1] <= _LINGER_S
             (busy if at_work else idle).append(place)
         self._seen = seen

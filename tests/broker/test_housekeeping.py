@@ -6,7 +6,7 @@ from spark_stream.broker.housekeeping import AT_ONCE, Member, Rounds
 
 
 def members(count: int, ends: dict[int, int] | None = None) -> list[Member]:
-    return [Member(n, (ends or {}).get(n, 0)) for n in range(count)]
+    return [(n, (ends or {}).get(n, 0)) for n in range(count)]
 
 
 def test_few_partitions_are_all_looked_after_in_every_round():
