@@ -58,8 +58,8 @@ def test_a_fold_entry_by_entry_is_what_the_tables_give_at_any_point(steps, alone
     assert follower.bounds_state.bounds() == leader.replica.bounds_state.bounds()
 
 
-@given(STEPS, STEPS, st.data())
-def test_a_truncation_takes_along_what_the_cut_entries_had_done(steps, others, data):
+@given(STEPS, st.data())
+def test_a_truncation_takes_along_what_the_cut_entries_had_done(steps, data):
     leader = history(steps, followers=1)
     low = leader.replica.bounds_state.high_watermark.entry
     kept = leader.entries[: data.draw(st.integers(low, len(leader.entries)))]
