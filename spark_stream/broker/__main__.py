@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from spark_stream.broker.config import BrokerConfig
+from spark_stream.broker.memory import bound_memory
 from spark_stream.broker.process import serve
 from spark_stream.errors import IsologError
 
@@ -25,15 +26,15 @@ def main() -> int:
     parser.add_argument("--idle-seconds", type=float)
     given = parser.parse_args()
     try:
-        serve(
-            BrokerConfig.load(
-                given.conf,
-                dir=given.dir,
-                metadata=given.metadata,
-                listen=given.listen,
-                idle_seconds=given.idle_seconds,
-            )
+        config = BrokerConfig.load(
+            given.conf,
+            dir=given.dir,
+            metadata=given.metadata,
+            listen=given.listen,
+            idle_seconds=given.idle_seconds,
         )
+        bound_memory(config.memory_bytes)
+        serve(config)
     except IsologError as error:
         print(json.dumps({"error": error.to_wire()}), flush=True)
         print(error, file=sys.stderr)

@@ -30,7 +30,6 @@ from spark_stream.broker.here import BrokerFacts, Here
 from spark_stream.broker.host import Host
 from spark_stream.broker.keepalive import Keepalive
 from spark_stream.broker.lock import DirectoryLock
-from spark_stream.broker.memory import bound_memory
 from spark_stream.broker.peers import FlightPeers
 from spark_stream.broker.service import FlightService, location_of
 from spark_stream.broker.spare_memory import LOOK_S, SpareMemory
@@ -308,7 +307,6 @@ def serve(config: BrokerConfig) -> NoReturn:
     )
     logging.Formatter.converter = time.gmtime
     os.umask(0o077)  # whatever this process makes belongs to its owner alone
-    bound_memory(config.memory_bytes)
     broker = Broker(config)
     print(f"isolog broker ready {broker.address}", flush=True)
     broker.run()

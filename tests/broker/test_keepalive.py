@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psutil
@@ -20,7 +20,7 @@ from tests.support import BrokerProcess, eventually
 
 LIMIT_S = 0.5
 CALLS = 12
-CONF = f"keepalive_seconds = {LIMIT_S}\nidle_seconds = 1.0\n"
+CONF = f"keepalive_seconds = {LIMIT_S}\nidle_seconds = 2.0\n"
 
 CLIENT = """
 import json, sys
@@ -93,7 +93,10 @@ def test_stopped_clients_give_their_threads_back_and_an_idle_broker_ends(
     guarded: BrokerProcess,
 ) -> None:
     broker = psutil.Process(guarded.pid)
-    with client_with_open_calls(guarded.address) as client:
+    with ExitStack() as stack:
+        with guarded.connect() as log, log.consumer("t") as consumer:
+            next(consumer.batches())  # as long as it fetches, the broker is not idle
+            client = stack.enter_context(client_with_open_calls(guarded.address))
         busy = broker.num_threads()
         os.kill(client.pid, signal.SIGSTOP)
         assert eventually(lambda: not broker.is_running() or broker.num_threads() <= busy - CALLS)
