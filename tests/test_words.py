@@ -21,6 +21,8 @@ RIDDLES = (
     r"so many does a [l]eader",
     r"no matter of [o]urs",
     r"under what one task [a]ttempt",
+    r"the message as a whole is [n]one",
+    r"mends what damage [t]ook",
 )
 
 

@@ -24,6 +24,7 @@ from spark_stream.consistency.isolation import PRODUCER_LEVELS
 from spark_stream.consistency.producers import Stamp
 from spark_stream.environment import Clock
 from spark_stream.errors import (
+    BrokerBusy,
     InternalError,
     InvalidRequest,
     InvalidTransaction,
@@ -211,6 +212,9 @@ class _Append:
                 target.await_acknowledgement(taken, max(0.0, self._left()))
         except IsologError as error:
             self._answer(error)
+        except pa.ArrowMemoryError:
+            size = self._batch.nbytes
+            self._answer(BrokerBusy(f"no memory to append a batch of {size} bytes"))
         except Exception:
             logger.exception("append to %s/%d", self._hosted.topic.name, self.partition)
             self._answer(

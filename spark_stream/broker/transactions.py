@@ -79,7 +79,7 @@ class TransactionDesk:
     # -- by itself --------------------------------------------------------------------------------
 
     def recover(self) -> None:
-        """Before anybody reads: finishes what is decided, and mends what damage took of markers."""
+        """Before anybody reads: finishes what is decided, and writes the markers that damage took."""
         self.sweep()
         for record in self._mine():
             try:

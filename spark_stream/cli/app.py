@@ -60,9 +60,12 @@ def run() -> NoReturn:
 
 
 def execute(arguments: list[str] | None = None) -> int:
-    """Runs a command (None: that of this process), and returns its exit code."""
+    """Runs a command (None: that of this process), and returns its exit code.
+
+    Commands find in their context's ``obj`` whether they are the whole of this process.
+    """
     try:
-        app(arguments, prog_name="isolog")
+        app(arguments, prog_name="isolog", obj=arguments is None)
     except IsologError as error:
         _report(error)
         return 2 if isinstance(error, InvalidOption) else 1

@@ -34,6 +34,7 @@ Directory = Annotated[
 
 @app.command()
 def start(
+    context: typer.Context,
     directory: Directory = None,
     listen: Annotated[
         str | None,
@@ -94,8 +95,11 @@ def start(
             raise InvalidOption("which directory?", hint="Give --dir DIR.") from None
         raise
     if not daemon:
+        from spark_stream.broker.memory import bound_memory
         from spark_stream.broker.process import serve
 
+        if context.obj:
+            bound_memory(config.memory_bytes)
         serve(config)
         return
     flags = ["--listen", config.listen]

@@ -44,6 +44,22 @@ def test_in_the_foreground_one_line_says_that_it_serves(directory, number):
     assert (rest, broker.returncode) == ("", 0)
 
 
+def test_in_the_foreground_the_bound_on_memory_is_the_configured_one(directory, tmp_path):
+    """The allocator reads it when the process begins, so the process begins once more."""
+    conf = tmp_path / "broker.toml"
+    conf.write_text("memory_bytes = 268435456\n")
+    command = [*COMMAND, "broker", "start", "--dir", str(directory), "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(
+        [*command, "--conf", str(conf)], stdout=subprocess.PIPE, text=True
+    ) as broker:
+        assert broker.stdout is not None
+        assert broker.stdout.readline().startswith("isolog broker ready 127.0.0.1:")
+        given = Path(f"/proc/{broker.pid}/environ").read_bytes().split(b"\0")
+        broker.terminate()
+        broker.communicate(timeout=TIMEOUT_S)
+    assert {b"MIMALLOC_RESERVE_OS_MEMORY=256MiB", b"MIMALLOC_DISALLOW_OS_ALLOC=1"} <= set(given)
+
+
 def test_a_broker_in_the_background_from_start_to_stop(directory, call, tmp_path):
     none = call("broker", "status", "--dir", str(directory))
     assert (none.code, none.out) == (1, "")
