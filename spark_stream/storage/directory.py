@@ -6,7 +6,8 @@
     broker.lock       locked (flock) by the one broker that serves the directory
     broker.json       where that broker listens, and its process id
     broker.log        what a broker in the background says
-    metadata.sqlite   topics, transactions, positions, numbers
+    metadata.sqlite   topics, transactions, positions, numbers (a shared store lies elsewhere)
+    leases/           which brokers are alive; beside the store
     topics/<name>/<topic id>/<partition>/<base offset>.arrow and .entries
 """
 
