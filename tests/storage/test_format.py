@@ -76,8 +76,9 @@ def test_the_version_is_the_pages(tmp_path):
     facts = json.loads((tmp_path / "isolog.json").read_text())
     line = re.search(r"^isolog\.json +(\{.*\})$", PAGE, re.MULTILINE).group(1)
     told = json.loads(line)
-    assert told | {"cluster_id": ""} == facts | {"cluster_id": ""}
-    assert re.fullmatch("[0-9a-f]{32}", facts["cluster_id"])
+    ids = {"cluster_id": "", "broker_id": ""}
+    assert told | ids == facts | ids
+    assert all(re.fullmatch("[0-9a-f]{32}", facts[name]) for name in ids)
 
 
 def test_the_example_reads_every_record_of_a_segment(log, example):
