@@ -79,7 +79,7 @@ class TransactionDesk:
     # -- by itself --------------------------------------------------------------------------------
 
     def recover(self) -> None:
-        """Before anybody reads: finishes what is decided, and writes the markers that damage took."""
+        """Before anybody reads: finishes what is decided, and writes markers that were lost."""
         self.sweep()
         for record in self._mine():
             try:
