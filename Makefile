@@ -81,4 +81,5 @@ $(INSTALLED): setup.cfg pyproject.toml
 	    $(PYTHON) -m venv --clear .venv; }
 	@echo "installing into .venv (PySpark alone is 400 MB: some minutes the first time)"
 	@.venv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev,demo,bench,notebook]'
+	@.venv/bin/python scripts/compile_pyspark.py
 	@touch $@

@@ -1,0 +1,36 @@
+"""Spark's workers import pyspark from a zip file: with bytecode in it they start sooner."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from tests.conftest import ROOT
+
+SPEC = importlib.util.spec_from_file_location("compiling", ROOT / "scripts/compile_pyspark.py")
+assert SPEC is not None
+assert SPEC.loader is not None
+compiling = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(compiling)
+
+
+def test_a_module_of_the_archive_comes_from_its_bytecode_and_says_the_same(tmp_path: Path):
+    archive = tmp_path / "lib.zip"
+    with zipfile.ZipFile(archive, "w") as made:
+        made.writestr("house/__init__.py", "")
+        made.writestr("house/room.py", "def place():\n    return __file__, 'is' is 'is'\n")
+        made.writestr("house/tests/test_room.py", "")
+        made.writestr("house/names.txt", "a\n")
+    assert compiling.compile_into(archive) == 2
+    assert compiling.compile_into(archive) == 0
+    with zipfile.ZipFile(archive) as found:
+        assert found.read("house/names.txt") == b"a\n"
+        assert "house/tests/test_room.pyc" not in found.namelist()
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import house.room as r; print(r.place())"
+    )
+    said = subprocess.run([sys.executable, "-c", program, archive], capture_output=True, text=True)
+    assert (said.stdout, said.stderr) == (f"({str(archive / 'house/room.pyc')!r}, True)\n", "")
