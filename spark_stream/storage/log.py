@@ -125,19 +125,7 @@ class PartitionLog:
         self._forcing.check()
         self._make_room(batch.message.size, now)
         end = self.end
-        entry = Entry(
-            entry_index=end.entry,
-            base_offset=end.offset,
-            timestamp=batch.timestamp,
-            appended=now,
-            count=batch.records,
-            leader_epoch=leader_epoch,
-            data_crc=batch.crc,
-            producer_id=stamp.producer_id,
-            producer_epoch=stamp.epoch,
-            base_sequence=stamp.sequence,
-            transaction=stamp.transaction,
-        )
+        entry = batch.entry_at(end, leader_epoch, now, stamp)
         self._write(entry, batch.message)
         if stamp.transaction != NO_TRANSACTION:
             key = (stamp.transaction, stamp.producer_id)

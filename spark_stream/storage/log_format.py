@@ -9,6 +9,10 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from spark_stream.consistency.entries import Entry
+from spark_stream.consistency.ids import LeaderEpoch
+from spark_stream.consistency.leader import Position
+from spark_stream.consistency.producers import Stamp
 from spark_stream.storage.codec import Codec, crc32c
 from spark_stream.storage.settings import LogSettings
 
@@ -23,6 +27,22 @@ class Prepared:
     message: pa.Buffer
     crc: int
     timestamp: int
+
+    def entry_at(self, place: Position, leader_epoch: LeaderEpoch, now: int, stamp: Stamp) -> Entry:
+        """The batch's entry at this place of a log; ``now`` in microseconds since the epoch."""
+        return Entry(
+            entry_index=place.entry,
+            base_offset=place.offset,
+            timestamp=self.timestamp,
+            appended=now,
+            count=self.records,
+            leader_epoch=leader_epoch,
+            data_crc=self.crc,
+            producer_id=stamp.producer_id,
+            producer_epoch=stamp.epoch,
+            base_sequence=stamp.sequence,
+            transaction=stamp.transaction,
+        )
 
 
 @dataclass(frozen=True)
