@@ -37,7 +37,7 @@ from spark_stream.consistency.entries import Entry, Kind
 from spark_stream.consistency.extents import SpansSnapshot
 from spark_stream.consistency.ids import NO_TRANSACTION, LeaderEpoch, Offset
 from spark_stream.consistency.isolation import Bounds, Isolation
-from spark_stream.consistency.leader import Position
+from spark_stream.consistency.leader import Boundary
 from spark_stream.consistency.producers import NOBODY, Duplicate, Refused, Stamp
 from spark_stream.consistency.replica import BOUND_OF, Answer, Disown, Effects, Replica, Wake
 from spark_stream.environment import Clock
@@ -255,7 +255,7 @@ class Partition:
     def _entry(
         self,
         kind: Kind,
-        at: Position,
+        at: Boundary,
         stamp: Stamp,
         now: int,
         count: int = 0,
@@ -279,7 +279,7 @@ class Partition:
 
     # -- replication ------------------------------------------------------------------------------
 
-    def replicate(self, upto: Position) -> None:
+    def replicate(self, upto: Boundary) -> None:
         """Every in-sync replica has the entries below ``upto``."""
         with self._lock:
             woken = self._carry_out(self._core.replicate(upto))

@@ -21,7 +21,7 @@ import numpy as np
 
 from spark_stream.consistency.entries import Table
 from spark_stream.consistency.ids import EntryIndex, LeaderEpoch, Offset
-from spark_stream.consistency.leader import Position
+from spark_stream.consistency.leader import Boundary
 
 
 class EpochStarts:
@@ -32,7 +32,7 @@ class EpochStarts:
 
     def __init__(self) -> None:
         self._epochs: list[int] = []
-        self._places: list[Position] = []
+        self._places: list[Boundary] = []
 
     @classmethod
     def derived(cls, tables: Sequence[Table]) -> EpochStarts:
@@ -43,7 +43,7 @@ class EpochStarts:
             entries = table["entry_index"][rows].tolist()
             offsets = table["base_offset"][rows].tolist()
             for epoch, entry, offset in zip(epochs.tolist(), entries, offsets, strict=True):
-                found.appended(LeaderEpoch(epoch), Position(EntryIndex(entry), Offset(offset)))
+                found.appended(LeaderEpoch(epoch), Boundary(EntryIndex(entry), Offset(offset)))
         return found
 
     @property
@@ -51,19 +51,19 @@ class EpochStarts:
         """The epoch of the last entry; None: there is none."""
         return LeaderEpoch(self._epochs[-1]) if self._epochs else None
 
-    def appended(self, epoch: LeaderEpoch, at: Position) -> None:
+    def appended(self, epoch: LeaderEpoch, at: Boundary) -> None:
         """An entry of this epoch is at this place, behind all others."""
         if not self._epochs or epoch > self._epochs[-1]:
             self._places.append(at)
             self._epochs.append(epoch)
 
-    def start_of(self, epoch: int) -> Position | None:
+    def start_of(self, epoch: int) -> Boundary | None:
         """The epoch's first entry; None: it has none here."""
         at = bisect_left(self._epochs, epoch)
         found = at < len(self._epochs) and self._epochs[at] == epoch
         return self._places[at] if found else None
 
-    def end_of(self, epoch: int, log_end: Position) -> Position:
+    def end_of(self, epoch: int, log_end: Boundary) -> Boundary:
         """Where the epoch ended: the first place that a later one may have given anew."""
         later = bisect_right(self._epochs, epoch)
         return self._places[later] if later < len(self._epochs) else log_end

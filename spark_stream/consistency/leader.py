@@ -23,7 +23,7 @@ from spark_stream.consistency.ids import EntryIndex, LeaderEpoch, Offset
 from spark_stream.consistency.isolation import Bounds
 
 
-class Position(NamedTuple):
+class Boundary(NamedTuple):
     """A place between two entries: the next entry's index and the offset of its first record."""
 
     entry: EntryIndex
@@ -35,9 +35,9 @@ class LeaderState:
     """What the leader of one partition knows of its log's bounds."""
 
     leader_epoch: LeaderEpoch
-    log_start: Position
-    log_end: Position
-    high_watermark: Position
+    log_start: Boundary
+    log_end: Boundary
+    high_watermark: Boundary
     followers: int = 0
     first_undecided: Offset | None = None
 
@@ -55,7 +55,7 @@ class LeaderState:
 
 
 def opened(
-    leader_epoch: LeaderEpoch, log_start: Position, log_end: Position, followers: int = 0
+    leader_epoch: LeaderEpoch, log_start: Boundary, log_end: Boundary, followers: int = 0
 ) -> LeaderState:
     """The state of a log that was just opened. With no followers HW = LEO, after a crash too."""
     known = log_end if followers == 0 else log_start
@@ -66,14 +66,14 @@ def appended(state: LeaderState, records: int) -> LeaderState:
     """One entry with ``records`` records (0: a marker) is at the end of the leader's log."""
     if records < 0:
         raise ValueError(f"an entry has no negative number of records: {records}")
-    end = Position(EntryIndex(state.log_end.entry + 1), Offset(state.log_end.offset + records))
+    end = Boundary(EntryIndex(state.log_end.entry + 1), Offset(state.log_end.offset + records))
     replicated = end if state.followers == 0 else state.high_watermark
     return LeaderState(
         state.leader_epoch, state.log_start, end, replicated, state.followers, state.first_undecided
     )
 
 
-def replicated(state: LeaderState, upto: Position) -> LeaderState:
+def replicated(state: LeaderState, upto: Boundary) -> LeaderState:
     """Every in-sync replica has the entries below ``upto``. HW never moves back, nor past LEO."""
     if upto.entry > state.log_end.entry:
         raise ValueError(f"replicated past the log end: {upto} > {state.log_end}")
@@ -87,7 +87,7 @@ def undecided_from(state: LeaderState, offset: Offset | None) -> LeaderState:
     return state if state.first_undecided == offset else replace(state, first_undecided=offset)
 
 
-def evicted(state: LeaderState, log_start: Position) -> LeaderState:
+def evicted(state: LeaderState, log_start: Boundary) -> LeaderState:
     """Retention removed the entries below ``log_start``; never past the LSO, never backwards."""
     if log_start.entry <= state.log_start.entry:
         return state
@@ -96,7 +96,7 @@ def evicted(state: LeaderState, log_start: Position) -> LeaderState:
     return replace(state, log_start=log_start)
 
 
-def truncated(state: LeaderState, log_end: Position) -> LeaderState:
+def truncated(state: LeaderState, log_end: Boundary) -> LeaderState:
     """The log was cut back to ``log_end``; never below the HW, whose entries nobody takes back."""
     if log_end.entry < state.high_watermark.entry:
         raise ValueError(f"cut below the high watermark: {log_end} < {state.high_watermark}")

@@ -42,7 +42,7 @@ from spark_stream.consistency.ids import (
 )
 from spark_stream.consistency.isolation import Bounds, Isolation
 from spark_stream.consistency.joins import Joins
-from spark_stream.consistency.leader import LeaderState, Position
+from spark_stream.consistency.leader import Boundary, LeaderState
 from spark_stream.consistency.producers import (
     Accepted,
     Duplicate,
@@ -110,8 +110,8 @@ class Replica:
     def __init__(
         self,
         tables: Sequence[Table],
-        log_start: Position,
-        log_end: Position,
+        log_start: Boundary,
+        log_end: Boundary,
         now: int,
         producer_age: int,
         followers: int = 0,
@@ -161,7 +161,7 @@ class Replica:
         """The entries are in the log, behind all others; they become visible together."""
         state = self.bounds_state
         for entry in entries:
-            at = Position(EntryIndex(entry.entry_index), Offset(entry.base_offset))
+            at = Boundary(EntryIndex(entry.entry_index), Offset(entry.base_offset))
             if at != state.log_end:
                 raise ValueError(f"an entry at {at} does not follow the log end {state.log_end}")
             self.epochs.appended(LeaderEpoch(entry.leader_epoch), at)
@@ -193,7 +193,7 @@ class Replica:
         end = self.bounds_state.log_end.offset
         self.producers[stamp.producer_id] = producers.appended(known, stamp, end, 0, now)
 
-    def replicate(self, upto: Position) -> Effects:
+    def replicate(self, upto: Boundary) -> Effects:
         """Every in-sync replica has the entries below ``upto``."""
         return self._publish(leader.replicated(self.bounds_state, upto))
 
@@ -226,7 +226,7 @@ class Replica:
         if bound is not None:
             self._waiters[bound].cancel(waiter)
 
-    def evict(self, log_start: Position) -> None:
+    def evict(self, log_start: Boundary) -> None:
         """Retention removed the entries below this place."""
         self.bounds_state = leader.evicted(self.bounds_state, log_start)
         self.spans.evicted(self.bounds_state.log_start.offset)
@@ -241,7 +241,7 @@ class Replica:
         for producer_id in old:
             del self.producers[producer_id]
 
-    def truncate(self, tables: Sequence[Table], log_end: Position, now: int) -> Effects:
+    def truncate(self, tables: Sequence[Table], log_end: Boundary, now: int) -> Effects:
         """The log was cut back to ``log_end``; ``tables`` are what is left of it.
 
         What the entries that are gone had done to producers, transactions and epochs is undone.

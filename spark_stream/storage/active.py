@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE, Entry, Table
-from spark_stream.consistency.leader import Position
+from spark_stream.consistency.leader import Boundary
 from spark_stream.errors import IsologError
 from spark_stream.storage.codec import END_OF_STREAM, Codec, sealed
 from spark_stream.storage.disk import Disk, DiskFile
@@ -29,7 +29,7 @@ _COPY_BYTES_MAX: Final = 1 << 20
 _ROWS_MIN: Final = 64
 
 
-def header_of(codec: Codec, facts: dict[str, str], first: Position) -> bytes:
+def header_of(codec: Codec, facts: dict[str, str], first: Boundary) -> bytes:
     """The schema message of a segment that starts at ``first``."""
     places = {"isolog.base_entry": str(first.entry), "isolog.base_offset": str(first.offset)}
     return codec.header(facts | places)
@@ -47,7 +47,7 @@ class ActiveSegment(Segment):
         disk: Disk,
         name: SegmentName,
         codec: Codec,
-        first: Position,
+        first: Boundary,
         table: Table,
         *,
         facts: dict[str, str],

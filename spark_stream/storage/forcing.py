@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from spark_stream.consistency.ids import EntryIndex, Offset
-from spark_stream.consistency.leader import Position
+from spark_stream.consistency.leader import Boundary
 from spark_stream.errors import IsologError, StorageFailure
 from spark_stream.storage.codec import crc32c
 from spark_stream.storage.disk import Disk, DiskFile
@@ -28,7 +28,7 @@ from spark_stream.storage.disk import Disk, DiskFile
 MARK_NAME: Final = "flushed"
 _MARK: Final = struct.Struct("<qqI")  # entry index, offset, whether a force failed; then a CRC
 MARK_SIZE: Final = _MARK.size + 4
-_START: Final = Position(EntryIndex(0), Offset(0))
+_START: Final = Boundary(EntryIndex(0), Offset(0))
 
 
 class Forcing:
@@ -48,7 +48,7 @@ class Forcing:
             self._read()
 
     @property
-    def upto(self) -> Position:
+    def upto(self) -> Boundary:
         """Everything before it was forced once; there may be more."""
         return self._upto
 
@@ -89,7 +89,7 @@ class Forcing:
                 raise self._failure(error) from error
             raise
 
-    def mark(self, upto: Position) -> None:
+    def mark(self, upto: Boundary) -> None:
         """Writes down that everything before ``upto`` is on the disk."""
         if upto == self._upto and not self._distrusted:
             return
@@ -139,5 +139,5 @@ class Forcing:
         if len(raw) != MARK_SIZE or int.from_bytes(raw[-4:], "little") != crc32c(raw[:-4]):
             return
         entry, offset, failed = _MARK.unpack(raw[:-4])
-        self._upto = Position(EntryIndex(entry), Offset(offset))
+        self._upto = Boundary(EntryIndex(entry), Offset(offset))
         self._distrusted = bool(failed)

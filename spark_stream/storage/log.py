@@ -23,7 +23,7 @@ from spark_stream.consistency.entries import (
     open_transactions,
 )
 from spark_stream.consistency.ids import NO_TRANSACTION, LeaderEpoch, Offset
-from spark_stream.consistency.leader import Position
+from spark_stream.consistency.leader import Boundary
 from spark_stream.consistency.producers import NOBODY, Stamp
 from spark_stream.errors import StorageFailure
 from spark_stream.storage.active import ActiveSegment
@@ -86,12 +86,12 @@ class PartitionLog:
     # -- bounds ---------------------------------------------------------------------------------
 
     @property
-    def start(self) -> Position:
+    def start(self) -> Boundary:
         """The first position that is left."""
         return (*self._closed, self._active)[0].first
 
     @property
-    def end(self) -> Position:
+    def end(self) -> Boundary:
         """The position of the next entry."""
         return self._active.end
 

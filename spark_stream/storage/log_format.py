@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from spark_stream.consistency.entries import Entry
 from spark_stream.consistency.ids import LeaderEpoch
-from spark_stream.consistency.leader import Position
+from spark_stream.consistency.leader import Boundary
 from spark_stream.consistency.producers import Stamp
 from spark_stream.storage.codec import Codec, crc32c
 from spark_stream.storage.settings import LogSettings
@@ -28,7 +28,7 @@ class Prepared:
     crc: int
     timestamp: int
 
-    def entry_at(self, place: Position, leader_epoch: LeaderEpoch, now: int, stamp: Stamp) -> Entry:
+    def entry_at(self, place: Boundary, leader_epoch: LeaderEpoch, now: int, stamp: Stamp) -> Entry:
         """The batch's entry at this place of a log; ``now`` in microseconds since the epoch."""
         return Entry(
             entry_index=place.entry,

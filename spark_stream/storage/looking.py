@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE, Table, valid_prefix
 from spark_stream.consistency.ids import EntryIndex, Offset
-from spark_stream.consistency.leader import Position
+from spark_stream.consistency.leader import Boundary
 from spark_stream.errors import DamagedSegment
 from spark_stream.storage.active import header_of
 from spark_stream.storage.codec import Codec, facts_of, header_length, intact_entries, intact_rows
@@ -33,7 +33,7 @@ class Found:
     """
 
     name: SegmentName
-    first: Position
+    first: Boundary
     raw: pa.Buffer
     table: Table
     good: int
@@ -43,7 +43,7 @@ class Found:
         return self.table[: self.good]
 
     @property
-    def end(self) -> Position:
+    def end(self) -> Boundary:
         return end_of(self.kept, self.first)
 
     @property
@@ -90,7 +90,7 @@ class SegmentFiles:
         """The entries file; nothing where it is missing."""
         return self._disk.map(name.entries) if name.entries.name in self._names else NOTHING
 
-    def found(self, name: SegmentName, expected: Position | None) -> Found:
+    def found(self, name: SegmentName, expected: Boundary | None) -> Found:
         """A segment as its entries tell; ``expected``: where it must start, None: it says.
 
         Raises:
@@ -117,7 +117,7 @@ class SegmentFiles:
             if not (ends <= data_size).all():
                 good = int((ends > data_size).argmax())
         entry = self._first_entry(name, table[:good], expected)
-        return Found(name, Position(EntryIndex(entry), Offset(name.base_offset)), raw, table, good)
+        return Found(name, Boundary(EntryIndex(entry), Offset(name.base_offset)), raw, table, good)
 
     def told_entry(self, name: SegmentName) -> int | None:
         """Which entry a segment starts with, as its first entry or its schema message says."""
@@ -141,9 +141,9 @@ class SegmentFiles:
         no_entry = self.entries(name).size == 0
         return no_entry and self._data_size(name) <= self._unfinished_size(name)
 
-    def known_end(self, name: SegmentName) -> Position:
+    def known_end(self, name: SegmentName) -> Boundary:
         """Where the log ended at least once it had this segment."""
-        least = Position(EntryIndex(self.told_entry(name) or 0), Offset(name.base_offset))
+        least = Boundary(EntryIndex(self.told_entry(name) or 0), Offset(name.base_offset))
         return last_intact_end(whole_rows(self.entries(name)), least)
 
     def _data_size(self, name: SegmentName) -> int:
@@ -151,10 +151,10 @@ class SegmentFiles:
 
     def _unfinished_size(self, name: SegmentName) -> int:
         """An ``.arrow`` file up to this size has no batch."""
-        widest = Position(EntryIndex(1 << 62), Offset(name.base_offset))
+        widest = Boundary(EntryIndex(1 << 62), Offset(name.base_offset))
         return header_length(self.data(name)) or len(header_of(self._codec, self._facts, widest))
 
-    def _first_entry(self, name: SegmentName, kept: Table, expected: Position | None) -> int:
+    def _first_entry(self, name: SegmentName, kept: Table, expected: Boundary | None) -> int:
         if len(kept):
             return int(kept[0]["entry_index"])
         if expected is not None:
@@ -186,18 +186,18 @@ def whole_rows(raw: pa.Buffer) -> Table:
     return np.frombuffer(raw, ENTRY, count=raw.size // ENTRY_SIZE)
 
 
-def end_of(table: Table, first: Position) -> Position:
+def end_of(table: Table, first: Boundary) -> Boundary:
     """The position behind the last entry; ``first`` where there is none."""
     if not len(table):
         return first
     last = table[-1]
-    return Position(
+    return Boundary(
         EntryIndex(int(last["entry_index"]) + 1),
         Offset(int(last["base_offset"]) + int(last["count"])),
     )
 
 
-def last_intact_end(table: Table, least: Position) -> Position:
+def last_intact_end(table: Table, least: Boundary) -> Boundary:
     """The position behind the last entry that has its checksum, wherever in the table it is."""
     intact = np.flatnonzero(intact_rows(table))
     return end_of(table[: intact[-1] + 1], least) if len(intact) else least

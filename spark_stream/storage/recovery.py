@@ -31,7 +31,7 @@ import pyarrow as pa
 
 from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE, Table
 from spark_stream.consistency.ids import EntryIndex, Offset
-from spark_stream.consistency.leader import Position
+from spark_stream.consistency.leader import Boundary
 from spark_stream.errors import DamagedSegment
 from spark_stream.storage.active import ActiveSegment, header_of
 from spark_stream.storage.aside import Aside, Cut
@@ -89,7 +89,7 @@ class Recovery:
         if not names:
             return self._new()
         closed: list[Segment] = []
-        expected: Position | None = None
+        expected: Boundary | None = None
         for place, name in enumerate(names):
             found = self.files.found(name, expected)
             behind = names[place + 1 :]
@@ -104,7 +104,7 @@ class Recovery:
 
     def _new(self) -> Recovered:
         """A log without files."""
-        name, start = SegmentName(self.directory, 0), Position(EntryIndex(0), Offset(0))
+        name, start = SegmentName(self.directory, 0), Boundary(EntryIndex(0), Offset(0))
         active = self._active(name, start, np.zeros(0, ENTRY))
         once = self.forcing.upto
         if once.entry == 0:
@@ -114,7 +114,7 @@ class Recovery:
         return Recovered((), active, (cut,))
 
     def _active(
-        self, name: SegmentName, first: Position, table: Table, data_end: int | None = None
+        self, name: SegmentName, first: Boundary, table: Table, data_end: int | None = None
     ) -> ActiveSegment:
         return ActiveSegment(
             self.disk,
@@ -195,17 +195,17 @@ class Recovery:
             kept_in=aside.kept_in,
         )
 
-    def _known_end(self, found: Found, behind: Sequence[SegmentName]) -> Position:
+    def _known_end(self, found: Found, behind: Sequence[SegmentName]) -> Boundary:
         """Where the log once ended at least, as far as anything tells."""
         known = [found.end, self.forcing.upto, *map(self.files.known_end, behind)]
         known.append(last_intact_end(found.table[found.good :], found.end))
-        return Position(max(each.entry for each in known), max(each.offset for each in known))
+        return Boundary(max(each.entry for each in known), max(each.offset for each in known))
 
     def _cut(
         self,
         name: SegmentName,
-        end: Position,
-        once: Position,
+        end: Boundary,
+        once: Boundary,
         *,
         reason: str,
         doubtful: int = 0,
@@ -254,7 +254,7 @@ def _tails(found: Found, data: pa.Buffer, data_end: int) -> list[_Tail]:
     return tails
 
 
-def _doubtful(found: Found, once: Position) -> int:
+def _doubtful(found: Found, once: Boundary) -> int:
     """How many entries behind what is known are there as a whole, without their checksum."""
     first = max(found.good, once.entry - found.first.entry)
     rows = found.table[first:]

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from spark_stream.consistency.entries import Kind, Table
 from spark_stream.consistency.ids import LeaderEpoch, Offset
-from spark_stream.consistency.leader import Position
+from spark_stream.consistency.leader import Boundary
 from spark_stream.consistency.producers import NOBODY, Stamp
 from spark_stream.errors import StorageFailure
 from spark_stream.storage.aside import Cut
@@ -29,9 +29,9 @@ class ReplicaLog(Protocol):
     @property
     def failed(self) -> StorageFailure | None: ...
     @property
-    def start(self) -> Position: ...
+    def start(self) -> Boundary: ...
     @property
-    def end(self) -> Position: ...
+    def end(self) -> Boundary: ...
     @property
     def size(self) -> int: ...
 

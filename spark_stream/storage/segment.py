@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from spark_stream.consistency.entries import ENTRY_SIZE, Kind, Table, next_offset
 from spark_stream.consistency.ids import EntryIndex
-from spark_stream.consistency.leader import Position
+from spark_stream.consistency.leader import Boundary
 from spark_stream.errors import DamagedSegment
 from spark_stream.storage.codec import Codec, first_broken_batch, gathered
 from spark_stream.storage.disk import Disk
@@ -68,7 +68,7 @@ class Segment:
         disk: Disk,
         name: SegmentName,
         codec: Codec,
-        first: Position,
+        first: Boundary,
         table: Table,
         *,
         verified: bool = False,
@@ -115,10 +115,10 @@ class Segment:
         return np.zeros(len(self._table), np.bool_)
 
     @property
-    def end(self) -> Position:
+    def end(self) -> Boundary:
         """The position after the last entry."""
         table = self._table
-        return Position(
+        return Boundary(
             EntryIndex(self.first.entry + len(table)), next_offset(table, self.first.offset)
         )
 

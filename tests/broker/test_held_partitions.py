@@ -19,7 +19,7 @@ from spark_stream.broker.partition import Partition
 from spark_stream.broker.process import Broker
 from spark_stream.consistency.ids import EntryIndex, Offset
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.consistency.leader import Position
+from spark_stream.consistency.leader import Boundary
 from spark_stream.consistency.producers import Stamp
 from spark_stream.environment import SystemClock
 from spark_stream.errors import RequestTimeout, UnknownOutcome, from_wire
@@ -203,7 +203,7 @@ def test_an_append_that_is_not_replicated_in_time_has_an_unknown_outcome(
     if again is not None:  # a duplicate is acknowledged under the same rule
         assert again.appended.duplicate
         assert again.pending is not None
-    followed.replicate(Position(EntryIndex(1), Offset(3)))
+    followed.replicate(Boundary(EntryIndex(1), Offset(3)))
     if again is not None:
         followed.await_acknowledgement(again, 0.0)
     assert followed.bounds().high_watermark == 3

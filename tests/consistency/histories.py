@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from spark_stream.consistency.entries import ENTRY, Entry, Kind, Table
 from spark_stream.consistency.ids import NO_TRANSACTION, EntryIndex, LeaderEpoch, Offset
-from spark_stream.consistency.leader import Position
+from spark_stream.consistency.leader import Boundary
 from spark_stream.consistency.producers import Accepted, Stamp
 from spark_stream.consistency.replica import Effects, Replica
 
-START = Position(EntryIndex(0), Offset(0))
+START = Boundary(EntryIndex(0), Offset(0))
 AGE = 1_000_000_000_000
 
 
@@ -29,8 +29,8 @@ def replica_of(entries: Sequence[Entry], now: int, followers: int = 0) -> Replic
     return Replica([table_of(entries)], START, end_of(entries), now, AGE, followers)
 
 
-def end_of(entries: Sequence[Entry]) -> Position:
-    return Position(EntryIndex(len(entries)), Offset(sum(entry.count for entry in entries)))
+def end_of(entries: Sequence[Entry]) -> Boundary:
+    return Boundary(EntryIndex(len(entries)), Offset(sum(entry.count for entry in entries)))
 
 
 @dataclass

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from spark_stream.consistency.entries import ENTRY, Table
 from spark_stream.consistency.epochs import EpochHistory, EpochStarts, agreement
 from spark_stream.consistency.ids import EntryIndex, LeaderEpoch, Offset
-from spark_stream.consistency.leader import Position
+from spark_stream.consistency.leader import Boundary
 
 
-def at(entry: int, offset: int) -> Position:
-    return Position(EntryIndex(entry), Offset(offset))
+def at(entry: int, offset: int) -> Boundary:
+    return Boundary(EntryIndex(entry), Offset(offset))
 
 
 def table(entries: list[tuple[int, int]]) -> Table:

@@ -18,14 +18,14 @@ from hypothesis.stateful import (
 
 from spark_stream.consistency import leader
 from spark_stream.consistency.ids import EntryIndex, LeaderEpoch, Offset
-from spark_stream.consistency.leader import LeaderState, Position
+from spark_stream.consistency.leader import Boundary, LeaderState
 from tests.consistency.invariants import ALL, Observed
 
-START = Position(EntryIndex(0), Offset(0))
+START = Boundary(EntryIndex(0), Offset(0))
 
 
-def at(entry: int, offset: int) -> Position:
-    return Position(EntryIndex(entry), Offset(offset))
+def at(entry: int, offset: int) -> Boundary:
+    return Boundary(EntryIndex(entry), Offset(offset))
 
 
 @dataclass
@@ -51,7 +51,7 @@ class LeaderMachine(RuleBasedStateMachine):
 
     # -- what the test knows by counting ----------------------------------------------------------
 
-    def position(self, entry: int) -> Position:
+    def position(self, entry: int) -> Boundary:
         return at(entry, sum(self.counts[:entry]))
 
     def first_undecided(self) -> int | None:

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE, Entry, Kind, Table
 from spark_stream.consistency.ids import NO_TRANSACTION, EntryIndex, LeaderEpoch, Offset
-from spark_stream.consistency.leader import Position
+from spark_stream.consistency.leader import Boundary
 from spark_stream.consistency.producers import NOBODY, Stamp
 from spark_stream.errors import StorageFailure
 from spark_stream.storage.aside import Cut
@@ -59,7 +59,7 @@ class ListLog(ReplicaLog):
         self._failed: StorageFailure | None = None
         self._flushed_at: float | None = None
         self._entries: list[_Kept] = []
-        self._segments = [Position(EntryIndex(0), Offset(0))]  # where each starts
+        self._segments = [Boundary(EntryIndex(0), Offset(0))]  # where each starts
         self._aborted: set[tuple[int, int]] = set()
         self._data_bytes = 0  # of the last segment
 
@@ -91,15 +91,15 @@ class ListLog(ReplicaLog):
         return self._failed
 
     @property
-    def start(self) -> Position:
+    def start(self) -> Boundary:
         return self._segments[0]
 
     @property
-    def end(self) -> Position:
+    def end(self) -> Boundary:
         if not self._entries:
             return self._segments[-1]
         last = self._entries[-1]
-        return Position(EntryIndex(last.entry.entry_index + 1), last.end)
+        return Boundary(EntryIndex(last.entry.entry_index + 1), last.end)
 
     @property
     def size(self) -> int:
