@@ -12,7 +12,6 @@ Records of the store:
 ``topics``        topics, those that were removed included
 ``transactions``  transactions
 ``consumers``     named consumers' positions
-``stopped``       runs of queries that were given up
 ``numbers``       numbers that nobody else gets
 
 Beside the store:

@@ -1,13 +1,16 @@
 """Topics as records of the metadata store.
 
-A topic lives under its name, and after its deletion under its id, until its files are gone::
+A topic is there if its record is there. A second record, under the topic's id, announces files that
+may have no topic::
 
     topics/<name>       a topic that is there
-    removed/<topic id>  a topic that was deleted, and whose files may still be there
+    removed/<topic id>  a topic whose files may be there though the topic is not
 
-A deletion writes the second record, then deletes the first. From the second record on the topic is
-deleted: whoever finds both (a broker died in between) finishes the deletion. So the name is free at
-once, for a topic with another id, and no files are forgotten.
+``scripts/topics`` makes, alters and deletes topics. A deletion announces the files, deletes the
+first record, removes the files, and then deletes the second record. As soon as the first record is
+deleted, the topic is deleted and its name is free for a topic with another id. If a broker dies in
+between, it finds the second record when it starts again: it removes the files, unless the topic is
+still there. The broker that makes a topic announces its files in the same way.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from spark_stream.cluster.store import MetadataStore, Record
-from spark_stream.errors import InvalidTopic, TopicExists, UnknownTopic
+from spark_stream.errors import InvalidTopic, UnknownTopic
 
 PARTITIONS_MAX: Final = 10_000
 TOPICS: Final = "topics/"
@@ -63,7 +66,7 @@ def check_partitions(topic: Topic) -> None:
 
 
 class Topics:
-    """The topics of a store."""
+    """The topics of a store, for who looks them up."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
@@ -83,38 +86,6 @@ class Topics:
             raise unknown(name)
         return decode(record)
 
-    def create(self, topic: Topic) -> Topic:
-        """Adds a topic, however many partitions it has, by one compare-and-set.
-
-        Raises:
-            TopicExists: there is one of this name.
-        """
-        check_name(topic.name)
-        check_partitions(topic)
-        if self._store.put(TOPICS + topic.name, encode(topic), expected=0) is None:
-            raise TopicExists(f"there is a topic {topic.name!r} already", topic=topic.name)
-        return topic
-
-    def replace(self, old: Topic, new: Topic) -> Topic:
-        """Puts ``new`` in the place of ``old``, which must still be what the store has.
-
-        Raises:
-            UnknownTopic: it was deleted meanwhile.
-            InvalidTopic: somebody else changed it meanwhile.
-        """
-        check_partitions(new)
-        record = self._store.get(TOPICS + old.name)
-        if record is None:
-            raise unknown(old.name)
-        unchanged = decode(record) == old
-        if not unchanged or self._store.put(record.key, encode(new), record.version) is None:
-            raise InvalidTopic(
-                f"topic {old.name!r} was changed by somebody else at the same time",
-                topic=old.name,
-                hint="Look at it with `isolog topic describe`, then try again.",
-            )
-        return new
-
     def adopt(self, broker_id: str) -> None:
         """The broker leads the topics of a release that knew one broker only.
 
@@ -124,36 +95,6 @@ class Topics:
             for record in unled:
                 led = replace(decode(record), leader=broker_id)
                 self._store.put(record.key, encode(led), record.version)
-
-    def delete(self, name: str) -> Topic:
-        """Deletes a topic: its name is free, and it is among the removed. Returns what it was.
-
-        Raises:
-            UnknownTopic: there is no such topic.
-        """
-        topic = self.get(name)
-        self._store.put(REMOVED + topic.id, encode(topic), expected=0)  # else it is there already
-        self.finish_deletion(topic)
-        return topic
-
-    def finish_deletion(self, removed: Topic) -> None:
-        """Frees the name of a removed topic, if a deletion that broke off has not done so."""
-        while True:
-            record = self._store.get(TOPICS + removed.name)
-            if record is None or decode(record).id != removed.id:
-                return
-            if self._store.delete(record.key, record.version):
-                return
-
-    def removed(self) -> list[Topic]:
-        """The topics that were deleted and whose files may still be there, by id."""
-        return [decode(record) for record in self._store.list(REMOVED)]
-
-    def forget(self, topic_id: str) -> None:
-        """Removes the last trace of a removed topic: its files are gone."""
-        record = self._store.get(REMOVED + topic_id)
-        if record is not None:
-            self._store.delete(record.key, record.version)
 
 
 def unknown(name: str) -> UnknownTopic:

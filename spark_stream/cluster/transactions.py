@@ -1,24 +1,19 @@
-"""Transactions as records of the metadata store: every change is one compare-and-set.
+"""Transactions as records of the metadata store: their key, and what a record holds.
 
-``change`` reads a record, asks a rule for the next one, and writes it if nobody wrote meanwhile;
-else it asks again with what is there now. So a rule may be asked more than once, and what was
-written is what the rule said of the record that was there.
+``scripts/records`` changes them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Final
 
 from spark_stream.cluster.consumers import decode_positions, encode_positions
-from spark_stream.cluster.store import MetadataStore
 from spark_stream.consistency.transactions import (
     Cause,
     Content,
-    Denied,
     Joined,
-    Outcome,
     State,
     Transaction,
 )
@@ -30,41 +25,6 @@ _PLAIN: Final = tuple(
     for field in fields(Transaction)
     if field.name not in (*_TUPLES, "state", "cause", "content", "partitions", "positions")
 )
-
-
-class TransactionRecords:
-    """The transactions of a store."""
-
-    def __init__(self, store: MetadataStore) -> None:
-        self._store = store
-
-    def get(self, transactional_id: str) -> Transaction | None:
-        """The record, or None."""
-        record = self._store.get(PREFIX + transactional_id)
-        return None if record is None else decode(record.value)
-
-    def all(self) -> list[Transaction]:
-        """Every record, by transactional id."""
-        return [decode(record.value) for record in self._store.list(PREFIX)]
-
-    def change(self, transactional_id: str, rule: Callable[[Transaction], Outcome]) -> Outcome:
-        """What the rule makes of the record, once that is what the store holds."""
-        key = PREFIX + transactional_id
-        while True:
-            record = self._store.get(key)
-            before = Transaction(transactional_id) if record is None else decode(record.value)
-            after = rule(before)
-            if isinstance(after, Denied) or after == before:
-                return after
-            version = 0 if record is None else record.version
-            if self._store.put(key, encode(after), version) is not None:
-                return after
-
-    def forget(self, finished: Transaction) -> None:
-        """Removes a record, if it is still this one."""
-        record = self._store.get(PREFIX + finished.transactional_id)
-        if record is not None and decode(record.value) == finished:
-            self._store.delete(record.key, record.version)
 
 
 def encode(transaction: Transaction) -> dict[str, Any]:

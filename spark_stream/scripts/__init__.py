@@ -6,17 +6,14 @@ out, and what may happen in between: in a broker a thread does (``broker/driver.
 in a simulation a scheduler, which may stop the script for good between any two steps, as a crash
 does.
 
-``steps``), is resumed with each answer, or has the step's
-typed error thrown in, and returns its result. Whoever drives it decides how a step is carried out,
-and what may happen in between: in a broker a thread does (``broker/driver.py``), in tests and in a
-simulation a scheduler, which may stop the script for good between any two steps, as a crash does.
-
 ``steps``      what a script may ask for
 ``records``    one compare-and-set of a transaction's record
 ``finishing``  the markers of a decided transaction, its consumers' positions, its end
 ``deciding``   take-over, begin, join, renewal, commit, abort, kill
-``consumers``  named consumers: who owns a name, and where it goes on
+``consumers``  named consumers: who owns a name, and where its consumer goes on
+``positions``  the records of named consumers
 ``sinks``      a sink's branches, and an end for what failed
+``stopped``    the records of runs that were given up
 ``sweeping``   what nobody asks for: expiry, recovery, forgetting
 ``cutting``    a cut through partitions that takes no transaction apart
 ``topics``     a topic's files and its record

@@ -8,7 +8,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from spark_stream.cluster.stopped import STOPPED, STOPPED_KEPT_MS
 from spark_stream.consistency import sinks as rules
 from spark_stream.consistency.sinks import Claim, Stop
 from spark_stream.consistency.transactions import (
@@ -25,7 +24,8 @@ from spark_stream.scripts import records
 from spark_stream.scripts.deciding import allot, allowed, apply_rule, conclude, judge_record
 from spark_stream.scripts.finishing import Finished, mark_dropped
 from spark_stream.scripts.records import Rule, ruled
-from spark_stream.scripts.steps import Script, delete, get, list_records, put
+from spark_stream.scripts.steps import Script
+from spark_stream.scripts.stopped import record_stop, stopped_until
 
 _ASKED: Final = "batch {0.batch} of {0.query}"
 
@@ -72,7 +72,7 @@ def open_branch(
 def _end_if_given_up(finished: Finished, transactional_id: str, claim: Claim) -> Script[None]:
     # After the branch is on record: so either this finds that the run was stopped, or who stops
     # the run finds the branch.
-    if not claim.run or (yield from _stopped_until(claim.run)) < claim.planned:
+    if not claim.run or (yield from stopped_until(claim.run)) < claim.planned:
         return
     stop = Stop(claim.run, claim.planned, claim.batch)
     yield from _apply(finished, transactional_id, lambda found: rules.stop(found, stop))
@@ -131,7 +131,7 @@ def drop_branch(
 
 def stop_run(finished: Finished, asked: Stop, now_ms: int) -> Script[None]:
     """The driver has given its batch up: nothing of it is open, or will be, from now on."""
-    yield from _record_stop(asked, now_ms)
+    yield from record_stop(asked, now_ms)
     for record in (yield from records.read_all()):
         if record.run == asked.run:
             name = record.transactional_id
@@ -159,27 +159,3 @@ def inherit_other_ids(finished: Finished, transactional_id: str, claim: Claim) -
 
 def _apply(finished: Finished, transactional_id: str, rule: Rule) -> Script[Transaction]:
     return (yield from apply_rule(finished, transactional_id, rule, None, "a sink's call"))
-
-
-# -- runs that were stopped -----------------------------------------------------------------------
-
-
-def _stopped_until(run: str) -> Script[int]:
-    """What the run planned until then is given up; -1: nothing is."""
-    record = yield from get(STOPPED + run)
-    return -1 if record is None else int(record.value["planned"])
-
-
-def _record_stop(asked: Stop, now_ms: int) -> Script[None]:
-    """Remembers it, and forgets what is so old that no task of it comes any more."""
-    for old in (yield from list_records(STOPPED)):
-        if now_ms - int(old.value["at_ms"]) > STOPPED_KEPT_MS:
-            yield from delete(old.key, old.version)
-    while True:
-        record = yield from get(STOPPED + asked.run)
-        if record is not None and int(record.value["planned"]) >= asked.planned:
-            return
-        value = {"planned": asked.planned, "at_ms": now_ms}
-        version = 0 if record is None else record.version
-        if (yield from put(STOPPED + asked.run, value, version)):
-            return

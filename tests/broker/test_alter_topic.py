@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from spark_stream.cluster.sqlite import SqliteStore
-from spark_stream.cluster.topics import Topics
+from spark_stream.cluster.topics import decode, encode
 from spark_stream.errors import InvalidTopic, StorageFailure
 from tests.broker.topic_desk import Died, LocalTopics
 from tests.support import NUMBERS, numbers
@@ -68,8 +68,9 @@ def test_a_topic_that_somebody_else_changed_is_not_overwritten(tmp_path: Path) -
 
     def change() -> None:
         other = SqliteStore(tmp_path / "metadata.sqlite")
-        old = Topics(other).get("t")
-        Topics(other).replace(old, replace(old, config={"segment.ms": "777"}))
+        record = other.get("topics/t")
+        altered = replace(decode(record), config={"segment.ms": "777"})
+        assert other.put(record.key, encode(altered), record.version)
         other.close()
 
     found.store.meanwhile = change

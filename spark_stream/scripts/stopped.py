@@ -1,0 +1,36 @@
+"""The records of runs of queries whose driver has given a batch up.
+
+A record has the time up to which the run's plans are given up. It is kept for as long as a task
+that was planned before may still come.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from spark_stream.consistency.sinks import Stop
+from spark_stream.scripts.steps import Script, delete, get, list_records, put
+
+STOPPED: Final = "stopped/"
+STOPPED_KEPT_MS: Final = 24 * 3_600_000
+
+
+def stopped_until(run: str) -> Script[int]:
+    """What the run planned until then is given up; -1: nothing is."""
+    record = yield from get(STOPPED + run)
+    return -1 if record is None else int(record.value["planned"])
+
+
+def record_stop(asked: Stop, now_ms: int) -> Script[None]:
+    """Gives up what the run planned until then, and forgets runs that were stopped long ago."""
+    for old in (yield from list_records(STOPPED)):
+        if now_ms - int(old.value["at_ms"]) > STOPPED_KEPT_MS:
+            yield from delete(old.key, old.version)
+    while True:
+        record = yield from get(STOPPED + asked.run)
+        if record is not None and int(record.value["planned"]) >= asked.planned:
+            return
+        value = {"planned": asked.planned, "at_ms": now_ms}
+        version = 0 if record is None else record.version
+        if (yield from put(STOPPED + asked.run, value, version)):
+            return

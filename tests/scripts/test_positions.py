@@ -1,0 +1,55 @@
+"""Where named consumers go on: positions are merged, and stored for a name's owner only."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_stream.consistency.transactions import PositionOf
+from spark_stream.errors import ConsumerFenced
+from spark_stream.scripts.positions import (
+    check_owners,
+    own_name,
+    read_positions,
+    store_positions,
+)
+from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
+from tests.scripts.on_store import OnStore
+
+
+@pytest.fixture
+def on() -> OnStore:
+    return OnStore(MemoryStore(MemoryRecords()))
+
+
+def position(offset: int, partition: int = 0, consumer: str = "c") -> PositionOf:
+    return PositionOf(consumer, "t", "id", partition, offset)
+
+
+def test_positions_are_merged_by_partition(on):
+    assert on.run(read_positions("c")) == []
+    on.run(store_positions([position(5), position(6, 1), position(9, consumer="d")], {}))
+    on.run(store_positions([position(7, 1)], {}))
+    assert on.run(read_positions("c")) == [position(5), position(7, 1)]
+    assert on.run(read_positions("d")) == [position(9, consumer="d")]
+
+
+def test_positions_stored_by_two_at_once_are_both_there(on):
+    late = on.start(store_positions([position(5)], {}))
+    late.advance()  # it has read
+    on.run(store_positions([position(6, 1)], {}))
+    late.end()
+    assert on.run(read_positions("c")) == [position(5), position(6, 1)]
+
+
+def test_an_instance_that_lost_its_name_stores_nothing(on):
+    on.run(own_name("c", "old"))
+    on.run(store_positions([position(5)], {"c": "old"}))
+    late = on.start(store_positions([position(6)], {"c": "old"}))
+    late.advance()  # it has read
+    on.run(own_name("c", "new"))
+    with pytest.raises(ConsumerFenced, match="'c'"):
+        late.end()
+    with pytest.raises(ConsumerFenced, match="'c'"):
+        on.run(check_owners({"c": "old"}))
+    on.run(check_owners({"c": "new"}))
+    assert on.run(read_positions("c")) == [position(5)]

@@ -1,0 +1,129 @@
+"""Transactions' records on a real store, changed by several brokers at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from spark_stream.cluster.sqlite import SqliteStore
+from spark_stream.consistency import transactions as rules
+from spark_stream.consistency.transactions import (
+    Allotted,
+    Denial,
+    Denied,
+    Joined,
+    Outcome,
+    State,
+    Transaction,
+)
+from spark_stream.scripts.records import change, forget, read, read_all, ruled
+from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
+from tests.scripts.on_store import OnStore
+
+LOADER = Transaction("loader-1", state=State.COMMITTED, number=7, producer_id=3, epoch=2)
+
+
+def in_memory() -> OnStore:
+    return OnStore(MemoryStore(MemoryRecords()))
+
+
+def begin(on: OnStore, name: str) -> None:
+    on.run(change(name, ruled(lambda found: rules.init(found, "a", 1_000, 0))))
+    on.run(change(name, ruled(lambda found: rules.begin(found, "a", -1, Allotted(1, 2), 0))))
+
+
+def at_once(*acts: Callable[[], None]) -> None:
+    gate = threading.Barrier(len(acts))
+
+    def run(act: Callable[[], None]) -> None:
+        gate.wait()
+        act()
+
+    threads = [threading.Thread(target=run, args=(act,)) for act in acts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def test_a_record_is_what_the_rule_made_of_it():
+    on = in_memory()
+    assert on.run(read("loader-1")) is None
+    assert on.run(change("loader-1", ruled(lambda _: LOADER))) == LOADER
+    assert on.run(read("loader-1")) == LOADER
+    assert on.run(read_all()) == [LOADER]
+
+
+def test_a_denied_event_writes_nothing():
+    on = in_memory()
+    denied = on.run(change("x", ruled(lambda found: Denied(Denial.UNKNOWN, found))))
+    assert isinstance(denied, Denied)
+    assert on.run(read_all()) == []
+
+
+def test_a_record_that_changed_between_read_and_write_is_judged_again():
+    on = in_memory()
+    seen: list[int] = []
+
+    def count(found: Transaction) -> Outcome:
+        seen.append(found.number)
+        return replace(found, number=found.number + 1)
+
+    late = on.start(change("x", ruled(count)))
+    late.advance()  # it has read
+    on.run(change("x", ruled(lambda found: replace(found, number=41))))
+    late.end()
+    assert (seen, late.result.number) == ([-1, 41], 42)
+    assert on.run(read("x")) == late.result
+
+
+def test_a_record_is_forgotten_only_while_it_is_the_same():
+    on = in_memory()
+    on.run(change("loader-1", ruled(lambda _: LOADER)))
+    on.run(forget(replace(LOADER, number=6)))
+    assert on.run(read_all()) == [LOADER]
+    on.run(forget(LOADER))
+    assert on.run(read_all()) == []
+
+
+def test_of_two_brokers_that_decide_at_once_one_decides(tmp_path: Path):
+    """A commit and an abort: the loser learns what was decided."""
+    brokers = [OnStore(SqliteStore(tmp_path / "metadata.sqlite")) for _ in range(2)]
+    for round_ in range(20):
+        name = f"x{round_}"
+        begin(brokers[0], name)
+        outcomes: dict[str, Outcome] = {}
+
+        def commit(name: str = name, into: dict[str, Outcome] = outcomes) -> None:
+            rule = ruled(lambda found: rules.commit(found, "a", 1, [2]))
+            into["commit"] = brokers[0].run(change(name, rule))
+
+        def abort(name: str = name, into: dict[str, Outcome] = outcomes) -> None:
+            rule = ruled(lambda found: rules.abort(found, "a", 1))
+            into["abort"] = brokers[1].run(change(name, rule))
+
+        at_once(commit, abort)
+        committed = brokers[0].run(read(name)).state is State.COMMITTING
+        assert isinstance(outcomes["commit"], Transaction) is committed
+        assert isinstance(outcomes["abort"], Transaction) is not committed
+    for each in brokers:
+        each.store.close()
+
+
+def test_joins_from_many_brokers_are_all_on_record(tmp_path: Path):
+    brokers = [OnStore(SqliteStore(tmp_path / "metadata.sqlite")) for _ in range(4)]
+    begin(brokers[0], "x")
+
+    def join(which: int) -> None:
+        for number in range(10):
+            at = Joined("t", "id", 10 * which + number)
+            rule = ruled(lambda found, at=at: rules.join(found, 1, 2, 0, at))
+            brokers[which].run(change("x", rule))
+
+    at_once(*(lambda which=which: join(which) for which in range(4)))
+    found = brokers[0].run(read("x"))
+    assert sorted(each.partition for each in found.partitions) == list(range(40))
+    for each in brokers:
+        each.store.close()
