@@ -7,17 +7,19 @@ import os
 import signal
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import spark_stream as isolog
-from bench import native_bench, transactions_bench, waiting_bench
+from bench import against, history_bench, native_bench, transactions_bench, turns, waiting_bench
 from bench.results import Results
 
-PARTS = ("native", "waiting", "transactions", "spark", "memory")
+PARTS = ("native", "waiting", "transactions", "history", "spark", "memory")
+SIZES = ("dir", "rounds", "seconds", "gibibytes", "transactions")
 
 
 def main() -> None:
-    """Runs the parts asked for against an embedded broker in a temporary directory."""
+    """Measures the parts asked for, alone or in turns with another commit."""
     parser = argparse.ArgumentParser(prog="python -m bench")
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; all of them")
     parser.add_argument("--dir", type=Path, help="where the logs go (default: a temporary place)")
@@ -25,22 +27,49 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="for each native rate")
     parser.add_argument("--gibibytes", type=float, default=10.0, help="of log, for the memory")
     parser.add_argument("--transactions", type=int, default=1_000_000, help="of a history")
+    parser.add_argument("--against", metavar="COMMIT", help="measure in turns with that commit")
+    parser.add_argument("--pairs", type=int, default=5, help="how often, with --against")
+    parser.add_argument(turns.OPTION, action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    parts = set(given.parts or PARTS)
-    if not parts <= set(PARTS):
+    if not set(given.parts) <= set(PARTS):
         parser.error(f"the parts are {', '.join(PARTS)}")
+    parts = [part for part in PARTS if part in (given.parts or PARTS)]
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    results = Results()
+    if given.in_turns:
+        told = turns.Told()
+        _measure(parts, given, Results(told.tell), told.begin)
+        return
+    if given.against:
+        options = [f"--{name}={getattr(given, name)}" for name in SIZES if getattr(given, name)]
+        path = against.run(given.against, parts, options, given.pairs)
+    else:
+        results = Results()
+        _measure(parts, given, results)
+        path = results.write(Path(__file__).parent / "results")
+        results.show()
+    print(f"also in {path}", file=sys.stderr)
+
+
+def _measure(
+    parts: list[str],
+    given: argparse.Namespace,
+    results: Results,
+    begin: Callable[[], None] = lambda: None,
+) -> None:
+    """Runs the parts against an embedded broker in a temporary directory."""
     with tempfile.TemporaryDirectory(dir=given.dir, prefix="isolog-bench-") as folder:
         place = Path(folder)
         with isolog.connect(path=place / "log") as log:
+            begin()
             try:
                 if "native" in parts:
-                    native_bench.run(log, results, given.seconds)
+                    native_bench.run(log, results, given.seconds, ceilings=not given.in_turns)
                 if "waiting" in parts:
                     waiting_bench.run(log, results)
                 if "transactions" in parts:
-                    transactions_bench.run(log, results, given.seconds, given.transactions)
+                    transactions_bench.run(log, results, given.seconds)
+                if "history" in parts:
+                    history_bench.run(results, given.transactions)
                 if "spark" in parts:
                     from bench.spark_bench import Bench, session
 
@@ -51,9 +80,6 @@ def main() -> None:
                     native_bench.memory(log, results, given.gibibytes)
             finally:
                 os.kill(log.status().pid, signal.SIGTERM)
-    path = results.write(Path(__file__).parent / "results")
-    results.show()
-    print(f"also in {path}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -5,12 +5,20 @@ from __future__ import annotations
 import json
 import os
 import platform
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+Figure = dict[str, Any]
+"""One figure as it is in a file of results."""
+
+LESS_IS_BETTER = frozenset({"ms", "s", "MiB", "KiB", "files", "% of a core"})
+"""Units of what costs something; the others are rates."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +38,9 @@ class Measure:
 
 @dataclass
 class Results:
-    """All figures of a run."""
+    """All figures of a run; ``tell`` is called with each."""
 
+    tell: Callable[[Measure], None] = lambda _: None
     measures: list[Measure] = field(default_factory=list)
 
     def add(
@@ -46,17 +55,11 @@ class Results:
         measure = Measure(name, unit, measured, ceiling, note)
         self.measures.append(measure)
         ratio = f", ratio {measure.ratio:.2f}" if measure.ratio else ""
-        Console(stderr=True).print(f"{name}: {_shown(measured, unit)} {unit}{ratio} {note}")
+        Console(stderr=True).print(f"{name}: {shown(measured, unit)} {unit}{ratio} {note}")
+        self.tell(measure)
 
     def write(self, folder: Path) -> Path:
-        folder.mkdir(parents=True, exist_ok=True)
-        now = datetime.now(UTC)
-        path = folder / f"{now:%Y%m%dT%H%M%SZ}.json"
-        measures = [asdict(each) | {"ratio": each.ratio} for each in self.measures]
-        machine = {"cores": os.cpu_count(), "python": platform.python_version()}
-        facts = {"at": now.isoformat(), "machine": machine, "measures": measures}
-        path.write_text(json.dumps(facts, indent=1) + "\n")
-        return path
+        return write(folder, [asdict(each) | {"ratio": each.ratio} for each in self.measures])
 
     def show(self) -> None:
         table = Table(title="isolog, next to its ceilings")
@@ -69,13 +72,24 @@ class Results:
             table.add_row(
                 each.name,
                 each.unit,
-                _shown(each.measured, each.unit),
-                _shown(each.ceiling, each.unit) if each.ceiling else "",
+                shown(each.measured, each.unit),
+                shown(each.ceiling, each.unit) if each.ceiling else "",
                 f"{each.ratio:.2f}" if each.ratio else "",
                 each.note,
             )
         Console(width=140).print(table)
 
 
-def _shown(value: float, unit: str) -> str:
-    return f"{value:,.3f}" if unit == "ms" and value < 10 else f"{value:,.0f}"
+def write(folder: Path, measures: list[Figure]) -> Path:
+    """Puts the figures, with when and where they were measured, into a new file of the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    now = datetime.now(UTC)
+    path = folder / f"{now:%Y%m%dT%H%M%S.%fZ}.json"
+    machine = {"cores": os.cpu_count(), "python": platform.python_version()}
+    facts = {"at": now.isoformat(), "machine": machine, "measures": measures}
+    path.write_text(json.dumps(facts, indent=1) + "\n")
+    return path
+
+
+def shown(value: float, unit: str) -> str:
+    return f"{value:,.3f}" if unit in ("ms", "s") and value < 10 else f"{value:,.0f}"

@@ -1,36 +1,25 @@
-"""Transactions: what they cost to write, to wait for, to read past, and to open again."""
+"""Transactions: what they cost to write, to wait for, and to read past."""
 
 from __future__ import annotations
 
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pyarrow as pa
 
 import spark_stream as isolog
 from bench.results import Results
 from bench.sources import values
-from spark_stream.broker.partition import Partition
-from spark_stream.consistency.entries import Kind
-from spark_stream.consistency.ids import LeaderEpoch
-from spark_stream.consistency.producers import Stamp
-from spark_stream.storage.log import LogFormat, PartitionLog
-
-_EPOCH = LeaderEpoch(0)
-_DAY_US = 24 * 3_600 * 1_000_000
 
 
-def run(log: isolog.Log, results: Results, seconds: float, transactions: int) -> None:
-    """Everything here; ``transactions`` is the length of the history that is opened."""
+def run(log: isolog.Log, results: Results, seconds: float) -> None:
+    """Everything here."""
     batch = pa.record_batch({"value": values(10_000)})
     _writes(log, results, batch, seconds)
     _reads(log, results, batch)
     _latency(log, results, partitions=1)
     _latency(log, results, partitions=4)
-    _history(results, transactions)
 
 
 def _writes(log: isolog.Log, results: Results, batch: pa.RecordBatch, seconds: float) -> None:
@@ -136,54 +125,3 @@ def _latency(log: isolog.Log, results: Results, partitions: int, rounds: int = 1
     name = f"transaction of {rows} row(s) on each of {partitions} partition(s)"
     results.add(f"{name}, p50", "ms", measured=statistics.median(took))
     results.add(f"{name}, p99", "ms", measured=took[int(len(took) * 0.99)])
-
-
-def _history(results: Results, transactions: int) -> None:
-    """A log of one-row transactions, opened and read, next to one of as many plain batches."""
-    batch = pa.record_batch({"value": values(1)})
-    log_format = LogFormat(batch.schema)
-    now = time.time_ns() // 1000
-    with tempfile.TemporaryDirectory(prefix="isolog-bench-") as folder:
-        places = {}
-        for name in ("plain", "transactions"):
-            places[name] = Path(folder) / name
-            made = PartitionLog.open(places[name], log_format)
-            prepared = log_format.prepare(batch, now)
-            for number in range(transactions):
-                epoch, producer = number % 32_767, number // 32_767
-                if name == "plain":
-                    made.append(prepared, _EPOCH, now)
-                    continue
-                made.append(prepared, _EPOCH, now, Stamp(producer, epoch, 0, number))
-                made.mark(Kind.COMMIT, producer, epoch, number, _EPOCH, now)
-            made.close()
-        took, rates = {}, {}
-        for name, place in places.items():
-            started = time.perf_counter()
-            opened = PartitionLog.open(place, log_format)
-            Partition("t", "id", 0, opened, _DAY_US)
-            took[name] = time.perf_counter() - started
-            rates[name] = _whole(opened, committed=name == "transactions")
-            opened.close()
-    shown = f"{transactions:,} one-row"
-    results.add(
-        f"open of a partition, {shown} transactions",
-        "ms",
-        measured=took["transactions"] * 1e3,
-        ceiling=took["plain"] * 1e3,
-        note="ceiling: plain batches, half the entries",
-    )
-    results.add(
-        f"read of {shown} transactions, read_committed",
-        "rows/s",
-        measured=rates["transactions"],
-        ceiling=rates["plain"],
-        note="ceiling: plain batches",
-    )
-
-
-def _whole(log: PartitionLog, *, committed: bool) -> float:
-    started = time.perf_counter()
-    chunks = log.read(log.start.offset, log.end.offset, committed=committed)
-    rows = sum(chunk.batch.num_rows for chunk in chunks)
-    return rows / (time.perf_counter() - started)

@@ -1,0 +1,72 @@
+"""A partition with a long history of transactions: what it costs to open, and to read."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+
+import pyarrow as pa
+
+from bench.results import Results
+from bench.sources import values
+from spark_stream.broker.host import PRODUCER_AGE_US
+from spark_stream.broker.partition import Partition
+from spark_stream.consistency.entries import Kind
+from spark_stream.consistency.ids import LeaderEpoch
+from spark_stream.consistency.producers import Stamp
+from spark_stream.environment import SystemClock
+from spark_stream.storage.log import LogFormat, PartitionLog
+
+_EPOCH = LeaderEpoch(0)
+
+
+def run(results: Results, transactions: int) -> None:
+    """A log of one-row transactions, opened and read, next to one of as many plain batches."""
+    batch = pa.record_batch({"value": values(1)})
+    log_format = LogFormat(batch.schema)
+    now = time.time_ns() // 1000
+    with tempfile.TemporaryDirectory(prefix="isolog-bench-") as folder:
+        places = {}
+        for name in ("plain", "transactions"):
+            places[name] = Path(folder) / name
+            made = PartitionLog.open(places[name], log_format)
+            prepared = log_format.prepare(batch, now)
+            for number in range(transactions):
+                epoch, producer = number % 32_767, number // 32_767
+                if name == "plain":
+                    made.append(prepared, _EPOCH, now)
+                    continue
+                made.append(prepared, _EPOCH, now, Stamp(producer, epoch, 0, number))
+                made.mark(Kind.COMMIT, producer, epoch, number, _EPOCH, now)
+            made.close()
+        took, rates = {}, {}
+        for name, place in places.items():
+            started = time.perf_counter()
+            opened = PartitionLog.open(place, log_format)
+            Partition("t", "id", 0, opened, PRODUCER_AGE_US, SystemClock())
+            took[name] = time.perf_counter() - started
+            rates[name] = _whole(opened, committed=name == "transactions")
+            opened.close()
+    shown = f"{transactions:,} one-row"
+    results.add(
+        f"open of a partition, {shown} transactions",
+        "ms",
+        measured=took["transactions"] * 1e3,
+        ceiling=took["plain"] * 1e3,
+        note="ceiling: plain batches, half the entries",
+    )
+    results.add(
+        f"read of {shown} transactions, read_committed",
+        "rows/s",
+        measured=rates["transactions"],
+        ceiling=rates["plain"],
+        note="ceiling: plain batches",
+    )
+
+
+def _whole(log: PartitionLog, *, committed: bool) -> float:
+    started = time.perf_counter()
+    chunks = log.read(log.start.offset, log.end.offset, committed=committed)
+    rows = sum(chunk.batch.num_rows for chunk in chunks)
+    return rows / (time.perf_counter() - started)
