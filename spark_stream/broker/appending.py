@@ -16,6 +16,7 @@ import pyarrow.flight as fl
 
 from spark_stream.broker.append_queues import AppendQueues, Serialised
 from spark_stream.broker.host import Host, HostedTopic
+from spark_stream.broker.joining import TakeBatch, take_in_transaction
 from spark_stream.broker.outcomes import Appended, Candidate, Taken
 from spark_stream.broker.partition import Partition
 from spark_stream.broker.transactions import TransactionDesk
@@ -27,9 +28,7 @@ from spark_stream.errors import (
     BrokerBusy,
     InternalError,
     InvalidRequest,
-    InvalidTransaction,
     IsologError,
-    ProducerFenced,
     RequestTimeout,
     UnknownPartition,
 )
@@ -234,15 +233,8 @@ class _Append:
         owner, desk = self._stream.request.transactional_id, self._stream.desk
         if owner is None:
             raise InvalidRequest("a batch in a transaction needs the stream's transactional_id")
-        with target.joining(stamp.transaction, stamp.producer_id, patience_s) as needed:
-            if needed is None:
-                return None
-            if needed:  # so whoever decides the transaction knows of this partition
-                desk.join(owner, stamp.transaction, stamp.producer_id, stamp.epoch, target)
-        try:
-            return target.take(self._candidate, stamp, isolation, patience_s)
-        except (InvalidTransaction, ProducerFenced) as error:
-            raise desk.refusal(owner, stamp.transaction, error) from None
+        batch = TakeBatch(target, self._candidate, stamp, isolation, patience_s)
+        return desk.run(take_in_transaction(batch, owner))
 
     def _left(self) -> float:
         return self._deadline - self._stream.clock.monotonic()

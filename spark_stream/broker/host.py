@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
-import shutil
 import threading
 from dataclasses import dataclass, field
 from typing import Final
@@ -28,7 +26,8 @@ from spark_stream.errors import (
     UnknownTopic,
 )
 from spark_stream.storage.directory import LogDirectory
-from spark_stream.storage.log import LogFormat, PartitionLog
+from spark_stream.storage.log_format import LogFormat
+from spark_stream.storage.logs import FileLogs, Logs
 from spark_stream.storage.settings import Flush, LogSettings, parse_settings
 from spark_stream.wire.schemas import TIMESTAMP_COLUMN, is_default
 
@@ -80,17 +79,19 @@ class Host:
         producer_age_us: int = PRODUCER_AGE_US,
         *,
         holds_store: bool = True,
+        logs: Logs | None = None,
     ) -> None:
         """``producer_age_us``: how long a producer that writes nothing is remembered.
 
         ``holds_store``: the store lies in the broker's own directory, so topics of releases that
-        knew one broker only are its.
+        knew one broker only are its. ``logs``: how logs are opened; None: as files of this host.
         """
         self._directory = directory
         self._topics = Topics(store)
         self._brokers = Brokers(store)
         self._defaults = defaults
         self._clock = clock
+        self._logs = FileLogs() if logs is None else logs
         self._rounds = Rounds()
         self._producer_age = producer_age_us
         self._lock = threading.Lock()
@@ -177,22 +178,26 @@ class Host:
             if self._stopping:
                 raise BrokerStopping("the broker is shutting down")
             if first:  # a broker that died while it altered the topic may have left a folder
-                shutil.rmtree(self._directory.partition(topic.name, topic.id, number), True)
+                self._logs.remove(self._directory.partition(topic.name, topic.id, number))
             opened.append(self._opened_partition(topic, settings, number))
 
     def remove_files(self, topic: Topic, first: int) -> None:
-        """Closes partitions ``first`` and following, and removes their folders."""
+        """Closes partitions ``first`` and following, and removes their folders.
+
+        Raises:
+            StorageFailure: some of that may be left.
+        """
         for partition in self._opening.pop(topic.id, []):
             partition.close(deleted=True)
         folder = self._directory.topic(topic.name, topic.id)
         if first:
             for number in range(first, topic.partitions):
-                shutil.rmtree(self._directory.partition(topic.name, topic.id, number), True)
+                self._logs.remove(self._directory.partition(topic.name, topic.id, number))
             return
-        shutil.rmtree(folder, ignore_errors=True)
+        self._logs.remove(folder)
         # Under the lock: a topic of the same name may be in the making.
-        with self._lock, contextlib.suppress(OSError):
-            folder.parent.rmdir()
+        with self._lock:
+            self._logs.remove_empty(folder.parent)
 
     def serve(self, topic: Topic) -> None:
         """From now on calls find the topic in this form, with what :meth:`make_files` opened."""
@@ -307,7 +312,7 @@ class Host:
         timestamps = TIMESTAMP_COLUMN if is_default(topic.schema) else None
         log_format = LogFormat(topic.schema, settings, timestamps, facts)
         path = self._directory.partition(topic.name, topic.id, number)
-        log = PartitionLog.open(path, log_format)
+        log = self._logs.open(path, log_format)
         for cut in log.cuts:
             logger.log(logging.ERROR if cut.grave else logging.WARNING, "recovered %s", cut)
         partition = Partition(topic.name, topic.id, number, log, self._producer_age, self._clock)

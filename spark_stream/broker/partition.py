@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 
 import pyarrow as pa
@@ -37,12 +36,14 @@ from spark_stream.consistency.entries import Entry, Kind
 from spark_stream.consistency.extents import SpansSnapshot
 from spark_stream.consistency.ids import NO_TRANSACTION, LeaderEpoch, Offset
 from spark_stream.consistency.isolation import Bounds, Isolation
+from spark_stream.consistency.joins import PendingJoin
 from spark_stream.consistency.leader import Boundary
 from spark_stream.consistency.producers import NOBODY, Duplicate, Refused, Stamp
 from spark_stream.consistency.replica import BOUND_OF, Answer, Disown, Effects, Replica, Wake
 from spark_stream.environment import Clock
 from spark_stream.errors import BrokerStopping, IsologError, UnknownOutcome, UnknownTopic
-from spark_stream.storage.log import PartitionLog, Prepared
+from spark_stream.storage.log_format import Prepared
+from spark_stream.storage.replica_log import ReplicaLog
 from spark_stream.storage.settings import Flush, LogSettings
 
 FIRST_EPOCH = LeaderEpoch(0)
@@ -56,7 +57,7 @@ class Partition:
         topic: str,
         topic_id: str,
         number: int,
-        log: PartitionLog,
+        log: ReplicaLog,
         producer_age_us: int,
         clock: Clock,
         followers: int = 0,
@@ -313,34 +314,35 @@ class Partition:
 
     # -- transactions -----------------------------------------------------------------------------
 
-    @contextmanager
-    def joining(
-        self, transaction: int, producer_id: int, patience_s: float = -1
-    ) -> Iterator[bool | None]:
-        """Around what puts this partition on the transaction's record, before its first batch.
+    def has_joined(self, transaction: int, producer_id: int) -> bool:
+        """Whether batches of the transaction are taken; judged again when one comes."""
+        return (transaction, producer_id) in self._core.joins
 
-        Yields whether that is needed; None: others held the partition for ``patience_s``, and it
-        has not joined. A transaction that is sealed meanwhile has not joined either: its batches
-        are refused (``consistency.joins``).
+    def open_join(
+        self, transaction: int, producer_id: int, patience_s: float = -1
+    ) -> PendingJoin | None:
+        """Before the transaction's record names this partition, for its first batch.
+
+        None: others held the partition for ``patience_s``, and nothing was done.
         """
-        if (transaction, producer_id) in self._core.joins:  # judged again under the lock
-            yield False
-            return
         if not self._lock.acquire(timeout=patience_s):
-            yield None
-            return
-        pending = self._core.joins.open(transaction, producer_id)
-        self._lock.release()
-        on_record = False
+            return None
         try:
-            yield True
-            on_record = True
+            return self._core.joins.open(transaction, producer_id)
         finally:
-            with self._lock:
-                if on_record:
-                    self._core.joins.confirm(pending)
-                else:
-                    self._core.joins.give_up(pending)
+            self._lock.release()
+
+    def close_join(self, pending: PendingJoin, *, on_record: bool) -> None:
+        """The record names this partition, or refused to.
+
+        A transaction that was sealed meanwhile has not joined: its batches are refused
+        (``consistency.joins``).
+        """
+        with self._lock:
+            if on_record:
+                self._core.joins.confirm(pending)
+            else:
+                self._core.joins.give_up(pending)
 
     def open_transactions(self) -> list[OpenTransaction]:
         """The open ones, with where each producer's part of them begins; the earliest first."""

@@ -15,7 +15,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from spark_stream.broker.driver import Answer
+from spark_stream.broker.step_table import Answer
 from spark_stream.broker.steps import answers_of, facts_of
 from spark_stream.cluster.brokers import Brokers
 from spark_stream.environment import Clock

@@ -33,6 +33,7 @@ from spark_stream.broker.lock import DirectoryLock
 from spark_stream.broker.peers import FlightPeers
 from spark_stream.broker.service import FlightService, location_of
 from spark_stream.broker.spare_memory import LOOK_S, SpareMemory
+from spark_stream.broker.step_table import StepTable
 from spark_stream.broker.topics import TopicDesk
 from spark_stream.broker.transactions import TransactionDesk
 from spark_stream.cluster.brokers import Brokers, RegisteredBroker
@@ -97,7 +98,8 @@ class Broker:
             leases = Leases(LeaseFiles(_lease_folder(path, config.metadata)), clock)
             self._lease = leases.hold(directory.broker_id, incarnation)
             undo.callback(self._lease.release)
-            driver = Driver(self._store, self._host, FlightPeers(brokers, clock))
+            table = StepTable(self._store, self._host)
+            driver = Driver(table, FlightPeers(brokers, clock))
             self._desk = TransactionDesk(
                 driver, self._host, clock, directory.broker_id, leases, adopts=not config.metadata
             )
@@ -110,7 +112,7 @@ class Broker:
                     bind,
                     self._host,
                     self._desk,
-                    driver,
+                    table,
                     lambda port: Here(
                         self._host,
                         topics,

@@ -15,7 +15,6 @@ import pyarrow.flight as fl
 from spark_stream.broker.actions import run_action
 from spark_stream.broker.activity import Activity
 from spark_stream.broker.appending import serve_appends, target_of
-from spark_stream.broker.driver import Driver
 from spark_stream.broker.fetching import Answer, FetchStream, projection_of
 from spark_stream.broker.here import Here
 from spark_stream.broker.host import Host, HostedTopic
@@ -23,6 +22,7 @@ from spark_stream.broker.keepalive import Keepalive, WatchedReader, WatchedWrite
 from spark_stream.broker.memory import memory_errors
 from spark_stream.broker.partition import Partition
 from spark_stream.broker.peers import RUN_STEPS
+from spark_stream.broker.step_table import StepTable
 from spark_stream.broker.steps import run_steps
 from spark_stream.broker.transactions import TransactionDesk
 from spark_stream.broker.waiting import WaitingReads
@@ -58,7 +58,7 @@ class FlightService(fl.FlightServerBase):
         bind: str,
         host: Host,
         desk: TransactionDesk,
-        driver: Driver,
+        table: StepTable,
         here: Callable[[int], Here],
         location: Callable[[int], str],
         activity: Activity,
@@ -73,7 +73,7 @@ class FlightService(fl.FlightServerBase):
         self._keepalive = keepalive
         self._clock = clock
         self._waiting = WaitingReads(clock)
-        self._driver = driver
+        self._table = table
         self._here: Here | None = None
         self._memory_bytes = memory_bytes
         super().__init__(bind)
@@ -135,7 +135,7 @@ class FlightService(fl.FlightServerBase):
             body = action.body.to_pybytes()
             if action.type == RUN_STEPS:
                 asked = RunSteps.from_bytes(body)
-                answers, columns = run_steps(self._driver, self._host.broker_id, asked)
+                answers, columns = run_steps(self._table, self._host.broker_id, asked)
                 return iter([fl.Result(each) for each in (answers.to_bytes(), *columns)])
             return iter([fl.Result(run_action(self._here, action.type, body).to_bytes())])
 

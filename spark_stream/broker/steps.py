@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from spark_stream.broker.driver import Answer, Driver
+from spark_stream.broker.step_table import Answer, StepTable
 from spark_stream.consistency.extents import Block, SpansSnapshot
 from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.isolation import Bounds
@@ -35,7 +35,7 @@ _KINDS: Final[dict[type[PartitionStep], StepKind]] = {
 }
 
 
-def run_steps(driver: Driver, broker_id: str, asked: RunSteps) -> tuple[StepAnswers, list[bytes]]:
+def run_steps(table: StepTable, broker_id: str, asked: RunSteps) -> tuple[StepAnswers, list[bytes]]:
     """Carries out steps that another broker sent; each is answered by itself.
 
     Raises:
@@ -47,7 +47,7 @@ def run_steps(driver: Driver, broker_id: str, asked: RunSteps) -> tuple[StepAnsw
     columns: list[bytes] = []
     for facts in asked.steps:
         try:
-            answer = driver.run_here(step_of(facts))
+            answer = table.run_here(step_of(facts))
         except IsologError as error:
             answers.append(StepAnswer(error=error.to_wire()))
             continue

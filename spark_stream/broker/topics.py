@@ -20,6 +20,7 @@ from spark_stream.cluster.topics import Topic, check_name, check_partitions, dec
 from spark_stream.environment import Ids
 from spark_stream.errors import InvalidConfig, InvalidTopic
 from spark_stream.scripts import topics as scripts
+from spark_stream.scripts.steps import Script
 from spark_stream.storage.settings import LogSettings, parse_settings
 from spark_stream.wire.schemas import check_topic_schema
 
@@ -44,6 +45,24 @@ class TopicDesk:
         config: Mapping[str, Any],
     ) -> HostedTopic:
         """Makes a topic that this broker leads; on any error nothing is left of it."""
+        topic = self.plan(name, partitions, replication_factor, schema, config)
+        with self._changes(name):
+            self._driver.run(scripts.create_topic(topic))
+        return self._host.topic(name, topic.id)
+
+    def plan(
+        self,
+        name: str,
+        partitions: int,
+        replication_factor: int,
+        schema: pa.Schema,
+        config: Mapping[str, Any],
+    ) -> Topic:
+        """The topic as it is to be, checked.
+
+        Raises:
+            InvalidTopic, InvalidConfig, SchemaMismatch: naming what is wrong.
+        """
         check_name(name)
         if replication_factor != 1:
             raise InvalidConfig(
@@ -61,9 +80,7 @@ class TopicDesk:
         )
         check_partitions(topic)
         parse_settings(topic.config, self._defaults)
-        with self._changes(name):
-            self._driver.run(scripts.create_topic(topic))
-        return self._host.topic(name, topic.id)
+        return topic
 
     def alter(self, name: str, partitions: int | None, config: Mapping[str, Any]) -> HostedTopic:
         """Gives a topic more partitions, and other settings; on any error it stays as it was.
@@ -108,10 +125,14 @@ class TopicDesk:
 
     def remove_left_overs(self) -> list[str]:
         """Removes what a crash left of this broker's topics; the folders' topics."""
+        return self._driver.run(self.removing_left_overs())
+
+    def removing_left_overs(self) -> Script[list[str]]:
+        """What :meth:`remove_left_overs` does, step by step."""
         removed = []
-        for record in self._driver.run(scripts.left_overs()):
+        for record in (yield from scripts.left_overs()):
             topic = decode(record)
-            if self._host.leads(topic) and self._driver.run(scripts.remove_left_over(record)):
+            if self._host.leads(topic) and (yield from scripts.remove_left_over(record)):
                 removed.append(topic.name)
         return removed
 

@@ -1,4 +1,4 @@
-"""Transactions as a broker looks after them: joins on the way of a batch, sweeps, and a start.
+"""Transactions as a broker looks after them: in sweeps, and at its start.
 
 What is asked of transactions is scripts (``spark_stream.scripts``); here is what a broker keeps for
 them in memory, and what it runs by itself.
@@ -11,12 +11,11 @@ from typing import Final, TypeVar
 
 from spark_stream.broker.driver import Driver
 from spark_stream.broker.host import Host
-from spark_stream.broker.partition import Partition
 from spark_stream.cluster.leases import Leases
 from spark_stream.consistency.transactions import Joined, Transaction
 from spark_stream.environment import Clock
 from spark_stream.errors import IsologError
-from spark_stream.scripts import deciding, records, sweeping
+from spark_stream.scripts import records, sweeping
 from spark_stream.scripts.finishing import Finished
 from spark_stream.scripts.steps import Script
 from spark_stream.scripts.sweeping import Swept, Watch
@@ -63,27 +62,25 @@ class TransactionDesk:
         """The time that people see, in milliseconds since the epoch."""
         return self._clock.steady_us() // 1_000
 
-    # -- on the way of a batch --------------------------------------------------------------------
-
-    def join(
-        self, transactional_id: str, number: int, producer_id: int, epoch: int, at: Partition
-    ) -> None:
-        """The partition takes part from now on; raises as ``scripts.deciding.join``."""
-        place = Joined(at.topic, at.topic_id, at.number)
-        self.run(deciding.join(transactional_id, number, producer_id, epoch, place))
-
-    def refusal(self, transactional_id: str, number: int, error: IsologError) -> IsologError:
-        """Why a partition takes no more of a transaction, as its record tells; else ``error``."""
-        return self.run(deciding.explain_refusal(transactional_id, number, error))
-
     # -- by itself --------------------------------------------------------------------------------
 
     def recover(self) -> None:
         """Before anybody reads: finishes what is decided, and writes markers that were lost."""
-        self.sweep()
-        for record in self._mine():
+        self.run(self.recovering())
+
+    def sweep(self) -> None:
+        """Aborts what is too old, finishes what is decided, forgets what nobody asks for again.
+
+        To be called often; with very many records it rests between two looks at them all.
+        """
+        self.run(self.sweeping())
+
+    def recovering(self) -> Script[None]:
+        """What :meth:`recover` does, step by step."""
+        yield from self.sweeping()
+        for record in (yield from self._mine()):
             try:
-                self.run(sweeping.mark_dropped_again(record))
+                yield from sweeping.mark_dropped_again(record)
             except IsologError as error:
                 self._complain(record, error)
         parts = [
@@ -92,31 +89,28 @@ class TransactionDesk:
             for partition in hosted.open_partitions()
             for number in {each.transaction for each in partition.open_transactions()}
         ]
-        for at, number, fate, failure in self.run(sweeping.restore_markers(parts)):
+        for at, number, fate, failure in (yield from sweeping.restore_markers(parts)):
             where = f"{at.topic}/{at.partition}"
             lost = "%s: the marker of transaction %d was lost; it is %s"
             logger.warning(lost, where, number, fate)
             if failure is not None:
                 logger.error("%s: transaction %d: %s", where, number, failure)
 
-    def sweep(self) -> None:
-        """Aborts what is too old, finishes what is decided, forgets what nobody asks for again.
-
-        To be called often; with very many records it rests between two looks at them all.
-        """
+    def sweeping(self) -> Script[None]:
+        """What :meth:`sweep` does, step by step."""
         began = self._clock.monotonic()
         if began < self._rest_until:
             return
-        found = self._mine()
+        found = yield from self._mine()
         self._watch.keep_only(found)
         for record in found:
-            self._sweep_record(record)
+            yield from self._sweep_record(record)
         ended = self._clock.monotonic()
         self._rest_until = ended + _REST * (ended - began)
 
-    def _mine(self) -> list[Transaction]:
+    def _mine(self) -> Script[list[Transaction]]:
         """The records that this broker looks after."""
-        found = self.run(records.read_all())
+        found = yield from records.read_all()
         mine = {name: self._looks_after(name) for name in {each.coordinator for each in found}}
         return [record for record in found if mine[record.coordinator]]
 
@@ -126,11 +120,11 @@ class TransactionDesk:
             return self._adopts
         return coordinator == self.coordinator or not self._leases.alive(coordinator)
 
-    def _sweep_record(self, record: Transaction) -> None:
+    def _sweep_record(self, record: Transaction) -> Script[None]:
         now_s, now_ms = self._clock.monotonic(), self.now_ms()
         try:
-            swept = self.run(
-                sweeping.sweep_record(self.finished, self._watch, record, now_s, now_ms)
+            swept = yield from sweeping.sweep_record(
+                self.finished, self._watch, record, now_s, now_ms
             )
         except IsologError as error:
             self._complain(record, error)

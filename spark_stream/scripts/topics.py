@@ -10,6 +10,7 @@ new, and no orphan.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 from spark_stream.cluster.store import Record
 from spark_stream.cluster.topics import REMOVED, TOPICS, Topic, decode, encode, unknown
@@ -72,7 +73,8 @@ def alter_topic(name: str, change: Callable[[Topic], Topic]) -> Script[Topic]:
             )
     except IsologError:
         if grows:
-            yield RemoveFiles(new, old.partitions)
+            with suppress(IsologError):  # the next attempt clears away what is left
+                yield RemoveFiles(new, old.partitions)
         raise
     yield Serve(new)
     return new
@@ -120,7 +122,10 @@ def announce_files(topic: Topic) -> Script[None]:
 
 def remove_files(topic: Topic) -> Script[None]:
     """Removes the topic's files; what cannot be removed now is removed at the next start."""
-    yield RemoveFiles(topic)
+    try:
+        yield RemoveFiles(topic)
+    except IsologError:
+        return
     yield from forget_files(topic.id)
 
 

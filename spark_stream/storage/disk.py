@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -53,6 +54,8 @@ class Disk(Protocol):
     def write_whole(self, path: Path, parts: list[pa.Buffer | bytes]) -> None: ...
     def rename(self, path: Path, new: Path) -> None: ...
     def remove(self, path: Path) -> None: ...
+    def remove_tree(self, path: Path) -> None: ...
+    def remove_empty_directory(self, path: Path) -> None: ...
     def sync_directory(self, path: Path) -> None: ...
 
 
@@ -218,6 +221,17 @@ class OsDisk:
     def remove(self, path: Path) -> None:
         with _named(path):
             path.unlink(missing_ok=True)
+
+    def remove_tree(self, path: Path) -> None:
+        """Removes the directory and all that is in it, for good: after a power cut too."""
+        with _named(path), suppress(FileNotFoundError):
+            shutil.rmtree(path)
+            self.sync_directory(path.parent)
+
+    def remove_empty_directory(self, path: Path) -> None:
+        """Removes the directory if it is empty."""
+        with suppress(OSError):
+            path.rmdir()
 
     def sync_directory(self, path: Path) -> None:
         with _named(path):

@@ -191,8 +191,7 @@ IN_TRANSACTION = Stamp(1, 0, 0, 10)
 def test_an_append_that_is_not_replicated_in_time_has_an_unknown_outcome(
     followed, stamp, isolation
 ):
-    with followed.joining(10, 1):
-        pass
+    followed.close_join(followed.open_join(10, 1), on_record=True)
     taken = followed.take(followed.prepare(numbers(0, 3), stamp), stamp, isolation)
     assert taken.pending is not None
     with pytest.raises(UnknownOutcome, match="offsets 0 to 2 are in the leader's log") as caught:

@@ -29,8 +29,7 @@ def opened(folder: Path, clock: Clock | None = None, **settings: int) -> Partiti
 def joined(partition: Partition, transaction: int, *producer_ids: int) -> None:
     """As after the transaction's record has named the partition."""
     for producer_id in producer_ids:
-        with partition.joining(transaction, producer_id):
-            pass
+        partition.close_join(partition.open_join(transaction, producer_id), on_record=True)
 
 
 def stable(partition: Partition) -> int:
@@ -180,21 +179,20 @@ def test_a_batch_that_waited_while_very_many_transactions_ended_lands_nowhere(
 
 def test_a_seal_between_the_record_and_its_answer_cancels_the_join(tmp_path: Path):
     partition = opened(tmp_path)
-    with partition.joining(10, 1) as needed:
-        assert needed
-        partition.end_transaction(10, lambda _: True)
+    pending = partition.open_join(10, 1)
+    partition.end_transaction(10, lambda _: True)
+    partition.close_join(pending, on_record=True)
+    assert not partition.has_joined(10, 1)
     with pytest.raises(InvalidTransaction, match="has ended"):
         partition.append(numbers(0, 1), Stamp(1, 0, 0, 10))
 
 
 def test_a_join_that_the_record_refused_is_forgotten(tmp_path: Path):
     partition = opened(tmp_path)
-    with pytest.raises(InvalidTransaction, match="over"), partition.joining(10, 1):
-        raise InvalidTransaction("over")
-    with partition.joining(10, 1) as needed:
-        assert needed
-    with partition.joining(10, 1) as needed:
-        assert not needed
+    partition.close_join(partition.open_join(10, 1), on_record=False)
+    assert not partition.has_joined(10, 1)
+    partition.close_join(partition.open_join(10, 1), on_record=True)
+    assert partition.has_joined(10, 1)
 
 
 def test_a_new_epoch_makes_its_joins_again(tmp_path: Path):

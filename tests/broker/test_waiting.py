@@ -66,8 +66,7 @@ def waiting_readers(count: int, reads: WaitingReads, partition: Partition) -> li
 
 
 def test_an_append_wakes_exactly_the_reads_that_it_satisfies(partition):
-    with partition.joining(10, 1):
-        pass
+    partition.close_join(partition.open_join(10, 1), on_record=True)
     woken: list[str] = []
     for name, offset, isolation in (
         ("end", 0, UNCOMMITTED),

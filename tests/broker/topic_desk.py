@@ -8,6 +8,7 @@ from typing import Any
 
 from spark_stream.broker.driver import Driver
 from spark_stream.broker.host import Host
+from spark_stream.broker.step_table import StepTable
 from spark_stream.broker.topics import TopicDesk
 from spark_stream.cluster.sqlite import SqliteStore
 from spark_stream.environment import SystemClock, SystemIds
@@ -63,7 +64,10 @@ class LocalTopics:
         directory = LogDirectory(path, "cluster", "broker")
         self.host = Host(directory, self.store, LogSettings(), SystemClock())
         self.desk = TopicDesk(
-            Driver(self.store, self.host, NoPeers()), self.host, LogSettings(), SystemIds()
+            Driver(StepTable(self.store, self.host), NoPeers()),
+            self.host,
+            LogSettings(),
+            SystemIds(),
         )
         self.left_over = self.desk.remove_left_overs()
         self.create, self.alter, self.delete = self.desk.create, self.desk.alter, self.desk.delete

@@ -226,6 +226,19 @@ class SimulatedDisk(Disk):
         if path in self._names:
             self._rename(_Renaming(path, None))
 
+    def remove_tree(self, path: Path) -> None:
+        for each in [each for each in self._names if path in each.parents]:
+            self._rename(_Renaming(each, None))
+        gone = {each for each in self._directories if path in (each, *each.parents)}
+        self._directories -= gone
+        if gone:
+            self.sync_directory(path.parent)
+            self._forced_directories -= gone
+
+    def remove_empty_directory(self, path: Path) -> None:
+        if not self.names(path):
+            self._directories.discard(path)
+
     def sync_directory(self, path: Path) -> None:
         self.may_fail(path)
         self._sync(path)

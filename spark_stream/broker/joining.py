@@ -1,0 +1,75 @@
+"""A batch of a transaction on its way into a partition, as a script.
+
+Order of steps (``consistency.joins`` says why): the partition opens a join, the transaction's
+record names the partition, the partition confirms the join, and then it takes the batch. Where the
+join is confirmed already, only the last is left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spark_stream.broker.outcomes import Candidate, Taken
+from spark_stream.broker.partition import Partition
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.producers import Stamp
+from spark_stream.consistency.transactions import Joined
+from spark_stream.errors import InvalidTransaction, ProducerFenced
+from spark_stream.scripts import deciding
+from spark_stream.scripts.steps import Script, Step
+
+
+@dataclass(frozen=True, slots=True)
+class TakeBatch(Step):
+    """The partition takes the batch; None: others held it for ``patience_s``."""
+
+    partition: Partition
+    candidate: Candidate
+    stamp: Stamp
+    isolation: Isolation
+    patience_s: float
+
+    def take(self) -> Taken | None:
+        return self.partition.take(self.candidate, self.stamp, self.isolation, self.patience_s)
+
+
+def take_in_transaction(batch: TakeBatch, transactional_id: str) -> Script[Taken | None]:
+    """Takes a batch of a transaction, after the partition has joined that.
+
+    None: others held the partition for as long as the batch has patience, and it was not taken.
+
+    Raises: as ``Partition.take``, and as ``deciding.join``.
+    """
+    stamp = batch.stamp
+    if not (yield from _join(batch, transactional_id)):
+        return None
+    try:
+        taken: Taken | None = yield batch
+    except (InvalidTransaction, ProducerFenced) as error:
+        explained = deciding.explain_refusal(transactional_id, stamp.transaction, error)
+        raise (yield from explained) from None
+    return taken
+
+
+def _join(batch: TakeBatch, transactional_id: str) -> Script[bool]:
+    """The partition takes part in the transaction, or is about to refuse its batches.
+
+    False: others held the partition. A transaction that is sealed meanwhile has not joined: its
+    batches are refused.
+    """
+    stamp, at = batch.stamp, batch.partition
+    if at.has_joined(stamp.transaction, stamp.producer_id):
+        return True
+    pending = at.open_join(stamp.transaction, stamp.producer_id, batch.patience_s)
+    if pending is None:
+        return False
+    on_record = False
+    place = Joined(at.topic, at.topic_id, at.number)
+    try:
+        yield from deciding.join(
+            transactional_id, stamp.transaction, stamp.producer_id, stamp.epoch, place
+        )
+        on_record = True
+    finally:
+        at.close_join(pending, on_record=on_record)
+    return True
