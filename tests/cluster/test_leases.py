@@ -291,6 +291,27 @@ def test_a_file_of_which_a_power_cut_left_something_else_is_nobodys_lease(tmp_pa
     assert observers.alive("b1")
 
 
+def test_what_a_broker_left_that_died_while_it_took_its_place_goes(tmp_path, monkeypatch):
+    """It dies, twice, when its file is written and not in its place yet."""
+
+    class Died(Exception):
+        pass
+
+    def die(*_: object) -> None:
+        raise Died
+
+    board = LeaseFiles(tmp_path)
+    for incarnation in ("start-1", "a-later-and-longer-name"):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "replace", die)
+            with pytest.raises(Died):
+                board.take_place("b1", incarnation)
+        assert board.read("b1") is None
+    board.take_place("b1", "start-3")
+    assert board.read("b1") == Renewal("start-3", 0)
+    assert [each.name for each in tmp_path.iterdir()] == ["b1"]
+
+
 @pytest.mark.parametrize("name", ["", "a/b", "..", "a b", "ä", "x" * 201])
 def test_a_name_that_is_no_files_name_is_refused(tmp_path, name):
     with pytest.raises(ValueError, match="file's name"):
