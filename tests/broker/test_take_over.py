@@ -13,7 +13,7 @@ from spark_stream.broker.host import Host
 from spark_stream.broker.topics import TopicDesk
 from spark_stream.broker.transactions import TransactionDesk
 from spark_stream.cluster.leases import DURATION_S, Lease, Leases
-from spark_stream.consistency import transactions as rules
+from spark_stream.consistency import transaction_events as rules
 from spark_stream.consistency.producers import Stamp
 from spark_stream.consistency.transactions import State, Transaction
 from spark_stream.environment import SystemIds
