@@ -1,8 +1,12 @@
-"""One broker a directory, and how clients on the host find it.
+"""One broker a directory and one process a broker id, and how clients on the host find a broker.
 
-The lock is the kernel's (flock on ``broker.lock``): it cannot outlive its process, so ``kill -9``
-leaves nothing to clean up. ``broker.json`` says where the holder listens. It counts only while
-the lock is held.
+The locks are the kernel's (flock): they cannot outlive their process, so ``kill -9`` leaves nothing
+to clean up. The lock of a directory is on ``broker.lock``; ``broker.json`` says where its holder
+listens, and counts only while the lock is held.
+
+A copied directory has the id of the broker that it was copied from, and a lock of its own. Both
+would lead the same topics, each in its own files. So there is a second lock, which the id names,
+beside the metadata store that they share.
 """
 
 from __future__ import annotations
@@ -56,4 +60,35 @@ class DirectoryLock:
     def release(self) -> None:
         """Takes the address away, then lets go of the lock."""
         self._facts.unlink(missing_ok=True)
+        os.close(self._descriptor)
+
+
+class IdLock:
+    """Held from construction to :meth:`release`: nobody else is this broker meanwhile.
+
+    ``folder`` is one for all brokers of a metadata store.
+
+    Raises:
+        DirectoryInUse: another process is the broker of this id.
+    """
+
+    def __init__(self, folder: Path, broker_id: str, directory: Path) -> None:
+        path = folder / f"{broker_id}.lock"
+        try:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StorageFailure(f"{path}: {error.strerror}", path=str(path)) from error
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._descriptor)
+            raise DirectoryInUse(
+                f"{directory} and the directory of a running broker have the same broker id"
+                f" {broker_id}: one is a copy of the other",
+                path=str(directory),
+                hint="Start another broker of the store in an empty directory.",
+            ) from None
+
+    def release(self) -> None:
+        """Others may be the broker of this id from now on."""
         os.close(self._descriptor)

@@ -29,7 +29,7 @@ from spark_stream.broker.driver import Driver
 from spark_stream.broker.here import BrokerFacts, Here
 from spark_stream.broker.host import Host
 from spark_stream.broker.keepalive import Keepalive
-from spark_stream.broker.lock import DirectoryLock
+from spark_stream.broker.lock import DirectoryLock, IdLock
 from spark_stream.broker.peers import FlightPeers
 from spark_stream.broker.service import FlightService, location_of
 from spark_stream.broker.spare_memory import LOOK_S, SpareMemory
@@ -83,6 +83,9 @@ class Broker:
             undo.callback(self._lock.release)
             directory, self._store = _open_store(path, config.metadata, ids)
             undo.callback(self._store.close)
+            lease_files = LeaseFiles(_lease_folder(path, config.metadata))
+            self._id_lock = IdLock(lease_files.folder, directory.broker_id, path)
+            undo.callback(self._id_lock.release)
             self._host = Host(
                 directory,
                 self._store,
@@ -95,7 +98,7 @@ class Broker:
             keepalive = Keepalive(config.keepalive_seconds, clock)
             brokers = Brokers(self._store)
             incarnation = ids.new_id()
-            leases = Leases(LeaseFiles(_lease_folder(path, config.metadata)), clock)
+            leases = Leases(lease_files, clock)
             self._lease = leases.hold(directory.broker_id, incarnation)
             undo.callback(self._lease.release)
             table = StepTable(self._store, self._host)
@@ -168,6 +171,7 @@ class Broker:
         self._store.close()
         if self._socket is not None:
             self._socket.unlink(missing_ok=True)
+        self._id_lock.release()
         self._lock.release()
         logger.info("broker stopped")
 
@@ -220,7 +224,7 @@ def _open_store(path: Path, metadata: Path | None, ids: Ids) -> tuple[LogDirecto
         store = SqliteStore(directory.metadata)
         known: str | None = directory.cluster_id
     else:
-        store = SqliteStore(metadata.absolute())
+        store = SqliteStore(metadata.resolve())
         known = recorded_cluster_id(path)
     try:
         found = cluster_id(store, ids, known)
@@ -231,7 +235,7 @@ def _open_store(path: Path, metadata: Path | None, ids: Ids) -> tuple[LogDirecto
 
 
 def _lease_folder(path: Path, metadata: Path | None) -> Path:
-    return (path if metadata is None else metadata.absolute().parent) / "leases"
+    return (path if metadata is None else metadata.resolve().parent) / "leases"
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -25,7 +25,7 @@ class LeaseFiles:
     """The board of a host: a folder."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         with _named(folder):
             folder.mkdir(mode=0o700, exist_ok=True)
 
@@ -45,7 +45,7 @@ class LeaseFiles:
         return Renewal(incarnation, int(count)) if count.isdecimal() else Renewal("", 0)
 
     def _path(self, broker_id: str) -> Path:
-        return self._folder / _checked(broker_id)
+        return self.folder / _checked(broker_id)
 
 
 class LeaseFile:
