@@ -10,6 +10,7 @@ import pytest
 
 from spark_stream.broker.driver import Driver
 from spark_stream.broker.host import Host
+from spark_stream.broker.step_table import StepTable
 from spark_stream.broker.topics import TopicDesk
 from spark_stream.broker.transactions import TransactionDesk
 from spark_stream.cluster.leases import DURATION_S, Lease, Leases
@@ -57,7 +58,7 @@ class TwoBrokers:
         (path / name).mkdir()
         directory = LogDirectory(path / name, "cluster", name)
         host = Host(directory, store, LogSettings(), clock, holds_store=False)
-        driver = Driver(store, host, NoPeers())
+        driver = Driver(StepTable(store, host), NoPeers())
         leases = Leases(self._board, clock)
         desk = TransactionDesk(driver, host, clock, name, leases, adopts=False)
         topics = TopicDesk(driver, host, LogSettings(), SystemIds())
