@@ -53,7 +53,7 @@ class LogDirectory:
 def check_directory(path: Path, disk: Disk = HOST_DISK) -> None:
     """Makes a missing directory; refuses one that cannot be ours, and leaves nothing in it.
 
-    Needs no lock: it holds while another broker makes the directory its own.
+    Needs no lock: the answer is right even while another broker makes the directory its own.
 
     Raises:
         NotALogDirectory: it holds other people's files, or is no directory.
