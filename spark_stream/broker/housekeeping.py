@@ -1,8 +1,8 @@
 """Which partitions are looked after in a round: those at work, and some of the others in turn.
 
 A broker may have thousands of partitions, and nothing happens in most of them. Those whose end has
-moved are looked after in every round for some seconds; of the others so many a round that all come
-round in a while, for age alone makes rolling and retention due.
+moved are looked after in every round for some seconds. Of the others each round takes some, so that
+all have their turn in a while: only their age can make rolling and retention due.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ class Keepalive:
 
     @contextmanager
     def call(self, peer: str) -> Iterator[Call]:
-        """Around a call of the client that Flight names so."""
+        """Around a call of the client that Flight calls ``peer``."""
         call = Call(peer, self._clock)
         with self._lock:
             self._calls.add(call)

@@ -116,7 +116,7 @@ class Replica:
         producer_age: int,
         followers: int = 0,
     ) -> None:
-        """Of a log that holds these entries; ``now`` and ``producer_age`` in microseconds."""
+        """``tables``: the log's entries. ``now`` and ``producer_age`` are in microseconds."""
         self._producer_age = producer_age
         self.joins = Joins()
         self._tickets = Waiters()
@@ -126,7 +126,7 @@ class Replica:
         self._derive(tables, state, now)
 
     def _derive(self, tables: Sequence[Table], state: LeaderState, now: int) -> None:
-        """Takes all that is derived from the entries that are there."""
+        """Derives everything anew from the entries that are there."""
         self.producers = producers.derived(tables, now, self._producer_age)
         self.spans = Spans.derived(tables)
         self.epochs = EpochStarts.derived(tables)
@@ -153,7 +153,7 @@ class Replica:
     # -- events -----------------------------------------------------------------------------------
 
     def lead(self, epoch: LeaderEpoch) -> None:
-        """A new leader's epoch begins. What an earlier one promised holds no more."""
+        """A new leader's epoch begins. Promises of earlier epochs no longer hold."""
         self.joins.clear()
         self.bounds_state = replace(self.bounds_state, leader_epoch=epoch)
 

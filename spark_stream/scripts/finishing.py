@@ -65,7 +65,7 @@ class Finished:
 
 
 def finish(finished: Finished, decided: Transaction) -> Script[Transaction]:
-    """Takes the steps that are missing. The record, finished.
+    """Takes the steps that are missing; returns the record, finished.
 
     Raises:
         LeaderUnavailable, NotLeader, RequestTimeout: a leader was not reached; nothing is marked.

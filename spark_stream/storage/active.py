@@ -74,7 +74,7 @@ class ActiveSegment(Segment):
         return self._data_end
 
     def make(self) -> None:
-        """Makes the files of a segment that has none; on an error there are none still."""
+        """Makes the files of a segment that has none; if that fails, it still has none."""
         name, header = self.name, header_of(self._codec, self._facts, self.first)
         try:
             self._entries = self._disk.create(name.entries)
@@ -83,7 +83,7 @@ class ActiveSegment(Segment):
             self._forcing.force(self._arrow)
             self._forcing.force_names()
         except IsologError:
-            # Left behind, it would end the segment before it, which goes on taking records.
+            # Left behind, this file would end the segment before it, which goes on taking records.
             self._disk.remove(name.arrow)
             self._disk.remove(name.entries)
             raise

@@ -221,9 +221,9 @@ class PartitionLog:
         self._forcing.mark(self._active.end)
 
     def next_flush_due(self, monotonic: float) -> float | None:
-        """When what was appended by now must be forced; None: never by the time that passes.
+        """When what was appended by now must be forced; None: no time is set for that.
 
-        ``monotonic`` is the present moment of the clock that the answer is told by, seconds.
+        ``monotonic`` is the present moment, in seconds, of the clock that the answer goes by.
         """
         if self.failed is not None:
             return None
