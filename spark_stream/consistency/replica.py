@@ -36,7 +36,6 @@ from spark_stream.consistency.extents import Spans
 from spark_stream.consistency.ids import (
     NO_PRODUCER,
     NO_TRANSACTION,
-    EntryIndex,
     LeaderEpoch,
     Offset,
 )
@@ -161,9 +160,10 @@ class Replica:
         """The entries are in the log, behind all others; they become visible together."""
         state = self.bounds_state
         for entry in entries:
-            at = Boundary(EntryIndex(entry.entry_index), Offset(entry.base_offset))
-            if at != state.log_end:
-                raise ValueError(f"an entry at {at} does not follow the log end {state.log_end}")
+            at = state.log_end
+            if (entry.entry_index, entry.base_offset) != at:
+                place = f"{entry.entry_index} (offset {entry.base_offset})"
+                raise ValueError(f"the entry {place} does not follow the log end {at}")
             self.epochs.appended(LeaderEpoch(entry.leader_epoch), at)
             if entry.producer_id != NO_PRODUCER:
                 self._fold(entry)

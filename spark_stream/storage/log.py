@@ -191,8 +191,8 @@ class PartitionLog:
             self.roll()
 
     def _expired(self, now: int, age_ms: int) -> bool:
-        table = self._active.table
-        return len(table) > 0 and now - int(table[0]["appended"]) > age_ms * 1000
+        first = self._active.first_appended
+        return first is not None and now - first > age_ms * 1000
 
     def roll(self) -> None:
         """Closes the active segment and starts the next; does nothing without records in it.
