@@ -187,13 +187,21 @@ def folded(state: ProducerState | None, entry: Entry) -> ProducerState:
     return ended(state, entry.producer_epoch, entry.appended)
 
 
-def expired(state: ProducerState, now: int, age: int) -> bool:
-    """Whether a state that was not used for longer than ``age`` (µs) may be forgotten.
+def expires(state: ProducerState, age: int) -> int | None:
+    """From when on a state that is not used for longer than ``age`` (µs) may be forgotten.
 
     Of an ended transaction nothing can come but a request that was delayed: those are refused by
     the transaction's record too, so it is remembered for as long only as requests live.
     """
-    return not state.open and now - state.used > (min(age, ENDED_AGE) if state.ended else age)
+    if state.open:
+        return None
+    return state.used + (min(age, ENDED_AGE) if state.ended else age) + 1
+
+
+def expired(state: ProducerState, now: int, age: int) -> bool:
+    """Whether a state may be forgotten by now."""
+    since = expires(state, age)
+    return since is not None and since <= now
 
 
 def derived(tables: Sequence[Table], now: int, age: int) -> dict[int, ProducerState]:

@@ -231,15 +231,20 @@ class Replica:
         self.bounds_state = leader.evicted(self.bounds_state, log_start)
         self.spans.evicted(self.bounds_state.log_start.offset)
 
-    def forget_producers(self, now: int) -> None:
-        """Forgets the producers that have written nothing for too long."""
-        old = [
-            producer_id
+    def forget_producers(self, now: int) -> int | None:
+        """Forgets the producers that have written nothing for too long.
+
+        From when on that holds for the next one, if none writes meanwhile; None: for none.
+        """
+        times = {
+            producer_id: expires
             for producer_id, state in self.producers.items()
-            if producers.expired(state, now, self._producer_age)
-        ]
+            if (expires := producers.expires(state, self._producer_age)) is not None
+        }
+        old = [producer_id for producer_id, expires in times.items() if expires <= now]
         for producer_id in old:
-            del self.producers[producer_id]
+            del self.producers[producer_id], times[producer_id]
+        return min(times.values(), default=None)
 
     def truncate(self, tables: Sequence[Table], log_end: Boundary, now: int) -> Effects:
         """The log was cut back to ``log_end``; ``tables`` are what is left of it.

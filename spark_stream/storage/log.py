@@ -33,7 +33,7 @@ from spark_stream.storage.log_format import UNLIMITED, LogFormat, Prepared
 from spark_stream.storage.looking import SegmentFiles, base_of, is_segment_file
 from spark_stream.storage.reading import Budget, Chunk, read_segment
 from spark_stream.storage.recovery import Recovered, Recovery
-from spark_stream.storage.retention import SegmentFacts, removable
+from spark_stream.storage.retention import SegmentFacts, due_by_age, removable
 from spark_stream.storage.segment import Segment, SegmentName
 from spark_stream.storage.settings import Flush
 
@@ -362,6 +362,20 @@ class PartitionLog:
             for segment in closed[:gone]:
                 segment.remove(self._forcing.force_names)
         return gone
+
+    def housekeeping_due(self) -> int | None:
+        """From when on :meth:`housekeep` has something to do if nothing else happens; None: never.
+
+        Microseconds, on the clock of the appends. What waits for the last stable offset stays due.
+        """
+        if self.failed is not None:
+            return None
+        active, closed = self._active, self._closed
+        first = last = None
+        if active.end.offset > active.first.offset:  # else it cannot roll
+            first, last = active.first_appended, active.last_appended
+        oldest = closed[0].last_appended or 0 if closed else None
+        return due_by_age(self.format.settings, first, last, oldest)
 
 
 def _tidied(disk: Disk, directory: Path) -> list[str]:
