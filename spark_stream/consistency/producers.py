@@ -239,14 +239,16 @@ class _Log:
     """The columns of a log's tables, one behind the other."""
 
     def __init__(self, tables: Sequence[Table]) -> None:
-        self._tables = tables
-        self._starts = np.cumsum([0, *map(len, tables)])
+        self._tables = [table for table in tables if len(table)]
+        self._starts = np.cumsum([0, *map(len, self._tables)])
 
     def column(self, name: str, rows: np.ndarray | None = None) -> np.ndarray:
         """All of a column, or its rows of these numbers (in any order)."""
         if rows is None:
             parts = [table[name] for table in self._tables]
             return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+        if len(self._tables) == 1:  # most logs are short; a broker opens thousands of them
+            return self._tables[0][name][rows].astype(np.int64)
         where = np.searchsorted(self._starts, rows, side="right") - 1
         values = np.zeros(len(rows), np.int64)
         for number in range(where.min(initial=0), where.max(initial=-1) + 1):
