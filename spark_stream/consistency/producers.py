@@ -187,14 +187,22 @@ def folded(state: ProducerState | None, entry: Entry) -> ProducerState:
     return ended(state, entry.producer_epoch, entry.appended)
 
 
-def expired(state: ProducerState, now: int, age: int) -> bool:
-    """Whether a state that was not used for longer than ``age`` (µs) may be forgotten.
+def expires(state: ProducerState, age: int) -> int | None:
+    """From when on a state that is not used for longer than ``age`` (µs) may be forgotten.
 
     After a transaction has ended, only requests of it that were delayed can still come, and the
     transaction's record refuses those too. So a state that has ended is remembered only for as long
     as a request may be delayed.
     """
-    return not state.open and now - state.used > (min(age, ENDED_AGE) if state.ended else age)
+    if state.open:
+        return None
+    return state.used + (min(age, ENDED_AGE) if state.ended else age) + 1
+
+
+def expired(state: ProducerState, now: int, age: int) -> bool:
+    """Whether a state may be forgotten by now."""
+    since = expires(state, age)
+    return since is not None and since <= now
 
 
 def derived(tables: Sequence[Table], now: int, age: int) -> dict[int, ProducerState]:
@@ -232,14 +240,16 @@ class _Log:
     """The columns of a log's tables, one behind the other."""
 
     def __init__(self, tables: Sequence[Table]) -> None:
-        self._tables = tables
-        self._starts = np.cumsum([0, *map(len, tables)])
+        self._tables = [table for table in tables if len(table)]
+        self._starts = np.cumsum([0, *map(len, self._tables)])
 
     def column(self, name: str, rows: np.ndarray | None = None) -> np.ndarray:
         """All of a column, or its rows of these numbers (in any order)."""
         if rows is None:
             parts = [table[name] for table in self._tables]
             return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+        if len(self._tables) == 1:  # most logs are short; a broker opens thousands of them
+            return self._tables[0][name][rows].astype(np.int64)
         where = np.searchsorted(self._starts, rows, side="right") - 1
         values = np.zeros(len(rows), np.int64)
         for number in range(where.min(initial=0), where.max(initial=-1) + 1):
