@@ -29,7 +29,7 @@ from spark_stream.scripts.steps import PartitionStep, Script
 from spark_stream.storage.directory import LogDirectory
 from spark_stream.storage.settings import LogSettings
 from spark_stream.testing.simulation.clock import SeededIds, VirtualClock
-from spark_stream.testing.simulation.driving import SimulatedDriver
+from spark_stream.testing.simulation.driving import CarriedOut, SimulatedDriver
 from spark_stream.testing.simulation.leases import MemoryBoard
 from spark_stream.testing.simulation.logs import DiskLogs, ListLogs, MachineLogs
 from spark_stream.testing.simulation.network import Call, Network, NoAnswer
@@ -37,8 +37,8 @@ from spark_stream.testing.simulation.schedule import NOW, Body, Schedule
 from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
 from spark_stream.wire.messages import Ack, AppendTo, Envelope
 
-SWEEP_S: Final = 1.0
-FLUSH_S: Final = 1.0
+SWEEP_S: Final = 1.5
+FLUSH_S: Final = 2.0
 HOUSEKEEPING_S: Final = 30.0
 _RETRY_S: Final = 1.0
 
@@ -62,6 +62,7 @@ class Surroundings:
     board: MemoryBoard
     network: Network
     chance: Random
+    carried_out: CarriedOut
 
 
 class MortalStore(MemoryStore):
@@ -172,7 +173,7 @@ class SimulatedBroker:
         self.leases = Leases(around.board, around.clock)
         self.lease = self.leases.hold(self.broker_id, around.ids.new_id())
         table = StepTable(store, self.host)
-        self.driver = SimulatedDriver(table, self._ask_peer, around.chance)
+        self.driver = SimulatedDriver(table, self._ask_peer, around.chance, around.carried_out)
         threads = Driver(table, _NoPeers())
         self._changing = set()
         self.topic_desk = TopicDesk(threads, self.host, LogSettings(), around.ids)
@@ -206,7 +207,11 @@ class SimulatedBroker:
         return self.driver.run(script)
 
     def append(
-        self, asked: AppendTo, envelope: Envelope, batch: pa.RecordBatch, heard: Callable[[Ack], None]
+        self,
+        asked: AppendTo,
+        envelope: Envelope,
+        batch: pa.RecordBatch,
+        heard: Callable[[Ack], None],
     ) -> Body:
         """A body that returns the acknowledgement of a batch.
 
@@ -250,12 +255,12 @@ class SimulatedBroker:
         if peer is None:
             raise LeaderUnavailable(f"broker {broker_id} is not registered", leader=broker_id)
         sent = [step_of(facts_of(step)) for step in steps]
-        name = f"{broker_id} for {self.broker_id}: {', '.join(type(each).__name__ for each in sent)}"
+        name = (
+            f"{broker_id} for {self.broker_id}: {', '.join(type(each).__name__ for each in sent)}"
+        )
         try:
             return (
-                yield from self._around.network.call(
-                    name, peer, lambda: peer.driver.run_here(sent)
-                )
+                yield from self._around.network.call(name, peer, lambda: peer.driver.run_here(sent))
             )
         except NoAnswer as error:
             raise LeaderUnavailable(str(error), leader=broker_id) from None

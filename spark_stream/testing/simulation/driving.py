@@ -19,12 +19,17 @@ _LATE: Final = 0.25  # how often something may happen between a step and its ans
 
 AskPeer = Callable[[str, Sequence[PartitionStep]], Body]
 """Has another broker carry out steps: a body that returns their answers."""
+CarriedOut = Callable[[PartitionStep, Answer], None]
 
 
 class SimulatedDriver:
     """Drives the scripts of one broker; its bodies are for a schedule."""
 
-    def __init__(self, table: StepTable, ask_peer: AskPeer, chance: Random) -> None:
+    def __init__(
+        self, table: StepTable, ask_peer: AskPeer, chance: Random, carried_out: CarriedOut
+    ) -> None:
+        """``carried_out`` is told of each step on a partition, and of its answer."""
+        self._carried_out = carried_out
         self._table = table
         self._ask_peer = ask_peer
         self._chance = chance
@@ -57,9 +62,11 @@ class SimulatedDriver:
 
     def _try_here(self, step: PartitionStep) -> Answer:
         try:
-            return self._table.run_here(step)
+            answer = self._table.run_here(step)
         except IsologError as error:
-            return error
+            answer = error
+        self._carried_out(step, answer)
+        return answer
 
     def _answer(self, step: Step) -> Body:
         if isinstance(step, Together):

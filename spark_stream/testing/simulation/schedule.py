@@ -1,8 +1,9 @@
 """Who goes on next: tasks are generators, and one source of chance picks among those that can.
 
 A task yields what it waits for, and is resumed when that is there: ``NOW`` (its turn, sooner or
-later), a number of seconds, a ``Signal``, or a signal for so many seconds (``Within``). Between two resumptions anything may happen: other
-tasks go on, time passes, and whoever owns the task may crash, which drops it where it stands.
+later), a number of seconds, a ``Signal``, or a signal for so many seconds (``Within``). Between two
+resumptions anything may happen: other tasks go on, time passes, and whoever owns the task may
+crash, which drops it where it stands, or stand still for a while.
 
 The same seed and the same tasks give the same run.
 """
@@ -122,9 +123,11 @@ class Schedule:
 
     def advance(self) -> Task | None:
         """One event: a task goes on to its next wait. None: no task is left that ever could."""
-        slow = bool(self._timers) and self._chance.random() < _SLOW
-        if (slow or not self._ready) and not self._let_time_pass() and not self._ready:
-            return None
+        if self._timers and self._chance.random() < _SLOW:
+            self._let_time_pass()
+        while not self._ready:
+            if not self._let_time_pass():
+                return None
         chosen = int(self._chance.random() * len(self._ready))
         # The last one takes the free place: order means nothing here, for chance picks.
         task, self._ready[chosen] = self._ready[chosen], self._ready[-1]

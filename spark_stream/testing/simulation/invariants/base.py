@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from spark_stream.broker.partition import Partition
 from spark_stream.consistency.isolation import Isolation
@@ -84,7 +85,7 @@ class Invariant:
     def recorded(self, before: Transaction | None, after: Transaction | None, by: str) -> None:
         """A broker has changed the record of a transactional id."""
 
-    def moved(self, consumer: str, before: Mapping[str, object], after: Mapping[str, object]) -> None:
+    def moved(self, consumer: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
         """The record of a consumer's name has changed."""
 
     def sealed(self, line: Line, transaction: int) -> None:
@@ -107,6 +108,9 @@ class Invariant:
 
     def looked(self, read: Looked) -> None:
         """A reader got records."""
+
+    def waited(self, where: str, woken: bool, passed: bool) -> None:
+        """A reader waited: it was woken or not, and its bound has passed or not."""
 
     def cut(self, offsets: Mapping[Place, int]) -> None:
         """A reader got a cut through partitions."""
