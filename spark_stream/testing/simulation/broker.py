@@ -86,7 +86,7 @@ class SimulatedBroker:
 
     def __init__(self, broker_id: str, around: Surroundings, *, alone: bool, files: bool) -> None:
         self.broker_id = broker_id
-        self.calls: set[Call] = set()
+        self.calls: dict[Call, None] = {}  # in their order: the same run makes them in the same
         self.logs: MachineLogs = DiskLogs(self._count_down) if files else ListLogs()
         self.lives = 0
         self.runs = False
@@ -128,7 +128,7 @@ class SimulatedBroker:
         self._around.schedule.resume(self.owner)
         self._around.schedule.drop(self.owner)
         self.logs.end_process()
-        calls, self.calls = self.calls, set()
+        calls, self.calls = self.calls, {}
         for call in calls:
             call.fail(NoAnswer(f"the connection to {self.broker_id} broke"))
 

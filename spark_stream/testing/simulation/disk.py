@@ -280,6 +280,10 @@ class SimulatedDisk(Disk):
         """The next forces fail, of a file or of a directory; what they were to force is lost."""
         self._failing += times
 
+    def stop_failing(self) -> None:
+        """No force fails from now on."""
+        self._failing = 0
+
     def flip(self, path: Path, position: int, bit: int) -> None:
         """One bit rots."""
         self.content(path).flip(position, bit)

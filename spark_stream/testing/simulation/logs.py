@@ -38,6 +38,9 @@ class MachineLogs(Logs, Protocol):
     def set_full(self, full: bool) -> None:
         """The disk takes nothing more, or again."""
 
+    def mend(self) -> None:
+        """Nothing fails from now on."""
+
     def folders(self) -> set[Path]:
         """The folders of partitions that are there."""
 
@@ -102,6 +105,9 @@ class ListLogs:
     def set_full(self, full: bool) -> None:
         self._full = full
 
+    def mend(self) -> None:
+        self._failing = self._full = False
+
     def folders(self) -> set[Path]:
         return set(self._logs)
 
@@ -136,6 +142,10 @@ class DiskLogs(FileLogs):
 
     def set_full(self, full: bool) -> None:
         self.disk.room = 0 if full else self._room
+
+    def mend(self) -> None:
+        self.set_full(False)
+        self.disk.stop_failing()
 
     def folders(self) -> set[Path]:
         return {path.parent for path in self.disk.files()}

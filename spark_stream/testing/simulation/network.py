@@ -36,7 +36,7 @@ class Asked(Protocol):
         """Whether it takes calls."""
 
     @property
-    def calls(self) -> set[Call]:
+    def calls(self) -> dict[Call, None]:
         """The calls under way, which end with it."""
 
 
@@ -105,7 +105,7 @@ class Network:
 
     def _deliver(self, name: str, call: Call, to: Asked, ask: Callable[[], Body]) -> None:
         late_s = self._chance.random() * _LATE_S if self._happens(self.trouble.late) else 0.0
-        to.calls.add(call)
+        to.calls[call] = None
         self._schedule.start(name, self._serve(call, to, ask, late_s), to.owner)
 
     def _serve(self, call: Call, to: Asked, ask: Callable[[], Body], late_s: float) -> Body:
@@ -117,7 +117,7 @@ class Network:
             call.fail(error)
         else:
             call.answer(result)
-        to.calls.discard(call)
+        to.calls.pop(call, None)
 
     def _happens(self, likelihood: float) -> bool:
         return likelihood > 0 and self._chance.random() < likelihood

@@ -87,6 +87,17 @@ def find(seeds: range) -> tuple[int, Finding | None]:
     return events, None
 
 
+def search(seeds: range) -> tuple[int, list[Form]]:
+    """The events of all these runs, and the forms of those that failed."""
+    events, failed = 0, []
+    for seed in seeds:
+        ran = run(draw(seed))
+        events += ran.events
+        if ran.finding is not None:
+            failed.append(ran.finding.form)
+    return events, failed
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
     """What brokers log of the trouble that they are given is no news here."""

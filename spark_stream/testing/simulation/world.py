@@ -19,6 +19,7 @@ from spark_stream.cluster.topics import decode as decode_topic
 from spark_stream.cluster.transactions import PREFIX, decode
 from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.transactions import State
 from spark_stream.errors import IsologError
 from spark_stream.scripts.steps import PartitionStep, Seal
 from spark_stream.storage.settings import Flush
@@ -36,13 +37,13 @@ from spark_stream.testing.simulation.invariants.base import Broken, Invariant, V
 from spark_stream.testing.simulation.leases import MemoryBoard
 from spark_stream.testing.simulation.log_entries import entries_from
 from spark_stream.testing.simulation.network import Network
-from spark_stream.testing.simulation.schedule import Body, Schedule, Signal, Task
+from spark_stream.testing.simulation.schedule import Body, Schedule, Signal
 from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
 
 EVENTS_MAX: Final = 3_000  # a run that needs more hangs
 _WORK_S: Final = 60.0  # after so long the trouble ends, done or not
-_PATIENCE_S: Final = 120.0  # longer than any client goes on asking
-_REST_S: Final = 9.0  # longer than the timeout of any transaction, and a sweep
+_PATIENCE_S: Final = 240.0  # longer than any client goes on asking, and any sweep rests
+_REST_S: Final = 2.0  # what was decided last is finished
 _START_S: Final = 4.0  # for a start, and a sweep
 
 Notice = Callable[..., None]
@@ -164,7 +165,8 @@ class World:
             self._advance()
         self.tell("all trouble ends")
         self._end_trouble()
-        self._wait_for_clients()
+        self._wait_until(lambda: not self._clients, "clients have not come to an end")
+        self._wait_until(self._all_is_decided, "transactions are open")
         self._advance_for(_REST_S)
         self.tell("all brokers start once more")
         for broker in self.brokers:
@@ -179,7 +181,7 @@ class World:
         self.network.trouble.lost = self.network.trouble.late = 0.0
         self.network.trouble.answer_lost = self.network.trouble.repeated = 0.0
         for broker in self.brokers:
-            broker.logs.set_full(False)
+            broker.logs.mend()
             broker.dies_in = None
             broker.go_on()
             if broker.runs and self._has_failed(broker):
@@ -198,12 +200,16 @@ class World:
         while self.clock.monotonic() < until:
             self._advance()
 
-    def _wait_for_clients(self) -> None:
+    def _wait_until(self, done: Callable[[], bool], what: str) -> None:
         until = self.clock.monotonic() + _PATIENCE_S
-        while self._clients and self.clock.monotonic() < until:
+        while not done():
+            if self.clock.monotonic() > until:
+                raise Broken("NothingHangs", f"after {_PATIENCE_S:.0f} s {what}")
             self._advance()
-        if self._clients:
-            raise Broken("NothingHangs", f"{self._clients} clients have not come to an end")
+
+    def _all_is_decided(self) -> bool:
+        over = (State.EMPTY, State.COMMITTED, State.ABORTED)
+        return all(each.state in over for each in self.history.records.values())
 
     def _advance(self) -> None:
         if self.schedule.events > EVENTS_MAX:
@@ -213,12 +219,12 @@ class World:
         except Killed as killed:
             broker = self._by_owner[killed.broker_id]
             self.tell(f"{broker.broker_id} ends within a step")
-            self._look(broker)
+            self._look(broker, whole=False)
             broker.crash()
             return
         if task is None:
             raise Broken("NothingHangs", "nobody can go on")
-        self._look(self._by_owner.get(task.owner.partition("/")[0]), task)
+        self._look(self._by_owner.get(task.owner.partition("/")[0]))
 
     def _make_topics(self) -> None:
         chance, store = self.form.chance("topics"), MemoryStore(self.records)
@@ -235,17 +241,18 @@ class World:
 
     def look_at(self, broker: SimulatedBroker) -> None:
         """Takes notice of what the broker has done in the middle of an event."""
-        self._look(broker)
+        self._look(broker, whole=False)
 
-    def _look(self, broker: SimulatedBroker | None, task: Task | None = None) -> None:
+    def _look(self, broker: SimulatedBroker | None, *, whole: bool = True) -> None:
+        """``whole``: the event is over, so that what is known fits together."""
         if self.records.changes:
             changes, self.records.changes = self.records.changes, []
             for change in changes:
                 self._note_change(*change, broker.broker_id if broker else "")
         if broker is not None and broker.runs and broker.opened_in == broker.lives:
-            self._look_at_logs(broker)
+            self._look_at_logs(broker, whole=whole)
 
-    def _look_at_logs(self, broker: SimulatedBroker) -> None:
+    def _look_at_logs(self, broker: SimulatedBroker, *, whole: bool) -> None:
         power = broker.broker_id in self._without_power
         if self._opened.get(broker.broker_id) != broker.lives:
             self._opened[broker.broker_id] = broker.lives
@@ -253,9 +260,11 @@ class World:
         for hosted in broker.host.topics():
             for partition in hosted.partitions:
                 if isinstance(partition, Partition):
-                    self._look_at_log(broker, partition, power)
+                    self._look_at_log(broker, partition, power, whole=whole)
 
-    def _look_at_log(self, broker: SimulatedBroker, partition: Partition, power: bool) -> None:
+    def _look_at_log(
+        self, broker: SimulatedBroker, partition: Partition, power: bool, *, whole: bool
+    ) -> None:
         line = self._known.get(partition)
         if line is None:
             line = self._line(partition, hosted_flush(partition), broker)
@@ -265,10 +274,13 @@ class World:
             if lost:
                 self.tell(f"{line.name} has lost {len(lost)} entries, from {end} on")
             self.notice("opened", line, lost, partition, power)
-        fresh = int(partition.log.end.entry) - len(line.entries)
-        if fresh:
+        grown = int(partition.log.end.entry) != len(line.entries)
+        if grown:
             self._take_entries(line, partition, broker)
-        self.notice("observed", line, partition)
+        state = partition.replica.bounds_state
+        if whole and (grown or line.state is not state):
+            line.state = state
+            self.notice("observed", line, partition)
 
     def _line(self, partition: Partition, flush: Flush, broker: SimulatedBroker) -> Line:
         place = (partition.topic_id, partition.number)

@@ -51,12 +51,20 @@ class PositionsMoveWithTheirTransaction(Invariant):
 
 
 class PositionsNeverGoBack(Invariant):
-    """A consumer whose transactions go forward never finds its position moved back."""
+    """A transaction that is finished late never moves a position back."""
+
+    def __init__(self, view: View) -> None:
+        super().__init__(view)
+        self._plain: set[PositionOf] = set()  # a call that comes late moves it back
+
+    def stored(self, positions: Sequence[PositionOf]) -> None:
+        self._plain |= set(positions)
 
     def moved(self, consumer: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
         for was, position in moves(before, after).values():
             what = f"{consumer!r} moves from {was} to {position.offset}"
-            self.require(was is None or position.offset > was, what)
+            forward = was is None or position.offset > was
+            self.require(forward or position in self._plain, what)
 
 
 class FinishedMeansPositionsStored(Invariant):
