@@ -85,6 +85,11 @@ class Partition:
     # -- bounds and epochs ------------------------------------------------------------------------
 
     @property
+    def replica(self) -> Replica:
+        """What this replica knows, to look at."""
+        return self._core
+
+    @property
     def leader_epoch(self) -> LeaderEpoch:
         return self._core.leader_epoch
 

@@ -23,6 +23,7 @@ from spark_stream.scripts.sweeping import Swept, Watch
 logger = logging.getLogger(__name__)
 
 _REST: Final = 20.0  # times as long as it took: so looking takes a twentieth of a core at most
+_REST_S_MAX: Final = 60.0  # a store that stalled once holds up no transaction for long
 T = TypeVar("T")
 
 
@@ -102,11 +103,13 @@ class TransactionDesk:
         if began < self._rest_until:
             return
         found = yield from self._mine()
+        looked = self._clock.monotonic()
         self._watch.keep_only(found)
         for record in found:
             yield from self._sweep_record(record)
-        ended = self._clock.monotonic()
-        self._rest_until = ended + _REST * (ended - began)
+        # What is done with a record may wait for another broker, and rests long enough by that.
+        rest_s = min(_REST * (looked - began), _REST_S_MAX)
+        self._rest_until = self._clock.monotonic() + rest_s
 
     def _mine(self) -> Script[list[Transaction]]:
         """The records that this broker looks after."""

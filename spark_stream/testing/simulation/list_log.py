@@ -85,6 +85,16 @@ class ListLog(ReplicaLog):
         """A force fails: the log takes no more."""
         self._failed = error
 
+    def reopen(self) -> None:
+        """A broker opens it anew: what could not be forced is written once more."""
+        if self._failed is not None:
+            self._failed = None
+            self.forced = int(self.end.entry)
+
+    def entries_from(self, index: int) -> list[Entry]:
+        """The entries from this index on."""
+        return [each.entry for each in self._entries[max(0, index - self.start.entry) :]]
+
     # -- the log -----------------------------------------------------------------------------------
 
     @property
