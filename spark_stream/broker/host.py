@@ -15,6 +15,7 @@ from spark_stream.cluster.brokers import Brokers
 from spark_stream.cluster.leadership import Leadership
 from spark_stream.cluster.store import MetadataStore
 from spark_stream.cluster.topics import Topic, Topics
+from spark_stream.consistency.entries import greatest_numbers
 from spark_stream.consistency.ids import LeaderEpoch
 from spark_stream.environment import Clock
 from spark_stream.errors import (
@@ -163,6 +164,13 @@ class Host:
         hosted = self._hosted.get(topic.name)
         known = topic if hosted is None or hosted.topic.id != topic.id else hosted.topic
         return known.partitions
+
+    def greatest_numbers(self) -> tuple[int, int]:
+        """The greatest producer id and transaction number in all logs; -1: there is none."""
+        found = [each for hosted in self.topics() for each in hosted.open_partitions()]
+        used = [greatest_numbers(each.log.tables()) for each in found]
+        producers = max((producer for producer, _ in used), default=-1)
+        return producers, max((transaction for _, transaction in used), default=-1)
 
     # -- what scripts of topics ask ---------------------------------------------------------------
 

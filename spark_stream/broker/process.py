@@ -102,6 +102,7 @@ class Broker:
             self._lease = leases.hold(directory.broker_id, incarnation)
             undo.callback(self._lease.release)
             table = StepTable(self._store, self._host)
+            table.pass_over_used_numbers()
             driver = Driver(table, FlightPeers(brokers, clock))
             self._desk = TransactionDesk(
                 driver, self._host, clock, directory.broker_id, leases, adopts=not config.metadata

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from spark_stream.errors import DirectoryInUse
-from tests.broker.stamped import Appender, seen
+from tests.broker.stamped import Appender, Owner, seen
 from tests.support import NUMBERS, BrokerProcess, act
 
 
@@ -68,3 +68,31 @@ def test_brokers_that_reach_a_store_by_different_paths_see_each_others_leases(tm
         leases = [each for each in (tmp_path / "leases").iterdir() if not each.suffix]
         assert len(leases) == 2
         assert [each.name for each in (tmp_path / "links").iterdir()] == ["store"]
+
+
+# -- older than the logs --------------------------------------------------------------------------
+
+
+def test_a_store_from_an_older_copy_gives_no_number_out_again(tmp_path: Path):
+    """A new producer with an earlier one's id would have its record taken for the other's."""
+    with BrokerProcess(tmp_path / "log") as broker:
+        make_topic(broker)
+        broker.terminate()
+        shutil.copy(tmp_path / "log" / "metadata.sqlite", tmp_path / "older")
+        broker.restart()
+        put(broker, 1)
+        with broker.flight() as flight:
+            owner = Owner(flight, "owner").begin()
+            owner.put("t", 2, 1)
+            owner.commit()
+        broker.terminate()
+        shutil.copy(tmp_path / "older", tmp_path / "log" / "metadata.sqlite")
+        broker.restart()
+        put(broker, 3)
+        with broker.flight() as flight:
+            again = Owner(flight, "owner").begin()
+            assert again.number > owner.number
+            assert "error" not in again.put("t", 4, 1)
+            again.commit()
+        assert read(broker) == [1, 2, 3, 4]
+        assert "the metadata store is older than the logs" in broker.said()
