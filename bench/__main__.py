@@ -11,11 +11,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import spark_stream as isolog
-from bench import against, history_bench, native_bench, transactions_bench, turns, waiting_bench
+from bench import (
+    against,
+    clock,
+    history_bench,
+    native_bench,
+    partitions_bench,
+    transactions_bench,
+    turns,
+    waiting_bench,
+)
 from bench.results import Results
 
-PARTS = ("native", "waiting", "transactions", "history", "spark", "memory")
-SIZES = ("dir", "rounds", "seconds", "gibibytes", "transactions")
+PARTS = ("native", "waiting", "transactions", "history", "partitions", "spark", "memory")
+SIZES = ("dir", "rounds", "seconds", "gibibytes", "transactions", "idle")
 
 
 def main() -> None:
@@ -27,8 +36,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="for each native rate")
     parser.add_argument("--gibibytes", type=float, default=10.0, help="of log, for the memory")
     parser.add_argument("--transactions", type=int, default=1_000_000, help="of a history")
+    parser.add_argument("--idle", type=float, default=60.0, help="seconds of an idle broker")
     parser.add_argument("--against", metavar="COMMIT", help="measure in turns with that commit")
     parser.add_argument("--pairs", type=int, default=5, help="how often, with --against")
+    parser.add_argument(
+        "--processor", action="store_true", help="by processor time, not the wall's"
+    )
     parser.add_argument(turns.OPTION, action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if not set(given.parts) <= set(PARTS):
@@ -41,6 +54,7 @@ def main() -> None:
         return
     if given.against:
         options = [f"--{name}={getattr(given, name)}" for name in SIZES if getattr(given, name)]
+        options += ["--processor"] if given.processor else []
         path = against.run(given.against, parts, options, given.pairs)
     else:
         results = Results()
@@ -61,6 +75,8 @@ def _measure(
         place = Path(folder)
         with isolog.connect(path=place / "log") as log:
             begin()
+            if given.processor:
+                clock.count_processor_time(os.getpid(), log.status().pid)
             try:
                 if "native" in parts:
                     native_bench.run(log, results, given.seconds, ceilings=not given.in_turns)
@@ -70,6 +86,8 @@ def _measure(
                     transactions_bench.run(log, results, given.seconds)
                 if "history" in parts:
                     history_bench.run(results, given.transactions)
+                if "partitions" in parts:
+                    partitions_bench.run(place / "many", results, given.idle)
                 if "spark" in parts:
                     from bench.spark_bench import Bench, session
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from bench.clock import now
 from bench.results import Results
 from bench.sources import values
 from spark_stream.broker.host import PRODUCER_AGE_US
@@ -42,10 +43,10 @@ def run(results: Results, transactions: int) -> None:
             made.close()
         took, rates = {}, {}
         for name, place in places.items():
-            started = time.perf_counter()
+            started = now()
             opened = PartitionLog.open(place, log_format)
             Partition("t", "id", 0, opened, PRODUCER_AGE_US, SystemClock())
-            took[name] = time.perf_counter() - started
+            took[name] = now() - started
             rates[name] = _whole(opened, committed=name == "transactions")
             opened.close()
     shown = f"{transactions:,} one-row"
@@ -66,7 +67,7 @@ def run(results: Results, transactions: int) -> None:
 
 
 def _whole(log: PartitionLog, *, committed: bool) -> float:
-    started = time.perf_counter()
+    started = now()
     chunks = log.read(log.start.offset, log.end.offset, committed=committed)
     rows = sum(chunk.batch.num_rows for chunk in chunks)
-    return rows / (time.perf_counter() - started)
+    return rows / (now() - started)

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 import spark_stream as isolog
+from bench.clock import now
 from bench.results import Results
 from bench.sources import values
 
@@ -41,13 +42,13 @@ def _rates(
     appended = 0
     with log.producer() as producer:
         producer.append(topic, batch, partition=0).result()
-        started = time.perf_counter()
-        while time.perf_counter() - started < seconds:
+        started = now()
+        while now() - started < seconds:
             for _ in range(20):
                 producer.append(topic, batch, partition=0)
             appended += 20 * rows
         producer.flush()
-        took = time.perf_counter() - started
+        took = now() - started
     name = f"{size} B, {rows} rows a batch"
     results.add(
         f"append {name}",
@@ -58,11 +59,11 @@ def _rates(
     )
     with log.consumer(topic) as consumer:
         start = consumer.position()
-        fetched, started = 0, time.perf_counter()
-        while time.perf_counter() - started < seconds / 2:
+        fetched, started = 0, now()
+        while now() - started < seconds / 2:
             consumer.seek(start)
             fetched += sum(each.num_rows for each in consumer.batches(until="latest"))
-        took = time.perf_counter() - started
+        took = now() - started
     results.add(
         f"fetch {name}",
         "rows/s",
@@ -125,21 +126,19 @@ def _records(log: isolog.Log, results: Results) -> None:
             producer.append("records", batch, partition=0)
     for name in ("records", "batches"):
         with log.consumer("records") as consumer:
-            started = time.perf_counter()
+            started = now()
             if name == "records":
                 count = sum(1 for _ in consumer.records(until="latest"))
             else:
                 count = sum(each.num_rows for each in consumer.batches(until="latest"))
-            took = time.perf_counter() - started
+            took = now() - started
         results.add(f"consumer {name}()", "rows/s", measured=count / took)
     with log.producer() as producer:
-        started = time.perf_counter()
+        started = now()
         for _ in range(200_000):
             producer.send("records", b"x" * 100)
         producer.flush()
-        results.add(
-            "producer send() loop", "rows/s", measured=200_000 / (time.perf_counter() - started)
-        )
+        results.add("producer send() loop", "rows/s", measured=200_000 / (now() - started))
 
 
 def _latency(log: isolog.Log, results: Results, rounds: int = 3_000) -> None:
@@ -149,16 +148,16 @@ def _latency(log: isolog.Log, results: Results, rounds: int = 3_000) -> None:
     with log.producer() as producer:
         took = []
         for _ in range(rounds):
-            started = time.perf_counter()
+            started = now()
             producer.append("latency", one, partition=0).result()
-            took.append((time.perf_counter() - started) * 1e3)
+            took.append((now() - started) * 1e3)
         _percentiles(results, "one-row append acknowledged", took)
         log.create_topic("latency-sent")
         took = []
         for _ in range(rounds):
-            started = time.perf_counter()
+            started = now()
             producer.send("latency-sent", b"x" * 100).result()
-            took.append((time.perf_counter() - started) * 1e3)
+            took.append((now() - started) * 1e3)
         _percentiles(results, "one send() acknowledged", took)
         took = []
         with log.consumer("latency", start="latest") as consumer:
@@ -173,10 +172,10 @@ def _latency(log: isolog.Log, results: Results, rounds: int = 3_000) -> None:
             follower.start()
             time.sleep(0.5)
             for _ in range(rounds // 3):
-                started = time.perf_counter()
+                started = now()
                 producer.append("latency", one, partition=0)
                 arrived.acquire()
-                took.append((time.perf_counter() - started) * 1e3)
+                took.append((now() - started) * 1e3)
         _percentiles(results, "append to fetch", took)
 
 

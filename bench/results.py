@@ -92,4 +92,5 @@ def write(folder: Path, measures: list[Figure]) -> Path:
 
 
 def shown(value: float, unit: str) -> str:
-    return f"{value:,.3f}" if unit in ("ms", "s") and value < 10 else f"{value:,.0f}"
+    fraction = unit in LESS_IS_BETTER and unit != "files" and value < 100
+    return f"{value:,.3f}" if fraction else f"{value:,.0f}"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 
 import pyarrow as pa
 
 import spark_stream as isolog
+from bench.clock import now
 from bench.results import Results
 from bench.sources import values
 
@@ -30,13 +30,13 @@ def _writes(log: isolog.Log, results: Results, batch: pa.RecordBatch, seconds: f
     with log.producer() as outside, log.producer(transactional_id="bench") as inside:
         for _ in range(5):
             plain.append(_rate(outside, batch, seconds / 2))
-            started, rows = time.perf_counter(), 0
-            while time.perf_counter() - started < seconds / 2:
+            started, rows = now(), 0
+            while now() - started < seconds / 2:
                 with inside.transaction():
                     for _ in range(500):
                         inside.append("written-by-both", batch, partition=0)
                         rows += batch.num_rows
-            within.append(rows / (time.perf_counter() - started))
+            within.append(rows / (now() - started))
     results.add(
         "append in transactions, 100 B, 10,000 rows a batch",
         "rows/s",
@@ -48,13 +48,13 @@ def _writes(log: isolog.Log, results: Results, batch: pa.RecordBatch, seconds: f
 
 
 def _rate(producer: isolog.Producer, batch: pa.RecordBatch, seconds: float) -> float:
-    started, rows = time.perf_counter(), 0
-    while time.perf_counter() - started < seconds:
+    started, rows = now(), 0
+    while now() - started < seconds:
         for _ in range(500):
             producer.append("written-by-both", batch, partition=0)
             rows += batch.num_rows
         producer.flush()
-    return rows / (time.perf_counter() - started)
+    return rows / (now() - started)
 
 
 def _reads(log: isolog.Log, results: Results, batch: pa.RecordBatch) -> None:
@@ -99,11 +99,11 @@ def _read(log: isolog.Log, topic: str, level: str, times: int = 5) -> float:
     """The topic as a whole, more than once: the start of a consumer is to weigh little."""
     with log.consumer(topic, isolation=level) as consumer:
         start = consumer.position()
-        started, rows = time.perf_counter(), 0
+        started, rows = now(), 0
         for _ in range(times):
             consumer.seek(start)
             rows += sum(each.num_rows for each in consumer.batches(until="latest"))
-        return rows / (time.perf_counter() - started)
+        return rows / (now() - started)
 
 
 def _latency(log: isolog.Log, results: Results, partitions: int, rounds: int = 1_000) -> None:
@@ -115,12 +115,12 @@ def _latency(log: isolog.Log, results: Results, partitions: int, rounds: int = 1
     took = []
     with log.producer(transactional_id=topic) as producer:
         for _ in range(rounds + 50):
-            started = time.perf_counter()
+            started = now()
             producer.begin_transaction()
             for partition in range(partitions):
                 producer.append(topic, batch, partition=partition)
             producer.commit_transaction()
-            took.append((time.perf_counter() - started) * 1e3)
+            took.append((now() - started) * 1e3)
     took = sorted(took[50:])
     name = f"transaction of {rows} row(s) on each of {partitions} partition(s)"
     results.add(f"{name}, p50", "ms", measured=statistics.median(took))

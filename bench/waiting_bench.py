@@ -10,12 +10,12 @@ import statistics
 import subprocess
 import sys
 import threading
-import time
 
 import pyarrow as pa
 import pyarrow.flight as fl
 
 import spark_stream as isolog
+from bench.clock import now
 from bench.results import Results
 from bench.sources import values
 
@@ -50,9 +50,9 @@ def _append_ms(log: isolog.Log, one: pa.RecordBatch) -> float:
     with log.producer() as producer:
         producer.append("busy", one, partition=0).result()
         for _ in range(ROUNDS):
-            started = time.perf_counter()
+            started = now()
             producer.append("busy", one, partition=0).result()
-            took.append((time.perf_counter() - started) * 1e3)
+            took.append((now() - started) * 1e3)
     return statistics.median(took)
 
 

@@ -42,7 +42,7 @@ from spark_stream.consistency.producers import NOBODY, Duplicate, Refused, Stamp
 from spark_stream.consistency.replica import BOUND_OF, Answer, Disown, Effects, Replica, Wake
 from spark_stream.environment import Clock
 from spark_stream.errors import BrokerStopping, IsologError, UnknownOutcome, UnknownTopic
-from spark_stream.storage.log_format import Prepared
+from spark_stream.storage.log_format import Prepared, marker_at
 from spark_stream.storage.replica_log import ReplicaLog
 from spark_stream.storage.settings import Flush, LogSettings
 
@@ -250,33 +250,8 @@ class Partition:
             return Appended(end.offset, 0), []
         writer = stamp or NOBODY
         self.log.append(prepared, core.leader_epoch, now, writer)
-        entry = self._entry(Kind.DATA, end, writer, now, records, prepared)
+        entry = prepared.entry_at(end, core.leader_epoch, now, writer)
         return Appended(end.offset, records), core.apply(entry)
-
-    def _entry(
-        self,
-        kind: Kind,
-        at: Boundary,
-        stamp: Stamp,
-        now: int,
-        count: int = 0,
-        prepared: Prepared | None = None,
-    ) -> Entry:
-        """The entry that the log has at this place."""
-        return Entry(
-            entry_index=at.entry,
-            base_offset=at.offset,
-            timestamp=now if prepared is None else prepared.timestamp,
-            appended=now,
-            count=count,
-            leader_epoch=self._core.leader_epoch,
-            data_crc=0 if prepared is None else prepared.crc,
-            kind=kind,
-            producer_id=stamp.producer_id,
-            producer_epoch=stamp.epoch,
-            base_sequence=stamp.sequence,
-            transaction=stamp.transaction,
-        )
 
     # -- replication ------------------------------------------------------------------------------
 
@@ -398,17 +373,17 @@ class Partition:
                 for producer_id, part in self._core.undecided.parts(transaction):
                     if ends(producer_id):
                         kind = Kind.COMMIT if takes(producer_id) else Kind.ABORT
-                        stamp = Stamp(producer_id, part.epoch, -1, transaction)
-                        written.append(self._mark(kind, stamp))
+                        written.append(self._mark(kind, producer_id, part.epoch, transaction))
             finally:  # all at once: a transaction may have many branches
                 woken = self._carry_out(self._core.apply(*written))
         for wake in woken:
             wake()
 
-    def _mark(self, kind: Kind, stamp: Stamp) -> Entry:
-        at, now, epoch = self.log.end, self._clock.steady_us(), self._core.leader_epoch
-        self.log.mark(kind, stamp.producer_id, stamp.epoch, stamp.transaction, epoch, now)
-        return self._entry(kind, at, stamp, now)
+    def _mark(self, kind: Kind, producer_id: int, epoch: int, transaction: int) -> Entry:
+        """Writes one marker; its entry."""
+        at, now, leader_epoch = self.log.end, self._clock.steady_us(), self._core.leader_epoch
+        self.log.mark(kind, producer_id, epoch, transaction, leader_epoch, now)
+        return marker_at(at, kind, producer_id, epoch, transaction, leader_epoch, now)
 
     def force(self) -> None:
         """Puts what was appended on the disk, where the topic wants that at all."""

@@ -12,14 +12,19 @@ from spark_stream.scripts import consumers, cutting, deciding, positions, sinks
 from spark_stream.scripts.cutting import CutRange
 from spark_stream.scripts.deciding import Commit
 from spark_stream.scripts.steps import Numbering, take_number
-from spark_stream.wire.messages import (
-    AtomicCut,
+from spark_stream.wire.messages import AtomicCut, Cut, Empty
+from spark_stream.wire.sink_messages import (
+    DropBranch,
+    OpenBranch,
+    RenewBatch,
+    SettledBatch,
+    StopRun,
+)
+from spark_stream.wire.transaction_messages import (
     BeginTransaction,
     BranchFacts,
     CommitTransaction,
     ConsumerPosition,
-    Cut,
-    Empty,
     EndTransaction,
     InitTransactions,
     KillTransaction,
@@ -32,13 +37,6 @@ from spark_stream.wire.messages import (
     TransactionFacts,
     TransactionList,
     TransactionPartition,
-)
-from spark_stream.wire.sink_messages import (
-    DropBranch,
-    OpenBranch,
-    RenewBatch,
-    SettledBatch,
-    StopRun,
 )
 
 # -- producers ------------------------------------------------------------------------------------

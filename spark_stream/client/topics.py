@@ -208,9 +208,7 @@ def _partition(facts: PartitionFacts) -> PartitionDescription:
     )
 
 
-def level(
-    name: str, allowed: tuple[Isolation, ...] = CONSUMER_LEVELS, option: str = "isolation"
-) -> Isolation:
+def level(name: str, allowed: tuple[Isolation, ...] = CONSUMER_LEVELS) -> Isolation:
     """An isolation level by name, or InvalidOption with those there are."""
     try:
         found = Isolation(str(name).lower())
@@ -218,6 +216,8 @@ def level(
         found = None
     if found is None or found not in allowed:
         raise InvalidOption(
-            f"{option} takes {' | '.join(allowed)}, not {name!r}", option=option, value=str(name)
+            f"isolation takes {' | '.join(allowed)}, not {name!r}",
+            option="isolation",
+            value=str(name),
         )
     return found

@@ -6,15 +6,19 @@ from collections.abc import Iterable, Mapping
 
 from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.values import TransactionDescription, TransactionPartition
-from spark_stream.wire.messages import (
-    AtomicCut,
+from spark_stream.wire.messages import AtomicCut, Cut, CutTopic, Empty
+from spark_stream.wire.sink_messages import (
+    DropBranch,
+    OpenBranch,
+    RenewBatch,
+    SettledBatch,
+    StopRun,
+)
+from spark_stream.wire.transaction_messages import (
     BeginTransaction,
     BranchFacts,
     CommitTransaction,
     ConsumerPosition,
-    Cut,
-    CutTopic,
-    Empty,
     EndTransaction,
     InitTransactions,
     KillTransaction,
@@ -26,13 +30,6 @@ from spark_stream.wire.messages import (
     TopicContent,
     TransactionFacts,
     TransactionList,
-)
-from spark_stream.wire.sink_messages import (
-    DropBranch,
-    OpenBranch,
-    RenewBatch,
-    SettledBatch,
-    StopRun,
 )
 
 
@@ -47,7 +44,7 @@ class TransactionsClient:
         return self._connection.act("new-producer", Empty(), ProducerFacts)
 
     def init(self, transactional_id: str, instance: str, timeout_ms: int) -> TransactionFacts:
-        """Takes over the transactional id; see ``wire.messages.InitTransactions``."""
+        """Takes over the transactional id; see ``wire.transaction_messages.InitTransactions``."""
         asked = InitTransactions.of(
             transactional_id=transactional_id, instance=instance, timeout_ms=timeout_ms
         )

@@ -23,16 +23,14 @@ _ONLY_BROKER: Final = "leadership"  # the key of releases whose stores had one b
 class Leadership:
     """The leader epoch of one broker.
 
-    ``holds_store``: the store is in the broker's own directory. So it is the broker that used the
-    store when a store had only one, and goes on from there. Without an id a broker is that one.
+    ``holds_store``: the store is in the broker's own directory. So this broker used the store when
+    a store had only one broker, and its epoch goes on from that one's record.
     """
 
-    def __init__(
-        self, store: MetadataStore, broker_id: str = "", *, holds_store: bool = False
-    ) -> None:
+    def __init__(self, store: MetadataStore, broker_id: str, *, holds_store: bool) -> None:
         self._store = store
-        self._key = LEADERSHIP + broker_id if broker_id else _ONLY_BROKER
-        self._takes_over = bool(broker_id) and holds_store
+        self._key = LEADERSHIP + broker_id
+        self._takes_over = holds_store
 
     def begin(self, ends: str, last: LeaderEpoch | None) -> LeaderEpoch:
         """The epoch to lead in from now on.

@@ -54,9 +54,13 @@ class LeaseFile:
     def __init__(self, path: Path, incarnation: str) -> None:
         self._path = path
         self._incarnation = incarnation
-        made = path.with_name(f"{path.name}.{incarnation}.new")
+        # The same name at every start: what a crash leaves of one start, the next one removes.
+        made = path.with_name(f"{path.name}.new")
         with _named(path):
-            self._descriptor = os.open(made, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            made.unlink(missing_ok=True)
+            self._descriptor = os.open(
+                made, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
+            )
             self._rewrite(0)
             os.replace(made, path)
 

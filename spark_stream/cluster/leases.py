@@ -127,12 +127,12 @@ class Leases:
         """The broker's own lease, in the place of its earlier incarnation's."""
         return Lease(self._board, broker_id, incarnation, self._clock, self._duration)
 
-    def alive(self, broker_id: str, incarnation: str | None = None) -> bool:
-        """Whether the broker (this incarnation of it) has a lease that may not be over."""
-        return self.left_s(broker_id, incarnation) > 0
+    def alive(self, broker_id: str) -> bool:
+        """Whether the broker has a lease that may not be over."""
+        return self.left_s(broker_id) > 0
 
-    def left_s(self, broker_id: str, incarnation: str | None = None) -> float:
-        """How long its lease lasts at least, if it is not seen to be renewed."""
+    def left_s(self, broker_id: str) -> float:
+        """How long the broker's lease lasts at least, if nobody sees it renewed."""
         with self._lock:
             asked_at = self._clock.monotonic()
             shown = self._board.read(broker_id)
@@ -141,6 +141,4 @@ class Leases:
                 self._seen.pop(broker_id, None)
                 return 0.0
             self._seen[broker_id] = seen
-            if incarnation is not None and seen.renewal.incarnation != incarnation:
-                return 0.0
             return max(0.0, time_left(seen, asked_at, self._duration))

@@ -10,7 +10,9 @@
 ``producers``  duplicates, order and fencing of a partition's producers
 ``joins``      a leader's promises that a transaction may write to its partition
 ``undecided``  which transactions hold a partition's last stable offset back
-``transactions``  a transaction's life, as a table of states and events
+``transactions``        a transaction's life as a table of states and events, and its record
+``transaction_events``  what each event makes of the record
+``announcements``       which consumers' positions a commit is going to move
 ``sinks``      what only sinks ask of a transaction
 ``extents``    which offsets each transaction of a partition spans
 ``atomic``     cuts that no transaction lies on both sides of

@@ -30,8 +30,8 @@ from spark_stream.errors import (
     TransactionAborted,
     UnknownTransaction,
 )
-from spark_stream.wire.messages import BranchFacts, TopicContent
 from spark_stream.wire.sink_messages import OpenBranch
+from spark_stream.wire.transaction_messages import BranchFacts, TopicContent
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from spark_stream.datasource.content import Measure
 from spark_stream.datasource.identity import Identity
 from spark_stream.errors import DifferentReplay
-from spark_stream.wire.messages import TopicContent
+from spark_stream.wire.transaction_messages import TopicContent
 
 logger = logging.getLogger(__name__)
 

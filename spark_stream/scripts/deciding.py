@@ -11,11 +11,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from spark_stream.consistency import transactions as rules
+from spark_stream.consistency import transaction_events as rules
 from spark_stream.consistency.announcements import announce
 from spark_stream.consistency.transactions import (
+    ABORTS,
     DECIDED,
     Allotted,
+    Cause,
     Content,
     Denial,
     Denied,
@@ -169,9 +171,9 @@ def join(
 def explain_refusal(transactional_id: str, number: int, error: IsologError) -> Script[IsologError]:
     """Why a partition takes no more of a transaction, as its record tells; else ``error``."""
     found = yield from records.read(transactional_id)
-    if found is None or found.number != number or found.state not in rules.ABORTS:
+    if found is None or found.number != number or found.state not in ABORTS:
         return error
-    why = Denial.FENCED if found.cause is rules.Cause.FENCED else Denial.ABORTED
+    why = Denial.FENCED if found.cause is Cause.FENCED else Denial.ABORTED
     return of_transaction(Denied(why, found), number, _JOIN)
 
 

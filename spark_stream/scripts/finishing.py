@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from spark_stream.consistency import transactions as rules
+from spark_stream.consistency import transaction_events as rules
 from spark_stream.consistency.transactions import COMMITS, DECIDED, Joined, State, Transaction
 from spark_stream.errors import (
     IsologError,

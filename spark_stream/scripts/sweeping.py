@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Final
 
-from spark_stream.consistency import transactions as rules
+from spark_stream.consistency import transaction_events as rules
 from spark_stream.consistency.transactions import (
     COMMITS,
     DECIDED,

@@ -28,8 +28,9 @@ from spark_stream.consistency.producers import NOBODY, Stamp
 from spark_stream.errors import StorageFailure
 from spark_stream.storage.active import ActiveSegment
 from spark_stream.storage.disk import HOST_DISK, Disk
+from spark_stream.storage.flush_timer import FlushTimer
 from spark_stream.storage.forcing import Forcing
-from spark_stream.storage.log_format import UNLIMITED, LogFormat, Prepared
+from spark_stream.storage.log_format import UNLIMITED, LogFormat, Prepared, marker_at
 from spark_stream.storage.looking import SegmentFiles, base_of, is_segment_file
 from spark_stream.storage.reading import Budget, Chunk, read_segment
 from spark_stream.storage.recovery import Recovered, Recovery
@@ -51,7 +52,7 @@ class PartitionLog:
         self.cuts = found.cuts
         self._disk = disk
         self._forcing = forcing
-        self._flushed_at: float | None = None
+        self._flush_timer = FlushTimer()
         self._closed = found.closed
         self._active = found.active
         tables = self.tables()
@@ -149,24 +150,10 @@ class PartitionLog:
             DiskFull, StorageFailure: no marker is kept; a later call can succeed, unless the log
                 has ``failed``.
         """
-        if kind is Kind.DATA:
-            raise ValueError("a marker is COMMIT or ABORT")
         self._forcing.check()
         self._make_room(0, now)
         end = self.end
-        entry = Entry(
-            entry_index=end.entry,
-            base_offset=end.offset,
-            timestamp=now,
-            appended=now,
-            count=0,
-            leader_epoch=leader_epoch,
-            data_crc=0,
-            kind=kind,
-            producer_id=producer_id,
-            producer_epoch=epoch,
-            transaction=transaction,
-        )
+        entry = marker_at(end, kind, producer_id, epoch, transaction, leader_epoch, now)
         self._write(entry, None)
         first = self._open.pop((transaction, producer_id), None)
         if kind is Kind.ABORT and first is not None:
@@ -238,18 +225,13 @@ class PartitionLog:
 
         ``monotonic`` is the present moment of the clock that the answer is told by, seconds.
         """
-        settings = self.format.settings
-        if settings.flush is not Flush.INTERVAL or self.failed is not None:
+        if self.failed is not None:
             return None
-        if self._flushed_at is None:
-            self._flushed_at = monotonic
-        return self._flushed_at + settings.flush_ms / 1000
+        return self._flush_timer.next_due(self.format.settings, monotonic)
 
     def flush_if_due(self, monotonic: float) -> None:
         """Forces what was appended if its time has come; raises as :meth:`flush`."""
-        due = self.next_flush_due(monotonic)
-        if due is not None and due <= monotonic:
-            self._flushed_at = monotonic
+        if self.failed is None and self._flush_timer.take_due(self.format.settings, monotonic):
             self.flush()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What a log needs to know of its topic, and a batch on its way into it."""
+"""What a log needs to know of its topic, and a batch or a marker on its way into the log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from spark_stream.consistency.entries import Entry
+from spark_stream.consistency.entries import Entry, Kind
 from spark_stream.consistency.ids import LeaderEpoch
 from spark_stream.consistency.leader import Boundary
 from spark_stream.consistency.producers import Stamp
@@ -43,6 +43,33 @@ class Prepared:
             base_sequence=stamp.sequence,
             transaction=stamp.transaction,
         )
+
+
+def marker_at(
+    place: Boundary,
+    kind: Kind,
+    producer_id: int,
+    epoch: int,
+    transaction: int,
+    leader_epoch: LeaderEpoch,
+    now: int,
+) -> Entry:
+    """A marker's entry at this place of a log; ``now`` in microseconds since the epoch."""
+    if kind is Kind.DATA:
+        raise ValueError("a marker is COMMIT or ABORT")
+    return Entry(
+        entry_index=place.entry,
+        base_offset=place.offset,
+        timestamp=now,
+        appended=now,
+        count=0,
+        leader_epoch=leader_epoch,
+        data_crc=0,
+        kind=kind,
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        transaction=transaction,
+    )
 
 
 @dataclass(frozen=True)

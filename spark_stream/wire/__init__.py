@@ -1,7 +1,8 @@
 """What client and broker both know. Control messages are JSON, data is Arrow.
 
-``messages``       tickets, append envelopes, acknowledgements, bodies of actions
-``sink_messages``  what a sink asks of a broker
+``messages``       tickets, append envelopes, acknowledgements, what is asked about topics
+``transaction_messages``, ``sink_messages``  what producers and sinks ask about transactions
+``step_messages``  steps of a script that one broker asks of another
 ``actions``        every action with its messages: the one table
 ``flight``         errors as Flight carries them
 ``schemas``        the default schema, which types a topic may have, how a batch is made to fit

@@ -12,29 +12,16 @@ from typing import Final
 from spark_stream.wire.messages import (
     AlterTopic,
     AtomicCut,
-    BeginTransaction,
-    BranchFacts,
-    CommitTransaction,
     CreateTopic,
     Cut,
     Empty,
-    EndTransaction,
-    InitTransactions,
-    KillTransaction,
     ListOffsets,
     Message,
-    NamedConsumer,
     NamedTopic,
-    NamedTransaction,
     Offsets,
-    OwnedConsumer,
-    Positions,
-    ProducerFacts,
     Status,
     TopicFacts,
     TopicNames,
-    TransactionFacts,
-    TransactionList,
 )
 from spark_stream.wire.sink_messages import (
     DropBranch,
@@ -42,6 +29,21 @@ from spark_stream.wire.sink_messages import (
     RenewBatch,
     SettledBatch,
     StopRun,
+)
+from spark_stream.wire.transaction_messages import (
+    BeginTransaction,
+    BranchFacts,
+    CommitTransaction,
+    EndTransaction,
+    InitTransactions,
+    KillTransaction,
+    NamedConsumer,
+    NamedTransaction,
+    OwnedConsumer,
+    Positions,
+    ProducerFacts,
+    TransactionFacts,
+    TransactionList,
 )
 
 

@@ -1,4 +1,6 @@
-"""The control messages, each a JSON object with a fixed set of fields. Nothing is ever unpickled.
+"""The control messages about topics and records, and what all control messages have in common.
+
+Each is a JSON object with a fixed set of fields. Nothing is ever unpickled.
 
 Where they travel:
 
@@ -11,6 +13,9 @@ Where they travel:
 ``Ack``            the answer to every batch
 the rest           bodies and results of DoAction, by the action's name (``wire.actions``)
 =================  ====================================================================
+
+Messages of the same kind about transactions and consumers are in ``transaction_messages``, about
+sinks in ``sink_messages``, and about steps that one broker asks of another in ``step_messages``.
 """
 
 from __future__ import annotations
@@ -129,6 +134,27 @@ class EndFacts(Message):
     partitions: int | None = None
 
 
+class CutTopic(Message):
+    """A topic of a cut: no offset below ``lower`` (where the reader is) or above ``upper``."""
+
+    topic: Name
+    topic_id: str | None = None
+    lower: dict[PartitionField, OffsetField] = {}
+    upper: dict[PartitionField, OffsetField] = {}
+
+
+class AtomicCut(Message):
+    """Asks for offsets, one a partition, such that no transaction lies on both sides of them."""
+
+    topics: list[CutTopic]
+
+
+class Cut(Message):
+    """The cut: by topic, its id and its offsets by partition."""
+
+    offsets: dict[str, dict[int, int]]
+
+
 # -- writing --------------------------------------------------------------------------------------
 
 
@@ -180,179 +206,6 @@ class Ack(Message):
     duplicate: bool = False
     partitions: int | None = None
     error: dict[str, Any] | None = None
-
-
-# -- transactions ---------------------------------------------------------------------------------
-
-
-class ProducerFacts(Message):
-    """A producer id that nobody else has, with its first epoch."""
-
-    producer_id: int
-    epoch: int = 0
-
-
-class InitTransactions(Message):
-    """``instance`` takes over an id: the one before is fenced, its open transaction aborted.
-
-    ``instance`` is any text that no other producer has; every later call names it.
-    """
-
-    transactional_id: TransactionalId
-    instance: Name
-    timeout_ms: TimeoutField = 60_000
-
-
-class BeginTransaction(Message):
-    """Begins the transaction after number ``after`` (-1: the first of this instance)."""
-
-    transactional_id: TransactionalId
-    instance: Name
-    after: Annotated[int, Field(ge=-1, le=INT64_MAX)] = -1
-
-
-class TopicContent(Message):
-    """What a batch put into a topic: it tells a replay with the same rows from one with others."""
-
-    topic: Name
-    rows: OffsetField
-    digest: Annotated[int, Field(ge=0, lt=1 << 64)]
-
-
-class BranchFacts(Message):
-    """The identity to write under. ``committed``: the batch is in the log, write nothing."""
-
-    transactional_id: str
-    number: int
-    producer_id: int
-    epoch: int
-    committed: bool = False
-
-
-class ConsumerPosition(Message):
-    """Where a named consumer goes on in one partition."""
-
-    consumer: Name
-    topic: Name
-    topic_id: str
-    partition: PartitionField
-    offset: OffsetField
-
-
-class CommitTransaction(Message):
-    """Commits transaction ``number`` with the ``branches`` (producer ids) it takes.
-
-    Other branches abort. ``batch`` is remembered as the sink's last, with its ``content``.
-    ``owners`` are those of the consumers whose ``positions`` move with it. Answered when it is
-    visible.
-    """
-
-    transactional_id: TransactionalId
-    instance: Name
-    number: OffsetField
-    branches: list[OffsetField]
-    batch: OffsetField | None = None
-    content: list[TopicContent] | None = None
-    positions: list[ConsumerPosition] = []
-    owners: dict[Name, Name] = {}
-
-
-class EndTransaction(Message):
-    """Aborts (or renews the deadline of) transaction ``number``."""
-
-    transactional_id: TransactionalId
-    instance: Name
-    number: OffsetField
-
-
-class NamedTransaction(Message):
-    """The transactional id that an operator's action is about."""
-
-    transactional_id: TransactionalId
-
-
-class KillTransaction(Message):
-    """Aborts the open transaction of an id; with ``number`` that one and no later."""
-
-    transactional_id: TransactionalId
-    number: OffsetField | None = None
-
-
-class TransactionPartition(Message):
-    """A partition that a transaction has written to."""
-
-    topic: str
-    partition: int
-    first_offset: int | None = None
-
-
-class TransactionFacts(Message):
-    """A transactional id and its present or last transaction. Times in ms since the epoch.
-
-    ``state``: empty | open | committing | aborting | committed | aborted. ``number`` is -1 before
-    the first transaction, ``committed_batch`` -1 where no sink's batch was committed.
-    """
-
-    transactional_id: str
-    state: str
-    number: int
-    producer_id: int
-    epoch: int
-    instance: str
-    query: str
-    branches: list[int]
-    partitions: list[TransactionPartition]
-    timeout_ms: int
-    began_ms: int
-    deadline_ms: int
-    committed_batch: int
-
-
-class TransactionList(Message):
-    """All transactional ids, by name."""
-
-    transactions: list[TransactionFacts]
-
-
-class NamedConsumer(Message):
-    """A consumer's name."""
-
-    consumer: Name
-
-
-class OwnedConsumer(Message):
-    """A consumer's name, and the instance that owns it, or takes it over with this call."""
-
-    consumer: Name
-    instance: Name
-
-
-class Positions(Message):
-    """Where named consumers go on. ``owners``: by name, the instance that must own it."""
-
-    positions: list[ConsumerPosition]
-    owners: dict[Name, Name] = {}
-
-
-class CutTopic(Message):
-    """A topic of a cut: no offset below ``lower`` (where the reader is) or above ``upper``."""
-
-    topic: Name
-    topic_id: str | None = None
-    lower: dict[PartitionField, OffsetField] = {}
-    upper: dict[PartitionField, OffsetField] = {}
-
-
-class AtomicCut(Message):
-    """Asks for offsets, one a partition, such that no transaction lies on both sides of them."""
-
-    topics: list[CutTopic]
-
-
-class Cut(Message):
-    """The cut: by topic, its id and its offsets by partition."""
-
-    offsets: dict[str, dict[int, int]]
 
 
 # -- administration -------------------------------------------------------------------------------

@@ -6,14 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from spark_stream.wire.messages import (
-    Message,
-    Name,
-    OffsetField,
-    TimeoutField,
-    TopicContent,
-    TransactionalId,
-)
+from spark_stream.wire.messages import Message, Name, OffsetField, TimeoutField, TransactionalId
+from spark_stream.wire.transaction_messages import TopicContent
 
 
 class OpenBranch(Message):

@@ -13,7 +13,7 @@ from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
 
 @pytest.fixture
 def leadership(store) -> Leadership:
-    return Leadership(store)
+    return Leadership(store, "b1", holds_store=False)
 
 
 def test_a_new_log_begins_in_epoch_0(leadership):
@@ -66,18 +66,21 @@ def test_an_epoch_that_is_over_cannot_be_left(leadership):
 
 
 def test_each_broker_has_epochs_of_its_own(store):
-    one, two = Leadership(store, "b1"), Leadership(store, "b2")
+    one, two = (Leadership(store, each, holds_store=False) for each in ("b1", "b2"))
     assert [one.begin("empty", None), two.begin("empty", None)] == [0, 0]
     one.leave(LeaderEpoch(0), "ten")
     assert two.begin("empty", None) == 1, "two was not left in order"
     assert one.begin("ten", LeaderEpoch(0)) == 0, "and that is not one's affair"
 
 
+def earlier_release(store, ends: str | None) -> None:
+    """The record of a release whose stores had one broker, without an id."""
+    assert store.put("leadership", {"epoch": 0, "ends": ends}, 0)
+
+
 def test_the_broker_that_holds_an_older_store_goes_on_where_it_was(store):
-    old = Leadership(store)
-    old.begin("empty", None)
-    old.leave(LeaderEpoch(0), "ten")
-    assert Leadership(store, "b2").begin("empty", None) == 0
+    earlier_release(store, ends="ten")
+    assert Leadership(store, "b2", holds_store=False).begin("empty", None) == 0
     holder = Leadership(store, "b1", holds_store=True)
     assert holder.begin("ten", LeaderEpoch(0)) == 0
     assert store.get("leadership") is None
@@ -85,15 +88,13 @@ def test_the_broker_that_holds_an_older_store_goes_on_where_it_was(store):
 
 
 def test_an_older_store_that_was_not_left_in_order_begins_a_new_epoch(store):
-    Leadership(store).begin("empty", None)
+    earlier_release(store, ends=None)
     assert Leadership(store, "b1", holds_store=True).begin("empty", None) == 1
 
 
 def test_a_death_in_the_middle_of_the_takeover_uses_no_epoch_twice(store):
     """The older record is still there: its end must not be believed again."""
-    old = Leadership(store)
-    old.begin("empty", None)
-    old.leave(LeaderEpoch(0), "ten")
+    earlier_release(store, ends="ten")
     record = store.get("leadership")
     holder = Leadership(store, "b1", holds_store=True)
     assert holder.begin("ten", LeaderEpoch(0)) == 0
@@ -132,7 +133,9 @@ class LogsOfABroker:
 def test_no_broker_gives_an_offset_twice_in_an_epoch(events):
     """Two brokers with logs of their own, which stop, crash and lose what was not flushed."""
     store = MemoryStore(MemoryRecords())
-    logs = [LogsOfABroker(Leadership(store, f"b{number}"), {}) for number in range(2)]
+    logs = [
+        LogsOfABroker(Leadership(store, f"b{number}", holds_store=False), {}) for number in range(2)
+    ]
     for each in logs:
         each.start()
     for number, (who, what, lost) in enumerate(events):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spark_stream.consistency import sinks
-from spark_stream.consistency import transactions as rules
+from spark_stream.consistency import transaction_events as rules
 from spark_stream.consistency.sinks import Claim, Stop
 from spark_stream.consistency.transactions import (
     Allotted,

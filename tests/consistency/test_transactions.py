@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from spark_stream.consistency import announcements, sinks
-from spark_stream.consistency import transactions as rules
+from spark_stream.consistency import transaction_events as rules
 from spark_stream.consistency.producers import EPOCH_MAX
 from spark_stream.consistency.sinks import Claim, Stop
 from spark_stream.consistency.transactions import (
     ABORTS,
     COMMITS,
     DECIDED,
+    FENCED_KEPT,
     TABLE,
     Allotted,
     Cause,
@@ -284,10 +285,10 @@ def test_a_repeated_kill_does_nothing_to_the_next_transaction():
 
 def test_the_fenced_instances_that_are_remembered_are_bounded():
     found = owned("0")
-    for run in range(1, 3 * rules.FENCED_KEPT):
+    for run in range(1, 3 * FENCED_KEPT):
         found = ok(rules.init(found, str(run), TIMEOUT, 1_000))
-    assert len(found.fenced) == rules.FENCED_KEPT
-    assert found.fenced[-1] == str(3 * rules.FENCED_KEPT - 2)
+    assert len(found.fenced) == FENCED_KEPT
+    assert found.fenced[-1] == str(3 * FENCED_KEPT - 2)
 
 
 # -- the table ------------------------------------------------------------------------------------

@@ -29,8 +29,8 @@ from spark_stream.errors import (
     TransactionAborted,
     UnknownTransaction,
 )
-from spark_stream.wire.messages import BranchFacts, TopicContent
 from spark_stream.wire.sink_messages import OpenBranch, SettledBatch
+from spark_stream.wire.transaction_messages import BranchFacts, TopicContent
 
 FIRST = TaskBranch("query/q", "run", number=5, producer_id=10, epoch=0, batch=3)
 SECOND = replace(FIRST, producer_id=11)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from spark_stream.cluster.sqlite import SqliteStore
-from spark_stream.consistency import transactions as rules
+from spark_stream.consistency import transaction_events as rules
 from spark_stream.consistency.transactions import (
     Allotted,
     Denial,

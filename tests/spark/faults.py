@@ -25,7 +25,7 @@ from spark_stream.datasource import task
 from spark_stream.datasource.options import SinkOptions, sink_options
 from spark_stream.datasource.source import IsologDataSource
 from spark_stream.datasource.writer import IsologStreamWriter
-from spark_stream.wire.messages import CommitTransaction, TopicContent
+from spark_stream.wire.transaction_messages import CommitTransaction, TopicContent
 
 AT_BATCH = 1
 """Faults of a commit come at this batch: there is one before it, and one after."""

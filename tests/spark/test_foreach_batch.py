@@ -11,8 +11,8 @@ import pytest
 
 import spark_stream as isolog
 from tests.spark.conftest import Queries, ended
+from tests.spark.copies import kill_session, source
 from tests.spark.sink_driver import both_sinks
-from tests.spark.test_exactly_once import kill_session, source
 from tests.spark.test_stream_source import NUMBERS, wait_until
 
 __all__ = ["source"]

@@ -11,16 +11,19 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from spark_stream.client.connecting.embedded import check_ours, lock_held
+from spark_stream.client.connecting.embedded import (
+    broker_command,
+    broker_environment,
+    check_ours,
+    lock_held,
+)
 from spark_stream.errors import BrokerUnavailable, RequestTimeout, StorageFailure, from_wire
-from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT, allocator_settings
 
 READY: Final = "isolog broker ready "
 _START_SECONDS: Final = 60.0
@@ -66,16 +69,14 @@ def start(directory: Path, flags: list[str]) -> str:
         log = os.open(directory / "broker.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     except OSError as error:
         raise StorageFailure(f"{directory}: {error.strerror}") from None
-    package_home = str(Path(__file__).resolve().parents[3])
-    paths = os.pathsep.join(filter(None, (package_home, os.environ.get("PYTHONPATH"))))
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", "spark_stream.broker", "--dir", str(directory), *flags],
+            broker_command(directory, *flags),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
             cwd="/",
-            env=os.environ | {"PYTHONPATH": paths} | allocator_settings(MEMORY_BYTES_DEFAULT),
+            env=broker_environment(),
             start_new_session=True,
         )
     finally:

@@ -188,14 +188,24 @@ def answers(address: str) -> bool:
     return True
 
 
+def broker_command(directory: Path, *flags: str) -> list[str]:
+    """What starts a broker process for the directory."""
+    return [sys.executable, "-m", "spark_stream.broker", "--dir", str(directory), *flags]
+
+
+def broker_environment() -> dict[str, str]:
+    """The environment of a broker process: it finds this package, and its memory is bounded."""
+    package_home = str(Path(__file__).resolve().parents[3])
+    paths = os.pathsep.join(filter(None, (package_home, os.environ.get("PYTHONPATH"))))
+    return os.environ | {"PYTHONPATH": paths} | allocator_settings(MEMORY_BYTES_DEFAULT)
+
+
 def _started(
     directory: Path, deadline: float, idle_seconds: float | None, log_file: str | Path
 ) -> str:
     idle = _idle_seconds() if idle_seconds is None else idle_seconds
-    command = [sys.executable, "-m", "spark_stream.broker", "--dir", str(directory)]
-    command += ["--listen", f"unix:{socket_path(directory)}", "--idle-seconds", str(idle)]
-    package_home = str(Path(__file__).resolve().parents[3])
-    path = os.pathsep.join(filter(None, (package_home, os.environ.get("PYTHONPATH"))))
+    flags = ["--listen", f"unix:{socket_path(directory)}", "--idle-seconds", str(idle)]
+    command = broker_command(directory, *flags)
     log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         with subprocess.Popen(
@@ -204,7 +214,7 @@ def _started(
             stdout=subprocess.PIPE,
             stderr=log,
             cwd="/",
-            env=os.environ | {"PYTHONPATH": path} | allocator_settings(MEMORY_BYTES_DEFAULT),
+            env=broker_environment(),
             start_new_session=True,
         ) as shell:
             shell.wait()

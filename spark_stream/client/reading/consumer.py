@@ -34,8 +34,9 @@ from spark_stream.client.transactions import TransactionsClient
 from spark_stream.client.values import Record
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.errors import InvalidOption, SchemaMismatch
-from spark_stream.wire.messages import INT64_MAX, ConsumerPosition, NamedConsumer
+from spark_stream.wire.messages import INT64_MAX
 from spark_stream.wire.schemas import is_default
+from spark_stream.wire.transaction_messages import ConsumerPosition, NamedConsumer
 
 _CUT_PAUSE_FIRST_S: Final = 0.05
 _CUT_PAUSE_MAX_S: Final = 0.5

@@ -34,7 +34,7 @@ from spark_stream.errors import (
     UnknownTransaction,
 )
 from spark_stream.wire.limits import TRANSACTION_TIMEOUT_MS_MAX
-from spark_stream.wire.messages import BranchFacts, ConsumerPosition
+from spark_stream.wire.transaction_messages import BranchFacts, ConsumerPosition
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,8 @@ from spark_stream.consistency.producers import NOBODY, Stamp
 from spark_stream.errors import StorageFailure
 from spark_stream.storage.aside import Cut
 from spark_stream.storage.codec import sealed
-from spark_stream.storage.log_format import UNLIMITED, LogFormat, Prepared
+from spark_stream.storage.flush_timer import FlushTimer
+from spark_stream.storage.log_format import UNLIMITED, LogFormat, Prepared, marker_at
 from spark_stream.storage.reading import Budget, Chunk
 from spark_stream.storage.replica_log import ReplicaLog
 from spark_stream.storage.retention import SegmentFacts, removable
@@ -57,7 +58,7 @@ class ListLog(ReplicaLog):
         self.cuts: tuple[Cut, ...] = ()
         self.forced = 0
         self._failed: StorageFailure | None = None
-        self._flushed_at: float | None = None
+        self._flush_timer = FlushTimer()
         self._entries: list[_Kept] = []
         self._segments = [Boundary(EntryIndex(0), Offset(0))]  # where each starts
         self._aborted: set[tuple[int, int]] = set()
@@ -129,24 +130,9 @@ class ListLog(ReplicaLog):
         leader_epoch: LeaderEpoch,
         now: int,
     ) -> None:
-        if kind is Kind.DATA:
-            raise ValueError("a marker is COMMIT or ABORT")
         self._check()
         self._make_room(0, now)
-        end = self.end
-        entry = Entry(
-            entry_index=end.entry,
-            base_offset=end.offset,
-            timestamp=now,
-            appended=now,
-            count=0,
-            leader_epoch=leader_epoch,
-            data_crc=0,
-            kind=kind,
-            producer_id=producer_id,
-            producer_epoch=epoch,
-            transaction=transaction,
-        )
+        entry = marker_at(self.end, kind, producer_id, epoch, transaction, leader_epoch, now)
         self._keep(entry, None)
         if kind is Kind.ABORT:
             self._aborted.add((transaction, producer_id))
@@ -163,17 +149,12 @@ class ListLog(ReplicaLog):
         self.forced = int(self.end.entry)
 
     def next_flush_due(self, monotonic: float) -> float | None:
-        settings = self.format.settings
-        if settings.flush is not Flush.INTERVAL or self._failed is not None:
+        if self._failed is not None:
             return None
-        if self._flushed_at is None:
-            self._flushed_at = monotonic
-        return self._flushed_at + settings.flush_ms / 1000
+        return self._flush_timer.next_due(self.format.settings, monotonic)
 
     def flush_if_due(self, monotonic: float) -> None:
-        due = self.next_flush_due(monotonic)
-        if due is not None and due <= monotonic:
-            self._flushed_at = monotonic
+        if self._failed is None and self._flush_timer.take_due(self.format.settings, monotonic):
             self.flush()
 
     def housekeep(self, now: int, last_stable_offset: Offset) -> int:

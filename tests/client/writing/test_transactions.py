@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import uuid
 from collections.abc import Iterator
 
@@ -14,27 +13,16 @@ from spark_stream.errors import (
     InvalidOption,
     InvalidRequest,
     InvalidTransaction,
-    IsologError,
     ProducerFenced,
     RecordTooLarge,
     TransactionAborted,
     UnknownTopic,
     UnknownTransaction,
 )
-from tests.client.proxy import Proxy
-from tests.faults import FaultyBroker
-from tests.support import BrokerProcess, eventually, values
+from tests.client.writing.seen import entries, found
+from tests.support import eventually, values
 
 pytestmark = pytest.mark.slow  # every test here starts a broker, or uses one
-
-
-def found(log: isolog.Log, topic: str, isolation: str = "read_committed") -> list[int]:
-    """The visible values, in the order of partitions and offsets."""
-    return [int(value.as_py()) for value in log.read(topic, isolation=isolation)["value"]]
-
-
-def entries(log: isolog.Log, topic: str) -> int:
-    return sum(each.log_end_offset for each in log.describe(topic).partitions)
 
 
 @pytest.fixture
@@ -226,6 +214,21 @@ def test_a_block_whose_write_failed_raises_and_aborts(log, topic, producer):
     assert found(log, topic) == []
 
 
+def test_an_error_that_decides_nothing_leaves_the_transaction_open(log, topic, producer):
+    log.create_topic(topic)
+    producer.begin_transaction()
+    producer.append(topic, values("0")).result(20)
+    real = producer._transactions.commit
+    producer._transactions.commit = lambda *_, **__: producer._transactions.init("", "i", 1)
+    with pytest.raises(InvalidRequest):
+        producer.commit_transaction()
+    producer._transactions.commit = real
+    producer.abort_transaction()
+    with producer.transaction():
+        producer.append(topic, values("1"))
+    assert found(log, topic) == [1]
+
+
 # -- fencing --------------------------------------------------------------------------------------
 
 
@@ -281,6 +284,19 @@ def test_an_instance_that_was_fenced_between_transactions_writes_nothing(log, to
             new.append(topic, values("1"))
     old.close()
     assert found(log, topic) == [0, 1]
+
+
+def test_a_fenced_producer_is_told_so_even_if_its_successor_has_begun(log, topic, identity):
+    log.create_topic(topic)
+    old = log.producer(transactional_id=identity)
+    old.begin_transaction()
+    with log.producer(transactional_id=identity) as new, new.transaction():
+        old.append(topic, values("0"))
+        with pytest.raises(ProducerFenced):
+            old.commit_transaction()
+        with pytest.raises(ProducerFenced):
+            old.begin_transaction()
+    old.close()
 
 
 # -- timeouts and operators -----------------------------------------------------------------------
@@ -345,188 +361,3 @@ def test_operators_see_an_open_transaction(log, topic, producer, identity):
 def test_a_setting_out_of_range_is_refused_by_name_and_fences_nobody(log, settings, named):
     with pytest.raises(InvalidOption, match=named):
         log.producer(**settings)
-
-
-# -- lost connections -----------------------------------------------------------------------------
-
-
-def test_a_broker_killed_between_begin_and_commit_is_waited_for(broker):
-    with broker.connect() as log:
-        log.create_topic("t", partitions=2)
-        with log.producer(transactional_id="loader") as producer:
-            for turn in range(3):
-                producer.begin_transaction()
-                producer.append("t", values(str(4 * turn)), 0).result(20)
-                broker.kill()
-                waiting = producer.append("t", values(str(4 * turn + 1)), 0)
-                broker.restart()
-                producer.append("t", values(str(4 * turn + 2)), 1)
-                producer.commit_transaction()
-                assert waiting.result(0).offset == 2 * turn + 1
-        assert found(log, "t") == [0, 1, 4, 5, 8, 9, 2, 6, 10]
-
-
-def test_an_abort_after_the_broker_was_killed(broker):
-    with broker.connect() as log:
-        log.create_topic("t")
-        with log.producer(transactional_id="loader") as producer:
-            producer.begin_transaction()
-            producer.append("t", values("0")).result(20)
-            broker.kill()
-            broker.restart()
-            producer.abort_transaction()
-            with producer.transaction():
-                producer.append("t", values("1"))
-        assert found(log, "t") == [1]
-
-
-def test_lost_answers_of_a_transaction_are_asked_for_again(broker):
-    """Of its writes and of its commit: the same call gets the answer that was lost."""
-    with broker.connect() as direct, Proxy(broker.address) as proxy:
-        direct.create_topic("t")
-        with (
-            isolog.connect(proxy.address, timeout=5) as log,
-            log.producer(transactional_id="loader") as producer,
-        ):
-            for turn in range(3):
-                producer.begin_transaction()
-                producer.append("t", values(str(3 * turn))).result(20)
-                proxy.lose_answers()
-                for row in (1, 2):
-                    producer.append("t", values(str(3 * turn + row)))
-                eventually(lambda turn=turn: entries(direct, "t") == 3 * turn + 3)
-                proxy.cut()
-                producer.flush()
-                proxy.lose_answers()
-                cutter = threading.Thread(
-                    target=lambda turn=turn: (
-                        eventually(lambda: len(found(direct, "t")) == 3 * turn + 3),
-                        proxy.cut(),
-                    )
-                )
-                cutter.start()
-                producer.commit_transaction()
-                cutter.join()
-        assert found(direct, "t") == list(range(9))
-
-
-def test_a_commit_that_nobody_answers_can_be_asked_again(broker):
-    with broker.connect(timeout=1) as log:
-        log.create_topic("t")
-        with log.producer(transactional_id="loader") as producer:
-            producer.begin_transaction()
-            producer.append("t", values("0")).result(20)
-            broker.kill()
-            with pytest.raises(IsologError) as caught:
-                producer.commit_transaction()
-            assert caught.value.retriable
-            broker.restart()
-            producer.commit_transaction()
-            with producer.transaction():
-                producer.append("t", values("1"))
-        assert found(log, "t") == [0, 1]
-
-
-def test_after_a_commit_that_nobody_answered_nothing_more_is_written(broker):
-    with broker.connect(timeout=1) as log:
-        log.create_topic("t")
-        with log.producer(transactional_id="loader") as producer:
-            producer.begin_transaction()
-            producer.append("t", values("0")).result(20)
-            broker.kill()
-            with pytest.raises(IsologError):
-                producer.commit_transaction()
-            for write in (producer.append, producer.send):
-                with pytest.raises(InvalidTransaction, match="asked to commit"):
-                    write("t", values("1") if write == producer.append else b"1")
-            broker.restart()
-            producer.commit_transaction()
-        assert found(log, "t") == [0]
-
-
-def test_what_is_committed_is_never_said_to_be_aborted(tmp_path):
-    """The commit is decided, its answer lost, and so is that of an abort after it."""
-    with FaultyBroker(tmp_path / "log", "finished") as broker, broker.connect(timeout=1) as log:
-        log.create_topic("t")
-        with log.producer(transactional_id="loader") as producer:
-            for end in ("commit again", "abort again"):
-                producer.begin_transaction()
-                producer.append("t", values("0")).result(20)
-                broker.arm()
-                with pytest.raises(IsologError) as caught:
-                    producer.commit_transaction()
-                assert caught.value.retriable
-                with pytest.raises(IsologError) as caught:
-                    producer.abort_transaction()
-                assert caught.value.retriable
-                broker.restart()
-                if end == "commit again":
-                    producer.commit_transaction()
-                    continue
-                with pytest.raises(InvalidTransaction, match="is committed"):
-                    producer.abort_transaction()
-            with producer.transaction():
-                producer.append("t", values("1"))
-        assert found(log, "t") == [0, 0, 1]
-
-
-def test_an_error_that_decides_nothing_leaves_the_transaction_open(log, topic, producer):
-    log.create_topic(topic)
-    producer.begin_transaction()
-    producer.append(topic, values("0")).result(20)
-    real = producer._transactions.commit
-    producer._transactions.commit = lambda *_, **__: producer._transactions.init("", "i", 1)
-    with pytest.raises(InvalidRequest):
-        producer.commit_transaction()
-    producer._transactions.commit = real
-    producer.abort_transaction()
-    with producer.transaction():
-        producer.append(topic, values("1"))
-    assert found(log, topic) == [1]
-
-
-def test_a_fenced_producer_is_told_so_even_if_its_successor_has_begun(log, topic, identity):
-    log.create_topic(topic)
-    old = log.producer(transactional_id=identity)
-    old.begin_transaction()
-    with log.producer(transactional_id=identity) as new, new.transaction():
-        old.append(topic, values("0"))
-        with pytest.raises(ProducerFenced):
-            old.commit_transaction()
-        with pytest.raises(ProducerFenced):
-            old.begin_transaction()
-    old.close()
-
-
-def test_an_exception_while_nobody_answers_is_the_one_to_see(broker, caplog):
-    with broker.connect(timeout=1) as log:
-        log.create_topic("t")
-        with log.producer(transactional_id="loader", timeout_ms=1000) as producer:
-
-            def fail() -> None:
-                with producer.transaction():
-                    producer.append("t", values("0")).result(20)
-                    broker.kill()
-                    raise ZeroDivisionError
-
-            with pytest.raises(ZeroDivisionError):
-                fail()
-            assert "not aborted yet" in caplog.text
-            broker.restart()
-            with producer.transaction():
-                producer.append("t", values("1"))
-        assert found(log, "t") == [1]
-
-
-def test_what_a_killed_process_left_open_is_aborted_by_its_next_run(broker: BrokerProcess):
-    with broker.connect() as log:
-        log.create_topic("t")
-        left = log.producer(transactional_id="loader")
-        left.begin_transaction()
-        left.append("t", values("0")).result(20)
-        broker.kill()
-        broker.restart()
-        with log.producer(transactional_id="loader") as producer, producer.transaction():
-            producer.append("t", values("1"))
-        assert found(log, "t") == [1]
-        left.close()

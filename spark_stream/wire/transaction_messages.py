@@ -1,0 +1,172 @@
+"""The control messages about transactions and named consumers, whose positions move with them.
+
+They are bodies and results of DoAction, by the action's name (``wire.actions``).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from spark_stream.wire.messages import (
+    INT64_MAX,
+    Message,
+    Name,
+    OffsetField,
+    PartitionField,
+    TimeoutField,
+    TransactionalId,
+)
+
+
+class ProducerFacts(Message):
+    """A producer id that nobody else has, with its first epoch."""
+
+    producer_id: int
+    epoch: int = 0
+
+
+class InitTransactions(Message):
+    """``instance`` takes over an id: the one before is fenced, its open transaction aborted.
+
+    ``instance`` is any text that no other producer has; every later call names it.
+    """
+
+    transactional_id: TransactionalId
+    instance: Name
+    timeout_ms: TimeoutField = 60_000
+
+
+class BeginTransaction(Message):
+    """Begins the transaction after number ``after`` (-1: the first of this instance)."""
+
+    transactional_id: TransactionalId
+    instance: Name
+    after: Annotated[int, Field(ge=-1, le=INT64_MAX)] = -1
+
+
+class BranchFacts(Message):
+    """The identity to write under. ``committed``: the batch is in the log, write nothing."""
+
+    transactional_id: str
+    number: int
+    producer_id: int
+    epoch: int
+    committed: bool = False
+
+
+class TopicContent(Message):
+    """What a batch put into a topic: it tells a replay with the same rows from one with others."""
+
+    topic: Name
+    rows: OffsetField
+    digest: Annotated[int, Field(ge=0, lt=1 << 64)]
+
+
+class ConsumerPosition(Message):
+    """Where a named consumer goes on in one partition."""
+
+    consumer: Name
+    topic: Name
+    topic_id: str
+    partition: PartitionField
+    offset: OffsetField
+
+
+class CommitTransaction(Message):
+    """Commits transaction ``number`` with the ``branches`` (producer ids) it takes.
+
+    Other branches abort. ``batch`` is remembered as the sink's last, with its ``content``.
+    ``owners`` are those of the consumers whose ``positions`` move with it. Answered when it is
+    visible.
+    """
+
+    transactional_id: TransactionalId
+    instance: Name
+    number: OffsetField
+    branches: list[OffsetField]
+    batch: OffsetField | None = None
+    content: list[TopicContent] | None = None
+    positions: list[ConsumerPosition] = Field(default_factory=list)
+    owners: dict[Name, Name] = Field(default_factory=dict)
+
+
+class EndTransaction(Message):
+    """Aborts (or renews the deadline of) transaction ``number``."""
+
+    transactional_id: TransactionalId
+    instance: Name
+    number: OffsetField
+
+
+class NamedTransaction(Message):
+    """The transactional id that an operator's action is about."""
+
+    transactional_id: TransactionalId
+
+
+class KillTransaction(Message):
+    """Aborts the open transaction of an id; with ``number`` that one and no later."""
+
+    transactional_id: TransactionalId
+    number: OffsetField | None = None
+
+
+class TransactionPartition(Message):
+    """A partition that a transaction has written to."""
+
+    topic: str
+    partition: int
+    first_offset: int | None = None
+
+
+class TransactionFacts(Message):
+    """A transactional id and its present or last transaction. Times in ms since the epoch.
+
+    ``state``: empty | open | committing | aborting | committed | aborted. ``number`` is -1 before
+    the first transaction, ``committed_batch`` -1 where no sink's batch was committed.
+    """
+
+    transactional_id: str
+    state: str
+    number: int
+    producer_id: int
+    epoch: int
+    instance: str
+    query: str
+    branches: list[int]
+    partitions: list[TransactionPartition]
+    timeout_ms: int
+    began_ms: int
+    deadline_ms: int
+    committed_batch: int
+
+
+class TransactionList(Message):
+    """All transactional ids, by name."""
+
+    transactions: list[TransactionFacts]
+
+
+# -- consumers ------------------------------------------------------------------------------------
+
+
+class NamedConsumer(Message):
+    """A consumer's name."""
+
+    consumer: Name
+
+
+class OwnedConsumer(Message):
+    """A consumer's name, and the instance that owns it, or takes it over with this call."""
+
+    consumer: Name
+    instance: Name
+
+
+class Positions(Message):
+    """Where named consumers go on. ``owners``: by name, the instance that must own it."""
+
+    positions: list[ConsumerPosition]
+    owners: dict[Name, Name] = Field(default_factory=dict)

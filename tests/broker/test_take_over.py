@@ -1,0 +1,158 @@
+"""Whose transactions a broker looks after: its own, and those of brokers whose lease is over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from spark_stream.broker.driver import Driver
+from spark_stream.broker.host import Host
+from spark_stream.broker.topics import TopicDesk
+from spark_stream.broker.transactions import TransactionDesk
+from spark_stream.cluster.leases import DURATION_S, Lease, Leases
+from spark_stream.consistency import transaction_events as rules
+from spark_stream.consistency.producers import Stamp
+from spark_stream.consistency.transactions import State, Transaction
+from spark_stream.environment import SystemIds
+from spark_stream.scripts import deciding, records
+from spark_stream.storage.directory import LogDirectory
+from spark_stream.storage.settings import LogSettings
+from spark_stream.testing.simulation.leases import MemoryBoard
+from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
+from tests.broker.stamped import Appender, Owner, bounds
+from tests.broker.topic_desk import NoPeers
+from tests.clocks import FakeClock
+from tests.support import NUMBERS, BrokerProcess, eventually, numbers
+
+TIMEOUT_S = 60.0
+STEP_S = 2.0  # well below a lease's duration
+
+
+@dataclass
+class OneBroker:
+    """A broker without its process: what it does by itself, it does when the test says so."""
+
+    host: Host
+    desk: TransactionDesk
+    topics: TopicDesk
+    lease: Lease
+
+
+class TwoBrokers:
+    """Brokers A and B on one store, by one clock. B leads topic ``t``."""
+
+    def __init__(self, path: Path) -> None:
+        self.clock = FakeClock()
+        self._records = MemoryRecords()
+        self._board = MemoryBoard()
+        self.a, self.b = self._broker(path, "a"), self._broker(path, "b")
+        self.b.topics.create("t", 1, 1, NUMBERS, {})
+        self.partition = self.b.host.topic("t").partition(0)
+
+    def _broker(self, path: Path, name: str) -> OneBroker:
+        store, clock = MemoryStore(self._records), self.clock
+        (path / name).mkdir()
+        directory = LogDirectory(path / name, "cluster", name)
+        host = Host(directory, store, LogSettings(), clock, holds_store=False)
+        driver = Driver(store, host, NoPeers())
+        leases = Leases(self._board, clock)
+        desk = TransactionDesk(driver, host, clock, name, leases, adopts=False)
+        topics = TopicDesk(driver, host, LogSettings(), SystemIds())
+        return OneBroker(host, desk, topics, leases.hold(name, "start"))
+
+    def begin_at_a(self) -> Transaction:
+        """A transaction of A that has a record in B's partition."""
+        asked = self.a.desk
+        asked.run(deciding.take_over(asked.finished, "x", "me", int(TIMEOUT_S * 1000), 0))
+        begun = asked.run(deciding.begin(asked.finished, "x", "me", -1, asked.coordinator, 0))
+        number, producer, epoch = begun.number, begun.producer_id, begun.epoch
+        with self.partition.joining(number, producer):
+            self.b.desk.join("x", number, producer, epoch, self.partition)
+        self.partition.append(numbers(0, 1), Stamp(producer, epoch, 0, number))
+        return begun
+
+    def pass_time(self, seconds: float, *, a_lives: bool) -> None:
+        """Time passes in small steps; B sweeps after each. A renews its lease while it lives."""
+        for _ in range(int(seconds / STEP_S)):
+            self.clock.pass_us(int(STEP_S * 1e6))
+            if a_lives:
+                assert self.a.lease.renew()
+            self.b.desk.sweep()
+
+    def state(self) -> State:
+        found = self.b.desk.run(records.read("x"))
+        assert found is not None
+        return found.state
+
+    def stable(self) -> int:
+        return int(self.partition.bounds().last_stable_offset)
+
+
+@pytest.fixture
+def brokers(tmp_path: Path) -> Iterator[TwoBrokers]:
+    found = TwoBrokers(tmp_path)
+    yield found
+    for each in (found.a, found.b):
+        each.host.close()
+
+
+def test_an_open_transaction_is_expired_by_its_own_broker_while_that_lives(brokers):
+    brokers.begin_at_a()
+    brokers.pass_time(3 * TIMEOUT_S, a_lives=True)
+    assert (brokers.state(), brokers.stable()) == (State.OPEN, 0)
+
+
+def test_an_open_transaction_of_a_dead_broker_is_expired_by_another(brokers):
+    """When the lease is over, the timeout begins: as after a restart of the dead one."""
+    brokers.begin_at_a()
+    brokers.pass_time(TIMEOUT_S, a_lives=True)
+    brokers.pass_time(DURATION_S + TIMEOUT_S - STEP_S, a_lives=False)
+    assert (brokers.state(), brokers.stable()) == (State.OPEN, 0)
+    brokers.pass_time(3 * STEP_S, a_lives=False)
+    assert (brokers.state(), brokers.stable()) == (State.ABORTED, 1)
+
+
+def test_a_decided_transaction_is_finished_by_another_broker_once_the_lease_is_over(brokers):
+    begun = brokers.begin_at_a()
+    taken = [begun.producer_id]
+    commit = records.ruled(lambda found: rules.commit(found, "me", begun.number, taken))
+    brokers.a.desk.run(records.change("x", commit))
+    brokers.pass_time(3 * DURATION_S, a_lives=True)
+    assert (brokers.state(), brokers.stable()) == (State.COMMITTING, 0)
+    brokers.pass_time(DURATION_S - STEP_S, a_lives=False)
+    assert (brokers.state(), brokers.stable()) == (State.COMMITTING, 0)
+    brokers.pass_time(2 * STEP_S, a_lives=False)
+    assert (brokers.state(), brokers.stable()) == (State.COMMITTED, 1)
+
+
+def test_a_broker_that_comes_back_looks_after_its_own_again(brokers):
+    brokers.begin_at_a()
+    brokers.pass_time(DURATION_S + TIMEOUT_S / 2, a_lives=False)
+    brokers.a.lease.renew()
+    brokers.pass_time(2 * TIMEOUT_S, a_lives=True)
+    assert (brokers.state(), brokers.stable()) == (State.OPEN, 0)
+
+
+def test_what_a_killed_process_left_open_is_aborted_by_another(tmp_path: Path):
+    """Begun at A, written to a topic that B leads; A is killed and does not come back."""
+    conf = f'metadata = "{tmp_path / "metadata.sqlite"}"\n'
+    with (
+        BrokerProcess(tmp_path / "a", conf=conf) as first,
+        BrokerProcess(tmp_path / "b", conf=conf) as second,
+        second.connect() as log,
+        second.flight() as flight,
+    ):
+        log.create_topic("t", schema=NUMBERS)
+        with first.flight() as asked:
+            owner = Owner(asked, timeout_ms=2_000).begin()
+        stream = Appender(flight, "t", owner.name)
+        stream.put(1, 1, owner.producer, 0, epoch=owner.epoch, transaction=owner.number)
+        stream.close()
+        assert bounds(flight, "t") == (0, 1, 1)
+        first.kill()
+        owner.flight = flight
+        eventually(lambda: owner.described()["state"] == "aborted", timeout_s=60)
+        assert bounds(flight, "t") == (1, 1, 1)

@@ -1,0 +1,14 @@
+"""What the brokers have of what a test wrote."""
+
+from __future__ import annotations
+
+import spark_stream as isolog
+
+
+def found(log: isolog.Log, topic: str, isolation: str = "read_committed") -> list[int]:
+    """The visible values, in the order of partitions and offsets."""
+    return [int(value.as_py()) for value in log.read(topic, isolation=isolation)["value"]]
+
+
+def entries(log: isolog.Log, topic: str) -> int:
+    return sum(each.log_end_offset for each in log.describe(topic).partitions)
