@@ -22,7 +22,8 @@ from spark_stream.scripts.sweeping import Swept, Watch
 
 logger = logging.getLogger(__name__)
 
-_REST: Final = 20.0  # times as long as it took: so looking takes a twentieth of a core at most
+_REST: Final = 20.0  # times as long as a look took: it takes a twentieth of a core at most
+_REST_S_MAX: Final = 10.0  # a look takes less than half a second, unless the process is stopped
 T = TypeVar("T")
 
 
@@ -71,7 +72,8 @@ class TransactionDesk:
     def sweep(self) -> None:
         """Aborts what is too old, finishes what is decided, forgets what nobody asks for again.
 
-        To be called often; with very many records it rests between two looks at them all.
+        To be called often; with very many records it rests between two looks at them all. What a
+        look was followed by, such as a wait for another broker, lengthens no rest.
         """
         self.run(self.sweeping())
 
@@ -102,11 +104,11 @@ class TransactionDesk:
         if began < self._rest_until:
             return
         found = yield from self._mine()
+        looked_s = self._clock.monotonic() - began
         self._watch.keep_only(found)
         for record in found:
             yield from self._sweep_record(record)
-        ended = self._clock.monotonic()
-        self._rest_until = ended + _REST * (ended - began)
+        self._rest_until = self._clock.monotonic() + min(_REST * looked_s, _REST_S_MAX)
 
     def _mine(self) -> Script[list[Transaction]]:
         """The records that this broker looks after."""
