@@ -20,6 +20,7 @@ from spark_stream.consistency.ids import LeaderEpoch
 from spark_stream.environment import Clock
 from spark_stream.errors import (
     BrokerStopping,
+    DamagedSegment,
     IsologError,
     LeaderUnavailable,
     NotLeader,
@@ -182,6 +183,7 @@ class Host:
         """
         settings = parse_settings(topic.config, self._defaults)
         opened = self._opening.setdefault(topic.id, [])
+        self._logs.make_folder(self._directory.topic(topic.name, topic.id))
         for number in range(first, topic.partitions):
             if self._stopping:
                 raise BrokerStopping("the broker is shutting down")
@@ -302,6 +304,16 @@ class Host:
     def _opened(self, topic: Topic) -> HostedTopic:
         settings = parse_settings(topic.config, self._defaults)
         hosted = HostedTopic(topic, settings)
+        folder = self._directory.topic(topic.name, topic.id)
+        if not self._logs.has_folder(folder):
+            gone = DamagedSegment(
+                f"{folder} is missing, and with it all records of topic {topic.name!r}",
+                hint="Restore it from a backup and restart the broker, or delete the topic.",
+                path=str(folder),
+            )
+            logger.error("%s", gone)
+            hosted.partitions.extend(gone.again() for _ in range(topic.partitions))
+            return hosted
         for number in range(topic.partitions):
             try:
                 hosted.partitions.append(self._opened_partition(topic, settings, number))

@@ -75,6 +75,14 @@ def check_directory(path: Path) -> None:
         raise StorageFailure(f"{path}: {error.strerror or error}", path=str(path)) from error
 
 
+def topic_folders(path: Path) -> dict[str, str]:
+    """The topics that the directory has folders of: the name of each topic id."""
+    try:
+        return {each.name: each.parent.name for each in (path / "topics").glob("*/*")}
+    except OSError as error:
+        raise StorageFailure(f"{path}: {error.strerror or error}", path=str(path)) from error
+
+
 def recorded_cluster_id(path: Path) -> str | None:
     """The id of the cluster that the directory belongs to; None: it is not one of ours yet."""
     return _described(path).cluster_id if (path / "isolog.json").exists() else None
