@@ -15,10 +15,12 @@ from spark_stream.cluster.brokers import Brokers
 from spark_stream.cluster.leadership import Leadership
 from spark_stream.cluster.store import MetadataStore
 from spark_stream.cluster.topics import Topic, Topics
+from spark_stream.consistency.entries import greatest_numbers
 from spark_stream.consistency.ids import LeaderEpoch
 from spark_stream.environment import Clock
 from spark_stream.errors import (
     BrokerStopping,
+    DamagedSegment,
     IsologError,
     LeaderUnavailable,
     NotLeader,
@@ -166,6 +168,13 @@ class Host:
         known = topic if hosted is None or hosted.topic.id != topic.id else hosted.topic
         return known.partitions
 
+    def greatest_numbers(self) -> tuple[int, int]:
+        """The greatest producer id and transaction number in all logs; -1: there is none."""
+        found = [each for hosted in self.topics() for each in hosted.open_partitions()]
+        used = [greatest_numbers(each.log.tables()) for each in found]
+        producers = max((producer for producer, _ in used), default=-1)
+        return producers, max((transaction for _, transaction in used), default=-1)
+
     # -- what scripts of topics ask ---------------------------------------------------------------
 
     def make_files(self, topic: Topic, first: int) -> None:
@@ -176,6 +185,7 @@ class Host:
         """
         settings = parse_settings(topic.config, self._defaults)
         opened = self._opening.setdefault(topic.id, [])
+        self._logs.make_folder(self._directory.topic(topic.name, topic.id))
         for number in range(first, topic.partitions):
             if self._stopping:
                 raise BrokerStopping("the broker is shutting down")
@@ -307,6 +317,16 @@ class Host:
     def _opened(self, topic: Topic) -> HostedTopic:
         settings = parse_settings(topic.config, self._defaults)
         hosted = HostedTopic(topic, settings)
+        folder = self._directory.topic(topic.name, topic.id)
+        if not self._logs.has_folder(folder):
+            gone = DamagedSegment(
+                f"{folder} is missing, and with it all records of topic {topic.name!r}",
+                hint="Restore it from a backup and restart the broker, or delete the topic.",
+                path=str(folder),
+            )
+            logger.error("%s", gone)
+            hosted.partitions.extend(gone.again() for _ in range(topic.partitions))
+            return hosted
         for number in range(topic.partitions):
             try:
                 hosted.partitions.append(self._opened_partition(topic, settings, number))

@@ -34,21 +34,15 @@ from spark_stream.broker.peers import FlightPeers
 from spark_stream.broker.service import FlightService, location_of
 from spark_stream.broker.spare_memory import LOOK_S, SpareMemory
 from spark_stream.broker.step_table import StepTable
+from spark_stream.broker.stores import lease_folder, open_store
 from spark_stream.broker.topics import TopicDesk
 from spark_stream.broker.transactions import TransactionDesk
 from spark_stream.cluster.brokers import Brokers, RegisteredBroker
-from spark_stream.cluster.identity import cluster_id
 from spark_stream.cluster.lease_files import LeaseFiles
 from spark_stream.cluster.leases import DURATION_S, Leases
-from spark_stream.cluster.sqlite import SqliteStore
 from spark_stream.environment import Clock, Ids, SystemClock, SystemIds
 from spark_stream.errors import InvalidConfig, PortInUse
-from spark_stream.storage.directory import (
-    LogDirectory,
-    check_directory,
-    open_directory,
-    recorded_cluster_id,
-)
+from spark_stream.storage.directory import check_directory
 from spark_stream.version import VERSION
 from spark_stream.wire.limits import SOCKET_PATH_MAX
 
@@ -82,9 +76,9 @@ class Broker:
             check_directory(path)  # before the lock leaves a file in somebody else's directory
             self._lock = DirectoryLock(path)
             undo.callback(self._lock.release)
-            directory, self._store = _open_store(path, config.metadata, ids)
+            directory, self._store = open_store(path, config.metadata, ids)
             undo.callback(self._store.close)
-            lease_files = LeaseFiles(_lease_folder(path, config.metadata))
+            lease_files = LeaseFiles(lease_folder(path, config.metadata))
             self._id_lock = IdLock(lease_files.folder, directory.broker_id, path)
             undo.callback(self._id_lock.release)
             self._host = Host(
@@ -103,6 +97,7 @@ class Broker:
             self._lease = leases.hold(directory.broker_id, incarnation)
             undo.callback(self._lease.release)
             table = StepTable(self._store, self._host)
+            table.pass_over_used_numbers()
             driver = Driver(table, FlightPeers(brokers, clock))
             self._desk = TransactionDesk(
                 driver, self._host, clock, directory.broker_id, leases, adopts=not config.metadata
@@ -212,31 +207,6 @@ class Broker:
             return f"grpc+unix://{self._config.listen.removeprefix(UNIX)}"
         host, number = split_address(self._named(port))
         return location_of("grpc", host, number)
-
-
-def _open_store(path: Path, metadata: Path | None, ids: Ids) -> tuple[LogDirectory, SqliteStore]:
-    """The broker's directory and its store, which belong to one cluster.
-
-    Raises:
-        WrongCluster: they do not.
-    """
-    if metadata is None:
-        directory = open_directory(path, new_id=ids.new_id)
-        store = SqliteStore(directory.metadata)
-        known: str | None = directory.cluster_id
-    else:
-        store = SqliteStore(metadata.resolve())
-        known = recorded_cluster_id(path)
-    try:
-        found = cluster_id(store, ids, known)
-        return open_directory(path, found, ids.new_id), store
-    except BaseException:
-        store.close()
-        raise
-
-
-def _lease_folder(path: Path, metadata: Path | None) -> Path:
-    return (path if metadata is None else metadata.resolve().parent) / "leases"
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -33,6 +34,8 @@ from spark_stream.scripts.steps import (
     WriteMarkers,
 )
 
+logger = logging.getLogger(__name__)
+
 Answer = Any | IsologError
 
 
@@ -62,6 +65,18 @@ class StepTable:
     def carry_out(self, step: Step) -> Any:
         """Carries out a step that is on no partition; raises what it raises."""
         return self._table[type(step)](step)
+
+    def pass_over_used_numbers(self) -> None:
+        """Takes no number again that is in a log of this broker. Before anybody asks for one."""
+        used = self._host.greatest_numbers()
+        for what, number in zip((Numbering.PRODUCERS, Numbering.TRANSACTIONS), used, strict=True):
+            if self._numbers[what].pass_over(number):
+                logger.error(
+                    "the metadata store is older than the logs: number %d of %s, which is in a"
+                    " log, was not known to it",
+                    number,
+                    what.value,
+                )
 
     def run_here(self, step: PartitionStep) -> Any:
         """Carries out a step on a partition that this broker leads; NotLeader if it does not."""

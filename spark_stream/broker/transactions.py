@@ -22,8 +22,8 @@ from spark_stream.scripts.sweeping import Swept, Watch
 
 logger = logging.getLogger(__name__)
 
-_REST: Final = 20.0  # times as long as it took: so looking takes a twentieth of a core at most
-_REST_S_MAX: Final = 60.0  # a store that stalled once holds up no transaction for long
+_REST: Final = 20.0  # times as long as a look took: it takes a twentieth of a core at most
+_REST_S_MAX: Final = 10.0  # a look takes less than half a second, unless the process is stopped
 T = TypeVar("T")
 
 
@@ -72,7 +72,8 @@ class TransactionDesk:
     def sweep(self) -> None:
         """Aborts what is too old, finishes what is decided, forgets what nobody asks for again.
 
-        To be called often; with very many records it rests between two looks at them all.
+        To be called often; with very many records it rests between two looks at them all. What a
+        look was followed by, such as a wait for another broker, lengthens no rest.
         """
         self.run(self.sweeping())
 
@@ -103,13 +104,11 @@ class TransactionDesk:
         if began < self._rest_until:
             return
         found = yield from self._mine()
-        looked = self._clock.monotonic()
+        looked_s = self._clock.monotonic() - began
         self._watch.keep_only(found)
         for record in found:
             yield from self._sweep_record(record)
-        # What is done with a record may wait for another broker, and rests long enough by that.
-        rest_s = min(_REST * (looked - began), _REST_S_MAX)
-        self._rest_until = self._clock.monotonic() + rest_s
+        self._rest_until = self._clock.monotonic() + min(_REST * looked_s, _REST_S_MAX)
 
     def _mine(self) -> Script[list[Transaction]]:
         """The records that this broker looks after."""

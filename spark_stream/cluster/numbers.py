@@ -43,6 +43,18 @@ class Numbers:
             self._next += 1
             return number
 
+    def pass_over(self, used: int) -> bool:
+        """Gives out none up to ``used`` from now on; whether the store did not know it was used."""
+        with self._lock:
+            while True:
+                record = self._store.get(self._key)
+                if used < (0 if record is None else int(record.value["next"])):
+                    return False
+                version = 0 if record is None else record.version
+                if self._store.put(self._key, {"next": used + 1}, version) is not None:
+                    self._next = self._end = 0
+                    return True
+
     def _take_block(self, least: int) -> int:
         """The first number of a block that begins at ``least`` or above."""
         while True:

@@ -62,6 +62,10 @@ ENTRY_SIZE: Final = ENTRY.itemsize
 CRC_SPAN: Final = ENTRY_SIZE - 4
 _PACKED: Final = struct.Struct("<8qIiihBBI")  # ENTRY without its last field
 
+_MADE_UP: Final = (
+    1 << 62
+)  # no broker gives out such numbers: a client took one that it was not given
+
 Table = npt.NDArray[np.void]
 
 
@@ -233,3 +237,12 @@ def first_at_or_after(table: Table, timestamp: int) -> int | None:
     """
     late = (table["timestamp"] >= timestamp) & (table["kind"] == Kind.DATA)
     return int(late.argmax()) if late.any() else None
+
+
+def greatest_numbers(tables: Sequence[Table]) -> tuple[int, int]:
+    """The greatest producer id and transaction number that were given out; -1: there is none."""
+    found = []
+    for column in ("producer_id", "transaction"):
+        given = [table[column][table[column] < _MADE_UP] for table in tables]
+        found.append(max((int(each.max()) for each in given if len(each)), default=-1))
+    return found[0], found[1]

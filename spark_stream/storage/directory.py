@@ -87,6 +87,12 @@ def _is_described(path: Path, disk: Disk) -> bool:
     return _DESCRIPTION in disk.names(path)
 
 
+def topic_folders(path: Path, disk: Disk = HOST_DISK) -> dict[str, str]:
+    """The topics that the directory has folders of: the name of each topic id."""
+    topics = path / "topics"
+    return {topic_id: name for name in disk.names(topics) for topic_id in disk.names(topics / name)}
+
+
 def recorded_cluster_id(path: Path, disk: Disk = HOST_DISK) -> str | None:
     """The id of the cluster that the directory belongs to; None: it is not one of ours yet."""
     return _described(path, disk).cluster_id if _is_described(path, disk) else None

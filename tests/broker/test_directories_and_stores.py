@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from spark_stream.errors import DirectoryInUse
-from tests.broker.stamped import Appender, seen
+from spark_stream.errors import DamagedSegment, DirectoryInUse, WrongCluster
+from tests.broker.stamped import Appender, Owner, refused, seen
 from tests.support import NUMBERS, BrokerProcess, act
 
 
@@ -68,3 +68,110 @@ def test_brokers_that_reach_a_store_by_different_paths_see_each_others_leases(tm
         leases = [each for each in (tmp_path / "leases").iterdir() if not each.suffix]
         assert len(leases) == 2
         assert [each.name for each in (tmp_path / "links").iterdir()] == ["store"]
+
+
+# -- older than the logs --------------------------------------------------------------------------
+
+
+def test_a_store_from_an_older_copy_gives_no_number_out_again(tmp_path: Path):
+    """A new producer with an earlier one's id would have its record taken for the other's."""
+    with BrokerProcess(tmp_path / "log") as broker:
+        make_topic(broker)
+        broker.terminate()
+        shutil.copy(tmp_path / "log" / "metadata.sqlite", tmp_path / "older")
+        broker.restart()
+        put(broker, 1)
+        with broker.flight() as flight:
+            owner = Owner(flight, "owner").begin()
+            owner.put("t", 2, 1)
+            owner.commit()
+        broker.terminate()
+        shutil.copy(tmp_path / "older", tmp_path / "log" / "metadata.sqlite")
+        broker.restart()
+        put(broker, 3)
+        with broker.flight() as flight:
+            again = Owner(flight, "owner").begin()
+            assert again.number > owner.number
+            assert "error" not in again.put("t", 4, 1)
+            again.commit()
+        assert read(broker) == [1, 2, 3, 4]
+        assert "the metadata store is older than the logs" in broker.said()
+
+
+def test_topics_that_an_older_store_does_not_know_are_told_and_left_alone(tmp_path: Path):
+    with BrokerProcess(tmp_path / "log") as broker:
+        make_topic(broker, "early")
+        broker.terminate()
+        shutil.copy(tmp_path / "log" / "metadata.sqlite", tmp_path / "older")
+        broker.restart()
+        make_topic(broker, "late")
+        put(broker, 1, "late")
+        broker.terminate()
+        shutil.copy(tmp_path / "older", tmp_path / "log" / "metadata.sqlite")
+        broker.restart()
+        (folder,) = (tmp_path / "log" / "topics" / "late").iterdir()
+        assert f"{folder}: the metadata store knows no topic of this id" in broker.said()
+        make_topic(broker, "late")
+        put(broker, 2, "late")
+        assert read(broker, "late") == [2]
+        assert list(folder.rglob("*.entries"))
+
+
+# -- lost -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lost", ["removed", "another is named"])
+def test_a_directory_with_records_is_not_opened_with_an_empty_store(tmp_path: Path, lost: str):
+    """All its topics would be gone, and nobody would say so."""
+    with BrokerProcess(tmp_path / "log") as broker:
+        make_topic(broker)
+        put(broker, 1)
+        broker.terminate()
+    store = tmp_path / "log" / "metadata.sqlite"
+    conf = None
+    if lost == "removed":
+        store.rename(tmp_path / "aside")
+    else:
+        conf = on_store(tmp_path / "new.sqlite")
+    for _ in range(2):  # the empty store that the first try made is as empty
+        with pytest.raises(WrongCluster, match=r"has records of topics \(t\)"):
+            BrokerProcess(tmp_path / "log", conf=conf).start()
+    if lost == "removed":
+        (tmp_path / "aside").rename(store)
+    with BrokerProcess(tmp_path / "log") as broker:
+        assert read(broker) == [1]
+
+
+def test_a_store_that_is_moved_out_of_the_directory_serves_it_from_there(tmp_path: Path):
+    with BrokerProcess(tmp_path / "log") as broker:
+        make_topic(broker)
+        put(broker, 1)
+        broker.terminate()
+    (tmp_path / "log" / "metadata.sqlite").rename(tmp_path / "shared.sqlite")
+    with BrokerProcess(tmp_path / "log", conf=on_store(tmp_path / "shared.sqlite")) as broker:
+        assert read(broker) == [1]
+
+
+@pytest.mark.parametrize("lost", ["topics", "topics/t"])
+def test_a_topic_whose_folder_is_gone_says_so(tmp_path: Path, lost: str):
+    """An empty one in its place would take records at offsets that were acknowledged before."""
+    with BrokerProcess(tmp_path / "log") as broker:
+        make_topic(broker)
+        make_topic(broker, "empty")
+        put(broker, 1)
+        broker.terminate()
+        shutil.rmtree(tmp_path / "log" / lost)
+        broker.restart()
+        assert "is missing, and with it all records of topic 't'" in broker.said()
+        with broker.flight() as flight:
+            assert isinstance(refused(lambda: seen(flight, "t", "read_committed")), DamagedSegment)
+            partition = act(flight, "describe-topic", topic="t")["partitions"][0]
+            assert partition["error"]["code"] == "DAMAGED_SEGMENT"
+            act(flight, "delete-topic", topic="t")
+        make_topic(broker)
+        put(broker, 2)
+        assert read(broker) == [2]
+        if lost == "topics/t":
+            assert read(broker, "empty") == []
+        broker.restart()
+        assert read(broker) == [2]

@@ -45,6 +45,17 @@ def test_a_number_far_above_all_blocks_moves_all_that_come(another):
     assert two.take() == 1_000_011
 
 
+def test_a_store_that_forgot_what_it_gave_out_is_told(another):
+    one = Numbers(another(), "n", block=10)
+    assert one.take() == 0
+    assert not one.pass_over(9), "the store knows of the whole block"
+    assert one.take() == 1
+    assert one.pass_over(5_000)
+    assert not one.pass_over(5_000)
+    assert one.take() == 5_001
+    assert Numbers(another(), "n", block=10).take() > 5_001
+
+
 @given(
     st.integers(1, 5),
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.booleans()), max_size=60),

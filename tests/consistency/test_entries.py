@@ -18,6 +18,7 @@ from spark_stream.consistency.entries import (
     aborted_rows,
     at_offset,
     first_at_or_after,
+    greatest_numbers,
     next_offset,
     open_transactions,
     valid_prefix,
@@ -254,3 +255,12 @@ def test_a_log_without_entries_has_nothing_open_and_nothing_aborted():
     assert open_transactions([]) == {}
     assert aborted_rows([]) == []
     assert aborted_rows([np.zeros(0, ENTRY)]) == [None]
+
+
+def test_the_greatest_numbers_are_those_that_were_given_out():
+    table = np.zeros(4, ENTRY)
+    table["producer_id"] = [-1, 7, 3, (1 << 63) - 1]
+    table["transaction"] = [-1, -1, 12, 1 << 62]
+    assert greatest_numbers([]) == (-1, -1)
+    assert greatest_numbers([table[:1], table[:0]]) == (-1, -1)
+    assert greatest_numbers([table[:2], table]) == (7, 12)

@@ -71,6 +71,7 @@ class ListLogs:
 
     def __init__(self) -> None:
         self._logs: dict[Path, FullListLog] = {}
+        self._made: set[Path] = set()
         self._failing = False
         self._full = False
 
@@ -84,7 +85,15 @@ class ListLogs:
             known.reopen()
         return known
 
+    def make_folder(self, folder: Path) -> None:
+        self.check_room()
+        self._made.add(folder)
+
+    def has_folder(self, folder: Path) -> bool:
+        return folder in self._made
+
     def remove(self, folder: Path) -> None:
+        self._made.discard(folder)
         for each in [each for each in self._logs if folder in (each, *each.parents)]:
             del self._logs[each]
 

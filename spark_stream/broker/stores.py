@@ -1,0 +1,80 @@
+"""A broker's directory and its metadata store belong together, or the broker does not start.
+
+The store says which topics there are; the directory has their records. A store that is new, or an
+older copy, would make topics disappear without a word, and their records with them.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from spark_stream.cluster.identity import cluster_id
+from spark_stream.cluster.sqlite import SqliteStore
+from spark_stream.cluster.store import MetadataStore
+from spark_stream.cluster.topics import REMOVED, TOPICS, decode
+from spark_stream.environment import Ids
+from spark_stream.errors import WrongCluster
+from spark_stream.storage.directory import (
+    LogDirectory,
+    open_directory,
+    recorded_cluster_id,
+    topic_folders,
+)
+
+logger = logging.getLogger(__name__)
+
+
+def open_store(path: Path, metadata: Path | None, ids: Ids) -> tuple[LogDirectory, SqliteStore]:
+    """The broker's directory and its store, which belong to one cluster.
+
+    ``metadata`` is the file of a shared store; None: the store lies in the directory.
+
+    Raises:
+        WrongCluster: they do not; or the directory has records, and the store is empty.
+    """
+    if metadata is None:
+        directory = open_directory(path, new_id=ids.new_id)
+        file = directory.metadata
+        known: str | None = directory.cluster_id
+    else:
+        file = metadata.resolve()
+        known = recorded_cluster_id(path)
+    store = SqliteStore(file)
+    try:
+        _check_not_lost(store, file, path)
+        found = cluster_id(store, ids, known)
+        directory = open_directory(path, found, ids.new_id)
+        _report_unknown_folders(store, path)
+        return directory, store
+    except BaseException:
+        store.close()
+        raise
+
+
+def lease_folder(path: Path, metadata: Path | None) -> Path:
+    """Where the leases of a store's brokers lie: one folder, whatever path leads to the store."""
+    return (path if metadata is None else metadata.resolve().parent) / "leases"
+
+
+def _check_not_lost(store: MetadataStore, file: Path, path: Path) -> None:
+    topics = sorted(set(topic_folders(path).values()))
+    if topics and not store.list(""):
+        shown = ", ".join(topics[:3]) + (", …" if len(topics) > 3 else "")
+        raise WrongCluster(
+            f"{path} has records of topics ({shown}), and the metadata store {file} is empty",
+            hint="Give the broker the store that the directory was used with, or a backup of it;"
+            " for a new log, give it an empty directory.",
+            path=str(path),
+        )
+
+
+def _report_unknown_folders(store: MetadataStore, path: Path) -> None:
+    known = {decode(each).id for prefix in (TOPICS, REMOVED) for each in store.list(prefix)}
+    for topic_id, name in sorted(topic_folders(path).items()):
+        if topic_id not in known:
+            logger.error(
+                "%s: the metadata store knows no topic of this id: it is older than the directory,"
+                " or has lost the topic; its records are left there and not served",
+                path / "topics" / name / topic_id,
+            )
