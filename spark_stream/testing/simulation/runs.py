@@ -77,7 +77,7 @@ def _found_again(form: Form, broken: str) -> Finding | None:
 
 
 def find(seeds: range) -> tuple[int, Finding | None]:
-    """Runs the seeds until one fails: the events of all, and the finding."""
+    """Runs seed after seed until one fails: the events of all, and the finding."""
     events = 0
     for seed in seeds:
         ran = run(draw(seed))
