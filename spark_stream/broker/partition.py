@@ -1,9 +1,8 @@
-"""One partition in this broker: the shell around its core, with the lock and the log.
+"""One partition in this broker: the shell around its core, with the lock, the log and the waits.
 
 The core (``consistency.replica``) decides; here one lock a partition guards core and log together,
-and what the core's effects say is carried out (``callers`` has who waits for it). A batch is
-inspected, encoded and checksummed before the lock is taken. Readers take the lock only to say what
-they wait for.
+and what the core's effects say is carried out. A batch is inspected, encoded and checksummed before
+the lock is taken. Readers take it only to say what they wait for.
 
 Order of steps in an append: the core judges the batch, the log takes it, the core applies its
 entry and publishes the new bounds, the append is acknowledged, and then the reads that it satisfies
@@ -15,6 +14,7 @@ the timestamps of records are the wall clock's.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +22,6 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from spark_stream.broker.callers import Callers
 from spark_stream.broker.inspection import inspected, refusal
 from spark_stream.broker.outcomes import (
     Acknowledgement,
@@ -40,7 +39,7 @@ from spark_stream.consistency.ids import NO_TRANSACTION, LeaderEpoch, Offset
 from spark_stream.consistency.isolation import Bounds, Isolation
 from spark_stream.consistency.leader import Boundary
 from spark_stream.consistency.producers import NOBODY, Duplicate, Refused, Stamp
-from spark_stream.consistency.replica import BOUND_OF, Effects, Replica
+from spark_stream.consistency.replica import BOUND_OF, Answer, Disown, Effects, Replica, Wake
 from spark_stream.environment import Clock
 from spark_stream.errors import BrokerStopping, IsologError, UnknownOutcome, UnknownTopic
 from spark_stream.storage.log import PartitionLog
@@ -75,7 +74,9 @@ class Partition:
         self._core = Replica(
             log.tables(), log.start, log.end, clock.steady_us(), producer_age_us, followers
         )
-        self._callers = Callers(f"{topic}/{number}")
+        self._numbers = itertools.count()
+        self._pending: dict[int, Acknowledgement] = {}
+        self._waiting: dict[int, WakeUp] = {}
         self._cut = (Offset(-1), Offset(-1))
 
     # -- bounds and epochs ------------------------------------------------------------------------
@@ -184,7 +185,7 @@ class Partition:
             if done.count:
                 last = done.offset + done.count - 1
                 pending = self._acknowledgement(stamp, isolation, last)
-            woken = self._callers.carry_out(effects)
+            woken = self._carry_out(effects)
         finally:
             self._lock.release()
         if candidate.flaw is not None:
@@ -203,7 +204,7 @@ class Partition:
             return
         with self._lock:
             self._core.give_up(pending.ticket)
-            self._callers.remove(pending.ticket)
+            self._pending.pop(pending.ticket, None)
         where = f"{self.topic}/{self.number}"
         raise UnknownOutcome(
             f"{where}: offsets {done.offset} to {done.offset + done.count - 1} are in the leader's"
@@ -257,17 +258,34 @@ class Partition:
     def replicate(self, upto: Boundary) -> None:
         """Every in-sync replica has the entries below ``upto``."""
         with self._lock:
-            woken = self._callers.carry_out(self._core.replicate(upto))
+            woken = self._carry_out(self._core.replicate(upto))
         for wake in woken:
             wake()
 
     def _acknowledgement(
         self, stamp: Stamp | None, isolation: Isolation, last_offset: int
     ) -> Acknowledgement | None:
-        ticket = self._callers.new_number()
+        ticket = next(self._numbers)
         if self._core.acknowledge(ticket, stamp, isolation, last_offset):
             return None
-        return self._callers.add_append(ticket)
+        pending = self._pending[ticket] = Acknowledgement(ticket)
+        return pending
+
+    def _carry_out(self, effects: Effects) -> tuple[WakeUp, ...]:
+        """Settles what is answered; the reads to wake, for the caller to do without the lock."""
+        woken: tuple[WakeUp, ...] = ()
+        for effect in effects:
+            if isinstance(effect, Wake):
+                woken += tuple(self._waiting.pop(waiter) for waiter in effect.waiters)
+            elif isinstance(effect, Answer):
+                for ticket in effect.tickets:
+                    self._pending.pop(ticket).settle()
+            elif isinstance(effect, Disown):
+                for ticket in effect.tickets:
+                    self._pending.pop(ticket).settle(
+                        UnknownOutcome(f"{self.topic}/{self.number}: a new leader cut it off")
+                    )
+        return woken
 
     # -- transactions -----------------------------------------------------------------------------
 
@@ -356,7 +374,7 @@ class Partition:
                         kind = Kind.COMMIT if takes(producer_id) else Kind.ABORT
                         written.append(self._mark(kind, producer_id, part.epoch, transaction))
             finally:  # all at once: a transaction may have many branches
-                woken = self._callers.carry_out(self._core.apply(*written))
+                woken = self._carry_out(self._core.apply(*written))
         for wake in woken:
             wake()
 
@@ -393,17 +411,17 @@ class Partition:
         with self._lock:
             if self._closed is not None:
                 raise self._closed.again()
-            number = self._callers.new_number()
+            number = next(self._numbers)
             if not self._core.wait(number, BOUND_OF[isolation], beyond):
                 return None
-            self._callers.add_read(number, wake)
+            self._waiting[number] = wake
         return number
 
     def stop_waiting(self, number: int) -> None:
         """Nobody waits under this number any more."""
         with self._lock:
             self._core.stop_waiting(number)
-            self._callers.remove(number)
+            self._waiting.pop(number, None)
 
     def configure(self, settings: LogSettings) -> None:
         """What is appended, rolled, flushed and removed from now on goes by these settings."""
@@ -441,7 +459,11 @@ class Partition:
                 if deleted
                 else BrokerStopping("the broker is shutting down")
             )
-            woken = self._callers.end_all(self._closed)
+            for pending in self._pending.values():
+                pending.settle(self._closed.again())
+            woken = list(self._waiting.values())
+            self._pending.clear()
+            self._waiting.clear()
             try:
                 self.log.close()
             finally:
