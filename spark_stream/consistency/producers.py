@@ -248,7 +248,8 @@ class _Log:
             parts = [table[name] for table in self._tables]
             return np.concatenate(parts) if parts else np.zeros(0, np.int64)
         if len(self._tables) == 1:  # most logs are short; a broker opens thousands of them
-            return self._tables[0][name][rows].astype(np.int64)
+            values: np.ndarray = self._tables[0][name][rows].astype(np.int64)
+            return values
         where = np.searchsorted(self._starts, rows, side="right") - 1
         values = np.zeros(len(rows), np.int64)
         for number in range(where.min(initial=0), where.max(initial=-1) + 1):
