@@ -23,7 +23,7 @@ from spark_stream.cluster.keys import end_of
 from spark_stream.cluster.store import Record
 from spark_stream.cluster.turns import Turns
 from spark_stream.environment import Clock, SystemClock
-from spark_stream.errors import DiskFull, StorageFailure
+from spark_stream.errors import DiskFull, NotALogDirectory, StorageFailure
 
 _SCHEMA: Final = (
     "pragma journal_mode = wal",
@@ -34,6 +34,7 @@ _SCHEMA: Final = (
     " name text primary key, value integer not null) without rowid",
     "insert or ignore into counter values ('version', 0)",
 )
+_TABLES: Final = "select name from sqlite_master where type = 'table'"
 _RAISE: Final = "update counter set value = value + 1 where name = 'version' returning value"
 _INSERT: Final = "insert or ignore into record values (?, ?, ?)"
 _UPDATE: Final = "update record set value = ?, version = ? where key = ? and version = ?"
@@ -149,6 +150,19 @@ class SqliteStore:
         return self._executed("begin immediate")
 
     def _prepare(self) -> bool:
+        try:
+            tables = {str(name) for (name,) in self._writer.execute(_TABLES)}
+        except sqlite3.OperationalError as error:
+            if _is_busy(error):
+                return False
+            raise
+        if tables and "record" not in tables:
+            raise NotALogDirectory(
+                f"metadata store {self._path}: it is another program's database (it has a table"
+                f" {min(tables)!r})",
+                hint="Name a new file, or one that isolog made.",
+                path=str(self._path),
+            )
         return all(self._executed(statement) for statement in _SCHEMA)
 
     def _executed(self, statement: str) -> bool:
@@ -174,7 +188,11 @@ class SqliteStore:
             yield
         except (sqlite3.Error, ValueError, OSError) as error:
             kind = DiskFull if "full" in str(error) else StorageFailure
-            raise kind(f"metadata store {self._path}: {error}", path=str(self._path)) from error
+            raise kind(
+                f"metadata store {self._path}: {error}",
+                hint=_hint(error),
+                path=str(self._path),
+            ) from error
 
 
 def _connected(path: Path) -> sqlite3.Connection:
@@ -183,3 +201,13 @@ def _connected(path: Path) -> sqlite3.Connection:
 
 def _is_busy(error: sqlite3.OperationalError) -> bool:
     return error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+
+
+def _hint(error: Exception) -> str | None:
+    """What to do, where it is not what the error's class says."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return "The file is damaged, or not a store: restore it from a backup."
+    if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN) or isinstance(error, OSError):
+        return "Its folder must be there, and the broker must be allowed to write to it."
+    return None

@@ -1,8 +1,14 @@
-"""Errors as Flight carries them: our JSON object rides in the error's ``extra_info``."""
+"""Errors as Flight carries them: our JSON object rides in the error's ``extra_info``.
+
+There is little room for it (``limits.ERROR_BYTES_MAX``), and an error may name all columns of a
+table. What is too long is cut, for an error without its last words is still the error that it is.
+"""
 
 from __future__ import annotations
 
 import json
+from typing import Any, Final
+from urllib.parse import quote
 
 import pyarrow.flight as fl
 
@@ -13,12 +19,38 @@ from spark_stream.errors import (
     RequestTimeout,
     from_wire,
 )
+from spark_stream.wire.limits import ERROR_BYTES_MAX
 from spark_stream.wire.messages import json_bytes
+
+_CUT: Final = "…"
+_DETAIL_BYTES_MAX: Final = 200
 
 
 def to_flight(error: IsologError) -> fl.FlightError:
     """What a broker raises so that its caller gets this error, whatever Flight client that is."""
-    return fl.FlightServerError(str(error), json_bytes(error.to_wire()))
+    value = error.to_wire()
+    if len(json_bytes(value)) > ERROR_BYTES_MAX:
+        value["details"] = _short_ones(error.details)
+        for words in ("message", "hint"):
+            while len(json_bytes(value)) > ERROR_BYTES_MAX and len(value[words]) > 1:
+                value[words] = _shorter(value[words])
+    text = str(error)
+    while len(quote(text)) > ERROR_BYTES_MAX:
+        text = _shorter(text)
+    return fl.FlightServerError(text, json_bytes(value))
+
+
+def _shorter(text: str) -> str:
+    return text[: max(0, len(text) * 3 // 4 - 1)] + _CUT
+
+
+def _short_ones(details: dict[str, Any]) -> dict[str, Any]:
+    """Those details that take little room, such as numbers and names."""
+    return {
+        name: value
+        for name, value in details.items()
+        if len(json_bytes({name: value})) <= _DETAIL_BYTES_MAX
+    }
 
 
 def from_flight(error: Exception, address: str) -> IsologError:

@@ -11,6 +11,10 @@ CONTROL_BYTES_MAX: Final = 16 << 20
 """One ticket, action body, envelope or answer. The largest in use: a commit with the positions of a
 consumer of 100,000 partitions, and the list of 40,000 transactional ids."""
 
+ERROR_BYTES_MAX: Final = 2_000
+"""The words of an error that ends a call. They travel in gRPC's trailers, some of them three times;
+beyond 8 KiB of trailers gRPC drops one or the other, beyond 16 KiB all, and with them the error."""
+
 WAIT_MS_MAX: Final = 60_000
 """A long poll. Longer ones would hide a dead peer; a client simply asks again."""
 

@@ -7,6 +7,7 @@ A *default-schema topic* has Kafka's record: key, value, headers, timestamp. Any
 from __future__ import annotations
 
 import base64
+from collections import Counter
 from typing import Final
 
 import pyarrow as pa
@@ -113,11 +114,14 @@ def _unsupported(kind: pa.DataType, path: str) -> UnsupportedType:
 
 def mismatch(expected: pa.Schema, got: pa.Schema) -> SchemaMismatch | None:
     """How ``got`` differs from ``expected`` in names, order or types; None where it does not."""
-    for name in got.names:
-        if got.names.count(name) > 1:
+    if got.equals(expected):
+        return None
+    wanted, there = Counter(expected.names), Counter(got.names)
+    for name, times in there.items():
+        if times > 1:
             return SchemaMismatch(f"column {name!r} is there more than once", column=name)
-    for name in expected.names:
-        if name not in got.names:
+    for name in wanted:
+        if name not in there:
             kind = expected.field(name).type
             return SchemaMismatch(
                 f"column {name!r} ({type_name(kind)}) is missing",
@@ -126,7 +130,7 @@ def mismatch(expected: pa.Schema, got: pa.Schema) -> SchemaMismatch | None:
                 got=None,
             )
     for field in got:
-        if field.name not in expected.names:
+        if field.name not in wanted:
             return SchemaMismatch(
                 f"column {field.name!r} ({type_name(field.type)}) is not one of the topic's columns"
                 f" ({', '.join(expected.names)})",
@@ -134,7 +138,7 @@ def mismatch(expected: pa.Schema, got: pa.Schema) -> SchemaMismatch | None:
                 expected=None,
                 got=str(field.type),
             )
-    for name in expected.names:
+    for name in wanted:
         want, have = expected.field(name).type, got.field(name).type
         if not have.equals(want):
             expected_name, got_name = told_apart(want, have)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from spark_stream.cluster.sqlite import SqliteStore
-from spark_stream.errors import DiskFull, StorageFailure
+from spark_stream.errors import DiskFull, NotALogDirectory, StorageFailure
 from tests.support import eventually
 
 
@@ -45,7 +45,7 @@ PROCESS = """
 import json, resource, sys
 from pathlib import Path
 from spark_stream.cluster.sqlite import SqliteStore
-from spark_stream.errors import DiskFull, StorageFailure
+from spark_stream.errors import DiskFull, NotALogDirectory, StorageFailure
 
 store = SqliteStore(Path(sys.argv[1]))
 kept = store.put("kept", {"n": 0}, 0)
@@ -253,3 +253,27 @@ def test_a_process_that_changes_on_and_on_lets_others_have_their_turn(tmp_path):
     store.close()
     assert process.exitcode == 0
     assert sum(meanwhile) / len(meanwhile) < 20
+
+
+def test_another_programs_database_is_refused_and_left_as_it_was(tmp_path: Path):
+    path = tmp_path / "bookmarks.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute("create table bookmarks (place text)")
+    connection.close()
+    before = path.read_bytes()
+    with pytest.raises(NotALogDirectory, match="another program's database"):
+        SqliteStore(path)
+    assert path.read_bytes() == before
+
+
+def test_a_file_that_is_no_database_says_so(tmp_path: Path):
+    path = tmp_path / "noise"
+    path.write_bytes(bytes(range(256)) * 32)
+    with pytest.raises(StorageFailure, match="restore it from a backup"):
+        SqliteStore(path)
+    assert path.read_bytes() == bytes(range(256)) * 32
+
+
+def test_a_folder_that_is_not_there_says_so(tmp_path: Path):
+    with pytest.raises(StorageFailure, match="folder must be there"):
+        SqliteStore(tmp_path / "missing" / "store")
