@@ -75,6 +75,8 @@ def main(arguments: list[str] | None = None) -> int:
         if finding is not None:
             show(finding if asked.whole else shrink(finding), console)
     runs = asked.runs if asked.only is None and not asked.order else 1
+    if len(failed) > asked.show:
+        console.print("Seeds:", *(form.seed for form in failed))
     verdict = f"[bold red]{len(failed)} findings" if failed else "[bold green]nothing found"
     console.print(f"{runs:,} runs, {events:,} events, {minutes:.1f} minutes: {verdict}")
     return 1 if failed else 0

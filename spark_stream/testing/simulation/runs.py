@@ -11,6 +11,7 @@ from typing import Final
 from spark_stream.testing.simulation.clients import CLIENTS
 from spark_stream.testing.simulation.faults import FAULTS
 from spark_stream.testing.simulation.form import Form, draw
+from spark_stream.testing.simulation.invariants.base import Broken
 from spark_stream.testing.simulation.world import World
 
 ACTORS: Final = {**CLIENTS, **FAULTS}
@@ -47,7 +48,7 @@ def run(form: Form, *, tells: bool = False) -> Ran:
         try:
             world.begin(ACTORS)
             world.run()
-        except Exception as error:
+        except (Exception, Broken) as error:
             story = tuple(world.story or ())
             events = world.schedule.events
             return Ran(events, Finding(form, error, events, story))
@@ -77,7 +78,7 @@ def _found_again(form: Form, broken: str) -> Finding | None:
 
 
 def find(seeds: range) -> tuple[int, Finding | None]:
-    """Runs seed after seed until one fails: the events of all, and the finding."""
+    """Runs one seed after the other until one fails: the events of all, and the finding."""
     events = 0
     for seed in seeds:
         ran = run(draw(seed))

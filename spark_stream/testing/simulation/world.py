@@ -18,9 +18,8 @@ from spark_stream.cluster.topics import TOPICS, Topic, encode
 from spark_stream.cluster.topics import decode as decode_topic
 from spark_stream.cluster.transactions import PREFIX, decode
 from spark_stream.consistency.ids import Offset
-from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.transactions import State
-from spark_stream.errors import IsologError
+from spark_stream.errors import IsologError, NotLeader
 from spark_stream.scripts.steps import PartitionStep, Seal
 from spark_stream.storage.settings import Flush
 from spark_stream.testing.simulation.broker import (
@@ -44,7 +43,6 @@ EVENTS_MAX: Final = 3_000  # a run that needs more hangs
 _WORK_S: Final = 60.0  # after so long the trouble ends, done or not
 _PATIENCE_S: Final = 240.0  # longer than any client goes on asking, and any sweep rests
 _REST_S: Final = 2.0  # what was decided last is finished
-_START_S: Final = 4.0  # for a start, and a sweep
 
 Notice = Callable[..., None]
 
@@ -85,7 +83,6 @@ class World:
         self._by_owner = {each.broker_id: each for each in self.brokers}
         self._opened: dict[str, int] = {}
         self._known: dict[Partition, Line] = {}
-        self.waiting: dict[Signal, tuple[Partition, Isolation, int]] = {}
         self._clients = 0
         self._without_power: set[str] = set()
 
@@ -172,7 +169,8 @@ class World:
         for broker in self.brokers:
             broker.crash()
             broker.start()
-        self._advance_for(_START_S)
+        self._wait_until(self._all_serve, "brokers have not started")
+        self._advance_for(_REST_S)
         folders = {each.broker_id: each.logs.folders() for each in self.brokers}
         self.notice("ended", folders)
 
@@ -207,6 +205,9 @@ class World:
                 raise Broken("NothingHangs", f"after {_PATIENCE_S:.0f} s {what}")
             self._advance()
 
+    def _all_serve(self) -> bool:
+        return all(each.serves for each in self.brokers)
+
     def _all_is_decided(self) -> bool:
         over = (State.EMPTY, State.COMMITTED, State.ABORTED)
         return all(each.state in over for each in self.history.records.values())
@@ -232,6 +233,8 @@ class World:
             leader = self.brokers[chance.randrange(len(self.brokers))].broker_id
             flush = chance.choice(("none", "interval", "batch"))
             config = {"flush": flush, "segment.entries": "16"}
+            if chance.random() < 0.5:
+                config["segment.ms"] = "1000"
             topic = Topic(
                 f"topic-{number}", self.ids.new_id(), SCHEMA, chance.randint(1, 3), config, leader
             )
@@ -267,7 +270,7 @@ class World:
     ) -> None:
         line = self._known.get(partition)
         if line is None:
-            line = self._line(partition, hosted_flush(partition), broker)
+            line = self._line(partition, flush_of(partition), broker)
             self._known[partition] = line
             end = int(partition.log.end.entry)
             lost = line.cut(end)
@@ -326,17 +329,23 @@ class World:
                     for line in self.history.lines.values():
                         line.deleted |= line.place[0] == old["id"]
 
+    def _tell_step(self, step: PartitionStep, answer: Answer) -> None:
+        if not isinstance(answer, NotLeader):  # who asks goes to the leader then
+            name, kind = f"{step.at.topic}/{step.at.partition}", type(step).__name__
+            number = getattr(step, "transaction", None)
+            what = kind if number is None else f"{kind} of transaction {number}"
+            outcome = f": {answer.message}" if isinstance(answer, IsologError) else ""
+            self.tell(f"{name}: {what}{outcome}")
+
     def _carried_out(self, step: PartitionStep, answer: Answer) -> None:
         line = self.history.lines.get((step.at.topic_id, step.at.partition))
         if self.story is not None:
-            name = f"{step.at.topic}/{step.at.partition}"
-            outcome = f": {answer}" if isinstance(answer, IsologError) else ""
-            self.tell(f"{name}: {type(step).__name__} {getattr(step, 'transaction', '')}{outcome}")
+            self._tell_step(step, answer)
         if line is not None and isinstance(step, Seal) and not isinstance(answer, IsologError):
             self.notice("sealed", line, step.transaction)
 
 
-def hosted_flush(partition: Partition) -> Flush:
+def flush_of(partition: Partition) -> Flush:
     """When the partition's topic forces what is appended."""
     return partition.log.format.settings.flush
 

@@ -55,7 +55,7 @@ class Session:
             except NoAnswer:
                 self.world.tell(f"{self.name}: no answer to {what}")
             except IsologError as error:
-                self.world.tell(f"{self.name}: {what}: {error}")
+                self.world.tell(f"{self.name}: {what}: {error.message}")
                 if not error.retriable:
                     raise
             yield 0.5 * (attempt + 1) * self.chance.random()
@@ -99,7 +99,7 @@ class Session:
             except NoAnswer:
                 self.world.tell(f"{self.name}: no answer for {list(sent.values)}")
             except IsologError as error:
-                self.world.tell(f"{self.name}: {list(sent.values)}: {error}")
+                self.world.tell(f"{self.name}: {list(sent.values)}: {error.message}")
                 if not error.retriable:
                     raise
             yield 0.3 * (attempt + 1) * self.chance.random()

@@ -18,15 +18,15 @@ from spark_stream.testing.simulation.world import World
 
 
 def move_on(world: World, name: str) -> Body:
-    """Takes a name over once or twice, and moves on under it."""
+    """Takes names over again and again, and moves on under them."""
     session = Session(world, name)
-    for life in range(session.chance.randint(1, 2)):
+    for life in range(session.chance.randint(2, 4)):
         consumer, instance = session.chance.choice(CONSUMERS), f"{name}#{life}"
         try:
             yield from _move(session, consumer, instance)
         except (IsologError, NoAnswer) as error:
             world.tell(f"{name}: ends: {error}")
-        yield from session.pause(3.0)
+        yield from session.pause(2.0)
 
 
 def _move(session: Session, consumer: str, instance: str) -> Body:

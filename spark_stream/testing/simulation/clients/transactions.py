@@ -16,7 +16,7 @@ from spark_stream.testing.simulation.world import World
 
 TIMEOUT_MS: Final = 3_000
 _IDS: Final = ("red", "blue")
-CONSUMERS: Final = ("ann", "bob")
+CONSUMERS: Final = ("ann", "ann", "bob")
 
 
 def write_in_transactions(world: World, name: str) -> Body:
@@ -40,7 +40,7 @@ def _live(session: Session, transactional_id: str, instance: str) -> Body:
         ),
     )
     moved: dict[str, int] = {}
-    consumer = chance.choice(CONSUMERS) if chance.random() < 0.4 else None
+    consumer = chance.choice(CONSUMERS) if chance.random() < 0.5 else None
     if consumer is not None:
         moved[consumer] = yield from take_name(session, consumer, instance)
     after = -1

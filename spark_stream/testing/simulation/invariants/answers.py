@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from spark_stream.broker.partition import Partition
 from spark_stream.consistency.transactions import COMMITS, Transaction
+from spark_stream.errors import InternalError
 from spark_stream.scripts.deciding import Commit
 from spark_stream.testing.simulation.history import Line, Sent
 from spark_stream.testing.simulation.invariants.base import Invariant, View
@@ -25,6 +26,14 @@ class AnswersComeAfterTheAppend(Invariant):
         self.require(end <= ends, f"{what}, and the log ends at {ends}")
         there = [n for _, numbers in line.between(ack.offset, end) for n in numbers]
         self.require(there == list(sent.values), f"{what}, where {there} is")
+
+
+class NoAppendFailsUnforeseen(Invariant):
+    """No append is answered by an error that nobody has foreseen."""
+
+    def acknowledged(self, sent: Sent, ack: Ack, partition: Partition | None) -> None:
+        code = None if ack.error is None else ack.error.get("code")
+        self.require(code != InternalError.code, f"{sent.values}: {ack.error}")
 
 
 class ADuplicateGetsItsFirstAnswer(Invariant):

@@ -21,8 +21,8 @@ from spark_stream.testing.simulation.history import History, Line, Place, Seen, 
 from spark_stream.wire.messages import Ack
 
 
-class Broken(Exception):
-    """Something did not hold."""
+class Broken(BaseException):
+    """Something did not hold. No code under test catches it: it is no error of a call."""
 
     def __init__(self, invariant: str, what: str) -> None:
         super().__init__(f"{invariant}: {what}")
@@ -109,8 +109,8 @@ class Invariant:
     def looked(self, read: Looked) -> None:
         """A reader got records."""
 
-    def waited(self, where: str, woken: bool, passed: bool) -> None:
-        """A reader waited: it was woken or not, and its bound has passed or not."""
+    def waited(self, where: str, woken: bool) -> None:
+        """A reader waited, its bound has passed for a while, and it was woken or not."""
 
     def cut(self, offsets: Mapping[Place, int]) -> None:
         """A reader got a cut through partitions."""

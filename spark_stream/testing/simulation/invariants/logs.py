@@ -28,6 +28,14 @@ class WhatIsThereStays(Invariant):
             self.require(not promised, f"{what}, of the committed transaction {each.part[0]}")
 
 
+class OnlyPowerCutsDamage(Invariant):
+    """A log that a process has left at any moment opens without a loss to report."""
+
+    def opened(self, line: Line, lost: Sequence[Seen], partition: Partition, power: bool) -> None:
+        for cut in partition.log.cuts:
+            self.require(power or not cut.grave, f"{line.name}: {cut}")
+
+
 class OffsetsAreDense(Invariant):
     """Entries are counted without a gap, offsets count records, and a marker takes none."""
 

@@ -39,6 +39,13 @@ class ReadersSeeWhatIsCommitted(Invariant):
         self.require(list(read.values) == wanted, f"{what}, not {wanted}")
 
 
+class WaitersAreWoken(Invariant):
+    """Who waits for a bound to pass is woken when it has."""
+
+    def waited(self, where: str, woken: bool) -> None:
+        self.require(woken, f"{where}: a reader has something to read and still waits")
+
+
 class ACutSplitsNoTransaction(Invariant):
     """Of a committed transaction all records are below a cut through partitions, or none."""
 
