@@ -6,6 +6,9 @@ DEMO_ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 SECONDS ?= 600
+RUNS ?= 1000
+SEED ?= 0
+ORDER ?= 0
 # Most tests wait for processes: more of them than there are cores keep the cores busy.
 TEST_PROCESSES ?= 3
 
@@ -25,13 +28,14 @@ SIDE_BY_SIDE = -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 FAST := not spark and not chaos and not notebook and not slow and not etcd
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java demo test test-fast stress lint format bench clean
+.PHONY: help venv java demo test test-fast stress simulate lint format bench clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo "  Settings: PYTHON (a Python 3.11 or newer; now $(PYTHON)), DEMO_ARGS, PYTEST_ARGS, BENCH_ARGS,"
-	@echo "  TEST_PROCESSES (how many run tests side by side; now $(TEST_PROCESSES)), SECONDS (of make stress)"
+	@echo "  TEST_PROCESSES (how many run tests side by side; now $(TEST_PROCESSES)), SECONDS (of make stress),"
+	@echo "  RUNS, SEED, ONLY and ORDER (of make simulate)"
 
 venv: $(INSTALLED)  ## Create .venv with everything that the other targets need
 
@@ -49,6 +53,9 @@ test-fast: venv  ## Run the tests that need no Spark and take under a minute
 
 stress: venv  ## Cut connections and end brokers under load for SECONDS; the process must live
 	@$(IN_VENV) .venv/bin/python -m tests.chaos.stress --seconds $(SECONDS)
+
+simulate: venv  ## Run RUNS simulated runs from SEED on: brokers, clients and faults in one process
+	@.venv/bin/python -m spark_stream.testing.simulation --runs $(RUNS) --seed $(SEED) --order $(ORDER) $(if $(ONLY),--only "$(ONLY)")
 
 lint: venv  ## Check style and types
 	.venv/bin/ruff check

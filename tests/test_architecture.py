@@ -47,3 +47,27 @@ def test_every_file_that_the_page_names_is_there() -> None:
     ]
     assert len(named) > 40
     assert missing == []
+
+
+def modules_told(docstring: str) -> set[str]:
+    """The modules that a folder's docstring lists: one opens a line, more may follow in it."""
+    lines = [line for line in docstring.splitlines()[1:] if re.match(r"``\w+``(?:  |, )", line)]
+    return {name for line in lines for name in re.findall(r"(?:^|[;,:] | and )``([a-z_]+)``", line)}
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [path.parent for path in sorted(PACKAGE.rglob("__init__.py"))],
+    ids=lambda path: path.name,
+)
+def test_a_folder_lists_no_module_that_is_not_there(folder: Path) -> None:
+    docstring = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+    there = {path.stem for path in folder.glob("*.py")} | {
+        path.name for path in folder.iterdir() if path.is_dir()
+    }
+    assert modules_told(docstring) <= there
+
+
+def test_folders_list_their_modules() -> None:
+    broker = ast.get_docstring(ast.parse((PACKAGE / "broker" / "__init__.py").read_text()))
+    assert {"partition", "spare_memory", "topic_actions"} <= modules_told(broker or "")

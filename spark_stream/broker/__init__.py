@@ -1,16 +1,35 @@
-"""One broker process. Ties the log, the metadata and the wire together; nothing else imports it.
+"""One broker process. It ties the log, the metadata and the wire together.
 
-``config``     what an operator may set
-``lock``       one broker a directory, and how it is found
-``inspection`` which records of a batch are bad, for whole batches
-``partition``  one partition: its log, its leader's state, its producers, who waits for it
-``transactions``  transactions carried out: decided in the store, marked in the partitions
-``cuts``       one atomic cut through all partitions of a query
-``refusals``   from what the rules refuse to the errors that users get
-``host``       all topics and partitions of the broker
-``appending``  a DoPut
-``fetching``   a DoGet
-``actions``    a DoAction; ``transaction_actions`` those on transactions
-``service``    the Flight service: from calls to the four above
-``process``    start, serve, stop
+The process:
+
+``process``        start, serve, stop
+``config``         what an operator may set
+``lock``           one broker a directory, and how clients find it
+``activity``       whether anybody uses the broker
+``memory``         how much memory batches may take; ``spare_memory`` gives free memory back
+
+What it leads:
+
+``host``           the topics that this broker leads, with their partitions
+``partition``      one partition: the shell around its core, with the lock, the log and the waits
+``inspection``     which records of a batch are bad, for whole batches
+``outcomes``       what a partition answers to an append
+``refusals``       what the rules refuse of a batch, as the errors that users get
+``housekeeping``   which partitions are looked after in a round
+
+What takes several steps:
+
+``driver``         drives scripts; ``peers`` takes their steps to other brokers, ``steps`` are the
+                   steps as they travel
+``topics``         topics made, altered and deleted
+``transactions``   transactions as the broker looks after them by itself
+
+Calls:
+
+``service``        the Flight service: from calls to the functions that serve them
+``appending``      a DoPut; ``append_queues``: its batches whose partitions are held
+``fetching``       a DoGet; ``waiting``: the fetches that wait for records
+``actions``        a DoAction; ``topic_actions`` and ``transaction_actions`` carry it out
+``here``           what actions act on
+``keepalive``      ends the connections of clients that have stopped
 """

@@ -1,4 +1,4 @@
-"""Whether anybody uses the broker: what an embedded one ends by."""
+"""Whether anybody uses the broker: an embedded one ends when nobody has for a while."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, Protocol
 
-QUEUED_BYTES_MAX: Final = 64 << 20  # of a stream, but at least one batch: what a client has sent
-WORKERS_MAX: Final = 16  # of a stream; the partitions beyond them wait for a free one
+QUEUED_BYTES_MAX: Final = 64 << 20  # how much of a stream may wait; one batch always may
+WORKERS_MAX: Final = 16  # threads of a stream; partitions beyond them wait for a free one
 
 
 class Queued(Protocol):
@@ -31,7 +31,10 @@ class Queued(Protocol):
 
 
 class AppendQueues:
-    """One stream's. The stream's own thread puts, workers of its own take."""
+    """The queues of one stream.
+
+    The stream's own thread puts batches in, and threads of the queues' own take them out.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

@@ -194,7 +194,7 @@ class FetchStream:
         yield self._last()
 
     def _awaited(self) -> tuple[VisibleRange, bool]:
-        """What can be read, waited for if need be; and whether a wait would not be in vain."""
+        """What can be read, after a wait if need be; and whether it makes sense to go on."""
         request = self._request
         found = self._visible()
         if found.count or self._at_end() or not (request.wait_ms or request.follow):

@@ -9,7 +9,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import Final
 
-from spark_stream.broker.housekeeping import Rounds
+from spark_stream.broker.housekeeping import Agenda
 from spark_stream.broker.partition import FIRST_EPOCH, Partition
 from spark_stream.cluster.brokers import Brokers
 from spark_stream.cluster.leadership import Leadership
@@ -35,7 +35,7 @@ from spark_stream.wire.schemas import TIMESTAMP_COLUMN, is_default
 
 logger = logging.getLogger(__name__)
 
-# A topic that was just made or altered waits no longer than this for its first flush by interval.
+# Nobody asks later than this what has moved, also while no topic has flush=interval.
 _FLUSH_PAUSE_S: Final = 0.1
 PRODUCER_AGE_US: Final = 24 * 3_600 * 1_000_000
 
@@ -94,11 +94,12 @@ class Host:
         self._defaults = defaults
         self._clock = clock
         self._logs = FileLogs() if logs is None else logs
-        self._rounds = Rounds()
+        self._chores: Agenda[Partition] = Agenda()  # housekeeping, by the steady clock
+        self._forces: Agenda[Partition] = Agenda()  # by flush.ms, by the monotonic clock
+        self._flush_pause_s = _FLUSH_PAUSE_S
         self._producer_age = producer_age_us
         self._lock = threading.Lock()
         self._stopping = False
-        self._flush_at: dict[str, float] = {}  # topic id -> when its next flush is due
         self._leadership = Leadership(store, self.broker_id, holds_store=holds_store)
         self._epoch = FIRST_EPOCH
         self._opening: dict[str, list[Partition]] = {}  # by topic id: open, and not served yet
@@ -106,6 +107,7 @@ class Host:
             self._topics.adopt(self.broker_id)
         mine = self._topics.led_by(self.broker_id)
         self._hosted = {topic.name: self._opened(topic) for topic in mine}
+        self._note_settings()
         self._epoch = self._led()
 
     @property
@@ -219,6 +221,7 @@ class Host:
             partitions = [] if known is None else known.partitions
             made = self._opening.pop(topic.id, [])
             self._hosted[topic.name] = HostedTopic(topic, settings, [*partitions, *made])
+            self._note_settings()
         for partition in known.open_partitions() if known is not None else ():
             partition.configure(settings)
 
@@ -234,35 +237,45 @@ class Host:
 
     def housekeep(self) -> None:
         """Retention and rolling by age, where due; one failing partition stops no other."""
-        found = [each for hosted in self.topics() for each in hosted.open_partitions()]
-        members = [((each.topic_id, each.number), each.log.end.entry) for each in found]
-        for place in self._rounds.due(members, self._clock.monotonic()):
-            partition = found[place]
+        now = self._clock.steady_us()
+        for partition in self._chores.take_due(now):
+            due: float | None = now  # after an error the next round tries again
             try:
-                partition.housekeep()
+                due = partition.housekeep()
             except IsologError:
                 logger.exception("%s/%d: housekeeping", partition.topic, partition.number)
+            if due is not None:
+                self._chores.put_down(partition, due)
 
     def flush_due(self) -> float:
         """Forces what ``flush.ms`` says is due by now; in how many seconds to come again."""
         now = self._clock.monotonic()
-        known, self._flush_at = self._flush_at, {}
-        for hosted in self.topics():
-            if hosted.settings.flush is Flush.INTERVAL:
-                due = known.get(hosted.topic.id, now)
-                self._flush_at[hosted.topic.id] = due if due > now else self._flushed(hosted, now)
-        left = min(self._flush_at.values(), default=now + _FLUSH_PAUSE_S) - self._clock.monotonic()
-        return min(max(left, 0.001), _FLUSH_PAUSE_S)
-
-    def _flushed(self, hosted: HostedTopic, now: float) -> float:
-        """Forces a topic's partitions where they are due; when the next one is."""
-        due = now + hosted.settings.flush_ms / 1000
-        for partition in hosted.open_partitions():
+        for partition in self._forces.take_due(now):
+            due = None
             try:
-                due = min(due, partition.flush_if_due(now) or due)
+                due = partition.flush_if_due(now)
             except IsologError:
                 logger.exception("%s/%d: flushing", partition.topic, partition.number)
-        return due
+            if due is not None:
+                self._forces.put_down(partition, due)
+        due = self._forces.next_moment()
+        pause = self._flush_pause_s
+        return pause if due is None else min(max(due - self._clock.monotonic(), 0.001), pause)
+
+    def _take_note(self, partition: Partition) -> None:
+        """A partition has moved. Its lock is held, so this only notes it."""
+        self._chores.move(partition)
+        if partition.log.format.settings.flush is Flush.INTERVAL:
+            self._forces.move(partition)
+
+    def _note_settings(self) -> None:
+        """How long may pass until somebody asks what has moved: the least ``flush.ms``."""
+        intervals = [
+            hosted.settings.flush_ms / 1000
+            for hosted in self._hosted.values()
+            if hosted.settings.flush is Flush.INTERVAL
+        ]
+        self._flush_pause_s = min([_FLUSH_PAUSE_S, *intervals])
 
     def close(self) -> None:
         """Ends all waits and appends, then flushes and closes every log."""
@@ -335,8 +348,17 @@ class Host:
         log = self._logs.open(path, log_format)
         for cut in log.cuts:
             logger.log(logging.ERROR if cut.grave else logging.WARNING, "recovered %s", cut)
-        partition = Partition(topic.name, topic.id, number, log, self._producer_age, self._clock)
+        partition = Partition(
+            topic.name,
+            topic.id,
+            number,
+            log,
+            self._producer_age,
+            self._clock,
+            moved=self._take_note,
+        )
         partition.lead(self._epoch)
+        self._take_note(partition)
         return partition
 
 

@@ -1,47 +1,53 @@
-"""Which partitions are looked after in a round: those at work, and some of the others in turn.
+"""Which partitions are looked after in a round: those that moved, and those whose time has come.
 
-A broker may have thousands of partitions, and nothing happens in most of them. Those whose end has
-moved are looked after in every round for some seconds; of the others so many a round that all come
-round in a while, for age alone makes rolling and retention due.
+A broker may have thousands of partitions, and nothing happens in most of them. So it does not go
+and see: a partition says that it has moved, and each look at it tells when age alone will make the
+next one due. A round costs what is due in it, and nothing for the others.
+
+The cores say what is due; here is only who is asked when.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from typing import Final
+from collections.abc import Hashable
+from typing import Generic, TypeVar
 
-AT_ONCE: Final = 200  # a round over them takes some milliseconds
-_LINGER_S: Final = 5.0
-
-
-Member = tuple[Hashable, int]
-"""A partition in a round: any key that it keeps, and its end."""
+K = TypeVar("K", bound=Hashable)
 
 
-class Rounds:
-    """Remembers where partitions ended in the round before, and whose turn is next."""
+class Agenda(Generic[K]):
+    """When each member is due. Any thread may :meth:`move` one; one thread does the rest.
 
-    def __init__(self, at_once: int = AT_ONCE) -> None:
-        self._at_once = at_once
-        self._seen: dict[Hashable, tuple[int, float]] = {}  # key → end, and since when
-        self._turn = 0
+    Moments are numbers of any one clock.
+    """
 
-    def due(self, members: Sequence[Member], now_s: float) -> list[int]:
-        """The places of those to look after now."""
-        seen: dict[Hashable, tuple[int, float]] = {}
-        busy: list[int] = []
-        idle: list[int] = []
-        for place, (key, end) in enumerate(members):
-            known = self._seen.get(key)
-            if known is None or known[0] != end:
-                known = (end, now_s)
-            seen[key] = known
-            at_work = now_s - known[1] <= _LINGER_S
-            (busy if at_work else idle).append(place)
-        self._seen = seen
-        if len(idle) <= self._at_once:
-            return sorted(busy + idle)
-        first = self._turn % len(idle)
-        self._turn = first + self._at_once
-        taken = (idle + idle)[first : first + self._at_once]
-        return sorted(busy + taken)
+    def __init__(self) -> None:
+        self._moved: set[K] = set()
+        self._at: dict[K, float] = {}
+        self._earliest: float | None = None  # not above the least of them
+
+    def move(self, member: K) -> None:
+        """The member is due at once, whatever it was put down for."""
+        self._moved.add(member)
+
+    def take_due(self, now: float) -> list[K]:
+        """Who is due by now. They are due no more, unless :meth:`put_down` says so again."""
+        # One by one: a set that is replaced could lose what another thread adds at that moment.
+        due = [self._moved.pop() for _ in range(len(self._moved))]
+        if self._earliest is not None and self._earliest <= now:
+            due += [member for member, at in self._at.items() if at <= now]
+        for member in due:
+            self._at.pop(member, None)
+        if self._earliest is not None and self._earliest <= now:
+            self._earliest = min(self._at.values(), default=None)
+        return list(dict.fromkeys(due))
+
+    def put_down(self, member: K, at: float) -> None:
+        """The member is due at this moment, and no more at an earlier one."""
+        self._at[member] = at
+        if self._earliest is None or at < self._earliest:
+            self._earliest = at
+
+    def next_moment(self) -> float | None:
+        """No member is due before it, but such as move; None: no member is put down."""
+        return self._earliest

@@ -61,7 +61,7 @@ def inspected(batch: pa.RecordBatch, required: tuple[str, ...], record_bytes_max
             mask = pc.is_null(column).to_numpy(zero_copy_only=False)
             found = first_marked(mask, Reason.NULL_VALUE, name)
             flaws += [found] if found else []
-    if size * _COUNTED_PER_STORED_MAX > record_bytes_max:  # else no record can be
+    if size * _COUNTED_PER_STORED_MAX > record_bytes_max:  # else no record can be too large
         found = first_too_large(record_sizes(batch), record_bytes_max)
         flaws += [found] if found else []
     return admit(rows, flaws)

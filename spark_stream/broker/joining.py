@@ -25,7 +25,7 @@ class TakeBatch(Step):
 
     partition: Partition
     candidate: Candidate
-    stamp: Stamp
+    stamp: Stamp | None
     isolation: Isolation
     patience_s: float
 
@@ -33,15 +33,16 @@ class TakeBatch(Step):
         return self.partition.take(self.candidate, self.stamp, self.isolation, self.patience_s)
 
 
-def take_in_transaction(batch: TakeBatch, transactional_id: str) -> Script[Taken | None]:
+def take_in_transaction(
+    batch: TakeBatch, stamp: Stamp, transactional_id: str
+) -> Script[Taken | None]:
     """Takes a batch of a transaction, after the partition has joined that.
 
     None: others held the partition for as long as the batch has patience, and it was not taken.
 
     Raises: as ``Partition.take``, and as ``deciding.join``.
     """
-    stamp = batch.stamp
-    if not (yield from _join(batch, transactional_id)):
+    if not (yield from _join(batch, stamp, transactional_id)):
         return None
     try:
         taken: Taken | None = yield batch
@@ -51,13 +52,13 @@ def take_in_transaction(batch: TakeBatch, transactional_id: str) -> Script[Taken
     return taken
 
 
-def _join(batch: TakeBatch, transactional_id: str) -> Script[bool]:
+def _join(batch: TakeBatch, stamp: Stamp, transactional_id: str) -> Script[bool]:
     """The partition takes part in the transaction, or is about to refuse its batches.
 
     False: others held the partition. A transaction that is sealed meanwhile has not joined: its
     batches are refused.
     """
-    stamp, at = batch.stamp, batch.partition
+    at = batch.partition
     if at.has_joined(stamp.transaction, stamp.producer_id):
         return True
     pending = at.open_join(stamp.transaction, stamp.producer_id, batch.patience_s)

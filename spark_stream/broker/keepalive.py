@@ -20,14 +20,14 @@ import logging
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from urllib.parse import unquote
 
 import psutil
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from spark_stream.broker.memory import memory_errors
+from spark_stream.broker.memory import memory_error
 from spark_stream.environment import Clock
 from spark_stream.wire.sockets import Peer, connections, peer_of, process_behind, quiet_for
 
@@ -41,40 +41,63 @@ class Call:
 
     def __init__(self, peer: str, clock: Clock) -> None:
         self.peer = peer
+        self._reading = _Reading(clock)
+        self._writing = _Writing(clock, self._reading)
         self._clock = clock
-        self._reading_since: float | None = None
-        self._writing_since: float | None = None
-        self._read = 0
-        self._written = 0
 
     def silent_for(self) -> float:
         """For how many seconds the client has owed the next move; 0 if the broker owes it."""
-        since = self._writing_since
-        if since is None and self._read == self._written:
-            since = self._reading_since
+        since = self._writing.since
+        if since is None and self._reading.count == self._writing.count:
+            since = self._reading.since
         return 0.0 if since is None else self._clock.monotonic() - since
 
-    @contextmanager
-    def reading(self) -> Iterator[None]:
+    def reading(self) -> AbstractContextManager[None]:
         """Around a wait for the client's next batch; the broker owes an answer once it is there."""
-        self._reading_since = self._clock.monotonic()
-        try:
-            yield
-            self._read += 1
-        finally:
-            self._reading_since = None
+        return self._reading
 
-    @contextmanager
-    def writing(self) -> Iterator[None]:
+    def writing(self) -> AbstractContextManager[None]:
         """Around the writing of an answer, which waits until the client reads."""
-        self._writing_since = self._clock.monotonic()
-        try:
-            yield
-        finally:
-            self._writing_since = None
-            self._written += 1
-            if self._reading_since is not None:
-                self._reading_since = self._clock.monotonic()
+        return self._writing
+
+
+class _Reading:
+    """Since when the broker has waited for a batch, and how many it has got.
+
+    Made once for a call: this and :class:`_Writing` are on the way of every append.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.since: float | None = None
+        self.count = 0
+
+    def __enter__(self) -> None:
+        self.since = self._clock.monotonic()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.since = None
+        if kind is None:
+            self.count += 1
+
+
+class _Writing:
+    """Since when an answer has waited for its reader, and how many answers there were."""
+
+    def __init__(self, clock: Clock, reading: _Reading) -> None:
+        self._clock = clock
+        self._reading = reading
+        self.since: float | None = None
+        self.count = 0
+
+    def __enter__(self) -> None:
+        self.since = self._clock.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        self.since = None
+        self.count += 1
+        if self._reading.since is not None:
+            self._reading.since = self._clock.monotonic()
 
 
 class WatchedReader:
@@ -92,8 +115,11 @@ class WatchedReader:
 
     def read_chunk(self) -> fl.FlightStreamChunk:
         """The next batch; StopIteration when the client has ended the stream."""
-        with self._call.reading(), memory_errors(self._memory_bytes):
-            return self._reader.read_chunk()
+        try:
+            with self._call.reading():
+                return self._reader.read_chunk()
+        except pa.ArrowMemoryError:
+            raise memory_error(self._memory_bytes) from None
 
 
 class WatchedWriter:
@@ -120,7 +146,7 @@ class Keepalive:
 
     @contextmanager
     def call(self, peer: str) -> Iterator[Call]:
-        """Around a call of the client that Flight names so."""
+        """Around a call of the client that Flight calls ``peer``."""
         call = Call(peer, self._clock)
         with self._lock:
             self._calls.add(call)

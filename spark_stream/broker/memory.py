@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
-from spark_stream.errors import BatchTooLarge, BrokerBusy
+from spark_stream.errors import BatchTooLarge, BrokerBusy, IsologError
 from spark_stream.wire.allocator import allocator_settings
 
 logger = logging.getLogger(__name__)
@@ -36,30 +36,34 @@ def bound_memory(memory_bytes: int) -> None:
         logger.warning("this pyarrow has no mimalloc: the broker's memory has no bound")
 
 
+def memory_error(memory_bytes: int) -> IsologError:
+    """What is wrong with a batch that found no room.
+
+    BrokerBusy: others have the memory now; later there is room. BatchTooLarge: there is none even
+    if nobody else has any.
+    """
+    taken = pa.total_allocated_bytes()
+    if taken > memory_bytes // 4:
+        return BrokerBusy(
+            f"the batches under way take {taken} of the {memory_bytes} bytes that the broker"
+            " has for them",
+            memory_bytes=memory_bytes,
+        )
+    return BatchTooLarge(
+        f"decoded, the batch needs more than the {memory_bytes} bytes that the broker has"
+        " for all batches",
+        hint="Send smaller batches, or give the broker more with memory_bytes.",
+        memory_bytes=memory_bytes,
+    )
+
+
 @contextmanager
 def memory_errors(memory_bytes: int) -> Iterator[None]:
-    """Names the error of a batch that found no room.
-
-    Raises:
-        BrokerBusy: others have the memory now; later there is room.
-        BatchTooLarge: there is none even if nobody else has any.
-    """
+    """Around what needs memory for a batch; raises :func:`memory_error`."""
     try:
         yield
     except pa.ArrowMemoryError:
-        taken = pa.total_allocated_bytes()
-        if taken > memory_bytes // 4:
-            raise BrokerBusy(
-                f"the batches under way take {taken} of the {memory_bytes} bytes that the broker"
-                " has for them",
-                memory_bytes=memory_bytes,
-            ) from None
-        raise BatchTooLarge(
-            f"decoded, the batch needs more than the {memory_bytes} bytes that the broker has"
-            " for all batches",
-            hint="Send smaller batches, or give the broker more with memory_bytes.",
-            memory_bytes=memory_bytes,
-        ) from None
+        raise memory_error(memory_bytes) from None
 
 
 def release_memory() -> None:

@@ -61,7 +61,9 @@ class Partition:
         producer_age_us: int,
         clock: Clock,
         followers: int = 0,
+        moved: Callable[[Partition], None] = lambda _: None,
     ) -> None:
+        """``moved`` is told of everything that may make housekeeping or a force due; any thread."""
         self.topic = topic
         self.topic_id = topic_id
         self.number = number
@@ -78,8 +80,14 @@ class Partition:
         self._pending: dict[int, Acknowledgement] = {}
         self._waiting: dict[int, WakeUp] = {}
         self._cut = (Offset(-1), Offset(-1))
+        self._moved = moved
 
     # -- bounds and epochs ------------------------------------------------------------------------
+
+    @property
+    def replica(self) -> Replica:
+        """What this replica knows, to look at."""
+        return self._core
 
     @property
     def leader_epoch(self) -> LeaderEpoch:
@@ -189,7 +197,10 @@ class Partition:
         finally:
             self._lock.release()
         if candidate.flaw is not None:
-            done = replace(done, refused=self._refusal(candidate, stamp, done.offset))
+            kept = 0 if candidate.prepared is None else candidate.prepared.records
+            limit, within = self.log.format.settings.max_record_bytes, _in_transaction(stamp)
+            error = refusal(candidate.flaw, kept, done.offset, limit, in_transaction=within)
+            done = replace(done, refused=error)
         return Taken(done, pending, woken)
 
     def await_acknowledgement(self, taken: Taken, timeout_s: float | None) -> None:
@@ -213,20 +224,6 @@ class Partition:
             partition=self.number,
             offset=int(done.offset),
             kept=done.count,
-        )
-
-    def _refusal(
-        self, candidate: Candidate, stamp: Stamp | None, offset: Offset
-    ) -> IsologError | None:
-        if candidate.flaw is None:
-            return None
-        kept = 0 if candidate.prepared is None else candidate.prepared.records
-        return refusal(
-            candidate.flaw,
-            kept,
-            offset,
-            self.log.format.settings.max_record_bytes,
-            in_transaction=_in_transaction(stamp),
         )
 
     def _judge_and_append(
@@ -273,6 +270,7 @@ class Partition:
 
     def _carry_out(self, effects: Effects) -> tuple[WakeUp, ...]:
         """Settles what is answered; the reads to wake, for the caller to do without the lock."""
+        self._moved(self)
         woken: tuple[WakeUp, ...] = ()
         for effect in effects:
             if isinstance(effect, Wake):
@@ -428,27 +426,33 @@ class Partition:
         """What is appended, rolled, flushed and removed from now on goes by these settings."""
         with self._lock:
             self.log.format = replace(self.log.format, settings=settings)
+            self._moved(self)
 
     def flush_if_due(self, moment: float) -> float | None:
-        """Forces what was appended if ``flush.ms`` says so; when to ask again, None: never.
+        """Forces what was appended if ``flush.ms`` says so; else when it will, None: never.
 
         Both moments are on the monotonic clock.
         """
         with self._lock:
-            if self._closed is not None:
-                return None
-            self.log.flush_if_due(moment)
-            return self.log.next_flush_due(moment)
+            due = None if self._closed is not None else self.log.next_flush_due(moment)
+            if due is not None and due <= moment:
+                self.log.flush_if_due(moment)
+                due = None
+            return due
 
-    def housekeep(self) -> None:
-        """Rolls and removes what is due."""
+    def housekeep(self) -> int | None:
+        """Rolls and removes what is due; when there is more to do if nothing moves, None: never.
+
+        By the steady clock, in microseconds.
+        """
         with self._lock:
             if self._closed is not None:
-                return
+                return None
             now = self._clock.steady_us()
             self.log.housekeep(now, self.bounds().last_stable_offset)
             self._core.evict(self.log.start)
-            self._core.forget_producers(now)
+            dues = (self._core.forget_producers(now), self.log.housekeeping_due())
+            return min((due for due in dues if due is not None), default=None)
 
     def close(self, *, deleted: bool = False) -> None:
         """Ends appends and waits, then closes the files. Everything acknowledged is in them."""
@@ -465,6 +469,7 @@ class Partition:
             woken = list(self._waiting.values())
             self._pending.clear()
             self._waiting.clear()
+            self._moved(self)
             try:
                 self.log.close()
             finally:

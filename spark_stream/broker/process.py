@@ -53,8 +53,9 @@ _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 _GRACE_SECONDS: Final = 1.0
 _SWEEP_SECONDS: Final = 0.5  # how late an expired transaction is aborted at most
 _SWITCH_S: Final = 0.0005
-"""How long a thread may keep the interpreter from the others. An append takes it some ten times:
-with Python's 5 ms, and hundreds of fetches at work, it would wait for tens of them each time."""
+"""How long a thread may keep the interpreter while others want it. An append needs it some ten
+times: with Python's default of 5 ms, and hundreds of fetches at work, it would wait long each
+time."""
 _FLUSH_SECONDS: Final = 0.1  # the first time; then the task says
 
 
@@ -257,7 +258,7 @@ def _check_free(host: str, port: int) -> None:
 
 @contextlib.contextmanager
 def _bind_errors(listen: str) -> Iterator[None]:
-    """gRPC only says that the server did not start: that is that it could not listen."""
+    """gRPC says only that the server did not start, which means that it could not listen."""
     try:
         yield
     except pa.ArrowException as error:

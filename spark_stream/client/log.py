@@ -88,8 +88,8 @@ class Log(Closing):
         it; its settings stay as they are, whatever ``config`` says.
 
         Raises:
-            TopicExists: there is one; with ``if_not_exists``: its schema, or its number of
-                partitions if that was given, is another (the message has the difference).
+            TopicExists: there is one; with ``if_not_exists``: its schema is another, or it has
+                fewer partitions than were asked for (the message has the difference).
             InvalidTopic, InvalidConfig, SchemaMismatch, UnsupportedType: nothing is made.
         """
         return self._topics.create(

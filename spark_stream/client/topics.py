@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import pyarrow as pa
@@ -15,6 +17,7 @@ from spark_stream.errors import (
     InvalidOption,
     InvalidRequest,
     InvalidTopic,
+    IsologError,
     TopicExists,
     UnknownTopic,
     from_wire,
@@ -38,6 +41,7 @@ from spark_stream.wire.schemas import (
 )
 
 _TRIES: Final = 5
+_NEAR: Final = 0.7  # with less, the guess would be any topic
 
 
 class TopicsClient:
@@ -59,7 +63,8 @@ class TopicsClient:
         return self._connection.act("list-topics", Empty(), TopicNames).topics
 
     def describe(self, topic: str) -> TopicDescription:
-        facts = self._connection.act("describe-topic", _named(topic), TopicFacts)
+        with self._guessing(topic):
+            facts = self._connection.act("describe-topic", _named(topic), TopicFacts)
         return self._remembered(facts)
 
     def known(self, topic: str) -> TopicDescription:
@@ -118,11 +123,26 @@ class TopicsClient:
             partitions=partitions,
             config={name: str(value) for name, value in config.items()},
         )
-        return self._remembered(self._connection.act("alter-topic", asked, TopicFacts))
+        with self._guessing(topic):
+            return self._remembered(self._connection.act("alter-topic", asked, TopicFacts))
 
     def delete(self, topic: str) -> None:
         self.forget(topic)
-        self._connection.act("delete-topic", _named(topic), Empty)
+        with self._guessing(topic):
+            self._connection.act("delete-topic", _named(topic), Empty)
+
+    @contextmanager
+    def _guessing(self, topic: str) -> Iterator[None]:
+        """Around a call about the topic: if there is none, the error says which may be meant."""
+        try:
+            yield
+        except UnknownTopic as error:
+            with suppress(IsologError):  # who cannot be asked for all names leaves it as it is
+                near = difflib.get_close_matches(topic, self.names(), n=1, cutoff=_NEAR)
+                if near:
+                    message = f"{error.message}; did you mean {near[0]!r}?"
+                    error = UnknownTopic(message, hint=error.hint, **error.details)
+            raise error from None
 
     def offsets(
         self,
@@ -181,8 +201,8 @@ def _check_as_asked(found: TopicDescription, partitions: int | None, schema: pa.
             takes, asked = ("takes no", "takes") if field.nullable else ("takes", "takes no")
             difference = f"column {field.name!r} {takes} nulls there, and {asked} nulls here"
     count = len(found.partitions)
-    if partitions is not None and partitions != count:
-        difference = f"it has {count} partitions, not {partitions}"
+    if partitions is not None and partitions > count:  # it may have grown since it was made
+        difference = f"it has {count} partition{'s' if count > 1 else ''}, not {partitions}"
     if difference is not None:
         raise TopicExists(
             f"there is a topic {found.name!r} already, and it differs: {difference}",

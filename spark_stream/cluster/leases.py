@@ -11,7 +11,7 @@ down a little earlier.) It holds because each side counts on its safe side:
 * an observer counts from the moment after it first read that renewal, up to the moment before it
   read that there is no later one.
 
-Who looks for the first time knows only what is there now, and gives it the full time.
+Whoever looks for the first time knows only what is there now: the lease gets its full time.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ _RAISE: Final = "update counter set value = value + 1 where name = 'version' ret
 _INSERT: Final = "insert or ignore into record values (?, ?, ?)"
 _UPDATE: Final = "update record set value = ?, version = ? where key = ? and version = ?"
 _DELETE: Final = "delete from record where key = ? and version = ?"
-_WAIT_S: Final = 10.0  # no change takes so long: then whoever has the file is stopped
+_WAIT_S: Final = 10.0  # no change takes so long: a process that has the file longer has stopped
 _CLOSE_WAIT_S: Final = 1.0
 _READ_PAUSE_S: Final = 0.001
 
@@ -94,12 +94,12 @@ class SqliteStore:
             if self._closed:
                 return
             self._closed = True
-            # In turn, for the last to close removes SQLite's write-ahead log.
+            # A close takes its turn: the last one removes SQLite's write-ahead log.
             in_turn = self._turns.take(lambda: True, _CLOSE_WAIT_S)
             with self._reading:
                 self._reader.close()
             self._writer.close()
-            if in_turn:  # else somebody stands in the line, and its file must stay what it is
+            if in_turn:  # else others stand in the line, and its file must stay
                 self._turns.close()
                 self._turns.end()
 

@@ -66,7 +66,7 @@ def check_partitions(topic: Topic) -> None:
 
 
 class Topics:
-    """The topics of a store, for who looks them up."""
+    """The topics of a store: looks them up."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store

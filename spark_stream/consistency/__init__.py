@@ -1,19 +1,20 @@
 """The rules of the log, pure: no clock, no I/O, no thread, no randomness. Imports nothing of ours.
 
-``isolation``  which offsets a consumer may see, from the bounds of a partition
-``entries``    what the entries table means: layout, validity, look-ups
-``replica``    the core of a replica: events in, effects out; what a log's entries come to
-``leader``     what an append and a replicated entry do to LEO, HW and LSO
-``epochs``     where leader epochs begin and end, and what two logs share
-``waiting``    who waits for a bound to pass an offset
-``admission``  which records of a message are kept when one of them is bad
-``producers``  duplicates, order and fencing of a partition's producers
-``joins``      a leader's promises that a transaction may write to its partition
-``undecided``  which transactions hold a partition's last stable offset back
+``ids``                 distinct types for numbers that must not be mixed up
+``isolation``           which offsets a consumer may see, from the bounds of a partition
+``entries``             what the entries table means: layout, validity, look-ups
+``replica``             the core of a replica: events in, effects out
+``leader``              what an append and a replicated entry do to LEO, HW and LSO
+``epochs``              where leader epochs begin and end, and what two logs share
+``waiting``             who waits for a bound to pass an offset
+``admission``           which records of a message are kept when one of them is bad
+``producers``           duplicates, order and fencing of a partition's producers
+``joins``               a leader's promises that a transaction may write to its partition
+``undecided``           which transactions hold a partition's last stable offset back
 ``transactions``        a transaction's life as a table of states and events, and its record
 ``transaction_events``  what each event makes of the record
 ``announcements``       which consumers' positions a commit is going to move
-``sinks``      what only sinks ask of a transaction
-``extents``    which offsets each transaction of a partition spans
-``atomic``     cuts that no transaction lies on both sides of
+``sinks``               what only sinks ask of a transaction
+``extents``             which offsets each transaction of a partition spans
+``atomic``              cuts that no transaction lies on both sides of
 """

@@ -1,7 +1,7 @@
-"""Which consumers' positions a commit is going to move: said in the open transaction beforehand.
+"""A commit announces in its transaction's record which consumers' positions it is going to move.
 
-A new owner of a consumer's name withdraws what was announced for it; a commit decides only while
-its announcement stands. Why that keeps two owners apart is in ``scripts.consumers``.
+A new owner of a consumer's name withdraws the announcement for that name, and a commit decides only
+while its announcement stands. ``scripts.consumers`` says why that keeps two owners apart.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def announce(
 
 
 def withdraw(transaction: Transaction, number: int, consumer: str) -> Outcome:
-    """The consumer's name has a new owner: a commit that announced its positions looks again."""
+    """The name has a new owner: a commit that announced positions for it must check again."""
     denied = not_open(transaction, number, Event.WITHDRAW)
     if denied is not None:
         return denied

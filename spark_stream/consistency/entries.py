@@ -73,7 +73,8 @@ Table = npt.NDArray[np.void]
 class Entry:
     """One entry before it has a place in a file; the fields are those of ``ENTRY``.
 
-    Nobody changes one. It is not frozen because each append makes some, at four times the cost.
+    Nobody changes an entry. The class is not frozen all the same: each append makes some, and a
+    frozen one takes four times as long to make.
     """
 
     entry_index: int
@@ -148,7 +149,8 @@ def next_offset(table: Table, first_offset: int) -> Offset:
 def at_offset(table: Table, offset: int) -> int:
     """The row of the batch that holds ``offset`` (which must lie within the table's offsets).
 
-    Markers share the base offset of the batch after them, so of equal ones the last is meant.
+    Markers share the base offset of the batch after them: of several rows with the same base offset
+    the last one is the batch.
     """
     return int(np.searchsorted(table["base_offset"], offset, side="right")) - 1
 

@@ -64,7 +64,7 @@ class EpochStarts:
         return self._places[at] if found else None
 
     def end_of(self, epoch: int, log_end: Boundary) -> Boundary:
-        """Where the epoch ended: the first place that a later one may have given anew."""
+        """Where the epoch ended: from there on a later epoch may have given the offsets again."""
         later = bisect_right(self._epochs, epoch)
         return self._places[later] if later < len(self._epochs) else log_end
 
@@ -100,10 +100,12 @@ class EpochHistory:
 def agreement(one: EpochHistory, other: EpochHistory) -> EntryIndex | None:
     """The index up to which two logs hold the same entries; None: that cannot be known.
 
-    It is the end of what the greatest epoch that both have an entry of, at one index, has in both.
-    Epochs that one of them lacks tell nothing: its leader of that time may have reached the other
-    alone. None means that what they share, if anything, is evicted from one of them: a follower
-    then starts again from the leader's first entry.
+    Take the greatest epoch of which both logs have an entry at the same index: they agree up to
+    the earlier of that epoch's two ends. An epoch that only one log has tells nothing, because its
+    leader may never have reached the other replica.
+
+    None means that what the logs share, if anything, is evicted from one of them: a follower then
+    starts again from the leader's first entry.
     """
     low, high = max(one.start, other.start), min(one.end, other.end)
     theirs = {epoch: place for place, (epoch, _) in enumerate(other.epochs)}

@@ -75,12 +75,12 @@ class Block:
         return int(np.searchsorted(self.firsts, offset, side="left"))
 
     def cluster(self, offset: int) -> int:
-        """As :meth:`below`, less those that are connected with one that straddles the offset."""
+        """As :meth:`below`, without the items connected with one that straddles the offset."""
         begun = self.below(offset)
         if begun == 0 or self._reach[begun - 1] < offset:
             return begun
         step = 64
-        while True:  # backwards, in growing steps: the start is near, or there is no other
+        while True:  # backwards, in growing steps: mostly the start is near
             low = max(0, begun - step)
             found = np.flatnonzero(self._opens[low:begun])
             if len(found):

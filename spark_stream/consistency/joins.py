@@ -27,7 +27,10 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PendingJoin:
-    """A join between the question to the record and its answer; one of several of its key."""
+    """A join that was asked of the transaction's record and is not answered yet.
+
+    There may be several of the same key.
+    """
 
     transaction: int
     producer_id: int

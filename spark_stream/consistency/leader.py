@@ -83,7 +83,7 @@ def replicated(state: LeaderState, upto: Boundary) -> LeaderState:
 
 
 def undecided_from(state: LeaderState, offset: Offset | None) -> LeaderState:
-    """The earliest undecided transaction starts at ``offset`` (None: there is no such)."""
+    """The earliest undecided transaction starts at ``offset`` (None: there is none)."""
     return state if state.first_undecided == offset else replace(state, first_undecided=offset)
 
 

@@ -183,24 +183,33 @@ def folded(state: ProducerState | None, entry: Entry) -> ProducerState:
         )
         return appended(state, stamp, entry.base_offset, entry.count, entry.appended)
     if state is not None and state.epoch > entry.producer_epoch:
-        return state  # a marker that was lost once comes after the producer has gone on
+        return state  # a lost marker, written again after the producer has gone on
     return ended(state, entry.producer_epoch, entry.appended)
 
 
-def expired(state: ProducerState, now: int, age: int) -> bool:
-    """Whether a state that was not used for longer than ``age`` (µs) may be forgotten.
+def expires(state: ProducerState, age: int) -> int | None:
+    """From when on a state that is not used for longer than ``age`` (µs) may be forgotten.
 
-    Of an ended transaction nothing can come but a request that was delayed: those are refused by
-    the transaction's record too, so it is remembered for as long only as requests live.
+    After a transaction has ended, only requests of it that were delayed can still come, and the
+    transaction's record refuses those too. So a state that has ended is remembered only for as long
+    as a request may be delayed.
     """
-    return not state.open and now - state.used > (min(age, ENDED_AGE) if state.ended else age)
+    if state.open:
+        return None
+    return state.used + (min(age, ENDED_AGE) if state.ended else age) + 1
+
+
+def expired(state: ProducerState, now: int, age: int) -> bool:
+    """Whether a state may be forgotten by now."""
+    since = expires(state, age)
+    return since is not None and since <= now
 
 
 def derived(tables: Sequence[Table], now: int, age: int) -> dict[int, ProducerState]:
     """The states of all producers that have not expired, from the log's entries tables in order.
 
-    What a producer did in the order of the log decides: its last epoch, the last five batches of
-    it, and the marker behind them, if there is one.
+    The order of the log decides: a state is the producer's last epoch, the last five batches of
+    that epoch, and the marker behind them, if there is one.
     """
     # Entries are wide: of millions of them, each column that is looked at costs a pass over all.
     log = _Log(tables)
@@ -231,14 +240,17 @@ class _Log:
     """The columns of a log's tables, one behind the other."""
 
     def __init__(self, tables: Sequence[Table]) -> None:
-        self._tables = tables
-        self._starts = np.cumsum([0, *map(len, tables)])
+        self._tables = [table for table in tables if len(table)]
+        self._starts = np.cumsum([0, *map(len, self._tables)])
 
     def column(self, name: str, rows: np.ndarray | None = None) -> np.ndarray:
         """All of a column, or its rows of these numbers (in any order)."""
         if rows is None:
             parts = [table[name] for table in self._tables]
             return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+        if len(self._tables) == 1:  # most logs are short; a broker opens thousands of them
+            values: np.ndarray = self._tables[0][name][rows].astype(np.int64)
+            return values
         where = np.searchsorted(self._starts, rows, side="right") - 1
         values = np.zeros(len(rows), np.int64)
         for number in range(where.min(initial=0), where.max(initial=-1) + 1):
@@ -248,9 +260,9 @@ class _Log:
 
 
 def _late_markers(log: _Log, rows: np.ndarray, producer: np.ndarray) -> np.ndarray:
-    """Which rows, in the order of the log for each producer, are markers of an epoch it had left.
+    """Which rows, in each producer's order, are markers of an epoch that it had left by then.
 
-    The marker of a transaction that was lost is written anew after its producer has gone on.
+    A marker that was lost is written again, perhaps after its producer has gone on.
     """
     epochs = log.column("producer_epoch", rows)
     late = np.zeros(len(rows), np.bool_)

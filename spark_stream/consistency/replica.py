@@ -36,7 +36,6 @@ from spark_stream.consistency.extents import Spans
 from spark_stream.consistency.ids import (
     NO_PRODUCER,
     NO_TRANSACTION,
-    EntryIndex,
     LeaderEpoch,
     Offset,
 )
@@ -116,7 +115,7 @@ class Replica:
         producer_age: int,
         followers: int = 0,
     ) -> None:
-        """Of a log that holds these entries; ``now`` and ``producer_age`` in microseconds."""
+        """``tables``: the log's entries. ``now`` and ``producer_age`` are in microseconds."""
         self._producer_age = producer_age
         self.joins = Joins()
         self._tickets = Waiters()
@@ -126,7 +125,7 @@ class Replica:
         self._derive(tables, state, now)
 
     def _derive(self, tables: Sequence[Table], state: LeaderState, now: int) -> None:
-        """Takes all that is derived from the entries that are there."""
+        """Derives everything anew from the entries that are there."""
         self.producers = producers.derived(tables, now, self._producer_age)
         self.spans = Spans.derived(tables)
         self.epochs = EpochStarts.derived(tables)
@@ -153,7 +152,7 @@ class Replica:
     # -- events -----------------------------------------------------------------------------------
 
     def lead(self, epoch: LeaderEpoch) -> None:
-        """A new leader's epoch begins. What an earlier one promised holds no more."""
+        """A new leader's epoch begins. Promises of earlier epochs no longer hold."""
         self.joins.clear()
         self.bounds_state = replace(self.bounds_state, leader_epoch=epoch)
 
@@ -161,9 +160,10 @@ class Replica:
         """The entries are in the log, behind all others; they become visible together."""
         state = self.bounds_state
         for entry in entries:
-            at = Boundary(EntryIndex(entry.entry_index), Offset(entry.base_offset))
-            if at != state.log_end:
-                raise ValueError(f"an entry at {at} does not follow the log end {state.log_end}")
+            at = state.log_end
+            if (entry.entry_index, entry.base_offset) != at:
+                place = f"{entry.entry_index} (offset {entry.base_offset})"
+                raise ValueError(f"the entry {place} does not follow the log end {at}")
             self.epochs.appended(LeaderEpoch(entry.leader_epoch), at)
             if entry.producer_id != NO_PRODUCER:
                 self._fold(entry)
@@ -231,15 +231,20 @@ class Replica:
         self.bounds_state = leader.evicted(self.bounds_state, log_start)
         self.spans.evicted(self.bounds_state.log_start.offset)
 
-    def forget_producers(self, now: int) -> None:
-        """Forgets the producers that have written nothing for too long."""
-        old = [
-            producer_id
+    def forget_producers(self, now: int) -> int | None:
+        """Forgets the producers that have written nothing for too long.
+
+        From when on that holds for the next one, if none writes meanwhile; None: for none.
+        """
+        times = {
+            producer_id: expires
             for producer_id, state in self.producers.items()
-            if producers.expired(state, now, self._producer_age)
-        ]
+            if (expires := producers.expires(state, self._producer_age)) is not None
+        }
+        old = [producer_id for producer_id, expires in times.items() if expires <= now]
         for producer_id in old:
-            del self.producers[producer_id]
+            del self.producers[producer_id], times[producer_id]
+        return min(times.values(), default=None)
 
     def truncate(self, tables: Sequence[Table], log_end: Boundary, now: int) -> Effects:
         """The log was cut back to ``log_end``; ``tables`` are what is left of it.

@@ -1,8 +1,8 @@
 """What a sink asks of its id's record: one transaction a batch, one branch a task attempt.
 
 A sink writes numbered batches. All its task attempts write under branches of one transaction, and
-its driver decides which of them count (``transactions.commit``). The events are those of the table
-in ``transactions``; here is how a sink comes to them.
+its driver decides which of them count (``transaction_events.commit``). The events are those of the
+table in ``transactions``; this module says which of a sink's calls is which event.
 
 Invariants:
 
@@ -69,8 +69,9 @@ class Stop:
 def branch(transaction: Transaction, claim: Claim, allotted: Allotted, now_ms: int) -> Outcome:
     """A branch (the allotted producer id) of the transaction that writes the claimed batch.
 
-    The first one begins the transaction. A run of the query that was not seen before takes the
-    sink over; what the run before left open is aborted (asked again after that, it begins).
+    The first branch begins the transaction. A run of the query that was not seen before takes the
+    sink over, and what the run before left open is aborted; a caller that asks again after that
+    gets a branch of a new transaction.
     """
     denied = _not_next(transaction, claim)
     if denied is not None:
@@ -100,8 +101,8 @@ def branch(transaction: Transaction, claim: Claim, allotted: Allotted, now_ms: i
 def settle(transaction: Transaction, claim: Claim) -> Outcome:
     """The claimed batch has nothing to commit: what is still open of the sink is aborted.
 
-    That is what a dead run left, or failed attempts of this batch. A sink that never wrote stays
-    without a record.
+    A dead run left it open, or failed attempts of this batch. A sink that never wrote stays without
+    a record.
     """
     denied = _not_next(transaction, claim)
     if denied is not None:
@@ -126,7 +127,7 @@ def renew(transaction: Transaction, instance: str, batch: int, now_ms: int) -> O
 def drop(transaction: Transaction, instance: str, number: int, producer_id: int) -> Outcome:
     """The branch failed: no commit takes it, and it writes no more. The others go on.
 
-    Of a transaction that is decided or over nothing is left to drop.
+    In a transaction that is decided or over there is nothing to drop.
     """
     if number != transaction.number or moved(transaction, Event.DROP) is None:
         return transaction

@@ -67,7 +67,7 @@ def begin(
     if transaction.state in DECIDED:
         return Denied(Denial.PENDING, transaction)
     follows = transaction.unused if after == -1 else after == transaction.number
-    # It expired, or an operator ended it: its owner need not even know that it was begun.
+    # After one that expired or was killed: its owner may not even know that it had begun.
     follows |= transaction.cause in (Cause.EXPIRED, Cause.KILLED)
     if moved(transaction, Event.BEGIN) is None or not follows:
         return Denied(Denial.INVALID, transaction)
@@ -118,7 +118,7 @@ def commit(
 ) -> Outcome:
     """The owner decides for these producer ids; the other branches abort.
 
-    Asked again after it is decided, it is the same answer, whoever owns the id by then.
+    A call that is repeated after the decision gets the same answer, whoever owns the id by then.
     """
     chosen = tuple(sorted(set(taken)))
     written = None if content is None else tuple(content)
@@ -148,7 +148,7 @@ def commit(
 
 
 def abort(transaction: Transaction, instance: str, number: int) -> Outcome:
-    """The owner takes it back. A decided commit stays."""
+    """The owner gives the transaction up. A commit that is decided stays."""
     asked_again = number == transaction.number and transaction.state in ABORTS
     if asked_again and transaction.cause is not Cause.FENCED:
         return transaction
@@ -162,9 +162,9 @@ def abort(transaction: Transaction, instance: str, number: int) -> Outcome:
 
 
 def expire(transaction: Transaction, number: int, deadline_ms: int) -> Outcome:
-    """Its timeout passed while this number and deadline stood in its record.
+    """The transaction's timeout passed while this number and deadline stood in its record.
 
-    Its owner's writes and its commit are refused from now on.
+    From now on its owner's writes and its commit are refused.
     """
     watched = (transaction.number, transaction.deadline_ms) == (number, deadline_ms)
     if moved(transaction, Event.EXPIRE) is None or not watched:
@@ -173,7 +173,10 @@ def expire(transaction: Transaction, number: int, deadline_ms: int) -> Outcome:
 
 
 def kill(transaction: Transaction, number: int | None = None) -> Outcome:
-    """An operator ends it; with ``number``: that one, and asked again it is the same answer."""
+    """An operator aborts the transaction; with ``number``, that one and no other.
+
+    With ``number``, a call that is repeated gets the same answer.
+    """
     if number is not None and number != transaction.number:
         return Denied(Denial.OVER, transaction)
     if number is not None and transaction.cause is Cause.KILLED:
@@ -184,7 +187,7 @@ def kill(transaction: Transaction, number: int | None = None) -> Outcome:
 
 
 def finish(transaction: Transaction, number: int) -> Outcome:
-    """Its markers are below the high watermark everywhere, its positions are stored."""
+    """All markers of the transaction are below the high watermark, its positions are stored."""
     if moved(transaction, Event.FINISH) is None or number != transaction.number:
         return Denied(Denial.OVER, transaction)
     return entered(transaction, Event.FINISH, positions=())

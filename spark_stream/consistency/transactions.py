@@ -15,9 +15,10 @@ puts the new record in the place of the old by one compare-and-set, and that dec
 Who may ask: BEGIN, BRANCH, RENEW, DROP, ANNOUNCE, COMMIT and ABORT are the owner's (the
 ``instance`` that took the id over last); JOIN is a partition leader's, before the transaction's
 first batch there; WITHDRAW is a new owner's of a consumer's name; EXPIRE is anybody's who has
-watched the record for its timeout; KILL is an operator's; FINISH is whoever's who wrote the
-markers. What each event does is in ``transaction_events``. What only sinks ask (BRANCH, DROP, and
-their forms of the others) is in ``sinks``; ANNOUNCE and WITHDRAW are in ``announcements``.
+watched the record for its timeout; KILL is an operator's; FINISH is asked for by whoever
+wrote the markers. What each event does is in ``transaction_events``. What only sinks ask (BRANCH,
+DROP, and their forms of the others) is in ``sinks``; ANNOUNCE and WITHDRAW are in
+``announcements``.
 
 Invariants:
 
@@ -194,19 +195,19 @@ class Transaction:
     "": a release that knew one broker only began it."""
 
     state: State = State.EMPTY
-    """Where it stands."""
+    """Where the transaction stands."""
     number: int = -1
-    """Its number; -1 before the id's first."""
+    """The transaction's number; -1 before the id's first transaction."""
     after: int = -1
     """The number that its BEGIN named as the one before."""
     producer_id: int = -1
-    """Whom its owner writes as; -1: under branches only."""
+    """The producer id that its owner writes under; -1: it writes under branches only."""
     epoch: int = -1
-    """In which epoch of that producer."""
+    """The epoch of that producer id that its owner writes in."""
     cause: Cause = Cause.NONE
-    """Why it was aborted."""
+    """Why the transaction was aborted."""
     partitions: tuple[Joined, ...] = ()
-    """Every partition that it may have written to."""
+    """Every partition that the transaction may have written to."""
     branches: tuple[int, ...] = ()
     """The producer ids of a sink's task attempts."""
     dropped: tuple[int, ...] = ()
@@ -216,7 +217,7 @@ class Transaction:
     positions: tuple[PositionOf, ...] = ()
     """Where consumers go on once it is committed; while it is open: where its commit wants them."""
     began_ms: int = 0
-    """When it began."""
+    """When the transaction began."""
     deadline_ms: int = 0
     """When its timeout ends, or the id was last used. A sign of life changes it."""
 
@@ -225,9 +226,9 @@ class Transaction:
     batch: int = -1
     """The batch that the present transaction writes."""
     run: str = ""
-    """The driver that planned it."""
+    """The driver that planned that batch."""
     planned: int = -1
-    """When, on that driver's clock."""
+    """When that driver planned it, on a clock of its own."""
     committed_batch: int = -1
     """The last batch that was committed; -1: none."""
     content: tuple[Content, ...] | None = None
@@ -236,7 +237,7 @@ class Transaction:
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """The event changed nothing; ``state`` is what it met."""
+    """The event changed nothing; ``transaction`` is the record as it is."""
 
     why: Denial
     transaction: Transaction
@@ -274,7 +275,7 @@ def renewed(transaction: Transaction, now_ms: int) -> Transaction:
 
 
 def deadline_after(transaction: Transaction, deadline_ms: int) -> int:
-    """Another deadline than before, whatever a clock did: who watches the record sees it."""
+    """The deadline, but never the one before: a sign of life has to change the record."""
     return deadline_ms + (deadline_ms == transaction.deadline_ms)
 
 

@@ -13,7 +13,7 @@ _STALE_MIN: Final = 64
 
 
 class Waiters:
-    """Waiters by the offset that the bound must pass. A waiter's number is its caller's."""
+    """Waiters by the offset that the bound must pass. The caller chooses a waiter's number."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int]] = []
@@ -23,12 +23,12 @@ class Waiters:
         return len(self._offsets)
 
     def add(self, waiter: int, offset: int) -> None:
-        """It waits until the bound is above the offset; each number is used once."""
+        """The waiter waits until the bound is above the offset; each number is used once."""
         self._offsets[waiter] = offset
         heapq.heappush(self._heap, (offset, waiter))
 
     def cancel(self, waiter: int) -> bool:
-        """It waits no more; False: it did not."""
+        """The waiter waits no more; False: it was not waiting."""
         if self._offsets.pop(waiter, None) is None:
             return False
         if len(self._heap) > max(_STALE_MIN, 2 * len(self._offsets)):
@@ -46,7 +46,7 @@ class Waiters:
         return found
 
     def beyond(self, end: int) -> list[int]:
-        """Takes out those whose offset is not below ``end``: it was cut off."""
+        """Takes out those whose offset is not below ``end``: their records were cut off."""
         found = [waiter for waiter, offset in self._offsets.items() if offset >= end]
         for waiter in found:
             self.cancel(waiter)

@@ -40,7 +40,7 @@ def take_consumer(finished: Finished, consumer: str, instance: str) -> Script[li
 
 
 def withdraw_announcement(transactional_id: str, number: int, consumer: str) -> Script[None]:
-    """A commit that has not decided yet has to look again who owns the name."""
+    """Makes a commit that has not decided yet check again who owns the name."""
     yield from records.change(
         transactional_id, records.ruled(lambda found: withdraw(found, number, consumer))
     )

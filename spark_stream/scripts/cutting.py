@@ -1,7 +1,7 @@
 """Where a read_atomic query may stand: one cut through all its partitions, of all its topics.
 
-Bounds are taken of all partitions first, and only then what transactions lie where: a transaction
-with a record below some bound was decided before, so by then all its records are in the logs.
+The bounds of all partitions are read first, and only then where transactions lie: a transaction
+with a record below some bound was decided before that, so all its records are in the logs by then.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What producers and operators ask of a transaction; whatever is decided is finished at once.
 
-Every call can be repeated: what was decided stays decided, and what a broker that died left half
-done, the next call or the next sweep finishes. ``finished`` is the memory of the broker that is
-asked (``finishing.Finished``), ``now_ms`` its time for what people see.
+Every call can be repeated: what was decided stays decided, and the next call or the next sweep
+finishes what a broker left half done when it died. ``finished`` is the memory of the broker that is
+asked (``finishing.Finished``), ``now_ms`` that broker's time, for people to see.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Commit:
 
 
 def judge_record(finished: Finished, transactional_id: str, judge: Judge) -> Script[Outcome]:
-    """What the judge makes of the record, after what has to be finished first."""
+    """What the judge makes of the record, once what has to be finished before is finished."""
 
     def settle_and_judge(found: Transaction) -> Script[Outcome]:
         return (yield from judge(finished.settled(found)))
@@ -233,7 +233,7 @@ def commit(finished: Finished, asked: Commit) -> Script[Transaction]:
 
 
 def force_partitions(places: Iterable[Joined]) -> Script[None]:
-    """What lies in the partitions is on the disk afterwards, where their topics want that."""
+    """Forces the partitions to the disk, where their topics want that."""
     for answer in (yield from together(Force(at) for at in places)):
         if isinstance(answer, IsologError) and answer.code != "UNKNOWN_TOPIC":
             raise answer

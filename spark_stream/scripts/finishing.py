@@ -65,7 +65,7 @@ class Finished:
 
 
 def finish(finished: Finished, decided: Transaction) -> Script[Transaction]:
-    """Takes the steps that are missing. The record, finished.
+    """Takes the steps that are missing; returns the record, finished.
 
     Raises:
         LeaderUnavailable, NotLeader, RequestTimeout: a leader was not reached; nothing is marked.
@@ -111,13 +111,16 @@ def write_markers(decided: Transaction, places: list[Joined]) -> Script[IsologEr
 
 
 def record_finish(finished: Finished, decided: Transaction) -> Script[Transaction]:
-    """Puts on record that the transaction is finished; the record as it is then."""
+    """Puts on record that the transaction is finished; the record as it is of this one."""
     outcome = yield from records.change(
         decided.transactional_id,
         records.ruled(lambda found: rules.finish(found, decided.number)),
     )
     finished.forget(decided)
-    return outcome if isinstance(outcome, Transaction) else outcome.transaction
+    if isinstance(outcome, Transaction):
+        return outcome
+    over = rules.finish(decided, decided.number)  # others have finished it, and its id went on
+    return over if isinstance(over, Transaction) else decided
 
 
 def mark_dropped(found: Transaction, producer_id: int) -> Script[None]:

@@ -54,10 +54,10 @@ def _store_for(name: str, mine: list[PositionOf], owners: Mapping[str, str]) -> 
 def store_decided(decided: Transaction) -> Script[None]:
     """Puts the positions of a committed transaction in the place of the earlier ones.
 
-    Whoever comes late changes nothing: the transaction's record is looked at after the consumer's
-    was read and before it is written. If another has finished the transaction by then, the record
-    says so; if another finishes it later, and a later one moves the position, the consumer's record
-    is another one, and the write fails.
+    A caller that comes late changes nothing. The transaction's record is read after the consumer's
+    record and before the write. If somebody else has finished the transaction by then, its record
+    says so. If somebody finishes it after that, and a later transaction moves the position, then
+    the consumer's record has changed, and the write fails.
     """
 
     for name, mine in _by_consumer(decided.positions).items():

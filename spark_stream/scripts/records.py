@@ -30,7 +30,7 @@ def read_all() -> Script[list[Transaction]]:
 
 
 def change(transactional_id: str, judge: Judge) -> Script[Outcome]:
-    """What the judge makes of the record, once that is what the store holds."""
+    """Writes what the judge makes of the record, and returns it; or why that was denied."""
     key = PREFIX + transactional_id
     while True:
         record = yield from get(key)

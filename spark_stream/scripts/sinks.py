@@ -70,8 +70,8 @@ def open_branch(
 
 
 def _end_if_given_up(finished: Finished, transactional_id: str, claim: Claim) -> Script[None]:
-    # After the branch is on record: so either this finds that the run was stopped, or who stops
-    # the run finds the branch.
+    # Asked once the branch is on record: either this call finds that the run was stopped, or the
+    # call that stops the run finds the branch.
     if not claim.run or (yield from stopped_until(claim.run)) < claim.planned:
         return
     stop = Stop(claim.run, claim.planned, claim.batch)

@@ -16,7 +16,7 @@ STOPPED_KEPT_MS: Final = 24 * 3_600_000
 
 
 def stopped_until(run: str) -> Script[int]:
-    """What the run planned until then is given up; -1: nothing is."""
+    """The time up to which the run's plans are given up; -1: none are."""
     record = yield from get(STOPPED + run)
     return -1 if record is None else int(record.value["planned"])
 

@@ -113,7 +113,7 @@ def left_overs() -> Script[list[Record]]:
 
 
 def announce_files(topic: Topic) -> Script[None]:
-    """Says that there may be files of this topic id, before there are, or while they go."""
+    """Puts on record that there may be files of this topic id, before they are made or removed."""
     key = REMOVED + topic.id
     record = yield from get(key)
     if record is None:
@@ -130,7 +130,7 @@ def remove_files(topic: Topic) -> Script[None]:
 
 
 def forget_files(topic_id: str) -> Script[None]:
-    """There are no files of this id any more, or its topic lives."""
+    """Deletes that announcement: no files of this id are left, or its topic lives."""
     record = yield from get(REMOVED + topic_id)
     if record is not None:
         yield from delete(record.key, record.version)

@@ -8,7 +8,7 @@
 ``log_format``   what a log needs to know of its topic
 ``segment``      two files: batches and their entries table; ``active``: the one that grows
 ``forcing``      what is on the disk for certain, and that a failed force is the last
-``flush_timer``  when a log is forced whose topic wants that once in a while
+``flush_timer``  when to force a log whose topic has ``flush=interval``
 ``looking``      what the files of a segment tell; ``recovery``: what of a log is valid;
                  ``aside``: where the rest is kept
 ``reading``      from a range of offsets to few, well-sized Arrow batches

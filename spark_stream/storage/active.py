@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE, Entry, Table
+from spark_stream.consistency.ids import EntryIndex, Offset
 from spark_stream.consistency.leader import Boundary
 from spark_stream.errors import IsologError
 from spark_stream.storage.codec import END_OF_STREAM, Codec, sealed
@@ -38,6 +39,7 @@ def header_of(codec: Codec, facts: dict[str, str], first: Boundary) -> bytes:
 class ActiveSegment(Segment):
     """The last segment of a log. One writer at a time (the partition's lock).
 
+    ``first_appended``: the leader's clock at the first append, microseconds; None without one.
     ``data_end`` is where the next batch goes in the ``.arrow`` file; None: there are no files yet,
     the first append or :meth:`make` makes them. ``facts`` go into the schema message.
     """
@@ -61,12 +63,18 @@ class ActiveSegment(Segment):
         self._data_end = data_end or 0
         self._arrow: DiskFile = disk.open(name.arrow)
         self._entries: DiskFile = disk.open(name.entries)
-        self._grown = np.zeros(2 * len(table), ENTRY)
-        self._grown[: len(table)] = table
+        self._grow(table, 2 * len(table))
         self._table = self._grown[: len(table)]
+        self._end = super().end
+        self.first_appended = int(table[0]["appended"]) if len(table) else None
         self._torn = False
         # An earlier process may have died before it forced them.
         self._unforced = len(table) > 0 and self.end.entry > forcing.upto.entry
+
+    @property
+    def end(self) -> Boundary:
+        """The position after the last published entry; kept, for every append asks for it."""
+        return self._end
 
     @property
     def data_bytes(self) -> int:
@@ -74,7 +82,7 @@ class ActiveSegment(Segment):
         return self._data_end
 
     def make(self) -> None:
-        """Makes the files of a segment that has none; on an error there are none still."""
+        """Makes the files of a segment that has none; if that fails, it still has none."""
         name, header = self.name, header_of(self._codec, self._facts, self.first)
         try:
             self._entries = self._disk.create(name.entries)
@@ -83,7 +91,7 @@ class ActiveSegment(Segment):
             self._forcing.force(self._arrow)
             self._forcing.force_names()
         except IsologError:
-            # Left behind, it would end the segment before it, which goes on taking records.
+            # Left behind, this file would end the segment before it, which goes on taking records.
             self._disk.remove(name.arrow)
             self._disk.remove(name.entries)
             raise
@@ -117,7 +125,7 @@ class ActiveSegment(Segment):
             with suppress(IsologError):  # then the next append does it
                 self._take_back()
             raise
-        self._publish(written)
+        self._publish(entry, written)
         self._data_end += length
 
     def flush(self) -> None:
@@ -177,16 +185,26 @@ class ActiveSegment(Segment):
     def _blank_mask(self) -> np.ndarray:
         return np.zeros(len(self._grown), np.bool_)
 
-    def _publish(self, entry: bytes) -> None:
+    def _publish(self, entry: Entry, written: bytes) -> None:
         rows = len(self._table)
         if rows == len(self._grown):
-            grown = np.zeros(max(_ROWS_MIN, 2 * rows), ENTRY)
-            grown[:rows] = self._grown
-            self._grown = grown
+            self._grow(self._grown, max(_ROWS_MIN, 2 * rows))
             # Before the table: a reader takes the table first, so its mask is never the shorter.
             self.set_aborted(self._aborted)
-        self._grown[rows] = np.frombuffer(entry, ENTRY)[0]
+        self._raw[rows * ENTRY_SIZE : (rows + 1) * ENTRY_SIZE] = written
         self._table = self._grown[: rows + 1]
+        if not rows:
+            self.first_appended = entry.appended
+        # After the table: what lies below the end can be found.
+        end = self._end
+        self._end = Boundary(EntryIndex(end.entry + 1), Offset(end.offset + entry.count))
+
+    def _grow(self, table: Table, rows: int) -> None:
+        """Makes room for as many rows; the table's stay where they are."""
+        grown = np.zeros(rows, ENTRY)
+        grown[: len(table)] = table
+        self._raw = grown.view(np.uint8).data
+        self._grown = grown
 
     def _force(self) -> None:
         self._forcing.force(self._arrow, self._entries)

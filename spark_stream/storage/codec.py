@@ -24,7 +24,7 @@ from spark_stream.storage.settings import Compression
 END_OF_STREAM: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _CHECKSUM: Final = "isolog.crc"
 
-_UNIT: Final = 8  # a message's length in the file is a multiple of it, bytes
+_UNIT: Final = 8  # bytes; the length of a message in the file is a multiple of this
 
 # A few kilobytes may decompress to gigabytes: this is the most that is joined at once.
 _DECODED_BYTES_MAX: Final = 16 << 20
@@ -40,7 +40,7 @@ def sealed(packed: bytes) -> bytes:
     return packed + crc32c(packed).to_bytes(4, "little")
 
 
-# A CRC is linear. So any bytes, followed by their own CRC, have always the same CRC, and so has any
+# A CRC is linear. So any bytes, followed by their own CRC, always have the same CRC, and so has any
 # number of such pieces in a row. A block of entries is thereby checked by one call.
 _BLOCK_ENTRIES: Final = 1024
 _INTACT_BLOCK: Final = crc32c(sealed(bytes(CRC_SPAN)) * _BLOCK_ENTRIES)

@@ -53,7 +53,7 @@ class PooledFile:
         return self._closed
 
     def close(self) -> None:
-        """For good; who uses it at this moment goes on."""
+        """Closes the file for good; whoever uses it at this moment goes on."""
         self._closed = True
         self._pool.forget(self)
 

@@ -14,7 +14,6 @@
 from __future__ import annotations
 
 import json
-import os
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -22,9 +21,11 @@ from pathlib import Path
 from typing import Final
 
 from spark_stream.errors import NewerFormat, NotALogDirectory, StorageFailure
+from spark_stream.storage.disk import HOST_DISK, Disk
 
 FORMAT_VERSION: Final = 1
 _FORMAT: Final = "isolog"
+_DESCRIPTION: Final = "isolog.json"
 _OURS: Final = frozenset(
     {"isolog.json", "isolog.json.new", "broker.lock", "broker.json", "broker.log", "start.lock"}
 )
@@ -49,47 +50,59 @@ class LogDirectory:
         return self.topic(name, topic_id) / str(partition)
 
 
-def check_directory(path: Path) -> None:
+def check_directory(path: Path, disk: Disk = HOST_DISK) -> None:
     """Makes a missing directory; refuses one that cannot be ours, and leaves nothing in it.
 
-    Needs no lock: it holds while another broker makes the directory its own.
+    Needs no lock: the answer is right even while another broker makes the directory its own.
 
     Raises:
         NotALogDirectory: it holds other people's files, or is no directory.
         NewerFormat: a later release wrote it.
     """
-    if path.exists() and not path.is_dir():
-        raise NotALogDirectory(f"{path} is not a directory", path=str(path))
+    names = _names(path, disk)
+    if not names:
+        disk.make_directory(path)
+        return
+    if _is_described(path, disk):  # asked after the listing: it is made before the rest
+        _described(path, disk)
+        return
+    strange = sorted(set(names) - _OURS)
+    if strange:
+        shown = ", ".join(strange[:3]) + (", …" if len(strange) > 3 else "")
+        raise NotALogDirectory(
+            f"{path} is not empty and was not made by isolog (it holds {shown})", path=str(path)
+        )
+
+
+def _names(path: Path, disk: Disk) -> list[str]:
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        strange = sorted(set(os.listdir(path)) - _OURS)
-        if (path / "isolog.json").exists():  # asked after the listing: it is made before the rest
-            _described(path)
-        elif strange:
-            shown = ", ".join(strange[:3]) + (", …" if len(strange) > 3 else "")
-            raise NotALogDirectory(
-                f"{path} is not empty and was not made by isolog (it holds {shown})",
-                path=str(path),
-            )
-    except OSError as error:
-        raise StorageFailure(f"{path}: {error.strerror or error}", path=str(path)) from error
+        return disk.names(path)
+    except StorageFailure as error:
+        if isinstance(error.__cause__, NotADirectoryError):
+            raise NotALogDirectory(f"{path} is not a directory", path=str(path)) from error
+        raise
 
 
-def topic_folders(path: Path) -> dict[str, str]:
+def _is_described(path: Path, disk: Disk) -> bool:
+    return _DESCRIPTION in disk.names(path)
+
+
+def topic_folders(path: Path, disk: Disk = HOST_DISK) -> dict[str, str]:
     """The topics that the directory has folders of: the name of each topic id."""
-    try:
-        return {each.name: each.parent.name for each in (path / "topics").glob("*/*")}
-    except OSError as error:
-        raise StorageFailure(f"{path}: {error.strerror or error}", path=str(path)) from error
+    topics = path / "topics"
+    return {topic_id: name for name in disk.names(topics) for topic_id in disk.names(topics / name)}
 
 
-def recorded_cluster_id(path: Path) -> str | None:
+def recorded_cluster_id(path: Path, disk: Disk = HOST_DISK) -> str | None:
     """The id of the cluster that the directory belongs to; None: it is not one of ours yet."""
-    return _described(path).cluster_id if (path / "isolog.json").exists() else None
+    return _described(path, disk).cluster_id if _is_described(path, disk) else None
 
 
 def open_directory(
-    path: Path, cluster_id: str | None = None, new_id: Callable[[], str] = lambda: uuid.uuid4().hex
+    path: Path,
+    cluster_id: str | None = None,
+    new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
+    disk: Disk = HOST_DISK,
 ) -> LogDirectory:
     """Opens a directory, or makes a missing or empty one ours. The caller holds the broker's lock.
 
@@ -99,28 +112,25 @@ def open_directory(
     Raises:
         NotALogDirectory, NewerFormat: as :func:`check_directory`.
     """
-    check_directory(path)
-    try:
-        found = _described(path) if (path / "isolog.json").exists() else None
-        if found is None:
-            return _written(LogDirectory(path, cluster_id or new_id(), new_id()))
-        if not found.broker_id:  # an earlier release made it
-            return _written(replace(found, broker_id=new_id()))
-        return found
-    except OSError as error:
-        raise StorageFailure(f"{path}: {error.strerror or error}", path=str(path)) from error
+    check_directory(path, disk)
+    if not _is_described(path, disk):
+        return _written(LogDirectory(path, cluster_id or new_id(), new_id()), disk)
+    found = _described(path, disk)
+    if not found.broker_id:  # an earlier release made it
+        return _written(replace(found, broker_id=new_id()), disk)
+    return found
 
 
-def _described(path: Path) -> LogDirectory:
+def _described(path: Path, disk: Disk) -> LogDirectory:
     try:
-        facts = json.loads((path / "isolog.json").read_text())
+        facts = json.loads(disk.map(path / _DESCRIPTION).to_pybytes())
         name, version, cluster_id = facts["format"], facts["version"], str(facts["cluster_id"])
         broker_id = str(facts.get("broker_id", ""))
         if name != _FORMAT or type(version) is not int or version < 1:
             raise ValueError(f"it describes {name!r} {version!r}")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise NotALogDirectory(
-            f"{path / 'isolog.json'} is not readable as isolog's description: {error}",
+            f"{path / _DESCRIPTION} is not readable as isolog's description: {error}",
             path=str(path),
         ) from error
     if version > FORMAT_VERSION:
@@ -131,18 +141,19 @@ def _described(path: Path) -> LogDirectory:
     return LogDirectory(path, cluster_id, broker_id)
 
 
-def _written(directory: LogDirectory) -> LogDirectory:
-    """Puts the description into the directory, in one step."""
+def _written(directory: LogDirectory, disk: Disk) -> LogDirectory:
+    """Puts the description into the directory, in one step; it outlives a power cut.
+
+    What is made next, the metadata store first of all, makes sense with the description only: a
+    directory that has the store without it would look like somebody else's.
+    """
     facts = {
         "format": _FORMAT,
         "version": FORMAT_VERSION,
         "cluster_id": directory.cluster_id,
         "broker_id": directory.broker_id,
     }
-    new = directory.path / "isolog.json.new"
-    with new.open("w") as file:
-        file.write(json.dumps(facts, indent=1) + "\n")
-        file.flush()
-        os.fsync(file.fileno())  # a name without its content would look like somebody else's file
-    os.replace(new, directory.path / "isolog.json")
+    text = json.dumps(facts, indent=1) + "\n"
+    disk.write_whole(directory.path / _DESCRIPTION, [text.encode()])
+    disk.sync_directory(directory.path)
     return directory

@@ -26,7 +26,7 @@ from spark_stream.storage.descriptors import DescriptorPool, PooledFile
 # EFBIG is the file-size limit of the process (`ulimit -f`): to a user the same as a full disk.
 _FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
-_ATTEMPTS_MAX: Final = 10  # to make a directory whose parent others remove: one is nearly enough
+_ATTEMPTS_MAX: Final = 10  # to make a directory: others may remove its parent
 
 
 class DiskFile(Protocol):

@@ -1,4 +1,4 @@
-"""When a log is forced to the disk whose topic wants that once in a while (``flush=interval``)."""
+"""When to force a log whose topic has ``flush=interval``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class FlushTimer:
         self._started: float | None = None
 
     def next_due(self, settings: LogSettings, now: float) -> float | None:
-        """When the log must be forced next; None: never by the time that passes."""
+        """When the log must be forced next; None: its topic has no interval."""
         if settings.flush is not Flush.INTERVAL:
             return None
         if self._started is None:

@@ -7,8 +7,8 @@ until it is opened again. Reads of what was published go on.
 How far a log was forced stands in its file ``flushed``: 24 bytes, written in place after each
 force, and forced itself only when the log closes. So it never says too much, and may say too
 little. It tells an open that an entry which is gone was there once. Where a force failed it says
-so, for the system may still show what the disk never got: the next open then writes what is not
-known to be there once more (:meth:`Forcing.distrusted`). Order of writes: the force, then the mark.
+so, for the system may still show what the disk never got: the next open then writes again what is
+not known to be there (:meth:`Forcing.distrusted`). Order of writes: the force, then the mark.
 """
 
 from __future__ import annotations

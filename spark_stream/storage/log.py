@@ -34,7 +34,7 @@ from spark_stream.storage.log_format import UNLIMITED, LogFormat, Prepared, mark
 from spark_stream.storage.looking import SegmentFiles, base_of, is_segment_file
 from spark_stream.storage.reading import Budget, Chunk, read_segment
 from spark_stream.storage.recovery import Recovered, Recovery
-from spark_stream.storage.retention import SegmentFacts, removable
+from spark_stream.storage.retention import SegmentFacts, due_by_age, removable
 from spark_stream.storage.segment import Segment, SegmentName
 from spark_stream.storage.settings import Flush
 
@@ -178,8 +178,8 @@ class PartitionLog:
             self.roll()
 
     def _expired(self, now: int, age_ms: int) -> bool:
-        table = self._active.table
-        return len(table) > 0 and now - int(table[0]["appended"]) > age_ms * 1000
+        first = self._active.first_appended
+        return first is not None and now - first > age_ms * 1000
 
     def roll(self) -> None:
         """Closes the active segment and starts the next; does nothing without records in it.
@@ -221,9 +221,9 @@ class PartitionLog:
         self._forcing.mark(self._active.end)
 
     def next_flush_due(self, monotonic: float) -> float | None:
-        """When what was appended by now must be forced; None: never by the time that passes.
+        """When what was appended by now must be forced; None: no time is set for that.
 
-        ``monotonic`` is the present moment of the clock that the answer is told by, seconds.
+        ``monotonic`` is the present moment, in seconds, of the clock that the answer goes by.
         """
         if self.failed is not None:
             return None
@@ -344,6 +344,20 @@ class PartitionLog:
             for segment in closed[:gone]:
                 segment.remove(self._forcing.force_names)
         return gone
+
+    def housekeeping_due(self) -> int | None:
+        """From when on :meth:`housekeep` has something to do if nothing else happens; None: never.
+
+        Microseconds, on the clock of the appends. What waits for the last stable offset stays due.
+        """
+        if self.failed is not None:
+            return None
+        active, closed = self._active, self._closed
+        first = last = None
+        if active.end.offset > active.first.offset:  # else it cannot roll
+            first, last = active.first_appended, active.last_appended
+        oldest = closed[0].last_appended or 0 if closed else None
+        return due_by_age(self.format.settings, first, last, oldest)
 
 
 def _tidied(disk: Disk, directory: Path) -> list[str]:

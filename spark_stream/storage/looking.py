@@ -142,7 +142,7 @@ class SegmentFiles:
         return no_entry and self._data_size(name) <= self._unfinished_size(name)
 
     def known_end(self, name: SegmentName) -> Boundary:
-        """Where the log ended at least once it had this segment."""
+        """A place that the log's end had reached by the time that this segment was there."""
         least = Boundary(EntryIndex(self.told_entry(name) or 0), Offset(name.base_offset))
         return last_intact_end(whole_rows(self.entries(name)), least)
 

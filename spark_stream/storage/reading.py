@@ -25,9 +25,9 @@ from spark_stream.storage.segment import Segment
 RUN_BYTES_MAX: Final = 2 << 20
 # Entries that are this large alone gain nothing from being copied together with a neighbour.
 _ALONE_BYTES_MIN: Final = 256 << 10
-# So many bytes of aborted entries in a row cost more to pass over than a second run costs.
+# To pass over this many bytes of aborted entries in a row costs more than a second run.
 _SKIPPED_BYTES_MIN: Final = 256 << 10
-# A read looks at so many entries at a time: one that ends early has not looked at a whole segment.
+# How many entries a read looks at in one go, so that one that ends early looks at few.
 _WINDOW_ENTRIES: Final = 1 << 16
 
 

@@ -128,7 +128,7 @@ class Recovery:
         )
 
     def _is_left_over(self, found: Found, behind: list[SegmentName]) -> bool:
-        """Whether the one segment behind is of a roll that failed, after which this one grew on."""
+        """Whether a roll failed and left the one segment behind, and this one then grew on."""
         return (
             len(behind) == 1
             and behind[0].base_offset < found.end.offset
@@ -196,7 +196,7 @@ class Recovery:
         )
 
     def _known_end(self, found: Found, behind: Sequence[SegmentName]) -> Boundary:
-        """Where the log once ended at least, as far as anything tells."""
+        """A place that the log's end had once reached, as far as anything tells."""
         known = [found.end, self.forcing.upto, *map(self.files.known_end, behind)]
         known.append(last_intact_end(found.table[found.good :], found.end))
         return Boundary(max(each.entry for each in known), max(each.offset for each in known))
@@ -248,14 +248,14 @@ def _tails(found: Found, data: pa.Buffer, data_end: int) -> list[_Tail]:
         (found.name.arrow, data, data_end),
     ):
         gone = whole.slice(end)
-        # A mark of the end is what a roll leaves that went no further; the next append replaces it.
+        # A roll that went no further leaves an end-of-stream mark; the next append replaces it.
         if gone.size and not (whole is data and gone.equals(pa.py_buffer(END_OF_STREAM))):
             tails.append(_Tail(path, whole.slice(0, end), gone))
     return tails
 
 
 def _doubtful(found: Found, once: Boundary) -> int:
-    """How many entries behind what is known are there as a whole, without their checksum."""
+    """How many entries behind the known end are there as a whole and fail their checksum."""
     first = max(found.good, once.entry - found.first.entry)
     rows = found.table[first:]
     broken = np.flatnonzero(~intact_rows(rows)) if len(rows) else ()
@@ -263,9 +263,9 @@ def _doubtful(found: Found, once: Boundary) -> int:
 
 
 def _is_unfinished(entry: np.void, row: int) -> bool:
-    """Whether the entry was never written as a whole: what it has in one sector is blank.
+    """Whether the entry was never written as a whole: the part of it in one sector is blank.
 
-    So is what was to fill a file that was only made longer.
+    That includes a row of zeros, where the file was made longer and nothing was written.
     """
     raw = entry.tobytes()
     edge = -(row * ENTRY_SIZE) % _SECTOR

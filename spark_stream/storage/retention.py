@@ -1,4 +1,4 @@
-"""Which closed segments retention removes: a decision, taken without touching a file."""
+"""Which closed segments retention removes, and when that is due: no file is touched here."""
 
 from __future__ import annotations
 
@@ -37,3 +37,18 @@ def removable(
         total -= segment.size
         gone += 1
     return gone
+
+
+def due_by_age(
+    settings: LogSettings, first: int | None, last: int | None, oldest: int | None
+) -> int | None:
+    """From when on age alone asks for a roll or a removal; None: it never does.
+
+    ``first`` and ``last`` are the first and the last append to the active segment, None while it
+    has no record; ``oldest`` is the last append to the oldest closed one. Times in microseconds.
+    """
+    ends = [] if first is None else [first + settings.segment_ms * 1000]
+    if settings.retention_ms >= 0:
+        retained = settings.retention_ms * 1000
+        ends += [each + retained for each in (last, oldest) if each is not None]
+    return min(ends) + 1 if ends else None

@@ -1,42 +1,151 @@
-"""Rounds of housekeeping: all of few partitions; of many those at work, and the others in turn."""
+"""Who is looked after in a round: what has moved, what is due, and nobody else."""
 
 from __future__ import annotations
 
-from spark_stream.broker.housekeeping import AT_ONCE, Member, Rounds
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_stream.broker.housekeeping import Agenda
+from spark_stream.broker.partition import Partition
+from spark_stream.consistency.producers import Stamp
+from spark_stream.environment import SystemClock
+from spark_stream.storage.log import PartitionLog
+from spark_stream.storage.log_format import LogFormat
+from tests.broker.test_partition import joined
+from tests.broker.topic_desk import LocalTopics
+from tests.support import NUMBERS, numbers
+
+MEMBERS = st.integers(0, 4)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("move"), MEMBERS),
+        st.tuples(st.just("put down"), MEMBERS, st.integers(0, 20)),
+        st.tuples(st.just("take"), st.integers(0, 20)),
+    )
+)
 
 
-def members(count: int, ends: dict[int, int] | None = None) -> list[Member]:
-    return [(n, (ends or {}).get(n, 0)) for n in range(count)]
+@given(STEPS)
+def test_everybody_is_due_once_when_they_moved_or_their_time_has_come(steps):
+    agenda: Agenda[int] = Agenda()
+    moved: set[int] = set()
+    at: dict[int, int] = {}
+    for what, *arguments in steps:
+        if what == "move":
+            agenda.move(*arguments)
+            moved.add(*arguments)
+        elif what == "put down":
+            agenda.put_down(*arguments)
+            at[arguments[0]] = arguments[1]
+        else:
+            due = moved | {each for each, moment in at.items() if moment <= arguments[0]}
+            found = agenda.take_due(arguments[0])
+            assert (len(found), set(found)) == (len(due), due)
+            moved.clear()
+            at = {each: moment for each, moment in at.items() if each not in due}
+        earliest = agenda.next_moment()
+        assert not at or (earliest is not None and earliest <= min(at.values()))
 
 
-def test_few_partitions_are_all_looked_after_in_every_round():
-    rounds = Rounds()
-    for second in range(0, 100, 7):
-        assert rounds.due(members(AT_ONCE), second) == list(range(AT_ONCE))
+def test_whoever_moves_while_others_are_taken_is_not_lost():
+    agenda: Agenda[int] = Agenda()
+    last = 20_000
+
+    def move() -> None:
+        for number in range(last):
+            agenda.move(number)
+
+    mover = threading.Thread(target=move)
+    mover.start()
+    taken: list[int] = []
+    while mover.is_alive():
+        taken += agenda.take_due(0)
+    taken += agenda.take_due(0)
+    assert sorted(taken) == list(range(last))
 
 
-def test_an_idle_broker_with_many_partitions_touches_a_bounded_number_and_forgets_none():
-    rounds = Rounds()
-    rounds.due(members(4_000), 0)  # the first round sees them all for the first time
-    touched: set[int] = set()
-    for second in range(100, 120):
-        due = rounds.due(members(4_000), second)
-        assert len(due) == AT_ONCE
-        touched |= set(due)
-    assert touched == set(range(4_000))
+# -- partitions say when they are due --------------------------------------------------------------
 
 
-def test_a_partition_at_work_is_looked_after_in_every_round_for_a_while():
-    rounds = Rounds(at_once=1)
-    rounds.due(members(1_000), 0)
-    assert 777 in rounds.due(members(1_000, {777: 5}), 100)
-    for second in range(101, 105):
-        assert 777 in rounds.due(members(1_000, {777: 5}), second)
-    assert 777 not in rounds.due(members(1_000, {777: 5}), 106)
+class Told:
+    """A partition, and how often it said that it moved."""
+
+    def __init__(self, folder: Path) -> None:
+        self.times = 0
+        log = PartitionLog.open(folder / "0", LogFormat(NUMBERS))
+        self.partition = Partition("t", "id", 0, log, 10**15, SystemClock(), moved=self._count)
+
+    def _count(self, partition: Partition) -> None:
+        assert partition is self.partition
+        self.times += 1
+
+    def moves(self) -> bool:
+        """Whether it has moved since this was asked last."""
+        moved, self.times = self.times > 0, 0
+        return moved
 
 
-def test_partitions_that_are_gone_are_forgotten():
-    rounds = Rounds(at_once=1)
-    rounds.due(members(10), 0)
-    assert rounds.due([], 100) == []
-    assert rounds.due(members(10), 101) == list(range(10))  # another topic's: seen as new
+def test_whatever_may_make_something_due_is_told(tmp_path: Path):
+    told = Told(tmp_path)
+    partition = told.partition
+    assert not told.moves()
+    joined(partition, 7, 1)
+    partition.append(numbers(0, 1))
+    assert told.moves()
+    partition.append(numbers(1, 1), Stamp(1, 0, 0, 7))
+    assert told.moves()
+    partition.end_transaction(7, lambda _: True)
+    assert told.moves()
+    partition.configure(partition.log.format.settings)
+    assert told.moves()
+    partition.housekeep()
+    partition.flush_if_due(0.0)
+    assert not told.moves()
+    partition.close()
+    assert told.moves()
+
+
+@pytest.fixture
+def topics(tmp_path: Path):
+    made = LocalTopics(tmp_path)
+    yield made
+    made.close()
+
+
+def test_an_idle_broker_looks_after_no_partition(topics, monkeypatch):
+    """Not even after what moved once; age alone asks for nothing within a day here."""
+    topics.create("t", 50, 1, NUMBERS, {})
+    topics.topic("t").partition(3).append(numbers(0, 1))
+    looked: list[int] = []
+    housekeep = Partition.housekeep
+
+    def count(partition: Partition) -> int | None:
+        looked.append(partition.number)
+        return housekeep(partition)
+
+    monkeypatch.setattr(Partition, "housekeep", count)
+    topics.host.housekeep()
+    assert sorted(looked) == list(range(50))  # they are new
+    looked.clear()
+    topics.host.housekeep()
+    assert looked == []
+    topics.topic("t").partition(7).append(numbers(0, 1))
+    topics.host.housekeep()
+    assert looked == [7]
+
+
+def test_what_age_makes_due_is_done_without_any_move(topics, monkeypatch):
+    topics.create("t", 2, 1, NUMBERS, {"segment.ms": "1000"})
+    partition = topics.topic("t").partition(1)
+    partition.append(numbers(0, 1))
+    topics.host.housekeep()
+    topics.host.housekeep()
+    assert len(partition.log.segments) == 1
+    later = SystemClock().steady_us() + 1_100_000
+    monkeypatch.setattr(SystemClock, "steady_us", lambda _: later)
+    topics.host.housekeep()
+    assert len(partition.log.segments) == 2

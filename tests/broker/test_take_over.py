@@ -10,12 +10,13 @@ import pytest
 
 from spark_stream.broker.driver import Driver
 from spark_stream.broker.host import Host
+from spark_stream.broker.step_table import StepTable
 from spark_stream.broker.topics import TopicDesk
 from spark_stream.broker.transactions import TransactionDesk
 from spark_stream.cluster.leases import DURATION_S, Lease, Leases
 from spark_stream.consistency import transaction_events as rules
 from spark_stream.consistency.producers import Stamp
-from spark_stream.consistency.transactions import State, Transaction
+from spark_stream.consistency.transactions import Joined, State, Transaction
 from spark_stream.environment import SystemIds
 from spark_stream.scripts import deciding, records
 from spark_stream.storage.directory import LogDirectory
@@ -57,7 +58,7 @@ class TwoBrokers:
         (path / name).mkdir()
         directory = LogDirectory(path / name, "cluster", name)
         host = Host(directory, store, LogSettings(), clock, holds_store=False)
-        driver = Driver(store, host, NoPeers())
+        driver = Driver(StepTable(store, host), NoPeers())
         leases = Leases(self._board, clock)
         desk = TransactionDesk(driver, host, clock, name, leases, adopts=False)
         topics = TopicDesk(driver, host, LogSettings(), SystemIds())
@@ -69,9 +70,12 @@ class TwoBrokers:
         asked.run(deciding.take_over(asked.finished, "x", "me", int(TIMEOUT_S * 1000), 0))
         begun = asked.run(deciding.begin(asked.finished, "x", "me", -1, asked.coordinator, 0))
         number, producer, epoch = begun.number, begun.producer_id, begun.epoch
-        with self.partition.joining(number, producer):
-            self.b.desk.join("x", number, producer, epoch, self.partition)
-        self.partition.append(numbers(0, 1), Stamp(producer, epoch, 0, number))
+        at, joins = self.partition, self.partition._core.joins
+        pending = joins.open(number, producer)
+        place = Joined(at.topic, at.topic_id, at.number)
+        self.b.desk.run(deciding.join("x", number, producer, epoch, place))
+        joins.confirm(pending)
+        at.append(numbers(0, 1), Stamp(producer, epoch, 0, number))
         return begun
 
     def pass_time(self, seconds: float, *, a_lives: bool) -> None:

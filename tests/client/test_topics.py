@@ -199,7 +199,7 @@ def test_a_topic_that_is_there_does_as_well_if_it_is_as_asked_for(log, topic):
 @pytest.mark.parametrize(
     ("asked", "difference"),
     [
-        ({"partitions": 8, "schema": NUMBERS}, "it has 1 partitions, not 8"),
+        ({"partitions": 8, "schema": NUMBERS}, "it has 1 partition, not 8"),
         ({"schema": pa.schema([("n", pa.string())])}, "column 'n': expected bigint, got string"),
         ({"schema": pa.schema([*NUMBERS, ("m", pa.int8())])}, "column 'm'"),
         ({"schema": pa.schema([pa.field("n", pa.int64(), False)])}, "takes no nulls here"),
@@ -212,6 +212,36 @@ def test_a_topic_that_is_there_and_another_is_refused_by_the_difference(
     log.create_topic(topic, schema=NUMBERS)
     with pytest.raises(TopicExists, match=difference):
         log.create_topic(topic, **asked, if_not_exists=True)
+
+
+def test_a_topic_that_has_grown_since_it_was_asked_for_does_as_well(log, topic):
+    """A program that asks for its topic at every start goes on after `alter_topic`."""
+    log.create_topic(topic, 2, if_not_exists=True)
+    log.alter_topic(topic, partitions=5)
+    assert len(log.create_topic(topic, 2, if_not_exists=True).partitions) == 5
+
+
+def test_an_unknown_topic_is_told_with_the_name_that_may_be_meant(log, topic):
+    name = f"departures-of-{topic}"
+    log.create_topic(name)
+    asked = name.replace("departures", "departuers")
+    calls = (
+        lambda: log.describe(asked),
+        lambda: log.delete_topic(asked),
+        lambda: log.alter_topic(asked, partitions=2),
+        lambda: log.read(asked),
+    )
+    for call in calls:
+        with pytest.raises(UnknownTopic) as caught:
+            call()
+        assert caught.value.message == f"there is no topic '{asked}'; did you mean '{name}'?"
+        assert caught.value.details == {"topic": asked}
+
+
+def test_an_unknown_topic_like_no_other_is_told_without_a_guess(log):
+    with pytest.raises(UnknownTopic) as caught:
+        log.describe("0123456789")
+    assert caught.value.message == "there is no topic '0123456789'"
 
 
 def test_many_may_make_the_same_topic_at_once(log, topic):

@@ -11,7 +11,7 @@ from spark_stream.errors import ConsumerFenced, InvalidTransaction, IsologError
 from spark_stream.scripts import consumers, deciding, finishing, sweeping
 from spark_stream.scripts.deciding import Commit
 from spark_stream.scripts.records import read_all
-from spark_stream.scripts.steps import Script, WriteMarkers
+from spark_stream.scripts.steps import Get, Script, WriteMarkers
 from tests.scripts.world import INVARIANTS, Append, Running, World
 
 A, B = "broker 0", "broker 1"
@@ -234,3 +234,22 @@ def test_a_late_finisher_stores_no_old_position():
     while not late.over:
         world.advance(late)
     assert world.run(A, consumers.go_on(world.brokers[A].finished, "c")) == [further]
+
+
+def test_a_commit_that_others_have_finished_is_answered_for_its_own_transaction():
+    """Two brokers are asked; while the second stands before its last step, the id goes on."""
+    world = watched()
+    begun = begin(world, A, "x")
+    asked = commit(world, A, "x", begun, positions=(MOVE,))
+    again = commit(world, B, "x", begun, positions=(MOVE,))
+    while world.store.transaction("x").state is not State.COMMITTING:
+        world.advance(asked)
+    while not isinstance(again.step, Get) or again.step.key != "consumers/c":
+        world.advance(again)
+    while not asked.over:
+        world.advance(asked)
+    begin(world, A, "x", begun[0])
+    while not again.over:
+        world.advance(again)
+    assert (again.error, again.result.number) == (None, begun[0])
+    assert again.result.state is State.COMMITTED

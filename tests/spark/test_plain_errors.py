@@ -24,10 +24,10 @@ def test_what_goes_wrong_in_planning_is_told_in_the_first_line(
 ) -> None:
     with pytest.raises(AnalysisException) as caught:
         queries.read(topic)
-    assert f"[UNKNOWN_TOPIC] there is no topic '{topic}' (" in first_line(str(caught.value))
+    assert f"[UNKNOWN_TOPIC] there is no topic '{topic}'" in first_line(str(caught.value))
     with pytest.raises(AnalysisException) as caught:
         queries.write(spark.range(3), topic)
-    assert f"[UNKNOWN_TOPIC] there is no topic '{topic}' (" in first_line(str(caught.value))
+    assert f"[UNKNOWN_TOPIC] there is no topic '{topic}'" in first_line(str(caught.value))
 
 
 def test_what_goes_wrong_in_a_task_is_told_without_a_traceback(

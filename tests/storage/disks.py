@@ -1,4 +1,4 @@
-"""Disks that fail: one without room, one whose process dies, one that loses power.
+"""Disks that fail: one without room, one that refuses an operation, one whose process dies.
 
 All of them are the operating system's disk (real files) with a fault in front of it. A write that
 fails has written a part, as real ones may.
@@ -6,7 +6,6 @@ fails has written a part, as real ones may.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -43,7 +42,6 @@ class FaultyFile:
     def flush(self) -> None:
         self._disk.before("flush", self._path)
         self._file.flush()
-        self._disk.flushed(self._path)
 
     def close(self) -> None:
         self._file.close()
@@ -62,9 +60,6 @@ class FaultyDisk(OsDisk):
 
     def after_write(self, path: Path, written: int, wanted: int) -> None:
         """Called after a write; raises where it was not whole."""
-
-    def flushed(self, path: Path) -> None:
-        """Called after a file was flushed."""
 
     def open(self, path: Path) -> FaultyFile:
         return FaultyFile(self, path, super().open(path))
@@ -150,44 +145,3 @@ class MortalDisk(FaultyDisk):
     def after_write(self, path: Path, written: int, wanted: int) -> None:
         if self.lives < 0:
             raise Died
-
-
-class ForgetfulDisk(FaultyDisk):
-    """Loses power: what was not forced to the disk is gone, and so are names never synchronised.
-
-    A file keeps the bytes that it had at its last flush; a file that was put into place by rename
-    keeps its name only if its directory was synchronised since.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._flushed: dict[Path, bytes] = {}
-        self._named: dict[Path, bytes | None] = {}
-
-    def flushed(self, path: Path) -> None:
-        self._flushed[path] = path.read_bytes()
-
-    def create(self, path: Path) -> FaultyFile:
-        self._flushed[path] = b""
-        self._named[path] = None
-        return super().create(path)
-
-    def write_whole(self, path: Path, parts: list[pa.Buffer | bytes]) -> None:
-        earlier = self._flushed.get(path) if path.exists() else None
-        super().write_whole(path, parts)
-        self._named.setdefault(path, earlier)
-        self.flushed(path)
-
-    def sync_directory(self, path: Path) -> None:
-        super().sync_directory(path)
-        self._named = {each: was for each, was in self._named.items() if each.parent != path}
-
-    def lose_power(self) -> None:
-        """Leaves on the real disk what a machine finds when it starts again."""
-        for path, content in self._flushed.items():
-            kept = self._named.get(path, content)
-            if kept is None:
-                path.unlink(missing_ok=True)
-            elif path.exists():
-                os.unlink(path)  # never shrink a file that the test may have mapped
-                path.write_bytes(kept)

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from spark_stream.consistency.ids import Offset
 from spark_stream.errors import DamagedSegment
+from spark_stream.storage.disk import HOST_DISK, Disk
 from spark_stream.storage.forcing import MARK_NAME
 from spark_stream.storage.log import PartitionLog
 from tests.storage import logs
@@ -60,14 +61,15 @@ def opened_or_refused(log: PartitionLog) -> tuple[PartitionLog | None, DamagedSe
         return None, error
 
 
-def holds_exactly(log: PartitionLog, records: int, start: int = 0) -> bool:
+def holds_exactly(log: PartitionLog, records: int, start: int = 0, disk: Disk = HOST_DISK) -> bool:
     """Whether the log has these records, right to the byte, and takes a next one for good."""
     expected = [logs.records(*span) for span in _spans(log, start, records)]
     whole = everything(log)
     assert log.end.offset == records
     assert whole.equals(pa.Table.from_batches(expected, logs.SCHEMA))
     more = append_next(log, rows=2)
-    again = PartitionLog.open(log.directory, log.format)  # without a close: the process was killed
+    # Without a close: the process was killed.
+    again = PartitionLog.open(log.directory, log.format, disk)
     assert again.cuts == (), "what was cut once is not cut again"
     assert again.end.offset == records + 2
     assert everything(again).slice(records - start).equals(pa.Table.from_batches([more]))

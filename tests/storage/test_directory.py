@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_stream.errors import IsologError, NewerFormat, NotALogDirectory
+from spark_stream.errors import IsologError, NewerFormat, NotALogDirectory, StorageFailure
 from spark_stream.storage.directory import (
     FORMAT_VERSION,
     check_directory,
     open_directory,
     recorded_cluster_id,
 )
+from spark_stream.testing.simulation.disk import SimulatedDisk
 from tests.storage import logs
 
 
@@ -145,3 +149,41 @@ def test_a_new_directory_belongs_to_the_cluster_that_it_is_made_for(tmp_path):
     assert recorded_cluster_id(tmp_path) is None
     assert open_directory(tmp_path, "d" * 32).cluster_id == "d" * 32
     assert recorded_cluster_id(tmp_path) == "d" * 32
+
+
+# -- power cuts -----------------------------------------------------------------------------------
+
+HERE = Path("/somewhere/log")
+
+
+class FailingOnce(SimulatedDisk):
+    """A disk whose force of one number fails, counted from 0."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self._number = number
+
+    def may_fail(self, path: Path) -> None:
+        if self.forces == self._number:
+            self.fail_next_force()
+        super().may_fail(path)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_a_directory_is_outlives_a_power_cut(seed):
+    disk = SimulatedDisk()
+    made = open_directory(HERE, disk=disk)
+    disk.crash(random.Random(seed))
+    assert open_directory(HERE, disk=disk) == made
+
+
+@pytest.mark.parametrize("forces", range(5))
+@pytest.mark.parametrize("seed", range(20))
+def test_a_directory_that_was_being_made_when_the_power_went_is_made_anew(forces, seed):
+    """The force of that number fails, and then the power goes."""
+    disk = FailingOnce(forces)
+    with contextlib.suppress(StorageFailure):
+        open_directory(HERE, disk=disk)
+    disk.crash(random.Random(seed))
+    made = open_directory(HERE, disk=disk)
+    assert open_directory(HERE, disk=disk) == made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -15,11 +16,13 @@ from hypothesis import strategies as st
 from spark_stream.errors import DiskFull, StorageFailure
 from spark_stream.storage.log import PartitionLog
 from spark_stream.storage.settings import Flush
+from spark_stream.testing.simulation.disk import SimulatedDisk
 from tests.storage import logs
-from tests.storage.disks import FailingDisk, ForgetfulDisk, SmallDisk
+from tests.storage.disks import FailingDisk, SmallDisk
 from tests.storage.logs import append_next, everything, format_of, ids, read
 
 KIB = 1024
+HERE = Path("/log")
 
 
 @settings(max_examples=50)
@@ -187,42 +190,44 @@ def test_a_reader_that_mapped_bytes_which_were_taken_back_reads_what_came_after_
     assert everything(log).equals(pa.Table.from_batches(expected))
 
 
-@settings(max_examples=30)
+@settings(max_examples=100)
 @given(
     st.lists(st.sampled_from(["append", "append", "roll", "restart", "tear"]), max_size=12),
+    st.randoms(use_true_random=False),
 )
-def test_with_flush_batch_nothing_acknowledged_is_lost_with_the_power(steps):
+def test_with_flush_batch_nothing_acknowledged_is_lost_with_the_power(steps, chance):
     """Neither bytes nor names: a new segment's name must be on the disk before its records are."""
-    with logs.folder() as folder:
-        log_format = format_of(flush=Flush.BATCH)
-        disk = ForgetfulDisk()
-        log = PartitionLog.open(folder, log_format, disk)
-        for step in steps:
-            if step == "append":
-                append_next(log, 2)
-            elif step == "roll":
-                log.roll()
-            else:
-                if step == "tear":
-                    path = logs.segment_path(log, int(log.segments[-1].first.offset), "arrow")
-                    with path.open("ab") as file:
-                        file.write(b"torn")
-                log = PartitionLog.open(folder, log_format, disk)
-        disk.lose_power()
-        again = PartitionLog.open(folder, log_format)
-        assert again.end.offset == log.end.offset
-        assert ids(read(again, 0)) == list(range(log.end.offset))
+    log_format = format_of(flush=Flush.BATCH)
+    disk = SimulatedDisk()
+    log = PartitionLog.open(HERE, log_format, disk)
+    for step in steps:
+        if step == "append":
+            append_next(log, 2)
+        elif step == "roll":
+            log.roll()
+        else:
+            path = logs.segment_path(log, int(log.segments[-1].first.offset), "arrow")
+            if step == "tear" and path in disk.files():
+                disk.open(path).write(disk.size(path), b"torn")
+            disk.kill()
+            log = PartitionLog.open(HERE, log_format, disk)
+    disk.crash(chance)
+    again = PartitionLog.open(HERE, log_format, disk)
+    assert again.end.offset == log.end.offset
+    assert ids(read(again, 0)) == list(range(log.end.offset))
 
 
-def test_what_a_dead_process_left_unforced_is_forced_by_the_next_flush(tmp_path):
+@pytest.mark.parametrize("seed", range(20))
+def test_what_a_dead_process_left_unforced_is_forced_by_the_next_flush(seed):
     """With flush=interval a record is on the disk after the interval, whatever dies in between."""
-    disk = ForgetfulDisk()
-    log = PartitionLog.open(tmp_path, format_of(flush=Flush.INTERVAL), disk)
+    disk = SimulatedDisk()
+    log = PartitionLog.open(HERE, format_of(flush=Flush.INTERVAL), disk)
     append_next(log)
-    log = PartitionLog.open(tmp_path, log.format, disk)  # the process died, the machine did not
+    disk.kill()
+    log = PartitionLog.open(HERE, log.format, disk)
     log.flush()
-    disk.lose_power()
-    assert PartitionLog.open(tmp_path, log.format).end.offset == 10
+    disk.crash(random.Random(seed))
+    assert PartitionLog.open(HERE, log.format, disk).end.offset == 10
 
 
 def test_a_new_logs_folders_are_on_the_disk_too(tmp_path):

@@ -148,3 +148,36 @@ def test_a_list_that_failed_takes_no_more_and_is_read():
             refused(log)
     assert (log.end.offset, log.housekeep(NOW + 10**15, Offset(10))) == (10, 0)
     assert len(ids(list(log.read(Offset(0), Offset(10))))) == 10
+
+
+@settings(max_examples=60, deadline=None)
+@given(STEPS, st.sampled_from([-1, 3, 8]), st.sampled_from([-1, 300]), st.integers(0, 40))
+def test_nothing_is_due_before_its_moment_and_a_moment_later_something_is(
+    steps, retention_ms, retention_bytes, later_ms
+):
+    """What neither moved nor came of age needs no look: of it, housekeeping leaves all."""
+    real, listed = both(
+        segment_entries=4,
+        retention_ms=retention_ms,
+        retention_bytes=retention_bytes,
+        segment_ms=100,
+    )
+    now = NOW
+    for moment, (step, number) in enumerate(steps):
+        now = NOW + 1000 * moment
+        if step != "flush":
+            do(real, step, number, now)
+            do(listed, step, number, now)
+    for log in (real, listed):
+        log.housekeep(now, log.end.offset)
+    assert real.housekeeping_due() == listed.housekeeping_due()
+    before = [seen(log) for log in (real, listed)]
+    due = real.housekeeping_due()
+    waited = now + 1000 * later_ms if due is None else min(due - 1, now + 1000 * later_ms)
+    for log in (real, listed):
+        log.housekeep(waited, log.end.offset)
+    assert [seen(log) for log in (real, listed)] == before
+    if due is not None:
+        for log, was in zip((real, listed), before, strict=True):
+            log.housekeep(due, log.end.offset)
+            assert seen(log) != was

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -172,11 +172,13 @@ class SimulatedDisk(Disk):
     """Directories and files in memory.
 
     ``room``: so many bytes can still be written. ``forces``: how often something was to be forced.
+    ``before_change`` is called before each change, and may end the process there.
     """
 
     def __init__(self, room: int = 1 << 62) -> None:
         self.room = room
         self.forces = 0
+        self.before_change: Callable[[], None] = lambda: None
         self._names: dict[Path, _Content] = {}
         self._forced_names: dict[Path, _Content] = {}
         self._renamings: list[_Renaming] = []
@@ -278,6 +280,10 @@ class SimulatedDisk(Disk):
         """The next forces fail, of a file or of a directory; what they were to force is lost."""
         self._failing += times
 
+    def stop_failing(self) -> None:
+        """No force fails from now on."""
+        self._failing = 0
+
     def flip(self, path: Path, position: int, bit: int) -> None:
         """One bit rots."""
         self.content(path).flip(position, bit)
@@ -305,6 +311,7 @@ class SimulatedDisk(Disk):
         self.room -= wanted
 
     def may_fail(self, path: Path) -> None:
+        self.before_change()
         self.forces += 1
         if self._failing:
             self._failing -= 1
@@ -315,6 +322,7 @@ class SimulatedDisk(Disk):
             raise StorageFailure(f"{directory}: no such directory")
 
     def _rename(self, change: _Renaming) -> None:
+        self.before_change()
         change.apply(self._names)
         self._renamings.append(change)
 
@@ -369,6 +377,7 @@ class SimulatedFile(DiskFile):
 
     def _put(self, content: _Content, position: int, data: bytes) -> None:
         if data:
+            self._disk.before_change()
             content.write(position, data)
             content.pending.append(_Write(position, data))
 

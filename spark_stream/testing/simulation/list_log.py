@@ -28,7 +28,7 @@ from spark_stream.storage.flush_timer import FlushTimer
 from spark_stream.storage.log_format import UNLIMITED, LogFormat, Prepared, marker_at
 from spark_stream.storage.reading import Budget, Chunk
 from spark_stream.storage.replica_log import ReplicaLog
-from spark_stream.storage.retention import SegmentFacts, removable
+from spark_stream.storage.retention import SegmentFacts, due_by_age, removable
 from spark_stream.storage.settings import Flush
 
 
@@ -84,6 +84,16 @@ class ListLog(ReplicaLog):
     def fail(self, error: StorageFailure) -> None:
         """A force fails: the log takes no more."""
         self._failed = error
+
+    def reopen(self) -> None:
+        """A broker opens it anew: what could not be forced is written once more."""
+        if self._failed is not None:
+            self._failed = None
+            self.forced = int(self.end.entry)
+
+    def entries_from(self, index: int) -> list[Entry]:
+        """The entries from this index on."""
+        return [each.entry for each in self._entries[max(0, index - self.start.entry) :]]
 
     # -- the log -----------------------------------------------------------------------------------
 
@@ -179,6 +189,19 @@ class ListLog(ReplicaLog):
         del self._entries[: self._segments[gone].entry - self.start.entry]
         del self._segments[:gone]
         return gone
+
+    def housekeeping_due(self) -> int | None:
+        if self._failed is not None:
+            return None
+        active, oldest = self._of_segment(-1), None
+        appended = [each.entry.appended for each in active]
+        if not active or active[-1].end == self._segments[-1].offset:
+            appended = []
+        if len(self._segments) > 1:
+            kept = self._of_segment(0)
+            oldest = kept[-1].entry.appended if kept else 0
+        first, last = (appended[0], appended[-1]) if appended else (None, None)
+        return due_by_age(self.format.settings, first, last, oldest)
 
     def close(self) -> None:
         self._check()

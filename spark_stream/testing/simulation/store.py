@@ -18,10 +18,15 @@ from spark_stream.errors import StorageFailure
 
 @dataclass(slots=True)
 class MemoryRecords:
-    """What the store holds: key → (value as JSON, version), and the version that was given last."""
+    """What the store holds: key → (value as JSON, version), and the version that was given last.
+
+    ``changes`` is filled with every change, for whoever takes them out: key, value before, value
+    after (None: there was, or is, no such record).
+    """
 
     kept: dict[str, tuple[str, int]] = field(default_factory=dict)
     last_version: int = 0
+    changes: list[tuple[str, str | None, str | None]] = field(default_factory=list)
     changing: Lock = field(default_factory=Lock)
 
 
@@ -50,6 +55,7 @@ class MemoryStore:
             if self._version(key) != expected:
                 return None
             self._records.last_version += 1
+            self._note(key, text)
             self._records.kept[key] = (text, self._records.last_version)
             return self._records.last_version
 
@@ -58,11 +64,16 @@ class MemoryStore:
         with self._records.changing:
             if expected == 0 or self._version(key) != expected:
                 return False
+            self._note(key, None)
             del self._records.kept[key]
             return True
 
     def close(self) -> None:
         self._closed = True
+
+    def _note(self, key: str, after: str | None) -> None:
+        before = self._records.kept.get(key)
+        self._records.changes.append((key, None if before is None else before[0], after))
 
     def _version(self, key: str) -> int:
         return self._records.kept[key][1] if key in self._records.kept else 0

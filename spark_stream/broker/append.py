@@ -1,0 +1,161 @@
+"""One batch, from a stream to its acknowledgement, as scripts.
+
+Its time begins when it is read. Over it, a batch that is not in the log yet is refused and may be
+sent again; of one that is in the log, and not as safe as it asked to be, the outcome is unknown.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+
+from spark_stream.broker.host import HostedTopic
+from spark_stream.broker.joining import TakeBatch, take_in_transaction
+from spark_stream.broker.outcomes import Appended, Candidate, Taken
+from spark_stream.broker.partition import Partition
+from spark_stream.consistency.ids import NO_TRANSACTION
+from spark_stream.consistency.producers import Stamp
+from spark_stream.environment import Clock
+from spark_stream.errors import (
+    BrokerBusy,
+    InternalError,
+    InvalidRequest,
+    IsologError,
+    RequestTimeout,
+)
+from spark_stream.scripts.steps import Script
+from spark_stream.wire.messages import Ack, AppendTo, Envelope, StampFacts
+
+logger = logging.getLogger(__name__)
+
+_PATIENCE_S: Final = 0.005
+
+
+@dataclass(frozen=True)
+class AppendStream:
+    """What all appends of a stream share; ``acknowledge`` takes a message to its client."""
+
+    request: AppendTo
+    acknowledge: Callable[[bytes], None]
+    clock: Clock
+
+
+class Append:
+    """One batch that a client has sent."""
+
+    def __init__(
+        self, stream: AppendStream, hosted: HostedTopic, envelope: Envelope, batch: pa.RecordBatch
+    ) -> None:
+        self._stream = stream
+        self._hosted = hosted
+        self._envelope = envelope
+        self._batch = batch
+        self._stamp = _stamp(envelope.stamp)
+        self._deadline = stream.clock.monotonic() + stream.request.timeout_ms / 1000
+        self._candidate: Candidate | None = None
+        self._taken: Taken | None = None
+        self.partition = envelope.partition
+
+    @property
+    def size(self) -> int:
+        """What it holds of memory, in bytes."""
+        return int(self._batch.nbytes)
+
+    def finish_at_once(self) -> Script[bool]:
+        """Appends and acknowledges if nothing has to be waited for; False: :meth:`finish` goes on.
+
+        Appends of others take so little that a moment of patience is better than a thread.
+        """
+        return (yield from self._advance(_PATIENCE_S, wait=False))
+
+    def finish(self) -> Script[None]:
+        """Appends and acknowledges, or acknowledges why not; never raises."""
+        left = self._left()
+        late = self._taken is None and left <= 0
+        if late or not (yield from self._advance(max(0.0, left), wait=True)):
+            self._answer(self._late())
+
+    def _advance(self, patience_s: float, *, wait: bool) -> Script[bool]:
+        """One step on, to the acknowledgement if possible; False: the partition is held."""
+        try:
+            target = self._hosted.partition(self.partition)
+            if self._taken is None:
+                self._taken = yield from self._take(target, patience_s)
+            taken = self._taken
+            if taken is None:
+                return False
+            if taken.pending is not None:
+                taken.wake()  # who reads what is not replicated need not wait for that
+                if not wait:
+                    return False
+                target.await_acknowledgement(taken, max(0.0, self._left()))
+        except IsologError as error:
+            self._answer(error)
+        except pa.ArrowMemoryError:
+            size = self._batch.nbytes
+            self._answer(BrokerBusy(f"no memory to append a batch of {size} bytes"))
+        except Exception:
+            logger.exception("append to %s/%d", self._hosted.topic.name, self.partition)
+            self._answer(
+                InternalError(f"the append to {self._hosted.topic.name}/{self.partition} failed")
+            )
+        else:
+            self._acknowledge(taken.appended)
+            taken.wake()
+        return True
+
+    def _take(self, target: Partition, patience_s: float) -> Script[Taken | None]:
+        if self._candidate is None:
+            self._candidate = target.prepare(self._batch, self._stamp)
+        request, stamp = self._stream.request, self._stamp
+        batch = TakeBatch(target, self._candidate, stamp, request.isolation, patience_s)
+        if stamp is None or stamp.transaction == NO_TRANSACTION:
+            taken: Taken | None = yield batch
+            return taken
+        if request.transactional_id is None:
+            raise InvalidRequest("a batch in a transaction needs the stream's transactional_id")
+        return (yield from take_in_transaction(batch, stamp, request.transactional_id))
+
+    def _left(self) -> float:
+        return self._deadline - self._stream.clock.monotonic()
+
+    def _late(self) -> IsologError:
+        timeout_ms = self._stream.request.timeout_ms
+        return RequestTimeout(
+            f"{self._hosted.topic.name}/{self.partition}: the batch was not appended: the partition"
+            f" was held by others for {timeout_ms} ms",
+            topic=self._hosted.topic.name,
+            partition=self.partition,
+        )
+
+    def _answer(self, error: IsologError) -> None:
+        self._write(
+            Ack(number=self._envelope.number, partition=self.partition, error=error.to_wire())
+        )
+
+    def _acknowledge(self, done: Appended) -> None:
+        self._write(
+            Ack(
+                number=self._envelope.number,
+                partition=self.partition,
+                offset=done.offset,
+                count=done.count,
+                duplicate=done.duplicate,
+                partitions=len(self._hosted.partitions),
+                error=done.refused.to_wire() if done.refused else None,
+            )
+        )
+
+    def _write(self, ack: Ack) -> None:
+        self._stream.acknowledge(ack.to_bytes())
+
+
+def _stamp(facts: StampFacts | None) -> Stamp | None:
+    if facts is None:
+        return None
+    transaction = NO_TRANSACTION if facts.transaction is None else facts.transaction
+    return Stamp(facts.producer_id, facts.epoch, facts.sequence, transaction)

@@ -1,0 +1,58 @@
+"""Operators: they look at transactions, end them, and make and delete topics."""
+
+from __future__ import annotations
+
+from functools import partial
+from operator import methodcaller
+
+from spark_stream.consistency.transactions import Transaction
+from spark_stream.errors import IsologError
+from spark_stream.scripts import deciding
+from spark_stream.scripts.steps import Script
+from spark_stream.testing.simulation.broker import SimulatedBroker
+from spark_stream.testing.simulation.clients.asking import Session
+from spark_stream.testing.simulation.network import NoAnswer
+from spark_stream.testing.simulation.schedule import Body
+from spark_stream.testing.simulation.world import World
+
+
+def meddle(world: World, name: str) -> Body:
+    """Ends transactions that are open."""
+    session = Session(world, name)
+    for _ in range(session.chance.randint(1, 3)):
+        yield from session.pause(4.0)
+        try:
+            found = yield from session.run(
+                "list", lambda at: deciding.describe_all(at.desk.finished)
+            )
+            if found:
+                chosen = session.chance.choice(found)
+                yield from session.run("kill", partial(_kill, chosen))
+        except (IsologError, NoAnswer) as error:
+            world.tell(f"{name}: {error}")
+
+
+def _kill(chosen: Transaction, at: SimulatedBroker) -> Script[Transaction]:
+    return deciding.kill(at.desk.finished, chosen.transactional_id, chosen.number)
+
+
+def make_and_delete_topics(world: World, name: str) -> Body:
+    """Makes a topic, deletes one, and makes one of the same name anew."""
+    session = Session(world, name)
+    for number in range(session.chance.randint(1, 3)):
+        yield from session.pause(3.0)
+        topics = world.topics()
+        try:
+            if topics and session.chance.random() < 0.5:
+                gone = session.chance.choice(topics)
+                leader = world.leader(gone.leader)
+                delete = methodcaller("delete_topic", gone.name)
+                yield from session.call(leader, f"delete {gone.name}", delete)
+            else:
+                made = f"topic-{session.chance.randrange(4)}"
+                config = {"flush": session.chance.choice(("none", "batch"))}
+                partitions = session.chance.randint(1, 2)
+                create = methodcaller("create_topic", made, partitions, config)
+                yield from session.call(session.any_broker(), f"make {made} ({number})", create)
+        except (IsologError, NoAnswer) as error:
+            world.tell(f"{name}: {error}")

@@ -1,0 +1,80 @@
+"""What a run is made of: its seed, and who takes part. The same form is the same run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Final
+
+CLIENTS: Final = {
+    "transactions": 5,
+    "plain": 3,
+    "sink": 2,
+    "reader": 3,
+    "cutter": 2,
+    "consumer": 2,
+    "operator": 2,
+    "topics": 2,
+}
+"""Kinds of clients, and how likely each is next to the others."""
+FAULTS: Final = {
+    "crash": 5,
+    "power-cut": 3,
+    "sudden-end": 3,
+    "pause": 3,
+    "failed-force": 2,
+    "full-disk": 2,
+    "bad-network": 4,
+    "lost-race": 2,
+    "clock-step": 1,
+}
+"""Kinds of faults, and how likely each is next to the others."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """A run. ``actors`` are its clients and faults by name, ``order`` is another order of events.
+
+    Every actor's own choices come from the seed and its name: to leave one out changes none of the
+    others' choices, only who goes when.
+    """
+
+    seed: int
+    brokers: int
+    files: bool
+    topics: int
+    actors: tuple[str, ...]
+    order: int = 0
+
+    def chance(self, purpose: str) -> Random:
+        """A source of chance for one purpose of this run."""
+        return Random(f"{self.seed} {purpose}")
+
+    def without(self, names: Iterable[str]) -> Form:
+        gone = set(names)
+        return replace(self, actors=tuple(each for each in self.actors if each not in gone))
+
+    def command(self) -> str:
+        """What to type to have this very run again."""
+        words = [f"make simulate RUNS=1 SEED={self.seed}"]
+        drawn = draw(self.seed)
+        if self.actors != drawn.actors:
+            words.append(f'ONLY="{" ".join(self.actors)}"')
+        if self.order:
+            words.append(f"ORDER={self.order}")
+        return " ".join(words)
+
+
+def draw(seed: int) -> Form:
+    """The form that a seed stands for."""
+    chance = Random(f"{seed} form")
+    brokers = chance.choices((1, 2, 3), (3, 5, 2))[0]
+    files = chance.random() < 1 / 8
+    topics = chance.randint(1, 3)
+    clients = chance.choices(list(CLIENTS), list(CLIENTS.values()), k=chance.randint(2, 5))
+    if "transactions" not in clients and "sink" not in clients:
+        clients.append("transactions")
+    faults = chance.choices(list(FAULTS), list(FAULTS.values()), k=chance.randint(0, 3))
+    actors = tuple(f"{kind}-{number}" for number, kind in enumerate([*clients, *faults]))
+    return Form(seed, brokers, files, topics, actors)

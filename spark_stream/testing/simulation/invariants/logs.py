@@ -1,0 +1,190 @@
+"""What holds of the log of one partition."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from spark_stream.broker.partition import Partition
+from spark_stream.consistency.entries import Kind
+from spark_stream.consistency.ids import NO_PRODUCER
+from spark_stream.consistency.isolation import Bounds
+from spark_stream.storage.settings import Flush
+from spark_stream.testing.simulation.broker import SimulatedBroker
+from spark_stream.testing.simulation.history import Line, Place, Seen
+from spark_stream.testing.simulation.invariants.base import Invariant, View
+
+
+class WhatIsThereStays(Invariant):
+    """No entry is lost, but by a power cut, and then none that the topic's flush has promised."""
+
+    def opened(self, line: Line, lost: Sequence[Seen], partition: Partition, power: bool) -> None:
+        for each in lost:
+            what = f"{line.name}: entry {each.entry.entry_index} is gone"
+            self.require(power, what)
+            self.require(line.flush is not Flush.BATCH, f"{what}; every batch is flushed there")
+            data = each.entry.kind is Kind.DATA
+            committed = data and each.part[0] >= 0 and self.history.is_committed(each.part)
+            promised = bool(committed) and line.flush is not Flush.NONE
+            self.require(not promised, f"{what}, of the committed transaction {each.part[0]}")
+
+
+class OnlyPowerCutsDamage(Invariant):
+    """A log that a process has left at any moment opens without a loss to report."""
+
+    def opened(self, line: Line, lost: Sequence[Seen], partition: Partition, power: bool) -> None:
+        for cut in partition.log.cuts:
+            self.require(power or not cut.grave, f"{line.name}: {cut}")
+
+
+class OffsetsAreDense(Invariant):
+    """Entries are counted without a gap, offsets count records, and a marker takes none."""
+
+    def appended(self, line: Line, seen: Seen, broker: SimulatedBroker) -> None:
+        place, before = len(line.entries) - 1, line.entries[-2] if len(line.entries) > 1 else None
+        entry = seen.entry
+        start = 0 if before is None else before.end
+        wanted = (place, start)
+        self.require(
+            (entry.entry_index, entry.base_offset) == wanted,
+            f"{line.name}: entry {entry.entry_index} at {entry.base_offset}, not {wanted}",
+        )
+        self.require(
+            (entry.count == 0) == (entry.kind is not Kind.DATA),
+            f"{line.name}: {entry.kind.name} has {entry.count} records",
+        )
+
+
+class AnOffsetIsGivenOnce(Invariant):
+    """An offset given in one leader epoch is never given to another record in the same epoch."""
+
+    def __init__(self, view: View) -> None:
+        super().__init__(view)
+        self._given: dict[tuple[Place, int, int], tuple[int, ...]] = {}
+
+    def appended(self, line: Line, seen: Seen, broker: SimulatedBroker) -> None:
+        if seen.values:
+            key = (line.place, seen.entry.leader_epoch, seen.entry.base_offset)
+            known = self._given.setdefault(key, seen.values)
+            where = f"{line.name}: offset {key[2]} in epoch {key[1]}"
+            self.require(known == seen.values, f"{where} was {known} and is {seen.values}")
+
+
+class EpochsRise(Invariant):
+    """No entry has a lower leader epoch than the one before it."""
+
+    def appended(self, line: Line, seen: Seen, broker: SimulatedBroker) -> None:
+        if len(line.entries) > 1:
+            before = line.entries[-2].entry.leader_epoch
+            now = seen.entry.leader_epoch
+            self.require(now >= before, f"{line.name}: epoch {now} after {before}")
+
+
+class OnlyTheLeaderWrites(Invariant):
+    """What is in a topic's logs was written by the broker that leads it."""
+
+    def appended(self, line: Line, seen: Seen, broker: SimulatedBroker) -> None:
+        who = broker.broker_id
+        self.require(who == line.leader, f"{who} wrote {line.name}, which {line.leader} leads")
+
+
+class BatchesAreWhole(Invariant):
+    """A batch is in the log as it was sent, at the partition it was sent to."""
+
+    def appended(self, line: Line, seen: Seen, broker: SimulatedBroker) -> None:
+        if not seen.values:
+            return
+        sent = self.history.sent.get(seen.values[0])
+        whole = sent is not None and tuple(sent.values) == seen.values
+        self.require(whole, f"{line.name}: {seen.values} is no batch that was sent")
+        if sent is not None:
+            self.require(sent.place == line.place, f"{line.name}: {seen.values} was not sent here")
+
+
+class ABatchIsThereOnce(Invariant):
+    """A batch of a producer with an id is in the log once, however often it is sent."""
+
+    def appended(self, line: Line, seen: Seen, broker: SimulatedBroker) -> None:
+        if seen.entry.kind is Kind.DATA and seen.entry.producer_id != NO_PRODUCER:
+            for each in line.entries[:-1]:
+                self.require(
+                    not each.values or each.values[0] != seen.values[0],
+                    f"{line.name}: {seen.values} is at {each.entry.base_offset} and at"
+                    f" {seen.entry.base_offset}",
+                )
+
+
+class ProducersStayFenced(Invariant):
+    """No batch of a producer follows one of a higher epoch of it."""
+
+    def appended(self, line: Line, seen: Seen, broker: SimulatedBroker) -> None:
+        entry = seen.entry
+        if entry.kind is not Kind.DATA or entry.producer_id == NO_PRODUCER:
+            return
+        epochs = [
+            each.entry.producer_epoch
+            for each in line.entries[:-1]
+            if each.entry.producer_id == entry.producer_id and each.entry.kind is Kind.DATA
+        ]
+        what = f"{line.name}: producer {entry.producer_id} wrote in epoch {entry.producer_epoch}"
+        self.require(not epochs or entry.producer_epoch >= max(epochs), f"{what} after {epochs}")
+
+
+class SequencesHaveNoGap(Invariant):
+    """The batches of a producer's epoch are in a log in the order in which they were sent."""
+
+    def appended(self, line: Line, seen: Seen, broker: SimulatedBroker) -> None:
+        entry = seen.entry
+        if entry.kind is not Kind.DATA or entry.producer_id == NO_PRODUCER:
+            return
+        known = [
+            each.entry.base_sequence
+            for each in line.entries[:-1]
+            if each.entry.kind is Kind.DATA
+            and (each.entry.producer_id, each.entry.producer_epoch)
+            == (entry.producer_id, entry.producer_epoch)
+        ]
+        if known:
+            what = f"{line.name}: producer {entry.producer_id}: {entry.base_sequence} after {known}"
+            self.require(entry.base_sequence == known[-1] + 1, what)
+
+
+class BoundsNeverGoBack(Invariant):
+    """Log start, last stable offset, high watermark and log end are in order, and none falls."""
+
+    def __init__(self, view: View) -> None:
+        super().__init__(view)
+        self._seen: dict[Place, tuple[Partition, Bounds]] = {}
+
+    def observed(self, line: Line, partition: Partition) -> None:
+        bounds = partition.bounds()  # raises where they are out of order
+        known = self._seen.get(line.place)
+        self._seen[line.place] = (partition, bounds)
+        if known is None or known[0] is not partition or known[1] == bounds:
+            return
+        before = known[1]
+        risen = (
+            bounds.log_start_offset >= before.log_start_offset
+            and bounds.last_stable_offset >= before.last_stable_offset
+            and bounds.high_watermark >= before.high_watermark
+            and bounds.log_end_offset >= before.log_end_offset
+        )
+        self.require(risen, f"{line.name}: {bounds} after {before}")
+
+
+class UndecidedHoldsBack(Invariant):
+    """The last stable offset is where the first open part of a transaction begins, or the end."""
+
+    def observed(self, line: Line, partition: Partition) -> None:
+        bounds = partition.bounds()
+        first = min(line.open.values(), default=line.end)
+        wanted = max(first, int(bounds.log_start_offset))
+        found = int(bounds.last_stable_offset)
+        self.require(found == wanted, f"{line.name}: it is {found}, not {wanted}")
+
+
+class LogsAreWhatBrokersKnow(Invariant):
+    """What a partition says is its end is the end of its log."""
+
+    def observed(self, line: Line, partition: Partition) -> None:
+        end = int(partition.bounds().log_end_offset)
+        self.require(end == line.end, f"{line.name}: the end is {line.end}, and it says {end}")

@@ -1,0 +1,25 @@
+"""The entries of a log, of whatever kind it is, from an index on."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from spark_stream.consistency.entries import Entry, Kind
+from spark_stream.storage.replica_log import ReplicaLog
+from spark_stream.testing.simulation.list_log import ListLog
+
+_COLUMNS = tuple(field.name for field in fields(Entry))
+
+
+def entries_from(log: ReplicaLog, index: int) -> list[Entry]:
+    """The log's entries from this index on, oldest first."""
+    if isinstance(log, ListLog):
+        return log.entries_from(index)
+    found: list[Entry] = []
+    for table in log.tables():
+        if len(table) and int(table["entry_index"][-1]) >= index:
+            for row in table[table["entry_index"] >= index]:
+                values = {name: int(row[name]) for name in _COLUMNS}
+                values["kind"] = Kind(values["kind"])
+                found.append(Entry(**values))  # type: ignore[arg-type]
+    return found

@@ -1,0 +1,160 @@
+"""The logs of a simulated broker: in lists, or as files on a simulated disk.
+
+Both go on over the broker's end. A machine that loses power keeps of each log what was forced and,
+of the rest, what chance decides; so what happens to a machine happens to all its logs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Protocol
+
+import pyarrow as pa
+
+from spark_stream.consistency.entries import Entry
+from spark_stream.errors import DiskFull, StorageFailure
+from spark_stream.storage.log_format import LogFormat
+from spark_stream.storage.logs import FileLogs, Logs
+from spark_stream.storage.replica_log import ReplicaLog
+from spark_stream.storage.settings import Flush
+from spark_stream.testing.simulation.disk import SimulatedDisk
+from spark_stream.testing.simulation.list_log import ListLog
+
+
+class MachineLogs(Logs, Protocol):
+    """The logs of one machine, and what happens to them."""
+
+    def end_process(self) -> None:
+        """The broker ends; the machine goes on."""
+
+    def lose_power(self, chance: Random) -> None:
+        """The machine ends, and starts again."""
+
+    def fail_next_force(self) -> None:
+        """The next force fails."""
+
+    def set_full(self, full: bool) -> None:
+        """The disk takes nothing more, or again."""
+
+    def mend(self) -> None:
+        """Nothing fails from now on."""
+
+    def folders(self) -> set[Path]:
+        """The folders of partitions that are there."""
+
+
+class FullListLog(ListLog):
+    """A list that may be full, and whose forces may fail."""
+
+    machine: ListLogs
+
+    def flush(self) -> None:
+        self._force()
+        super().flush()
+
+    def _keep(self, entry: Entry, message: pa.Buffer | None) -> None:
+        self.machine.check_room()
+        if self.format.settings.flush is Flush.BATCH:
+            self._force()
+        super()._keep(entry, message)
+
+    def _force(self) -> None:
+        if self.failed is None and self.machine.fails_now():
+            self.fail(StorageFailure(f"{self.directory}: Input/output error", unforced=True))
+            self._check()
+
+
+class ListLogs:
+    """Logs in lists."""
+
+    def __init__(self) -> None:
+        self._logs: dict[Path, FullListLog] = {}
+        self._made: set[Path] = set()
+        self._failing = False
+        self._full = False
+
+    def open(self, folder: Path, log_format: LogFormat) -> ReplicaLog:
+        known = self._logs.get(folder)
+        if known is None:
+            known = self._logs[folder] = FullListLog(log_format, folder)
+            known.machine = self
+        else:
+            known.format = log_format
+            known.reopen()
+        return known
+
+    def make_folder(self, folder: Path) -> None:
+        self.check_room()
+        self._made.add(folder)
+
+    def has_folder(self, folder: Path) -> bool:
+        return folder in self._made
+
+    def remove(self, folder: Path) -> None:
+        self._made.discard(folder)
+        for each in [each for each in self._logs if folder in (each, *each.parents)]:
+            del self._logs[each]
+
+    def remove_empty(self, folder: Path) -> None:
+        pass
+
+    def end_process(self) -> None:
+        pass
+
+    def lose_power(self, chance: Random) -> None:
+        self._failing = False
+        for log in self._logs.values():
+            log.crash(chance.randint(log.forced, int(log.end.entry)))
+
+    def fail_next_force(self) -> None:
+        self._failing = True
+
+    def set_full(self, full: bool) -> None:
+        self._full = full
+
+    def mend(self) -> None:
+        self._failing = self._full = False
+
+    def folders(self) -> set[Path]:
+        return set(self._logs)
+
+    def fails_now(self) -> bool:
+        """Whether this force fails."""
+        failing, self._failing = self._failing, False
+        return failing
+
+    def check_room(self) -> None:
+        """DiskFull where there is no room."""
+        if self._full:
+            raise DiskFull("no room for one more entry")
+
+
+class DiskLogs(FileLogs):
+    """Logs in files on a simulated disk."""
+
+    def __init__(self, before_change: Callable[[], None]) -> None:
+        self.disk = SimulatedDisk()
+        self.disk.before_change = before_change
+        self._room = self.disk.room
+        super().__init__(self.disk)
+
+    def end_process(self) -> None:
+        self.disk.kill()
+
+    def lose_power(self, chance: Random) -> None:
+        self.disk.crash(chance)
+
+    def fail_next_force(self) -> None:
+        self.disk.fail_next_force()
+
+    def set_full(self, full: bool) -> None:
+        self.disk.room = 0 if full else self._room
+
+    def mend(self) -> None:
+        self.set_full(False)
+        self.disk.stop_failing()
+
+    def folders(self) -> set[Path]:
+        return {path.parent for path in self.disk.files()}

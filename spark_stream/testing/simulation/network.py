@@ -1,0 +1,123 @@
+"""Messages between clients and brokers: lost, late, answered after they happened, delivered twice.
+
+A call is a task of the broker that is asked, and dies with it; then its caller learns that the
+connection broke, and not whether the call was carried out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Final, Protocol
+
+from spark_stream.errors import IsologError
+from spark_stream.testing.simulation.schedule import NOW, Body, Schedule, Signal, Within
+
+CALL_S: Final = 10.0
+_LATE_S: Final = 15.0  # so some of what comes late comes after its caller has given up
+
+
+class NoAnswer(Exception):
+    """The caller does not know what became of its call."""
+
+
+class Asked(Protocol):
+    """A broker that can be asked."""
+
+    broker_id: str
+
+    @property
+    def owner(self) -> str:
+        """Who owns its tasks."""
+
+    @property
+    def serves(self) -> bool:
+        """Whether it takes calls."""
+
+    @property
+    def calls(self) -> dict[Call, None]:
+        """The calls under way, which end with it."""
+
+
+class Call:
+    """One call, until it is answered."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.answered = Signal(schedule)
+        self._result: Any = None
+        self._error: Exception | None = NoAnswer("nothing came back")
+
+    def answer(self, result: Any) -> None:
+        self._result, self._error = result, None
+        self.answered.give()
+
+    def fail(self, error: Exception) -> None:
+        self._error = error
+        self.answered.give()
+
+    def result(self) -> Any:
+        """The answer; raises the error, or NoAnswer."""
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+@dataclass
+class Trouble:
+    """How often a message has a bad fate; each is a chance between 0 and 1."""
+
+    lost: float = 0.0
+    late: float = 0.0
+    answer_lost: float = 0.0
+    repeated: float = 0.0
+
+
+class Network:
+    """Between all clients and brokers of a run."""
+
+    def __init__(self, schedule: Schedule, chance: Random) -> None:
+        self.trouble = Trouble()
+        self._schedule = schedule
+        self._chance = chance
+
+    def call(
+        self, name: str, to: Asked, ask: Callable[[], Body], timeout_s: float = CALL_S
+    ) -> Body:
+        """A body that returns what the broker answers.
+
+        Raises:
+            IsologError: what the broker answers.
+            NoAnswer: the call was carried out, or not, or will be.
+        """
+        yield NOW
+        if not to.serves:
+            raise NoAnswer(f"broker {to.broker_id} takes no calls")
+        call = Call(self._schedule)
+        if not self._happens(self.trouble.lost):
+            self._deliver(name, call, to, ask)
+        if self._happens(self.trouble.repeated):
+            self._deliver(f"{name} once more", Call(self._schedule), to, ask)
+        if self._happens(self.trouble.answer_lost):
+            call = Call(self._schedule)
+        yield Within(call.answered, timeout_s)
+        return call.result()
+
+    def _deliver(self, name: str, call: Call, to: Asked, ask: Callable[[], Body]) -> None:
+        late_s = self._chance.random() * _LATE_S if self._happens(self.trouble.late) else 0.0
+        to.calls[call] = None
+        self._schedule.start(name, self._serve(call, to, ask, late_s), to.owner)
+
+    def _serve(self, call: Call, to: Asked, ask: Callable[[], Body], late_s: float) -> Body:
+        if late_s:
+            yield late_s
+        try:
+            result = yield from ask()
+        except (IsologError, NoAnswer) as error:
+            call.fail(error)
+        else:
+            call.answer(result)
+        to.calls.pop(call, None)
+
+    def _happens(self, likelihood: float) -> bool:
+        return likelihood > 0 and self._chance.random() < likelihood

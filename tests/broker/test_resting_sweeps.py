@@ -1,0 +1,109 @@
+"""How long a broker rests between two looks at all transactions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from spark_stream.broker.driver import Driver
+from spark_stream.broker.host import Host
+from spark_stream.broker.step_table import StepTable
+from spark_stream.broker.transactions import TransactionDesk
+from spark_stream.cluster.leases import Leases
+from spark_stream.cluster.store import Record
+from spark_stream.cluster.topics import TOPICS, Topic, encode
+from spark_stream.consistency.transactions import Joined, State
+from spark_stream.errors import LeaderUnavailable
+from spark_stream.scripts import deciding
+from spark_stream.scripts.steps import PartitionStep
+from spark_stream.storage.directory import LogDirectory
+from spark_stream.storage.settings import LogSettings
+from spark_stream.testing.simulation.leases import MemoryBoard
+from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
+from tests.clocks import FakeClock
+from tests.support import NUMBERS
+
+SECOND_US = 1_000_000
+
+
+class SilentPeers:
+    """Brokers that do not answer: who asks them waits for as long as it has patience."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.clock = clock
+        self.asked = 0
+
+    def run_steps(self, broker_id: str, steps: Sequence[PartitionStep]) -> list[Any]:
+        self.asked += 1
+        self.clock.pass_us(10 * SECOND_US)
+        raise LeaderUnavailable(f"{broker_id} does not answer", leader=broker_id)
+
+
+class SlowStore(MemoryStore):
+    """A store whose lists take long."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__(MemoryRecords())
+        self.clock = clock
+        self.list_us = 0
+
+    def list(self, prefix: str) -> Sequence[Record]:
+        self.clock.pass_us(self.list_us)
+        return super().list(prefix)
+
+
+class Desk:
+    """A broker's transactions, one of which has a partition at a broker that is silent."""
+
+    def __init__(self, path: Path) -> None:
+        self.clock = FakeClock()
+        self.store = SlowStore(self.clock)
+        topic = Topic("t", "id", NUMBERS, 1, {}, "elsewhere")
+        self.store.put(TOPICS + "t", encode(topic), 0)
+        directory = LogDirectory(path, "cluster", "here")
+        host = Host(directory, self.store, LogSettings(), self.clock, holds_store=False)
+        self.peers = SilentPeers(self.clock)
+        driver = Driver(StepTable(self.store, host), self.peers)
+        leases = Leases(MemoryBoard(), self.clock)
+        self.desk = TransactionDesk(driver, host, self.clock, "here", leases, adopts=False)
+
+    def begin(self, name: str, *, joins: bool) -> None:
+        desk, run = self.desk, self.desk.run
+        run(deciding.take_over(desk.finished, name, "me", 1_000, 0))
+        begun = run(deciding.begin(desk.finished, name, "me", -1, "here", 0))
+        if joins:
+            place = Joined("t", "id", 0)
+            run(deciding.join(name, begun.number, begun.producer_id, begun.epoch, place))
+
+    def state(self, name: str) -> State:
+        return self.desk.run(deciding.describe(self.desk.finished, name)).state
+
+
+def test_a_broker_that_is_silent_lets_no_other_transaction_wait(tmp_path: Path):
+    """Its ten seconds without an answer are no work that calls for a rest of two hundred."""
+    found = Desk(tmp_path)
+    found.begin("stuck", joins=True)
+    found.desk.sweep()
+    found.clock.pass_us(2 * SECOND_US)
+    found.desk.sweep()  # it expires, and its leader does not answer
+    assert (found.peers.asked, found.state("stuck")) == (1, State.ABORTING)
+    found.begin("other", joins=False)
+    found.desk.sweep()
+    found.clock.pass_us(2 * SECOND_US)
+    found.desk.sweep()
+    assert found.state("other") is State.ABORTED
+
+
+def test_a_look_that_took_long_is_followed_by_a_rest_of_a_minute_at_most(tmp_path: Path):
+    found = Desk(tmp_path)
+    found.begin("x", joins=False)
+    found.store.list_us = 30 * SECOND_US  # the machine's disk stood still
+    found.desk.sweep()
+    found.store.list_us = 0
+    found.clock.pass_us(30 * SECOND_US)
+    found.desk.sweep()
+    assert found.state("x") is State.OPEN
+    found.clock.pass_us(31 * SECOND_US)
+    found.desk.sweep()
+    assert found.state("x") is State.ABORTED

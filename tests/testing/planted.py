@@ -1,0 +1,397 @@
+"""Bugs to plant in the product: each is a function that patches it, and says what it breaks.
+
+A simulator that finds nothing may be one that looks at nothing. Each of these is a mistake that
+somebody could make, in one place, and that no type checker sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from spark_stream.broker import append, fetching, joining
+from spark_stream.broker.outcomes import Appended
+from spark_stream.broker.partition import Partition
+from spark_stream.cluster import leadership
+from spark_stream.cluster.leases import Leases
+from spark_stream.cluster.numbers import Numbers
+from spark_stream.consistency import leader, producers, replica
+from spark_stream.consistency import transactions as rules
+from spark_stream.consistency.ids import LeaderEpoch
+from spark_stream.consistency.joins import Joins
+from spark_stream.consistency.producers import Accepted, Duplicate
+from spark_stream.consistency.transactions import State
+from spark_stream.errors import StorageFailure
+from spark_stream.scripts import (
+    consumers,
+    cutting,
+    deciding,
+    finishing,
+    positions,
+    records,
+    sweeping,
+    topics,
+)
+from spark_stream.scripts.finishing import Finished
+from spark_stream.scripts.steps import Put, WriteMarkers, together
+from spark_stream.storage.active import ActiveSegment
+from spark_stream.storage.forcing import Forcing
+from spark_stream.storage.log import PartitionLog
+
+Patch = pytest.MonkeyPatch
+BUGS: dict[str, Callable[[Patch], None]] = {}
+
+
+def bug(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
+    BUGS[plant.__name__] = plant
+    return plant
+
+
+def no_steps(*_: Any, **__: Any) -> Any:
+    """A script that does nothing."""
+    yield from ()
+
+
+# -- deciding and finishing -----------------------------------------------------------------------
+
+
+@bug
+def partitions_are_not_sealed(patch: Patch) -> None:
+    def skip(decided: Any) -> Any:
+        yield from ()
+        return list(decided.partitions), None
+
+    patch.setattr(finishing, "seal_partitions", skip)
+
+
+@bug
+def a_seal_lets_pending_joins_live(patch: Patch) -> None:
+    def seal(self: Joins, transaction: int) -> None:
+        found = self._transactions.get(transaction)
+        if found is not None:
+            found.confirmed.clear()
+
+    patch.setattr(Joins, "seal", seal)
+
+
+@bug
+def batches_need_no_confirmed_join(patch: Patch) -> None:
+    patch.setattr(
+        replica.Replica,
+        "judge",
+        lambda self, stamp, records: producers.judge(
+            self.producers.get(stamp.producer_id), stamp, records
+        ),
+    )
+
+
+@bug
+def markers_come_before_the_decision(patch: Patch) -> None:
+    original = deciding.commit
+
+    def early(finished: Any, asked: Any) -> Any:
+        found = yield from records.read(asked.transactional_id)
+        if found is not None and (found.number, found.state) == (asked.number, State.OPEN):
+            yield from together(
+                WriteMarkers(at, asked.number, asked.taken) for at in found.partitions
+            )
+        return (yield from original(finished, asked))
+
+    patch.setattr(deciding, "commit", early)
+
+
+@bug
+def a_commit_takes_all_branches(patch: Patch) -> None:
+    original = finishing.write_markers
+
+    def take_all(decided: Any, places: Any) -> Any:
+        writers = (decided.producer_id, *decided.branches, *decided.dropped)
+        everybody = tuple(each for each in writers if each >= 0)
+        return (yield from original(rules.replace(decided, taken=everybody), places))
+
+    patch.setattr(finishing, "write_markers", take_all)
+
+
+@bug
+def a_transaction_is_finished_before_its_markers(patch: Patch) -> None:
+    original = finishing.finish
+
+    def hasty(finished: Finished, decided: Any) -> Any:
+        yield from finishing.record_finish(finished, decided)
+        return (yield from original(finished, decided))
+
+    for module in (deciding, sweeping, consumers):
+        patch.setattr(module, "finish", hasty)
+
+
+@bug
+def what_others_decided_counts_as_finished(patch: Patch) -> None:
+    patch.setattr(Finished, "holds", lambda self, found: True)
+
+
+@bug
+def a_lost_race_is_not_noticed(patch: Patch) -> None:
+    def put(key: str, value: Any, expected: int) -> Any:
+        yield Put(key, value, expected)
+        return True
+
+    patch.setattr(records, "put", put)
+
+
+@bug
+def numbers_are_not_above_the_last(patch: Patch) -> None:
+    original = Numbers.take
+    patch.setattr(Numbers, "take", lambda self, above=-1: original(self))
+    patch.setattr(
+        deciding,
+        "allot",
+        _allot_anything,
+    )
+    patch.setattr(rules, "begun", _begun_anyhow(rules.begun))
+
+
+def _allot_anything(found: Any, spare: Any, *, producer_id: bool = True) -> Any:
+    number = yield from deciding.take_number(deciding.Numbering.TRANSACTIONS)
+    producer = spare.producer_id
+    if producer_id and producer < 0:
+        producer = yield from deciding.take_number(deciding.Numbering.PRODUCERS)
+    return rules.Allotted(number, producer, spare.coordinator)
+
+
+def _begun_anyhow(original: Any) -> Any:
+    def begun(transaction: Any, allotted: Any, now_ms: int) -> Any:
+        before = rules.replace(transaction, number=-1)
+        return original(before, allotted, now_ms)
+
+    return begun
+
+
+@bug
+def a_commit_does_not_force(patch: Patch) -> None:
+    patch.setattr(deciding, "force_partitions", no_steps)
+
+
+@bug
+def the_record_does_not_name_the_partition(patch: Patch) -> None:
+    patch.setattr(joining.deciding, "join", no_steps)
+
+
+# -- by itself ------------------------------------------------------------------------------------
+
+
+@bug
+def a_sweep_ignores_timeouts(patch: Patch) -> None:
+    patch.setattr(sweeping.Watch, "unchanged_s", lambda self, record, now_s: 1e9)
+
+
+@bug
+def a_sweep_ignores_leases(patch: Patch) -> None:
+    patch.setattr(Leases, "alive", lambda self, broker_id, incarnation=None: False)
+
+
+@bug
+def a_start_aborts_what_is_open(patch: Patch) -> None:
+    def restore(open_parts: Any) -> Any:
+        for at, number in open_parts:
+            yield WriteMarkers(at, number, ())
+        return []
+
+    patch.setattr(sweeping, "restore_markers", restore)
+
+
+@bug
+def a_leader_epoch_is_used_again(patch: Patch) -> None:
+    def same(record: Any, ends: str, last: Any) -> LeaderEpoch:
+        return LeaderEpoch(0 if record is None else int(record.value["epoch"]))
+
+    patch.setattr(leadership, "_next_epoch", same)
+
+
+# -- partitions -----------------------------------------------------------------------------------
+
+
+@bug
+def a_batch_is_answered_before_it_is_appended(patch: Patch) -> None:
+    original = append.Append._take
+
+    def hasty(self: Any, target: Partition, patience_s: float) -> Any:
+        end = target.bounds().log_end_offset
+        self._acknowledge(Appended(end, self._batch.num_rows))
+        return (yield from original(self, target, patience_s))
+
+    patch.setattr(append.Append, "_take", hasty)
+
+
+@bug
+def a_duplicate_is_appended(patch: Patch) -> None:
+    original = producers.judge
+
+    def judge(state: Any, stamp: Any, count: int) -> Any:
+        found = original(state, stamp, count)
+        return Accepted() if isinstance(found, Duplicate) else found
+
+    patch.setattr(producers, "judge", judge)
+
+
+@bug
+def a_duplicate_is_answered_with_the_end(patch: Patch) -> None:
+    original = Partition._judge_and_append
+
+    def judge(self: Partition, prepared: Any, stamp: Any) -> Any:
+        done, effects = original(self, prepared, stamp)
+        if done.duplicate:
+            done = Appended(self.bounds().log_end_offset, done.count, duplicate=True)
+        return done, effects
+
+    patch.setattr(Partition, "_judge_and_append", judge)
+
+
+@bug
+def the_last_stable_offset_ignores_what_is_open(patch: Patch) -> None:
+    patch.setattr(leader, "undecided_from", lambda state, offset: state)
+
+
+@bug
+def nobody_is_woken(patch: Patch) -> None:
+    original = Partition._carry_out
+
+    def forget(self: Partition, effects: Any) -> Any:
+        original(self, effects)
+        return ()
+
+    patch.setattr(Partition, "_carry_out", forget)
+
+
+# -- readers and consumers ------------------------------------------------------------------------
+
+
+@bug
+def aborted_records_travel(patch: Patch) -> None:
+    patch.setattr(fetching, "DROPS_ABORTED", frozenset())
+
+
+@bug
+def a_cut_is_where_each_partition_is_stable(patch: Patch) -> None:
+    patch.setattr(cutting, "greatest_cut", lambda bounds, spans: list(bounds))
+    patch.setattr(cutting, "next_cut", lambda lower, upper, bounds, spans: list(bounds))
+
+
+@bug
+def positions_move_before_the_decision(patch: Patch) -> None:
+    original = deciding.commit
+
+    def early(finished: Any, asked: Any) -> Any:
+        yield from positions.store_positions(asked.positions, {})
+        return (yield from original(finished, asked))
+
+    patch.setattr(deciding, "commit", early)
+
+
+@bug
+def positions_are_stored_after_the_finish(patch: Patch) -> None:
+    original = finishing.record_finish
+
+    def finish(finished: Any, decided: Any) -> Any:
+        places, _ = yield from finishing.seal_partitions(decided)
+        yield from finishing.write_markers(decided, places)
+        done = yield from original(finished, decided)
+        if decided.state is State.COMMITTING:
+            yield from positions.store_positions(decided.positions, {})
+        return done
+
+    for module in (deciding, sweeping, consumers):
+        patch.setattr(module, "finish", finish)
+
+
+@bug
+def a_new_owner_withdraws_nothing(patch: Patch) -> None:
+    patch.setattr(consumers, "withdraw_announcement", no_steps)
+
+
+# -- topics ---------------------------------------------------------------------------------------
+
+
+@bug
+def files_of_a_deleted_topic_stay(patch: Patch) -> None:
+    def forget(topic: Any) -> Any:
+        yield from topics.forget_files(topic.id)
+
+    patch.setattr(topics, "remove_files", forget)
+
+
+@bug
+def files_are_not_announced(patch: Patch) -> None:
+    patch.setattr(topics, "announce_files", no_steps)
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+
+@bug
+def an_entry_is_written_before_its_batch(patch: Patch) -> None:
+    original = ActiveSegment.append
+
+    def append_entry_first(self: ActiveSegment, entry: Any, message: Any, **how: Any) -> None:
+        later: list[Callable[[], None]] = []
+        arrow, entries = self._arrow, self._entries
+        if self._made:
+            self._arrow = Waiting(arrow, later)  # type: ignore[assignment]
+            self._entries = Followed(entries, later)  # type: ignore[assignment]
+        try:
+            original(self, entry, message, **how)
+        finally:
+            if isinstance(self._arrow, Waiting):
+                self._arrow, self._entries = arrow, entries
+
+    patch.setattr(ActiveSegment, "append", append_entry_first)
+
+
+class Wrapped:
+    """A file behind something."""
+
+    def __init__(self, file: Any, later: list[Callable[[], None]]) -> None:
+        self.file = file
+        self.later = later
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+
+class Waiting(Wrapped):
+    """Its writes wait."""
+
+    def write(self, position: int, data: Any) -> None:
+        self.later.append(lambda: self.file.write(position, data))
+
+
+class Followed(Wrapped):
+    """Its writes are followed by those that wait."""
+
+    def write(self, position: int, data: Any) -> None:
+        self.file.write(position, data)
+        for each in self.later:
+            each()
+
+
+@bug
+def a_force_that_failed_is_believed(patch: Patch) -> None:
+    def believe(self: Forcing, act: Callable[[], None]) -> None:
+        with suppress(StorageFailure):
+            act()
+
+    patch.setattr(Forcing, "_do", believe)
+
+
+@bug
+def a_roll_does_not_force(patch: Patch) -> None:
+    original = PartitionLog.roll
+
+    def roll(self: PartitionLog) -> None:
+        with pytest.MonkeyPatch.context() as meanwhile:
+            meanwhile.setattr(ActiveSegment, "flush", lambda _: None)
+            original(self)
+
+    patch.setattr(PartitionLog, "roll", roll)

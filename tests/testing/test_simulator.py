@@ -1,0 +1,83 @@
+"""Two thousand short runs find nothing; a seed is one run; what fails can be had again, smaller."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import pytest
+
+from spark_stream.testing.simulation.form import CLIENTS, FAULTS, draw
+from spark_stream.testing.simulation.invariants import INVARIANTS
+from spark_stream.testing.simulation.invariants.base import Invariant
+from spark_stream.testing.simulation.runs import ACTORS, run, search
+from spark_stream.testing.simulation.world import World
+
+RUNS = 2_000
+SHARE = 100
+
+
+def story_of(seed: int) -> list[str]:
+    world = World(draw(seed), tells=True)
+    world.begin(ACTORS)
+    world.run()
+    assert world.story is not None
+    return world.story
+
+
+def test_two_thousand_runs_find_nothing():
+    shares = [range(first, first + SHARE) for first in range(0, RUNS, SHARE)]
+    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
+        found = list(pool.map(search, shares))
+    assert sum(events for events, _ in found) > 100 * RUNS
+    failed = [form.command() for _, forms in found for form in forms]
+    assert not failed, "\n".join(failed)
+
+
+def test_a_seed_is_one_run_whatever_python_hashes_to():
+    program = (
+        "from tests.testing.test_simulator import story_of\n"
+        "for seed in range(8): print(*story_of(seed), sep='\\n')"
+    )
+    told = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": number},
+            capture_output=True,
+            check=True,
+            text=True,
+        ).stdout
+        for number in ("1", "2")
+    ]
+    assert told[0] == told[1]
+    assert len(told[0].splitlines()) > 100
+
+
+def test_seeds_draw_every_kind_of_run():
+    forms = [draw(seed) for seed in range(300)]
+    assert {form.brokers for form in forms} == {1, 2, 3}
+    assert {form.files for form in forms} == {True, False}
+    kinds = {name.rpartition("-")[0] for form in forms for name in form.actors}
+    assert kinds == {*CLIENTS, *FAULTS} == set(ACTORS)
+
+
+def test_each_invariant_says_in_one_sentence_what_holds():
+    assert len(INVARIANTS) >= 20
+    for each in INVARIANTS:
+        text = each.__doc__
+        assert text is not None
+        assert (text.count("."), text[-1]) == (1, "."), each
+        looks = [name for name in vars(each) if name in vars(Invariant)]
+        assert looks, f"{each.__name__} looks at nothing"
+
+
+@pytest.mark.parametrize("kind", sorted(ACTORS))
+def test_each_actor_alone_does_no_harm(kind: str):
+    for seed in range(3):
+        form = draw(seed)
+        alone = form.without(form.actors)
+        ran = run(type(form)(**{**vars(alone), "actors": (f"{kind}-0",)}))
+        assert ran.finding is None, ran.finding
