@@ -23,6 +23,7 @@ import pytest
 
 import spark_stream as isolog
 from spark_stream.errors import BY_CODE, IsologError
+from spark_stream.wire.addresses import location
 from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT, allocator_settings
 
 READY = "isolog broker ready "
@@ -184,10 +185,9 @@ class BrokerProcess:
 
 def flight_client(address: str) -> fl.FlightClient:
     """A plain Flight client of ``host:port`` or ``unix:PATH``, with a connection of its own."""
-    where = f"grpc://{address}"
-    if address.startswith("unix:"):
-        where = f"grpc+unix://{address.removeprefix('unix:')}"
-    return fl.FlightClient(where, generic_options=[("grpc.use_local_subchannel_pool", 1)])
+    return fl.FlightClient(
+        location(address), generic_options=[("grpc.use_local_subchannel_pool", 1)]
+    )
 
 
 def alive(pid: int) -> bool:

@@ -21,6 +21,7 @@ from spark_stream.cluster.brokers import Brokers
 from spark_stream.environment import Clock
 from spark_stream.errors import LeaderUnavailable
 from spark_stream.scripts.steps import PartitionStep
+from spark_stream.wire.addresses import location
 from spark_stream.wire.flight import from_flight
 from spark_stream.wire.step_messages import RunSteps
 
@@ -80,7 +81,7 @@ class FlightPeers:
         try:
             if peer.client is None:
                 peer.client = fl.FlightClient(
-                    _location(peer.address), generic_options=[("grpc.use_local_subchannel_pool", 1)]
+                    location(peer.address), generic_options=[("grpc.use_local_subchannel_pool", 1)]
                 )
             action = fl.Action(RUN_STEPS, body.to_bytes())
             results = [each.body.to_pybytes() for each in peer.client.do_action(action, options)]
@@ -90,9 +91,3 @@ class FlightPeers:
             mine = from_flight(error, peer.address)
             raise LeaderUnavailable(f"{where}: {mine.message}", leader=broker_id) from error
         return answers_of(results, len(steps))
-
-
-def _location(address: str) -> str:
-    if address.startswith("unix:"):
-        return f"grpc+unix://{address.removeprefix('unix:')}"
-    return f"grpc://{address}"

@@ -44,6 +44,7 @@ from spark_stream.environment import Clock, Ids, SystemClock, SystemIds
 from spark_stream.errors import InvalidConfig, PortInUse
 from spark_stream.storage.directory import check_directory
 from spark_stream.version import VERSION
+from spark_stream.wire.addresses import UNIX, location
 from spark_stream.wire.limits import SOCKET_PATH_MAX
 
 logger = logging.getLogger(__name__)
@@ -56,7 +57,6 @@ _SWITCH_S: Final = 0.0005
 times: with Python's default of 5 ms, and hundreds of fetches at work, it would wait long each
 time."""
 _FLUSH_SECONDS: Final = 0.1  # the first time; then the task says
-UNIX: Final = "unix:"
 
 
 class Broker:
@@ -204,7 +204,7 @@ class Broker:
 
     def _reachable(self, port: int) -> str:
         if self._config.listen.startswith(UNIX):
-            return f"grpc+unix://{self._config.listen.removeprefix(UNIX)}"
+            return location(self._config.listen)
         host, number = split_address(self._named(port))
         return location_of("grpc", host, number)
 
@@ -230,7 +230,7 @@ def _bind_place(listen: str) -> tuple[str, Path | None]:
             )
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.unlink(missing_ok=True)  # the directory's lock is ours: nobody serves this socket
-        return f"grpc+unix://{path}", path
+        return location(listen), path
     host, port = split_address(listen)
     if host not in _LOOPBACK:
         logger.warning("listening on %s: everybody who reaches it can read and write the log", host)

@@ -49,8 +49,11 @@ def test_a_copied_directory_is_refused_while_its_broker_runs(tmp_path: Path):
         first.terminate()
         shutil.copytree(tmp_path / "a", tmp_path / "copy")
         first.restart()
-        with pytest.raises(DirectoryInUse, match="copy of the other"):
-            BrokerProcess(tmp_path / "copy", conf=conf).start()
+        with (
+            pytest.raises(DirectoryInUse, match="copy of the other"),
+            BrokerProcess(tmp_path / "copy", conf=conf),
+        ):
+            pass
         put(first, 2)
         first.kill()
         assert read(first.restart()) == [1, 2]  # a killed broker leaves nothing that is in its way
@@ -134,8 +137,11 @@ def test_a_directory_with_records_is_not_opened_with_an_empty_store(tmp_path: Pa
     else:
         conf = on_store(tmp_path / "new.sqlite")
     for _ in range(2):  # the empty store that the first try made is as empty
-        with pytest.raises(WrongCluster, match=r"has records of topics \(t\)"):
-            BrokerProcess(tmp_path / "log", conf=conf).start()
+        with (
+            pytest.raises(WrongCluster, match=r"has records of topics \(t\)"),
+            BrokerProcess(tmp_path / "log", conf=conf),
+        ):
+            pass
     if lost == "removed":
         (tmp_path / "aside").rename(store)
     with BrokerProcess(tmp_path / "log") as broker:

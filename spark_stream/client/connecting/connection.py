@@ -36,6 +36,7 @@ from spark_stream.errors import (
     RequestTimeout,
     WrongCluster,
 )
+from spark_stream.wire.addresses import location
 from spark_stream.wire.flight import from_flight
 from spark_stream.wire.limits import REQUEST_TIMEOUT_S
 from spark_stream.wire.messages import Empty, Message, Status
@@ -207,9 +208,6 @@ class Connection:
         end_connections(address)
 
     def _flight_client(self, address: str) -> fl.FlightClient:
-        location = f"grpc://{address}"
-        if address.startswith("unix:"):
-            location = f"grpc+unix://{address.removeprefix('unix:')}"
         options = [
             # A pool of its own: a new client then really connects anew, without an old one's
             # back-off.
@@ -218,7 +216,7 @@ class Connection:
             # own timeout may be.
             ("grpc.min_reconnect_backoff_ms", max(100, int(self.timeout_s * 500))),
         ]
-        return fl.FlightClient(location, generic_options=options)
+        return fl.FlightClient(location(address), generic_options=options)
 
     def _drop(self, client: fl.FlightClient) -> None:
         with self._lock:

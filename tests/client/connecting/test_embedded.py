@@ -320,6 +320,22 @@ def test_a_relative_path_and_a_link_are_the_same_directory(directory, monkeypatc
             assert log.status().pid == pid
 
 
+@pytest.mark.parametrize(
+    "name", ["my log", "100%", "a%20b", "h#x", "q?y", "ünï", "[z]", "a\\b", "~+&"]
+)
+def test_a_path_may_hold_any_character(tmp_path, name):
+    """Flight's locations are URIs, in which most of these mean something else."""
+    directory = Directory(tmp_path / name)
+    try:
+        with directory.connect() as log:
+            log.create_topic("t")
+            assert (tmp_path / name / "run" / "broker.sock").is_socket()
+        with directory.connect() as another:
+            assert another.topics() == ["t"]
+    finally:
+        directory.end()
+
+
 def test_a_path_too_long_for_a_socket_works(tmp_path):
     deep = tmp_path / "/".join(["a-rather-long-folder-name"] * 6) / "ünïcode"
     assert len(os.fsencode(deep / "run" / "broker.sock")) > 107

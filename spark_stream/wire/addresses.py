@@ -1,0 +1,20 @@
+"""A broker's address, ``host:port`` or ``unix:PATH``, as the location that Flight takes."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+from urllib.parse import quote
+
+UNIX: Final = "unix:"
+
+
+def location(address: str) -> str:
+    """The Flight location of an address.
+
+    A path may hold any character, and a location may not. It is decoded twice on its way to the
+    system, by Arrow and by gRPC, for servers and for clients.
+    """
+    if address.startswith(UNIX):
+        return f"grpc+unix://{quote(quote(os.fsencode(address.removeprefix(UNIX))))}"
+    return f"grpc://{address}"
