@@ -40,7 +40,8 @@ class Told:
     def _say(self, what: Figure | None) -> None:
         self._out.write(json.dumps(what) + "\n")
         self._out.flush()
-        sys.stdin.readline()
+        if not sys.stdin.readline():
+            raise SystemExit("nobody listens any more")
 
 
 class Bench:

@@ -60,6 +60,12 @@ def test_a_bench_that_fails_says_so(tree):
         assert not bench.works
 
 
+def test_a_bench_that_nobody_listens_to_any_more_measures_no_more(tree):
+    with Bench(tree, tree, "one", []) as bench:
+        assert bench.next_figure() is not None
+    assert (tree / "log.txt").read_text().splitlines() == ["one 0"]
+
+
 def figure(name: str, unit: str, measured: float) -> Figure:
     return {"name": name, "unit": unit, "measured": measured}
 

@@ -232,6 +232,7 @@ class Host:
             if hosted is None or hosted.topic.id != topic.id:
                 return
             del self._hosted[topic.name]
+            self._note_settings()
         for partition in hosted.open_partitions():
             partition.close(deleted=True)
 

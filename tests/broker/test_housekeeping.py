@@ -149,3 +149,12 @@ def test_what_age_makes_due_is_done_without_any_move(topics, monkeypatch):
     monkeypatch.setattr(SystemClock, "steady_us", lambda _: later)
     topics.host.housekeep()
     assert len(partition.log.segments) == 2
+
+
+def test_the_flusher_comes_as_often_as_the_shortest_interval_wants(topics):
+    at_rest = topics.host.flush_due()
+    topics.create("often", 1, 1, NUMBERS, {"flush": "interval", "flush.ms": "20"})
+    topics.create("seldom", 1, 1, NUMBERS, {"flush": "interval", "flush.ms": "5000"})
+    assert topics.host.flush_due() <= 0.02 < at_rest
+    topics.delete("often")
+    assert topics.host.flush_due() == at_rest
