@@ -181,3 +181,19 @@ def test_a_topic_whose_folder_is_gone_says_so(tmp_path: Path, lost: str):
             assert read(broker, "empty") == []
         broker.restart()
         assert read(broker) == [2]
+
+
+def test_a_partition_that_is_not_as_it_was_left_is_told(tmp_path: Path):
+    """Whoever removes a partition's folder to begin it anew knows that; anybody else should."""
+    with BrokerProcess(tmp_path / "log") as broker:
+        make_topic(broker, partitions=2)
+        put(broker, 1)
+        put(broker, 2, partition=1)
+        broker.restart()
+        assert "do not end where the broker left them" not in broker.said()
+        broker.terminate()
+        (folder,) = (tmp_path / "log" / "topics" / "t").iterdir()
+        shutil.rmtree(folder / "0")
+        broker.restart()
+        assert read(broker) == []
+        assert "do not end where the broker left them" in broker.said()
