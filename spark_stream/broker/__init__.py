@@ -11,7 +11,8 @@ The process:
 What it leads:
 
 ``host``           the topics that this broker leads, with their partitions
-``partition``      one partition: the shell around its core, with the lock, the log and the waits
+``partition``      one partition: the shell around its core, with the lock and the log
+``callers``        who waits for a partition: appends and reads
 ``inspection``     which records of a batch are bad, for whole batches
 ``outcomes``       what a partition answers to an append
 ``refusals``       what the rules refuse of a batch, as the errors that users get

@@ -1,8 +1,8 @@
 """The batches of one stream that could not be appended at once, by partition.
 
 Invariant: a partition's batches are appended in the order in which they came, by one thread at a
-time; while it has a queue, nothing of it goes past the queue. What waits is bounded: beyond that
-the stream is not read on, and so its client is slowed.
+time; while a partition has a queue, none of its batches goes past that queue. What waits is
+bounded: beyond that the stream is not read on, and so its client is slowed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""One partition in this broker: the shell around its core, with the lock, the log and the waits.
+"""One partition in this broker: the shell around its core, with the lock and the log.
 
 The core (``consistency.replica``) decides; here one lock a partition guards core and log together,
-and what the core's effects say is carried out. A batch is inspected, encoded and checksummed before
-the lock is taken. Readers take it only to say what they wait for.
+and what the core's effects say is carried out (``callers`` has who waits for it). A batch is
+inspected, encoded and checksummed before the lock is taken. Readers take the lock only to say what
+they wait for.
 
 Order of steps in an append: the core judges the batch, the log takes it, the core applies its
 entry and publishes the new bounds, the append is acknowledged, and then the reads that it satisfies
@@ -14,13 +15,13 @@ the timestamps of records are the wall clock's.
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 
 import pyarrow as pa
 
+from spark_stream.broker.callers import Callers
 from spark_stream.broker.inspection import inspected, refusal
 from spark_stream.broker.outcomes import (
     Acknowledgement,
@@ -39,7 +40,7 @@ from spark_stream.consistency.isolation import Bounds, Isolation
 from spark_stream.consistency.joins import PendingJoin
 from spark_stream.consistency.leader import Boundary
 from spark_stream.consistency.producers import NOBODY, Duplicate, Refused, Stamp
-from spark_stream.consistency.replica import BOUND_OF, Answer, Disown, Effects, Replica, Wake
+from spark_stream.consistency.replica import BOUND_OF, Effects, Replica
 from spark_stream.environment import Clock
 from spark_stream.errors import BrokerStopping, IsologError, UnknownOutcome, UnknownTopic
 from spark_stream.storage.log_format import Prepared, marker_at
@@ -76,9 +77,7 @@ class Partition:
         self._core = Replica(
             log.tables(), log.start, log.end, clock.steady_us(), producer_age_us, followers
         )
-        self._numbers = itertools.count()
-        self._pending: dict[int, Acknowledgement] = {}
-        self._waiting: dict[int, WakeUp] = {}
+        self._callers = Callers(f"{topic}/{number}")
         self._cut = (Offset(-1), Offset(-1))
         self._moved = moved
 
@@ -215,7 +214,7 @@ class Partition:
             return
         with self._lock:
             self._core.give_up(pending.ticket)
-            self._pending.pop(pending.ticket, None)
+            self._callers.remove(pending.ticket)
         where = f"{self.topic}/{self.number}"
         raise UnknownOutcome(
             f"{where}: offsets {done.offset} to {done.offset + done.count - 1} are in the leader's"
@@ -262,28 +261,15 @@ class Partition:
     def _acknowledgement(
         self, stamp: Stamp | None, isolation: Isolation, last_offset: int
     ) -> Acknowledgement | None:
-        ticket = next(self._numbers)
+        ticket = self._callers.new_number()
         if self._core.acknowledge(ticket, stamp, isolation, last_offset):
             return None
-        pending = self._pending[ticket] = Acknowledgement(ticket)
-        return pending
+        return self._callers.add_append(ticket)
 
     def _carry_out(self, effects: Effects) -> tuple[WakeUp, ...]:
         """Settles what is answered; the reads to wake, for the caller to do without the lock."""
         self._moved(self)
-        woken: tuple[WakeUp, ...] = ()
-        for effect in effects:
-            if isinstance(effect, Wake):
-                woken += tuple(self._waiting.pop(waiter) for waiter in effect.waiters)
-            elif isinstance(effect, Answer):
-                for ticket in effect.tickets:
-                    self._pending.pop(ticket).settle()
-            elif isinstance(effect, Disown):
-                for ticket in effect.tickets:
-                    self._pending.pop(ticket).settle(
-                        UnknownOutcome(f"{self.topic}/{self.number}: a new leader cut it off")
-                    )
-        return woken
+        return self._callers.carry_out(effects)
 
     # -- transactions -----------------------------------------------------------------------------
 
@@ -410,17 +396,17 @@ class Partition:
         with self._lock:
             if self._closed is not None:
                 raise self._closed.again()
-            number = next(self._numbers)
+            number = self._callers.new_number()
             if not self._core.wait(number, BOUND_OF[isolation], beyond):
                 return None
-            self._waiting[number] = wake
+            self._callers.add_read(number, wake)
         return number
 
     def stop_waiting(self, number: int) -> None:
         """Nobody waits under this number any more."""
         with self._lock:
             self._core.stop_waiting(number)
-            self._waiting.pop(number, None)
+            self._callers.remove(number)
 
     def configure(self, settings: LogSettings) -> None:
         """What is appended, rolled, flushed and removed from now on goes by these settings."""
@@ -464,11 +450,7 @@ class Partition:
                 if deleted
                 else BrokerStopping("the broker is shutting down")
             )
-            for pending in self._pending.values():
-                pending.settle(self._closed.again())
-            woken = list(self._waiting.values())
-            self._pending.clear()
-            self._waiting.clear()
+            woken = self._callers.end_all(self._closed)
             self._moved(self)
             try:
                 self.log.close()

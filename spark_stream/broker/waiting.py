@@ -1,7 +1,7 @@
 """The fetches of a broker that wait for records.
 
-A waiting fetch costs a thread that sleeps. The partition knows what it waits for and wakes it when
-that is there; nobody else is woken, and nobody looks at intervals but for callers that are gone.
+A waiting fetch costs a thread that sleeps. The partition knows what the fetch waits for, and wakes
+it when that is there. Nobody else is woken. Nothing is polled, but whether the caller is gone.
 
 Many fetches may be satisfied by one append. They read on in turns, a few at once: a herd of threads
 that all want the interpreter would make the next append wait for each of them.
@@ -105,10 +105,10 @@ class WaitingRead:
         deadline: float,
         cancelled: Callable[[], bool],
     ) -> bool:
-        """Waits until the isolation's bound is above ``offset``; False when the wait ended without.
+        """Waits until the isolation's bound is above ``offset``; False: the wait ended before.
 
-        ``deadline`` is on the monotonic clock. The caller that was woken
-        has a turn, which it ends with :meth:`end_turn` once it has read.
+        ``deadline`` is on the monotonic clock. The caller that was woken has a turn, which it ends
+        with :meth:`end_turn` once it has read.
 
         Raises:
             BrokerStopping, UnknownTopic: the partition was closed meanwhile.

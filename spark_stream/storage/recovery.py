@@ -5,18 +5,19 @@ far as its checksums hold. A hole is an entry that fails its checksum, a file th
 its entries say, or a next segment that starts with another entry or offset than this one ends with.
 Nothing behind the first hole is served or appended to: it is kept aside (``aside``).
 
-Torn and lost are told apart. What an intact entry behind it, a later segment, or the mark of what
-was forced (``forcing``) vouches for was in the log once: that it is gone is said with its number of
-entries and records. A last entry that is there as a whole and fails its checksum may have been
-acknowledged: that is said too. Bytes that stop short of an entry are a write that never ended.
+Torn and lost are told apart. An entry was in the log for certain if an intact entry behind it, a
+later segment, or the mark of what was forced (``forcing``) says so: if it is gone, the loss is
+reported with its numbers of entries and records. A last entry that is there as a whole and fails
+its checksum may have been acknowledged: that is reported too. Bytes that stop short of an entry are
+a write that never ended.
 
 Order of steps: what lies behind the hole is moved, what will be cut is copied, and that is forced;
 then a shorter entries file takes the longer one's place, then the ``.arrow`` file. A crash between
 two of them leaves the hole where it is, and the next open goes on.
 
 The schema message that an ``.arrow`` file starts with is for other readers than isolog, and says
-which entry an empty segment starts with. It has no entry that vouches for it: it is compared with
-the topic's schema, and in the last segment written anew where it is damaged.
+which entry an empty segment starts with. No entry vouches for it, so it is compared with the
+topic's schema; in the last segment a damaged one is written anew.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class Segment:
         return self._table
 
     def aborted(self, table: Table) -> np.ndarray | None:
-        """Which rows of ``table``, got from here before, are aborted; None: none is."""
+        """Which rows of ``table``, as this segment gave it, are aborted; None: none is."""
         mask = self._aborted
         return None if mask is None else mask[: len(table)]
 

@@ -61,7 +61,7 @@ def waiting_readers(count: int, reads: WaitingReads, partition: Partition) -> li
     for reader in readers:
         reader.start()
     eventually(lambda: reads.waiting == count)
-    eventually(lambda: len(partition._waiting) == count)
+    eventually(lambda: partition._callers.reads == count)
     return readers
 
 

@@ -51,14 +51,8 @@ class OnStore:
     def carry_out(self, step: Step) -> Any:
         self.steps.append(step)
         match step:
-            case Get(key):
-                return self.store.get(key)
-            case ListRecords(prefix):
-                return self.store.list(prefix)
-            case Put(key, value, expected):
-                return self.store.put(key, value, expected)
-            case Delete(key, expected):
-                return self.store.delete(key, expected)
+            case Get() | ListRecords() | Put() | Delete():
+                return answer_of(self.store, step)
             case MakeFiles(topic, first):
                 self.files |= {(topic.id, number) for number in range(first, topic.partitions)}
             case RemoveFiles(topic, first):
@@ -70,6 +64,19 @@ class OnStore:
             case _:
                 raise AssertionError(step)
         return None
+
+
+def answer_of(store: MetadataStore, step: Get | ListRecords | Put | Delete) -> Any:
+    """What the store answers to a step."""
+    match step:
+        case Get(key):
+            return store.get(key)
+        case ListRecords(prefix):
+            return store.list(prefix)
+        case Put(key, value, expected):
+            return store.put(key, value, expected)
+        case Delete(key, expected):
+            return store.delete(key, expected)
 
 
 class Driven:

@@ -34,6 +34,7 @@ from spark_stream.scripts.steps import (
     WriteMarkers,
 )
 from spark_stream.scripts.sweeping import Watch
+from tests.scripts.on_store import answer_of
 
 BLOCK = 3
 
@@ -204,14 +205,8 @@ class World:
 
     def carry_out(self, broker: Broker, step: Step) -> Any:
         match step:
-            case Get(key):
-                return self.store.get(key)
-            case ListRecords(prefix):
-                return self.store.list(prefix)
-            case Put(key, value, expected):
-                return self.store.put(key, value, expected)
-            case Delete(key, expected):
-                return self.store.delete(key, expected)
+            case Get() | ListRecords() | Put() | Delete():
+                return answer_of(self.store, step)
             case TakeNumber(of, above):
                 return self._take(broker, of.value, above)
             case PartitionStep():

@@ -66,6 +66,8 @@ class Line:
     unmarked: set[int] = field(default_factory=set)
     """Transactions of which a power cut took a marker."""
     deleted: bool = False
+    lost_power: bool = False
+    """Its machine has lost power since it was opened last."""
     state: object = None
     """The bounds of the partition when it was looked at last."""
 

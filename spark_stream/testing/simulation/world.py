@@ -81,10 +81,8 @@ class World:
         for kind in INVARIANTS:
             self._register(kind(self._view))
         self._by_owner = {each.broker_id: each for each in self.brokers}
-        self._opened: dict[str, int] = {}
         self._known: dict[Partition, Line] = {}
         self._clients = 0
-        self._without_power: set[str] = set()
 
     def _register(self, invariant: Invariant) -> None:
         for name in vars(Invariant):
@@ -125,7 +123,8 @@ class World:
         if broker.runs:
             broker.crash()
         broker.logs.lose_power(self.form.chance(f"power {self.schedule.events}"))
-        self._without_power.add(broker.broker_id)
+        for line in self.history.lines.values():
+            line.lost_power |= line.leader == broker.broker_id
 
     def topics(self) -> list[Topic]:
         """The topics that are there now."""
@@ -256,18 +255,12 @@ class World:
             self._look_at_logs(broker, whole=whole)
 
     def _look_at_logs(self, broker: SimulatedBroker, *, whole: bool) -> None:
-        power = broker.broker_id in self._without_power
-        if self._opened.get(broker.broker_id) != broker.lives:
-            self._opened[broker.broker_id] = broker.lives
-            self._without_power.discard(broker.broker_id)
         for hosted in broker.host.topics():
             for partition in hosted.partitions:
                 if isinstance(partition, Partition):
-                    self._look_at_log(broker, partition, power, whole=whole)
+                    self._look_at_log(broker, partition, whole=whole)
 
-    def _look_at_log(
-        self, broker: SimulatedBroker, partition: Partition, power: bool, *, whole: bool
-    ) -> None:
+    def _look_at_log(self, broker: SimulatedBroker, partition: Partition, *, whole: bool) -> None:
         line = self._known.get(partition)
         if line is None:
             line = self._line(partition, flush_of(partition), broker)
@@ -276,7 +269,8 @@ class World:
             lost = line.cut(end)
             if lost:
                 self.tell(f"{line.name} has lost {len(lost)} entries, from {end} on")
-            self.notice("opened", line, lost, partition, power)
+            self.notice("opened", line, lost, partition, line.lost_power)
+            line.lost_power = False
         grown = int(partition.log.end.entry) != len(line.entries)
         if grown:
             self._take_entries(line, partition, broker)

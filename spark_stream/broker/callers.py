@@ -1,0 +1,71 @@
+"""Who waits for a partition: appends for their acknowledgements, reads for something to see.
+
+The partition's core (``consistency.replica``) knows those who wait by numbers, and its effects name
+the numbers that need wait no more. Here each number has its caller. All under the partition's lock.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from spark_stream.broker.outcomes import Acknowledgement, WakeUp
+from spark_stream.consistency.replica import Answer, Disown, Effects, Wake
+from spark_stream.errors import IsologError, UnknownOutcome
+
+
+class Callers:
+    """Those who wait for one partition; ``partition`` is its name in errors."""
+
+    def __init__(self, partition: str) -> None:
+        self._partition = partition
+        self._numbers = itertools.count()
+        self._appends: dict[int, Acknowledgement] = {}
+        self._reads: dict[int, WakeUp] = {}
+
+    @property
+    def reads(self) -> int:
+        """How many reads wait."""
+        return len(self._reads)
+
+    def new_number(self) -> int:
+        """A number that nobody else has."""
+        return next(self._numbers)
+
+    def add_append(self, number: int) -> Acknowledgement:
+        """An append waits under this number for what is returned."""
+        acknowledgement = self._appends[number] = Acknowledgement(number)
+        return acknowledgement
+
+    def add_read(self, number: int, wake: WakeUp) -> None:
+        """A read waits under this number to be woken."""
+        self._reads[number] = wake
+
+    def remove(self, number: int) -> None:
+        """Nobody waits under this number any more."""
+        self._appends.pop(number, None)
+        self._reads.pop(number, None)
+
+    def carry_out(self, effects: Effects) -> tuple[WakeUp, ...]:
+        """Settles appends as the effects say; the reads to wake, for when the lock is free."""
+        woken: tuple[WakeUp, ...] = ()
+        for effect in effects:
+            if isinstance(effect, Wake):
+                woken += tuple(self._reads.pop(number) for number in effect.waiters)
+            elif isinstance(effect, Answer):
+                for number in effect.tickets:
+                    self._appends.pop(number).settle()
+            elif isinstance(effect, Disown):
+                for number in effect.tickets:
+                    self._appends.pop(number).settle(
+                        UnknownOutcome(f"{self._partition}: a new leader cut it off")
+                    )
+        return woken
+
+    def end_all(self, failure: IsologError) -> list[WakeUp]:
+        """All appends fail; the reads to wake. Nobody waits any more."""
+        for acknowledgement in self._appends.values():
+            acknowledgement.settle(failure.again())
+        woken = list(self._reads.values())
+        self._appends.clear()
+        self._reads.clear()
+        return woken
