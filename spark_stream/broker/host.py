@@ -301,7 +301,13 @@ class Host:
         """Begins to lead all partitions; the epoch in which."""
         found = [each for hosted in self._hosted.values() for each in hosted.open_partitions()]
         last = [each.last_epoch for each in found if each.last_epoch is not None]
-        epoch = self._leadership.begin(self._ends(), max(last, default=None))
+        ends = self._ends()
+        if self._leadership.were_changed(ends):
+            logger.error(
+                "the logs do not end where the broker left them: files were lost, damaged or"
+                " restored from an older copy; a new leader epoch begins, which tells readers"
+            )
+        epoch = self._leadership.begin(ends, max(last, default=None))
         for partition in found:
             partition.lead(epoch)
         return epoch

@@ -38,6 +38,7 @@ class _Peer:
     address: str = ""
     client: fl.FlightClient | None = None
     silent_until: float = 0.0
+    refusal: LeaderUnavailable | None = None  # why it is not asked until then
 
 
 class FlightPeers:
@@ -66,9 +67,9 @@ class FlightPeers:
             raise LeaderUnavailable(f"{where} is busy", leader=broker_id)
         try:
             if peer.address != known.address:
-                peer.address, peer.client, peer.silent_until = known.address, None, 0.0
-            if self._clock.monotonic() < peer.silent_until:
-                raise LeaderUnavailable(f"{where} does not answer", leader=broker_id)
+                peer.address, peer.client, peer.refusal = known.address, None, None
+            if peer.refusal is not None and self._clock.monotonic() < peer.silent_until:
+                raise peer.refusal.again()  # in the same words: whoever logs it logs it once
             return self._asked(peer, broker_id, where, steps)
         finally:
             peer.lock.release()
@@ -89,5 +90,6 @@ class FlightPeers:
             peer.client = None
             peer.silent_until = self._clock.monotonic() + _PAUSE_S
             mine = from_flight(error, peer.address)
-            raise LeaderUnavailable(f"{where}: {mine.message}", leader=broker_id) from error
+            peer.refusal = LeaderUnavailable(f"{where}: {mine.message}", leader=broker_id)
+            raise peer.refusal.again() from error
         return answers_of(results, len(steps))

@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -94,8 +95,9 @@ class Broker:
             brokers = Brokers(self._store)
             incarnation = ids.new_id()
             leases = Leases(lease_files, clock)
-            self._lease = leases.hold(directory.broker_id, incarnation)
-            undo.callback(self._lease.release)
+            self._hold_lease = partial(leases.hold, directory.broker_id, incarnation)
+            self._lease = self._hold_lease()
+            undo.callback(lambda: self._lease.release())
             table = StepTable(self._store, self._host)
             table.pass_over_used_numbers()
             driver = Driver(table, FlightPeers(brokers, clock))
@@ -174,6 +176,8 @@ class Broker:
     def _renew_lease(self) -> None:
         if not self._lease.renew():
             logger.warning("the lease was over: other brokers may have swept what is this one's")
+            self._lease.release()
+            self._lease = self._hold_lease()  # its file may be gone, by whoever cleared the folder
 
     def _keeper(
         self, name: str, pause_s: float, task: Callable[[], float | None]

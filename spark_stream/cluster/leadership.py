@@ -49,6 +49,11 @@ class Leadership:
                 self._store.delete(earlier.key, earlier.version)
             return epoch
 
+    def were_changed(self, ends: str) -> bool:
+        """Whether the logs had been closed in order, and ended elsewhere than they do now."""
+        record = self._store.get(self._key)
+        return record is not None and record.value["ends"] not in (None, ends)
+
     def leave(self, epoch: LeaderEpoch, ends: str) -> None:
         """The logs are closed, and end where ``ends`` says. Does nothing if the epoch is over."""
         record = self._store.get(self._key)

@@ -26,10 +26,10 @@ class LeaseFiles:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        with _named(folder):
-            folder.mkdir(mode=0o700, exist_ok=True)
+        self._make_folder()
 
     def take_place(self, broker_id: str, incarnation: str) -> LeaseFile:
+        self._make_folder()  # a broker takes its place again if somebody removed all of it
         return LeaseFile(self._path(broker_id), _checked(incarnation))
 
     def read(self, broker_id: str) -> Renewal | None:
@@ -43,6 +43,10 @@ class LeaseFiles:
         incarnation, _, count = text.decode("ascii", "replace").partition(" ")
         # After a power cut it may hold anything: then it is nobody's, and is not renewed.
         return Renewal(incarnation, int(count)) if count.isdecimal() else Renewal("", 0)
+
+    def _make_folder(self) -> None:
+        with _named(self.folder):
+            self.folder.mkdir(mode=0o700, exist_ok=True)
 
     def _path(self, broker_id: str) -> Path:
         return self.folder / _checked(broker_id)

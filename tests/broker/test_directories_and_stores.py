@@ -9,7 +9,7 @@ import pytest
 
 from spark_stream.errors import DamagedSegment, DirectoryInUse, WrongCluster
 from tests.broker.stamped import Appender, Owner, refused, seen
-from tests.support import NUMBERS, BrokerProcess, act
+from tests.support import NUMBERS, BrokerProcess, act, eventually
 
 
 def on_store(path: Path) -> str:
@@ -181,3 +181,30 @@ def test_a_topic_whose_folder_is_gone_says_so(tmp_path: Path, lost: str):
             assert read(broker, "empty") == []
         broker.restart()
         assert read(broker) == [2]
+
+
+def test_a_partition_that_is_not_as_it_was_left_is_told(tmp_path: Path):
+    """Whoever removes a partition's folder to begin it anew knows that; anybody else should."""
+    with BrokerProcess(tmp_path / "log") as broker:
+        make_topic(broker, partitions=2)
+        put(broker, 1)
+        put(broker, 2, partition=1)
+        broker.restart()
+        assert "do not end where the broker left them" not in broker.said()
+        broker.terminate()
+        (folder,) = (tmp_path / "log" / "topics" / "t").iterdir()
+        shutil.rmtree(folder / "0")
+        broker.restart()
+        assert read(broker) == []
+        assert "do not end where the broker left them" in broker.said()
+
+
+def test_a_broker_whose_lease_was_removed_takes_another(tmp_path: Path):
+    """Else it would say so for ever, and other brokers would take it for dead."""
+    conf = on_store(tmp_path / "metadata.sqlite")
+    leases = tmp_path / "leases"
+    with BrokerProcess(tmp_path / "log", conf=conf) as broker:
+        (lease,) = (each for each in leases.iterdir() if not each.suffix)
+        shutil.rmtree(leases)
+        eventually(lambda: lease.exists() and int(lease.read_text().split()[1]) > 0)
+        assert broker.said().count("the lease was over") == 1

@@ -1,0 +1,35 @@
+"""What a broker is told when it asks another one that is not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spark_stream.broker.peers import FlightPeers
+from spark_stream.cluster.brokers import Brokers, RegisteredBroker
+from spark_stream.cluster.sqlite import SqliteStore
+from spark_stream.consistency.transactions import Joined
+from spark_stream.errors import LeaderUnavailable
+from spark_stream.scripts.steps import Seal
+from tests.clocks import FakeClock
+from tests.support import BrokerProcess
+
+
+def test_a_broker_that_another_replaced_is_refused_in_the_same_words(
+    tmp_path: Path, shared: BrokerProcess
+):
+    """Each sweep asks again: other words each time would fill the log file."""
+    store, clock = SqliteStore(tmp_path / "store"), FakeClock()
+    brokers = Brokers(store)
+    brokers.register(RegisteredBroker("gone", shared.address, "i", "1"))
+    peers = FlightPeers(brokers, clock)
+    said = set()
+    for _ in range(6):
+        with pytest.raises(LeaderUnavailable) as caught:
+            peers.run_steps("gone", [Seal(Joined("t", "id", 0), 1)])
+        said.add(caught.value.message)
+        clock.pass_us(400_000)
+    assert len(said) == 1
+    assert "not gone" in said.pop()
+    store.close()
