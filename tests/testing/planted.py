@@ -43,11 +43,18 @@ from spark_stream.storage.log import PartitionLog
 
 Patch = pytest.MonkeyPatch
 BUGS: dict[str, Callable[[Patch], None]] = {}
+IN_FILES: set[str] = set()
+"""Those that no run can meet whose logs are lists."""
 
 
 def bug(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
     BUGS[plant.__name__] = plant
     return plant
+
+
+def bug_in_files(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
+    IN_FILES.add(plant.__name__)
+    return bug(plant)
 
 
 def no_steps(*_: Any, **__: Any) -> Any:
@@ -330,7 +337,7 @@ def files_are_not_announced(patch: Patch) -> None:
 # -- files ----------------------------------------------------------------------------------------
 
 
-@bug
+@bug_in_files
 def an_entry_is_written_before_its_batch(patch: Patch) -> None:
     original = ActiveSegment.append
 
@@ -376,7 +383,7 @@ class Followed(Wrapped):
             each()
 
 
-@bug
+@bug_in_files
 def a_force_that_failed_is_believed(patch: Patch) -> None:
     def believe(self: Forcing, act: Callable[[], None]) -> None:
         with suppress(StorageFailure):
@@ -385,7 +392,7 @@ def a_force_that_failed_is_believed(patch: Patch) -> None:
     patch.setattr(Forcing, "_do", believe)
 
 
-@bug
+@bug_in_files
 def a_roll_does_not_force(patch: Patch) -> None:
     original = PartitionLog.roll
 

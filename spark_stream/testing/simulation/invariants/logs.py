@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
 
 from spark_stream.broker.partition import Partition
-from spark_stream.consistency.entries import Kind
+from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE, Kind
 from spark_stream.consistency.ids import NO_PRODUCER
 from spark_stream.consistency.isolation import Bounds
+from spark_stream.storage.codec import intact_rows
 from spark_stream.storage.settings import Flush
 from spark_stream.testing.simulation.broker import SimulatedBroker
 from spark_stream.testing.simulation.history import Line, Place, Seen
@@ -34,6 +38,19 @@ class OnlyPowerCutsDamage(Invariant):
     def opened(self, line: Line, lost: Sequence[Seen], partition: Partition, power: bool) -> None:
         for cut in partition.log.cuts:
             self.require(power or not cut.grave, f"{line.name}: {cut}")
+
+
+class BytesComeBeforeEntries(Invariant):
+    """No entry is in a file whose batch is not, wherever a process ends."""
+
+    def died(self, files: Mapping[Path, bytes]) -> None:
+        for path, raw in files.items():
+            if path.suffix == ".entries":
+                table = np.frombuffer(raw[: len(raw) // ENTRY_SIZE * ENTRY_SIZE], ENTRY)
+                whole = table[intact_rows(table)]
+                named = int((whole["position"] + whole["length"]).max(initial=0))
+                there = len(files.get(path.with_suffix(".arrow"), b""))
+                self.require(named <= there, f"{path} names {named} bytes, and {there} are there")
 
 
 class OffsetsAreDense(Invariant):
