@@ -80,7 +80,7 @@ def _found_again(form: Form, broken: str) -> Finding | None:
 def find(seeds: range, *, files_only: bool = False) -> tuple[int, Finding | None]:
     """Runs one seed after the other until one fails: the events of all, and the finding.
 
-    ``files_only``: leaves out the seeds whose logs are lists.
+    ``files_only``: leaves out runs whose logs are lists.
     """
     events = 0
     for form in map(draw, seeds):
