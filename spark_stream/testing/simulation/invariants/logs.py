@@ -11,6 +11,7 @@ from spark_stream.broker.partition import Partition
 from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE, Kind
 from spark_stream.consistency.ids import NO_PRODUCER
 from spark_stream.consistency.isolation import Bounds
+from spark_stream.scripts.deciding import Commit
 from spark_stream.storage.codec import intact_rows
 from spark_stream.storage.settings import Flush
 from spark_stream.testing.simulation.broker import SimulatedBroker
@@ -21,6 +22,15 @@ from spark_stream.testing.simulation.invariants.base import Invariant, View
 class WhatIsThereStays(Invariant):
     """No entry is lost, but by a power cut, and then none that the topic's flush has promised."""
 
+    def __init__(self, view: View) -> None:
+        super().__init__(view)
+        self._when_asked: dict[int, dict[Place, int]] = {}
+
+    def asked(self, commit: Commit) -> None:
+        """What is there by now is what its client means; a batch on its way is its own affair."""
+        lengths = {line.place: len(line.entries) for line in self.history.lines.values()}
+        self._when_asked.setdefault(commit.number, lengths)
+
     def opened(self, line: Line, lost: Sequence[Seen], partition: Partition, power: bool) -> None:
         for each in lost:
             what = f"{line.name}: entry {each.entry.entry_index} is gone"
@@ -28,7 +38,9 @@ class WhatIsThereStays(Invariant):
             self.require(line.flush is not Flush.BATCH, f"{what}; every batch is flushed there")
             data = each.entry.kind is Kind.DATA
             committed = data and each.part[0] >= 0 and self.history.is_committed(each.part)
-            promised = bool(committed) and line.flush is not Flush.NONE
+            meant = self._when_asked.get(each.part[0], {}).get(line.place, 0)
+            of_commit = bool(committed) and each.entry.entry_index < meant
+            promised = of_commit and line.flush is not Flush.NONE
             self.require(not promised, f"{what}, of the committed transaction {each.part[0]}")
 
 
