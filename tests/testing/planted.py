@@ -182,6 +182,11 @@ def a_commit_does_not_force(patch: Patch) -> None:
 
 
 @bug
+def markers_of_a_commit_are_not_forced(patch: Patch) -> None:
+    patch.setattr(finishing, "force_markers", no_steps)
+
+
+@bug
 def the_record_does_not_name_the_partition(patch: Patch) -> None:
     patch.setattr(joining.deciding, "join", no_steps)
 
