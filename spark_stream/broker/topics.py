@@ -7,7 +7,7 @@ do not wait for each other.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -87,6 +87,20 @@ class TopicDesk:
 
         Raises:
             UnknownTopic, NotLeader: there is no such topic; another broker leads it.
+            InvalidTopic, InvalidConfig: as :meth:`plan_change`.
+        """
+        change = self.plan_change(name, partitions, config)
+        with self._changes(name):
+            self._host.topic(name)
+            altered = self._driver.run(scripts.alter_topic(name, change))
+        return self._host.topic(name, altered.id)
+
+    def plan_change(
+        self, name: str, partitions: int | None, config: Mapping[str, Any]
+    ) -> Callable[[Topic], Topic]:
+        """What becomes of the topic as it is found then.
+
+        It raises:
             InvalidTopic: fewer partitions than there are, or too many.
             InvalidConfig: naming the setting.
         """
@@ -108,10 +122,7 @@ class TopicDesk:
             check_partitions(new)
             return new
 
-        with self._changes(name):
-            self._host.topic(name)
-            altered = self._driver.run(scripts.alter_topic(name, change))
-        return self._host.topic(name, altered.id)
+        return change
 
     def delete(self, name: str) -> None:
         """Deletes a topic and its records.

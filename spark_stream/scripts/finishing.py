@@ -1,13 +1,18 @@
 """A decided transaction is finished: sealed and marked everywhere, its positions stored, recorded.
 
-Order of steps: all partitions are sealed, then all are marked, then positions are stored, then the
-record says that it is finished. A script that stops between any two leaves a decided record, and
-whoever finds that finishes it from the first step: every step can be repeated.
+Order of steps: all partitions are sealed, then all are marked, then the markers of a commit are
+forced, then positions are stored, then the record says that it is finished. A script that stops
+between any two leaves a decided record, and whoever finds that finishes it from the first step:
+every step can be repeated.
 
 **All are sealed before any is marked.** A batch of the transaction that is still on its way would
 else land in one partition after a reader has seen the transaction whole without it. So if the
 leader of a partition cannot be reached, none is marked. A partition that is reached and cannot be
 written (its disk failed, its log is damaged) takes no batch either: it holds up no other.
+
+**The markers of a commit are on the disk before it is finished**, where the topic forces anything.
+Once it is, the id goes on, and its record does not say any more what the markers were: a power cut
+that took one would make what was committed an unknown thing, which nobody is shown.
 
 **Who comes late does no harm.** A seal and markers of a transaction that is not open in a partition
 change nothing there; for positions see ``positions.store_decided``; FINISH names the number.
@@ -28,7 +33,7 @@ from spark_stream.errors import (
 )
 from spark_stream.scripts import records
 from spark_stream.scripts.positions import store_decided
-from spark_stream.scripts.steps import DropBranch, Script, Seal, WriteMarkers, together
+from spark_stream.scripts.steps import DropBranch, Force, Script, Seal, WriteMarkers, together
 
 _NOT_REACHED: Final = (LeaderUnavailable, NotLeader, RequestTimeout)
 
@@ -73,6 +78,8 @@ def finish(finished: Finished, decided: Transaction) -> Script[Transaction]:
     """
     places, failure = yield from seal_partitions(decided)
     failure = (yield from write_markers(decided, places)) or failure
+    if decided.state is State.COMMITTING:
+        failure = (yield from force_markers(places)) or failure
     if failure is not None:
         raise failure
     if decided.state is State.COMMITTING and decided.positions:
@@ -108,6 +115,11 @@ def write_markers(decided: Transaction, places: list[Joined]) -> Script[IsologEr
     taken = decided.taken if decided.state in COMMITS else ()
     answers = yield from together(WriteMarkers(at, decided.number, taken) for at in places)
     return _failure(answers)
+
+
+def force_markers(places: list[Joined]) -> Script[IsologError | None]:
+    """Puts the markers on the disk, where topics want that at all; why one of them is not."""
+    return _failure((yield from together(Force(at) for at in places)))
 
 
 def record_finish(finished: Finished, decided: Transaction) -> Script[Transaction]:

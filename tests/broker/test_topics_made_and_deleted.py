@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from spark_stream.errors import IsologError, StorageFailure, TopicExists, UnknownTopic
+from spark_stream.storage.logs import FileLogs
+from spark_stream.testing.simulation.disk import SimulatedDisk
 from tests.broker.topic_desk import Died, LocalTopics
 from tests.support import NUMBERS, numbers
 
@@ -38,6 +41,40 @@ def test_a_death_while_a_topic_is_made_leaves_all_of_it_or_nothing(tmp_path: Pat
     assert third.left_over == []
     assert third.topic("t").partition(0).bounds().log_end_offset == 1
     third.close()
+
+
+class StubbornLogs(FileLogs):
+    """Folders that cannot be removed."""
+
+    def remove(self, folder: Path) -> None:
+        raise StorageFailure(f"{folder}: Input/output error")
+
+
+def test_files_that_cannot_be_removed_are_removed_at_the_next_start(tmp_path: Path):
+    first = LocalTopics(tmp_path, StubbornLogs())
+    first.create("t", 1, 1, NUMBERS, {})
+    first.topic("t").partition(0).append(numbers(0, 5))
+    first.delete("t")
+    first.close()
+    assert folders(tmp_path) == ["t/0"]
+    second = LocalTopics(tmp_path)
+    assert second.left_over == ["t"]
+    assert folders(tmp_path) == []
+    second.close()
+
+
+def test_files_of_a_deleted_topic_stay_gone_after_a_power_cut(tmp_path: Path):
+    """Its record is gone for good, so nobody would ever look for them again."""
+    for seed in range(20):
+        disk, path = SimulatedDisk(), tmp_path / str(seed)
+        path.mkdir()
+        found = LocalTopics(path, FileLogs(disk))
+        found.create("t", 1, 1, NUMBERS, {"flush": "batch"})
+        found.topic("t").partition(0).append(numbers(0, 5))
+        found.delete("t")
+        found.close()
+        disk.crash(Random(seed))
+        assert disk.files() == {}
 
 
 def test_a_death_while_a_topic_is_deleted_leaves_no_orphan(tmp_path: Path):

@@ -14,6 +14,7 @@ from spark_stream.cluster.sqlite import SqliteStore
 from spark_stream.environment import SystemClock, SystemIds
 from spark_stream.scripts.steps import PartitionStep
 from spark_stream.storage.directory import LogDirectory
+from spark_stream.storage.logs import Logs
 from spark_stream.storage.settings import LogSettings
 
 
@@ -59,10 +60,10 @@ class NoPeers:
 class LocalTopics:
     """The topics of one broker."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, logs: Logs | None = None) -> None:
         self.store = FailingStore(path / "metadata.sqlite")
         directory = LogDirectory(path, "cluster", "broker")
-        self.host = Host(directory, self.store, LogSettings(), SystemClock())
+        self.host = Host(directory, self.store, LogSettings(), SystemClock(), logs=logs)
         self.desk = TopicDesk(
             Driver(StepTable(self.store, self.host), NoPeers()),
             self.host,

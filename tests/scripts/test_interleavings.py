@@ -11,7 +11,7 @@ from spark_stream.errors import ConsumerFenced, InvalidTransaction, IsologError
 from spark_stream.scripts import consumers, deciding, finishing, sweeping
 from spark_stream.scripts.deciding import Commit
 from spark_stream.scripts.records import read_all
-from spark_stream.scripts.steps import Get, Script, WriteMarkers
+from spark_stream.scripts.steps import Get, PartitionStep, Script, WriteMarkers
 from tests.scripts.world import INVARIANTS, Append, Running, World
 
 A, B = "broker 0", "broker 1"
@@ -253,3 +253,20 @@ def test_a_commit_that_others_have_finished_is_answered_for_its_own_transaction(
         world.advance(again)
     assert (again.error, again.result.number) == (None, begun[0])
     assert again.result.state is State.COMMITTED
+
+
+def test_the_markers_of_a_commit_are_forced_before_its_id_can_go_on():
+    """A power cut that takes a marker later would leave nobody who knows what it was."""
+    world = watched()
+    begun = begin(world, A, "x")
+    for number in range(2):
+        world.run(A, write("x", begun, world.at(number), number))
+    asked = commit(world, A, "x", begun)
+    taken: dict[int, list[str]] = {0: [], 1: []}
+    while not asked.over:
+        step = asked.parts[0] if asked.parts else asked.step
+        if isinstance(step, PartitionStep):
+            taken[step.at.partition].append(type(step).__name__)
+        world.advance(asked)
+    for steps in taken.values():
+        assert steps == ["Force", "Seal", "WriteMarkers", "Force"]

@@ -43,11 +43,18 @@ from spark_stream.storage.log import PartitionLog
 
 Patch = pytest.MonkeyPatch
 BUGS: dict[str, Callable[[Patch], None]] = {}
+IN_FILES: set[str] = set()
+"""Those that no run can meet whose logs are lists."""
 
 
 def bug(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
     BUGS[plant.__name__] = plant
     return plant
+
+
+def bug_in_files(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
+    IN_FILES.add(plant.__name__)
+    return bug(plant)
 
 
 def no_steps(*_: Any, **__: Any) -> Any:
@@ -172,6 +179,11 @@ def _begun_anyhow(original: Any) -> Any:
 @bug
 def a_commit_does_not_force(patch: Patch) -> None:
     patch.setattr(deciding, "force_partitions", no_steps)
+
+
+@bug
+def markers_of_a_commit_are_not_forced(patch: Patch) -> None:
+    patch.setattr(finishing, "force_markers", no_steps)
 
 
 @bug
@@ -330,7 +342,7 @@ def files_are_not_announced(patch: Patch) -> None:
 # -- files ----------------------------------------------------------------------------------------
 
 
-@bug
+@bug_in_files
 def an_entry_is_written_before_its_batch(patch: Patch) -> None:
     original = ActiveSegment.append
 
@@ -376,7 +388,7 @@ class Followed(Wrapped):
             each()
 
 
-@bug
+@bug_in_files
 def a_force_that_failed_is_believed(patch: Patch) -> None:
     def believe(self: Forcing, act: Callable[[], None]) -> None:
         with suppress(StorageFailure):
@@ -385,7 +397,7 @@ def a_force_that_failed_is_believed(patch: Patch) -> None:
     patch.setattr(Forcing, "_do", believe)
 
 
-@bug
+@bug_in_files
 def a_roll_does_not_force(patch: Patch) -> None:
     original = PartitionLog.roll
 

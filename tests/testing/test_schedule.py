@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from spark_stream.testing.simulation.clock import VirtualClock
-from spark_stream.testing.simulation.schedule import NOW, Body, Schedule, Signal
+from spark_stream.testing.simulation.schedule import NOW, Body, Schedule, Signal, Within
 
 
 def schedule(seed: int = 1) -> Schedule:
@@ -167,3 +167,50 @@ def test_the_wall_clock_steps_and_the_others_do_not():
     assert clock.wall_us() == wall - 86_400_000_000
     clock.move_to(5.0)
     assert clock.monotonic() == 10.0
+
+
+def test_who_waits_for_a_signal_within_a_time_goes_on_at_whichever_comes_first():
+    told: list[tuple[str, bool, float]] = []
+    found = schedule()
+    early, late = Signal(found), Signal(found)
+
+    def wait(name: str, signal: Signal) -> Body:
+        yield Within(signal, 5.0)
+        told.append((name, signal.given, found.clock.monotonic()))
+        yield 100.0  # the timer that is left of the wait resumes nobody
+        told.append((name, signal.given, found.clock.monotonic()))
+
+    def give(signal: Signal, after_s: float) -> Body:
+        yield after_s
+        signal.give()
+
+    found.start("a", wait("a", early))
+    found.start("b", wait("b", late))
+    found.start("early", give(early, 1.0))
+    found.start("late", give(late, 50.0))
+    run(found)
+    assert told == [("a", True, 1.0), ("b", False, 5.0), ("a", True, 101.0), ("b", True, 105.0)]
+
+
+def test_tasks_of_an_owner_who_stands_still_go_on_later():
+    told: list[str] = []
+    found = schedule()
+
+    def work(name: str) -> Body:
+        for _ in range(3):
+            yield 1.0
+            told.append(name)
+
+    def stop_and_resume() -> Body:
+        yield 1.5
+        found.stop("still")
+        yield 10.0
+        assert told.count("still") == 1
+        assert told.count("busy") == 3
+        found.resume("still")
+
+    found.start("still", work("still"), "still")
+    found.start("busy", work("busy"), "busy")
+    found.start("operator", stop_and_resume())
+    run(found)
+    assert told.count("still") == 3

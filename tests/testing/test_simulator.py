@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
@@ -10,11 +11,13 @@ from multiprocessing import get_context
 
 import pytest
 
+from spark_stream.testing.simulation.__main__ import main
 from spark_stream.testing.simulation.form import CLIENTS, FAULTS, draw
 from spark_stream.testing.simulation.invariants import INVARIANTS
 from spark_stream.testing.simulation.invariants.base import Invariant
-from spark_stream.testing.simulation.runs import ACTORS, run, search
+from spark_stream.testing.simulation.runs import ACTORS, find, run, search, shrink
 from spark_stream.testing.simulation.world import World
+from tests.testing.planted import BUGS
 
 RUNS = 2_000
 SHARE = 100
@@ -81,3 +84,22 @@ def test_each_actor_alone_does_no_harm(kind: str):
         alone = form.without(form.actors)
         ran = run(type(form)(**{**vars(alone), "actors": (f"{kind}-0",)}))
         assert ran.finding is None, ran.finding
+
+
+def test_a_finding_is_shrunk_and_told_and_can_be_had_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    BUGS["a_transaction_is_finished_before_its_markers"](monkeypatch)
+    _, found = find(range(RUNS))
+    assert found is not None
+    small = shrink(found)
+    assert small.broken == found.broken
+    assert len(small.form.actors) < len(found.form.actors)
+    command = small.form.command()
+    words = dict(word.partition("=")[::2] for word in shlex.split(command) if "=" in word)
+    arguments = [each for name, value in words.items() for each in (f"--{name.lower()}", value)]
+    assert main([*arguments, "--whole"]) == 1
+    told = capsys.readouterr().out
+    assert str(small.error) in told
+    assert small.story[-1] in told
+    assert command in told

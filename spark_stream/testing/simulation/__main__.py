@@ -60,9 +60,9 @@ def main(arguments: list[str] | None = None) -> int:
     asked = _parsed(arguments)
     console = Console()
     began = time.monotonic()
-    if asked.only is not None or asked.order:
+    if asked.runs == 1:
         form = replace(draw(asked.seed), order=asked.order)
-        if asked.only is not None:
+        if asked.only:
             form = replace(form, actors=tuple(asked.only.split()))
         ran = run(form)
         events, failed = ran.events, [form] if ran.finding else []
@@ -74,11 +74,10 @@ def main(arguments: list[str] | None = None) -> int:
         finding = run(form, tells=True).finding
         if finding is not None:
             show(finding if asked.whole else shrink(finding), console)
-    runs = asked.runs if asked.only is None and not asked.order else 1
     if len(failed) > asked.show:
         console.print("Seeds:", *(form.seed for form in failed))
     verdict = f"[bold red]{len(failed)} findings" if failed else "[bold green]nothing found"
-    console.print(f"{runs:,} runs, {events:,} events, {minutes:.1f} minutes: {verdict}")
+    console.print(f"{asked.runs:,} runs, {events:,} events, {minutes:.1f} minutes: {verdict}")
     return 1 if failed else 0
 
 

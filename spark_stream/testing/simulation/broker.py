@@ -235,6 +235,12 @@ class SimulatedBroker:
         yield from self._alone_with(name, topic_scripts.create_topic(topic))
         return topic
 
+    def alter_topic(self, name: str, partitions: int) -> Body:
+        """A body that gives a topic more partitions."""
+        self.host.topic(name)
+        change = self.topic_desk.plan_change(name, partitions, {})
+        yield from self._alone_with(name, topic_scripts.alter_topic(name, change))
+
     def delete_topic(self, name: str) -> Body:
         """A body that deletes a topic."""
         self.host.topic(name)

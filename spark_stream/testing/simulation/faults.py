@@ -58,13 +58,15 @@ def cut_power(world: World, name: str) -> Body:
 def end_within_a_step(world: World, name: str) -> Body:
     """A broker ends within a step: after some of its writes, before the next."""
     chance, broker = _begin(world, name)
-    yield chance.random() * _SOON_S
-    if world.calm or not broker.runs:
-        return
-    broker.dies_in = chance.randrange(6)
-    while broker.runs and not world.calm:
-        yield 0.5
-    if not world.calm:
+    for _ in range(chance.randint(1, 3)):
+        yield chance.random() * _SOON_S / 2
+        if world.calm or not broker.runs:
+            return
+        broker.dies_in = chance.randrange(6)
+        while broker.runs and not world.calm:
+            yield 0.5
+        if world.calm:
+            return
         if chance.random() < 0.3:
             world.tell(f"{broker.broker_id} loses power too")
             world.lose_power(broker)
@@ -95,7 +97,7 @@ def fail_a_force(world: World, name: str) -> Body:
     broker.logs.fail_next_force()
     yield chance.random() * 6.0
     if not world.calm and broker.runs:
-        if chance.random() < 0.3:
+        if chance.random() < 0.6:
             world.tell(f"{broker.broker_id} loses power")
             world.lose_power(broker)
         else:

@@ -21,9 +21,9 @@ CLIENTS: Final = {
 FAULTS: Final = {
     "crash": 5,
     "power-cut": 3,
-    "sudden-end": 3,
+    "sudden-end": 4,
     "pause": 3,
-    "failed-force": 2,
+    "failed-force": 3,
     "full-disk": 2,
     "bad-network": 4,
     "lost-race": 2,

@@ -64,7 +64,7 @@ class Line:
     """Where each part that has no marker begins."""
     marked: dict[Part, Kind] = field(default_factory=dict)
     unmarked: set[int] = field(default_factory=set)
-    """Transactions of which a power cut took a marker."""
+    """Transactions of which a power cut took a marker that nobody had promised to keep."""
     deleted: bool = False
     lost_power: bool = False
     """Its machine has lost power since it was opened last."""
@@ -92,7 +92,9 @@ class Line:
             self.open, self.marked = {}, {}
             for each in self.entries:
                 self._fold(each)
-            self.unmarked |= {each.part[0] for each in gone if each.entry.kind is not Kind.DATA}
+            if self.flush is Flush.NONE:  # elsewhere the markers of a commit are forced
+                markers = [each for each in gone if each.entry.kind is not Kind.DATA]
+                self.unmarked |= {each.part[0] for each in markers}
         return gone
 
     def _fold(self, seen: Seen) -> None:

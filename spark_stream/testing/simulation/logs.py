@@ -44,6 +44,9 @@ class MachineLogs(Logs, Protocol):
     def folders(self) -> set[Path]:
         """The folders of partitions that are there."""
 
+    def files(self) -> dict[Path, bytes]:
+        """The files that are there, if logs are files."""
+
 
 class FullListLog(ListLog):
     """A list that may be full, and whose forces may fail."""
@@ -120,6 +123,9 @@ class ListLogs:
     def folders(self) -> set[Path]:
         return set(self._logs)
 
+    def files(self) -> dict[Path, bytes]:
+        return {}
+
     def fails_now(self) -> bool:
         """Whether this force fails."""
         failing, self._failing = self._failing, False
@@ -158,3 +164,6 @@ class DiskLogs(FileLogs):
 
     def folders(self) -> set[Path]:
         return {path.parent for path in self.disk.files()}
+
+    def files(self) -> dict[Path, bytes]:
+        return self.disk.files()

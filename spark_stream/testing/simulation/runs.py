@@ -77,11 +77,16 @@ def _found_again(form: Form, broken: str) -> Finding | None:
     return None
 
 
-def find(seeds: range) -> tuple[int, Finding | None]:
-    """Runs one seed after the other until one fails: the events of all, and the finding."""
+def find(seeds: range, *, files_only: bool = False) -> tuple[int, Finding | None]:
+    """Runs one seed after the other until one fails: the events of all, and the finding.
+
+    ``files_only``: leaves out runs whose logs are lists.
+    """
     events = 0
-    for seed in seeds:
-        ran = run(draw(seed))
+    for form in map(draw, seeds):
+        if files_only and not form.files:
+            continue
+        ran = run(form)
         events += ran.events
         if ran.finding is not None:
             return events, ran.finding

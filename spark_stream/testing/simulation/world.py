@@ -221,6 +221,7 @@ class World:
             self.tell(f"{broker.broker_id} ends within a step")
             self._look(broker, whole=False)
             broker.crash()
+            self.notice("died", broker.logs.files())
             return
         if task is None:
             raise Broken("NothingHangs", "nobody can go on")

@@ -37,13 +37,20 @@ def _kill(chosen: Transaction, at: SimulatedBroker) -> Script[Transaction]:
 
 
 def make_and_delete_topics(world: World, name: str) -> Body:
-    """Makes a topic, deletes one, and makes one of the same name anew."""
+    """Makes topics, gives them more partitions, deletes some, and makes others of their names."""
     session = Session(world, name)
     for number in range(session.chance.randint(1, 3)):
         yield from session.pause(3.0)
         topics = world.topics()
         try:
-            if topics and session.chance.random() < 0.5:
+            choice = session.chance.random()
+            if topics and choice < 0.25:
+                grown = session.chance.choice(topics)
+                alter = methodcaller("alter_topic", grown.name, grown.partitions + 1)
+                yield from session.call(
+                    world.leader(grown.leader), f"{grown.name} gets one more partition", alter
+                )
+            elif topics and choice < 0.55:
                 gone = session.chance.choice(topics)
                 leader = world.leader(gone.leader)
                 delete = methodcaller("delete_topic", gone.name)

@@ -76,6 +76,9 @@ class Invariant:
     def opened(self, line: Line, lost: Sequence[Seen], partition: Partition, power: bool) -> None:
         """A partition was opened; these entries of it are gone. ``power``: its machine was off."""
 
+    def died(self, files: Mapping[Path, bytes]) -> None:
+        """A broker's process has ended within a step, and has left these files."""
+
     def appended(self, line: Line, seen: Seen, broker: SimulatedBroker) -> None:
         """An entry is in a log."""
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
 
 from spark_stream.broker.partition import Partition
-from spark_stream.consistency.entries import Kind
+from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE, Kind
 from spark_stream.consistency.ids import NO_PRODUCER
 from spark_stream.consistency.isolation import Bounds
+from spark_stream.scripts.deciding import Commit
+from spark_stream.storage.codec import intact_rows
 from spark_stream.storage.settings import Flush
 from spark_stream.testing.simulation.broker import SimulatedBroker
 from spark_stream.testing.simulation.history import Line, Place, Seen
@@ -17,6 +22,15 @@ from spark_stream.testing.simulation.invariants.base import Invariant, View
 class WhatIsThereStays(Invariant):
     """No entry is lost, but by a power cut, and then none that the topic's flush has promised."""
 
+    def __init__(self, view: View) -> None:
+        super().__init__(view)
+        self._when_asked: dict[int, dict[Place, int]] = {}
+
+    def asked(self, commit: Commit) -> None:
+        """What is there by now is what its client means; a batch on its way is its own affair."""
+        lengths = {line.place: len(line.entries) for line in self.history.lines.values()}
+        self._when_asked.setdefault(commit.number, lengths)
+
     def opened(self, line: Line, lost: Sequence[Seen], partition: Partition, power: bool) -> None:
         for each in lost:
             what = f"{line.name}: entry {each.entry.entry_index} is gone"
@@ -24,7 +38,9 @@ class WhatIsThereStays(Invariant):
             self.require(line.flush is not Flush.BATCH, f"{what}; every batch is flushed there")
             data = each.entry.kind is Kind.DATA
             committed = data and each.part[0] >= 0 and self.history.is_committed(each.part)
-            promised = bool(committed) and line.flush is not Flush.NONE
+            meant = self._when_asked.get(each.part[0], {}).get(line.place, 0)
+            of_commit = bool(committed) and each.entry.entry_index < meant
+            promised = of_commit and line.flush is not Flush.NONE
             self.require(not promised, f"{what}, of the committed transaction {each.part[0]}")
 
 
@@ -34,6 +50,19 @@ class OnlyPowerCutsDamage(Invariant):
     def opened(self, line: Line, lost: Sequence[Seen], partition: Partition, power: bool) -> None:
         for cut in partition.log.cuts:
             self.require(power or not cut.grave, f"{line.name}: {cut}")
+
+
+class BytesComeBeforeEntries(Invariant):
+    """No entry is in a file whose batch is not, wherever a process ends."""
+
+    def died(self, files: Mapping[Path, bytes]) -> None:
+        for path, raw in files.items():
+            if path.suffix == ".entries":
+                table = np.frombuffer(raw[: len(raw) // ENTRY_SIZE * ENTRY_SIZE], ENTRY)
+                whole = table[intact_rows(table)]
+                named = int((whole["position"] + whole["length"]).max(initial=0))
+                there = len(files.get(path.with_suffix(".arrow"), b""))
+                self.require(named <= there, f"{path} names {named} bytes, and {there} are there")
 
 
 class OffsetsAreDense(Invariant):
