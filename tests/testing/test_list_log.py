@@ -151,11 +151,14 @@ def test_a_list_that_failed_takes_no_more_and_is_read():
 
 
 @settings(max_examples=60, deadline=None)
-@given(STEPS, st.sampled_from([-1, 3, 8]), st.sampled_from([-1, 300]), st.integers(0, 40))
+@given(STEPS, st.sampled_from([-1, 3, 8]), st.sampled_from([-1, 0]), st.integers(0, 40))
 def test_nothing_is_due_before_its_moment_and_a_moment_later_something_is(
     steps, retention_ms, retention_bytes, later_ms
 ):
-    """What neither moved nor came of age needs no look: of it, housekeeping leaves all."""
+    """What neither moved nor came of age needs no look: of it, housekeeping leaves all.
+
+    By size all goes or nothing: a list has no headers, so their sizes differ.
+    """
     real, listed = both(
         segment_entries=4,
         retention_ms=retention_ms,
