@@ -16,6 +16,8 @@ from spark_stream.scripts.steps import PartitionStep, Script, Step, Together
 from spark_stream.testing.simulation.schedule import NOW, Body
 
 _LATE: Final = 0.25  # how often something may happen between a step and its answer
+_STILL: Final = 0.03  # how often a thread stands still there, and much may happen
+_STILL_S: Final = 2.0
 
 AskPeer = Callable[[str, Sequence[PartitionStep]], Body]
 """Has another broker carry out steps: a body that returns their answers."""
@@ -44,13 +46,19 @@ class SimulatedDriver:
                 except IsologError as error:
                     step = script.throw(error)
                 else:
-                    if self._chance.random() < _LATE:
-                        yield NOW
+                    yield from self._may_stand_still()
                     step = script.send(answer)
         except StopIteration as ended:
             return ended.value
         finally:
             script.close()
+
+    def _may_stand_still(self) -> Body:
+        chosen = self._chance.random()
+        if chosen < _STILL:
+            yield self._chance.random() * _STILL_S
+        elif chosen < _LATE:
+            yield NOW
 
     def run_here(self, steps: Sequence[PartitionStep]) -> Body:
         """A body that returns the answers to steps that another broker sent."""
