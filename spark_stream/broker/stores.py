@@ -63,8 +63,9 @@ def _check_not_lost(store: MetadataStore, file: Path, path: Path) -> None:
         shown = ", ".join(topics[:3]) + (", …" if len(topics) > 3 else "")
         raise WrongCluster(
             f"{path} has records of topics ({shown}), and the metadata store {file} is empty",
-            hint="Give the broker the store that the directory was used with, or a backup of it;"
-            " for a new log, give it an empty directory.",
+            hint="Start the broker with the store that the directory was used with, or a backup of"
+            " it: `isolog broker start --metadata FILE` if several brokers share one. For a new log"
+            " give it an empty directory.",
             path=str(path),
         )
 

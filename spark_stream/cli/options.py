@@ -69,6 +69,11 @@ def note(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
+def counted(number: int, noun: str) -> str:
+    """``number`` of what ``noun`` names: "1 record", "2 records"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def where(bootstrap: str | None, path: Path | None) -> tuple[str | None, Path | None]:
     """The one place that the options name, or else the variables.
 

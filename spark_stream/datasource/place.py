@@ -82,8 +82,9 @@ def place_of(options: Mapping[str, str], *, names_topic: bool) -> tuple[Place, s
     raise InvalidOption(
         "where is the log? Give bootstrap (host:port) or path (a directory)",
         option="bootstrap",
-        hint="Spark hands the OPTIONS of a table to nobody where its columns were declared, nor to"
-        " an INSERT of columns with just its names. Say WITH (path '…', topic '…') there.",
+        hint="For example .option(\"path\", \"data/\"), or in SQL WITH (path '…', topic '…'): Spark"
+        " passes the OPTIONS of a table on neither where its columns were declared, nor to an"
+        " INSERT of columns with just its names.",
     )
 
 

@@ -138,10 +138,11 @@ def test_a_directory_with_records_is_not_opened_with_an_empty_store(tmp_path: Pa
         conf = on_store(tmp_path / "new.sqlite")
     for _ in range(2):  # the empty store that the first try made is as empty
         with (
-            pytest.raises(WrongCluster, match=r"has records of topics \(t\)"),
+            pytest.raises(WrongCluster, match=r"has records of topics \(t\)") as refused,
             BrokerProcess(tmp_path / "log", conf=conf),
         ):
             pass
+        assert "isolog broker start --metadata FILE" in refused.value.hint
     if lost == "removed":
         (tmp_path / "aside").rename(store)
     with BrokerProcess(tmp_path / "log") as broker:

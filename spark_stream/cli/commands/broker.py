@@ -26,7 +26,7 @@ Directory = Annotated[
         "--dir",
         "--path",
         metavar="DIR",
-        help=f"The directory of the log. Variable: {DIRECTORY_VARIABLE}.",
+        help=f"The directory of the log. Variable: {DIRECTORY_VARIABLE}, or {PATH_VARIABLE}.",
         show_default=False,
     ),
 ]
@@ -86,14 +86,17 @@ def start(
     """
     from spark_stream.broker.config import BrokerConfig
 
-    try:
-        config = BrokerConfig.load(
+    def load(directory: Path | None) -> BrokerConfig:
+        return BrokerConfig.load(
             conf, dir=directory, metadata=metadata, listen=listen, idle_seconds=idle_seconds
         )
+
+    try:
+        config = load(directory)
     except InvalidConfig as error:
-        if directory is None and error.details.get("setting") == "dir":
-            raise InvalidOption("which directory?", hint="Give --dir DIR.") from None
-        raise
+        if directory is not None or error.details.get("setting") != "dir":
+            raise
+        config = load(_named_directory())
     if not daemon:
         from spark_stream.broker.memory import bound_memory
         from spark_stream.broker.process import serve
@@ -170,12 +173,25 @@ def _address(directory: Path | None) -> str:
 
 
 def _directory(directory: Path | None) -> Path:
-    """--dir, or else what a variable names: the broker's, or that of client commands."""
+    """--dir, or else what a variable names.
+
+    Raises:
+        InvalidOption: nothing names one.
+        BrokerUnavailable: there is no such directory, so no broker serves it.
+    """
     if directory is None:
-        named = os.environ.get(DIRECTORY_VARIABLE) or os.environ.get(PATH_VARIABLE)
-        directory = None if not named else Path(named)
-    if directory is None:
-        raise InvalidOption("which directory?", hint="Give --dir DIR.")
+        directory = _named_directory()
     if not directory.is_dir():
         raise BrokerUnavailable(f"there is no directory {directory}", hint="Check --dir.")
     return directory.absolute()
+
+
+def _named_directory() -> Path:
+    """What a variable names: the broker's own, or else that of all commands."""
+    named = os.environ.get(DIRECTORY_VARIABLE) or os.environ.get(PATH_VARIABLE)
+    if not named:
+        raise InvalidOption(
+            "which directory?",
+            hint=f"Give --dir DIR, or set {DIRECTORY_VARIABLE} or {PATH_VARIABLE}.",
+        )
+    return Path(named)

@@ -14,7 +14,7 @@ from typing import Final
 from spark_stream.cli.input.fitting import Fitting
 from spark_stream.cli.input.formats import Reading, records
 from spark_stream.cli.input.placing import Placing
-from spark_stream.cli.options import note
+from spark_stream.cli.options import counted, note
 from spark_stream.cli.progress import bar
 from spark_stream.client.log import Log
 from spark_stream.client.values import TopicDescription, Written
@@ -57,7 +57,7 @@ class Work:
             with self.log.producer(isolation=self.isolation) as producer:
                 self._copy(producer, sent)
         finally:
-            note(f"{sent.records} records to {self.topic.name}")
+            note(f"{counted(sent.records, 'record')} to {self.topic.name}")
 
     def write_all_or_nothing(self, transactional_id: str, timeout_ms: int) -> None:
         """Writes all records in one transaction, which any error, or signal, aborts."""
@@ -81,7 +81,7 @@ class Work:
             else:
                 note(f"0 records to {name}: the transaction was not committed")
             raise
-        note(f"{sent.records} records to {name}, in one transaction")
+        note(f"{counted(sent.records, 'record')} to {name}, in one transaction")
 
     def _greet(self, ends: str) -> None:
         if self.reading.file is None and sys.stdin.isatty():

@@ -12,7 +12,7 @@ import typer
 
 from spark_stream.cli.ddl import parse_schema, schema_text
 from spark_stream.cli.input.file_schemas import schema_of_file
-from spark_stream.cli.options import Bootstrap, Listing, LogPath, Output, Topic, log, note
+from spark_stream.cli.options import Bootstrap, Listing, LogPath, Output, Topic, counted, log, note
 from spark_stream.cli.output.show import show_names, show_topic
 from spark_stream.client.values import TopicDescription
 from spark_stream.errors import InvalidOption, TopicExists
@@ -75,9 +75,7 @@ def create(
         columns = schema_of_file(schema_from)
     with log(bootstrap, path, makes=True) as opened:
         try:
-            made = opened.create_topic(
-                topic, partitions or 1, replication_factor, columns, settings
-            )
+            made = opened.create_topic(topic, partitions, replication_factor, columns, settings)
         except TopicExists:
             if not if_not_exists:
                 raise
@@ -175,15 +173,16 @@ def delete(
 def _ask(topic: str, records: int) -> None:
     if not sys.stdin.isatty():
         raise InvalidOption(
-            f"topic {topic!r} has {records} records, and nobody is there to be asked",
+            f"topic {topic!r} has {counted(records, 'record')}: no terminal to ask on",
             hint="Give --yes to delete it.",
         )
-    typer.confirm(f"Delete topic {topic} with its {records} records?", abort=True, err=True)
+    typer.confirm(
+        f"Delete topic {topic} with its {counted(records, 'record')}?", abort=True, err=True
+    )
 
 
 def _count(topic: TopicDescription) -> str:
-    count = len(topic.partitions)
-    return f"{count} partition{'s' if count > 1 else ''}"
+    return counted(len(topic.partitions), "partition")
 
 
 def _differences(

@@ -44,6 +44,17 @@ def test_in_the_foreground_one_line_says_that_it_serves(directory, number):
     assert (rest, broker.returncode) == ("", 0)
 
 
+def test_the_directory_may_be_named_by_the_variable_of_all_commands(directory):
+    """ISOLOG_PATH names the log to every command, so `broker start` takes it as well."""
+    unnamed = run("broker", "start", "--listen", "127.0.0.1:0", "--daemon")
+    assert (unnamed.code, unnamed.out) == (2, "")
+    assert "Give --dir DIR, or set ISOLOG_DIR or ISOLOG_PATH." in unnamed.err
+    start = ("broker", "start", "--listen", "127.0.0.1:0", "--daemon")
+    started = run(*start, ISOLOG_PATH=str(directory))
+    assert (started.code, started.err) == (0, "")
+    assert pid_of(directory)
+
+
 def test_in_the_foreground_the_bound_on_memory_is_the_configured_one(directory, tmp_path):
     """The allocator reads it when the process begins, so the process begins once more."""
     conf = tmp_path / "broker.toml"

@@ -201,7 +201,7 @@ def test_a_directory_of_one_s_own_needs_no_broker_to_be_started(tmp_path):
     path = str(tmp_path / "log")
     try:
         assert run("topic", "create", "t", "--path", path).code == 0
-        assert run("produce", "t", stdin="hello\n", ISOLOG_PATH=path).err == "1 records to t\n"
+        assert run("produce", "t", stdin="hello\n", ISOLOG_PATH=path).err == "1 record to t\n"
         assert run("consume", "t", "--path", path).out == "hello\n"
     finally:
         assert run("broker", "stop", "--dir", path).code == 0

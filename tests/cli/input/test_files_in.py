@@ -124,7 +124,7 @@ def test_an_unclosed_quote_is_refused_and_what_is_before_it_stays(served, there,
     refused = there("produce", "quotes", "--file", str(tmp_path / "a.csv"))
     assert refused.code == 1
     summary, error = refused.err.splitlines()
-    assert summary == "1 records to quotes"
+    assert summary == "1 record to quotes"
     assert error.startswith("error: a quote is not closed before the end of the input")
     assert "begins on line 4" in error
     assert served.log.read("quotes").to_pylist() == [{"id": 1, "name": "a\nb"}]
