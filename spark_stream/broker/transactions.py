@@ -18,7 +18,7 @@ from spark_stream.errors import IsologError
 from spark_stream.scripts import records, sweeping
 from spark_stream.scripts.finishing import Finished
 from spark_stream.scripts.steps import Script
-from spark_stream.scripts.sweeping import Swept, Watch
+from spark_stream.scripts.sweeping import LostMarker, Swept, Watch
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +54,7 @@ class TransactionDesk:
         self._watch = Watch()
         self._complaints: dict[str, str] = {}
         self._rest_until = 0.0
+        self._lost: list[LostMarker] = []  # which the next sweep tries to write again
 
     def run(self, script: Script[T]) -> T:
         """Drives a script to its end."""
@@ -91,15 +92,17 @@ class TransactionDesk:
             for partition in hosted.open_partitions()
             for number in {each.transaction for each in partition.open_transactions()}
         ]
-        for at, number, fate, failure in (yield from sweeping.restore_markers(parts)):
-            where = f"{at.topic}/{at.partition}"
+        for each in (yield from sweeping.restore_markers(parts)):
+            where = f"{each.at.topic}/{each.at.partition}"
             lost = "%s: the marker of transaction %d was lost; it is %s"
-            logger.warning(lost, where, number, fate)
-            if failure is not None:
-                logger.error("%s: transaction %d: %s", where, number, failure)
+            logger.warning(lost, where, each.number, each.fate)
+            if each.failure is not None:
+                logger.error("%s: transaction %d: %s", where, each.number, each.failure)
+                self._lost.append(each)
 
     def sweeping(self) -> Script[None]:
         """What :meth:`sweep` does, step by step."""
+        yield from self._write_lost_markers()
         began = self._clock.monotonic()
         if began < self._rest_until:
             return
@@ -109,6 +112,13 @@ class TransactionDesk:
         for record in found:
             yield from self._sweep_record(record)
         self._rest_until = self._clock.monotonic() + min(_REST * looked_s, _REST_S_MAX)
+
+    def _write_lost_markers(self) -> Script[None]:
+        lost, self._lost = self._lost, []
+        for each in lost:
+            tried = yield from sweeping.write_lost_marker(each)
+            if tried.failure is not None:
+                self._lost.append(tried)
 
     def _mine(self) -> Script[list[Transaction]]:
         """The records that this broker looks after."""

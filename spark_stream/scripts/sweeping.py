@@ -13,6 +13,7 @@ that is in use.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -122,9 +123,18 @@ def mark_dropped_again(record: Transaction) -> Script[None]:
         yield from mark_dropped(record, producer_id)
 
 
-def restore_markers(
-    open_parts: Iterable[tuple[Joined, int]],
-) -> Script[list[tuple[Joined, int, str, IsologError | None]]]:
+@dataclass(frozen=True, slots=True)
+class LostMarker:
+    """A marker that damage took: what it was, as its record says, and why it is not there again."""
+
+    at: Joined
+    number: int
+    taken: tuple[int, ...]
+    fate: str
+    failure: IsologError | None = None
+
+
+def restore_markers(open_parts: Iterable[tuple[Joined, int]]) -> Script[list[LostMarker]]:
     """Mends what damage took of the markers in partitions that this broker has begun to lead.
 
     A finished transaction that is open in a partition (``open_parts``: place and number) has lost
@@ -132,7 +142,7 @@ def restore_markers(
     record has moved on, nobody knows any more, and what may have been aborted is not shown. What
     is open or decided on record is left alone: its markers are still to come.
 
-    Place, number, fate, and why the marker could not be written, for each.
+    What could not be written is for :func:`write_lost_marker`, later: its record may go on by then.
     """
     known = {record.number: record for record in (yield from records.read_all())}
     lost = []
@@ -142,12 +152,17 @@ def restore_markers(
             continue
         taken = record.taken if record is not None and record.state in COMMITS else ()
         fate = "unknown: it is taken as aborted" if record is None else record.state.value
-        failure: IsologError | None = None
-        try:
-            yield WriteMarkers(at, number, taken)
-        except UnknownTopic:
-            continue
-        except IsologError as error:
-            failure = error
-        lost.append((at, number, fate, failure))
+        lost.append((yield from write_lost_marker(LostMarker(at, number, taken, fate))))
     return lost
+
+
+def write_lost_marker(lost: LostMarker) -> Script[LostMarker]:
+    """The same, with why it could not be written; without, it is there or its topic is gone."""
+    failure: IsologError | None = None
+    try:
+        yield WriteMarkers(lost.at, lost.number, lost.taken)
+    except UnknownTopic:
+        pass
+    except IsologError as error:
+        failure = error
+    return replace(lost, failure=failure)

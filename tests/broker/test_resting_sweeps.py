@@ -1,4 +1,4 @@
-"""How long a broker rests between two looks at all transactions."""
+"""How long a broker rests between two looks at all transactions, and what it does in each."""
 
 from __future__ import annotations
 
@@ -13,16 +13,20 @@ from spark_stream.broker.transactions import TransactionDesk
 from spark_stream.cluster.leases import Leases
 from spark_stream.cluster.store import Record
 from spark_stream.cluster.topics import TOPICS, Topic, encode
+from spark_stream.consistency.producers import Stamp
 from spark_stream.consistency.transactions import Joined, State
 from spark_stream.errors import LeaderUnavailable
 from spark_stream.scripts import deciding
 from spark_stream.scripts.steps import PartitionStep
 from spark_stream.storage.directory import LogDirectory
+from spark_stream.storage.disk import HOST_DISK, Disk
+from spark_stream.storage.logs import FileLogs
 from spark_stream.storage.settings import LogSettings
+from spark_stream.testing.simulation.disk import SimulatedDisk
 from spark_stream.testing.simulation.leases import MemoryBoard
 from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
 from tests.clocks import FakeClock
-from tests.support import NUMBERS
+from tests.support import NUMBERS, numbers
 
 SECOND_US = 1_000_000
 
@@ -56,13 +60,15 @@ class SlowStore(MemoryStore):
 class Desk:
     """A broker's transactions, one of which has a partition at a broker that is silent."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, leader: str = "elsewhere", disk: Disk = HOST_DISK) -> None:
         self.clock = FakeClock()
         self.store = SlowStore(self.clock)
-        topic = Topic("t", "id", NUMBERS, 1, {}, "elsewhere")
+        topic = Topic("t", "id", NUMBERS, 1, {}, leader)
         self.store.put(TOPICS + "t", encode(topic), 0)
         directory = LogDirectory(path, "cluster", "here")
-        host = Host(directory, self.store, LogSettings(), self.clock, holds_store=False)
+        logs = FileLogs(disk)
+        host = Host(directory, self.store, LogSettings(), self.clock, holds_store=False, logs=logs)
+        self.host = host
         self.peers = SilentPeers(self.clock)
         driver = Driver(StepTable(self.store, host), self.peers)
         leases = Leases(MemoryBoard(), self.clock)
@@ -107,3 +113,19 @@ def test_a_look_that_took_long_is_followed_by_a_rest_of_ten_seconds_at_most(tmp_
     found.clock.pass_us(2 * SECOND_US)
     found.desk.sweep()
     assert found.state("x") is State.ABORTED
+
+
+def test_a_lost_marker_that_a_full_disk_kept_out_is_written_later(tmp_path: Path):
+    """Nobody else would: its transaction is over, and its readers would wait for the next start."""
+    disk = SimulatedDisk()
+    found = Desk(tmp_path, "here", disk)
+    partition = found.host.topic("t").partition(0)
+    partition.close_join(partition.open_join(7, 1), on_record=True)
+    partition.append(numbers(0, 1), Stamp(1, 0, 0, 7))  # no record knows of it any more
+    disk.room, room = 0, disk.room
+    found.desk.recover()
+    assert partition.bounds().last_stable_offset == 0
+    disk.room = room
+    found.desk.sweep()
+    assert partition.bounds().last_stable_offset == 1
+    assert partition.log.has_aborted(0, 1)

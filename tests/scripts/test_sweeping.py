@@ -180,7 +180,7 @@ def test_a_marker_that_was_lost_is_written_as_the_record_says():
     partition.ends.clear()
     partition.batches.append((999, 7, 5))  # of a transaction whose record has moved on
     lost = world.run(A, sweeping.restore_markers([(world.at(0), begun[0]), (world.at(0), 999)]))
-    assert [(number, fate) for _, number, fate, _ in lost] == [
+    assert [(each.number, each.fate) for each in lost] == [
         (begun[0], "committed"),
         (999, "unknown: it is taken as aborted"),
     ]

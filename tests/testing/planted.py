@@ -250,15 +250,15 @@ def a_duplicate_is_appended(patch: Patch) -> None:
 
 @bug
 def a_duplicate_is_answered_with_the_end(patch: Patch) -> None:
-    original = Partition._judge_and_append
+    original = append.Append._acknowledge
 
-    def judge(self: Partition, prepared: Any, stamp: Any) -> Any:
-        done, effects = original(self, prepared, stamp)
+    def acknowledge(self: Any, done: Appended) -> None:
         if done.duplicate:
-            done = Appended(self.bounds().log_end_offset, done.count, duplicate=True)
-        return done, effects
+            end = self._hosted.partition(self.partition).bounds().log_end_offset
+            done = Appended(end, done.count, duplicate=True)
+        original(self, done)
 
-    patch.setattr(Partition, "_judge_and_append", judge)
+    patch.setattr(append.Append, "_acknowledge", acknowledge)
 
 
 @bug

@@ -88,14 +88,15 @@ def pause(world: World, name: str) -> Body:
 
 
 def fail_a_force(world: World, name: str) -> Body:
-    """The disk cannot force what was written, once; later the broker is started anew."""
+    """The disk cannot force what was written, now and then; later the broker is started anew."""
     chance, broker = _begin(world, name)
     yield chance.random() * _SOON_S
     if world.calm:
         return
-    world.tell(f"the next force of {broker.broker_id} fails")
-    broker.logs.fail_next_force()
-    yield chance.random() * 6.0
+    for _ in range(chance.randint(1, 4)):
+        world.tell(f"the next force of {broker.broker_id} fails")
+        broker.logs.fail_next_force()
+        yield chance.random() * 2.0
     if not world.calm and broker.runs:
         if chance.random() < 0.6:
             world.tell(f"{broker.broker_id} loses power")

@@ -30,6 +30,7 @@ FAULTS: Final = {
     "clock-step": 1,
 }
 """Kinds of faults, and how likely each is next to the others."""
+DISK_FAULTS: Final = ("power-cut", "power-cut", "sudden-end", "failed-force", "full-disk")
 
 
 @dataclass(frozen=True)
@@ -76,5 +77,7 @@ def draw(seed: int) -> Form:
     if "transactions" not in clients and "sink" not in clients:
         clients.append("transactions")
     faults = chance.choices(list(FAULTS), list(FAULTS.values()), k=chance.randint(0, 3))
+    if files:  # so that something happens to them
+        faults.append(chance.choice(DISK_FAULTS))
     actors = tuple(f"{kind}-{number}" for number, kind in enumerate([*clients, *faults]))
     return Form(seed, brokers, files, topics, actors)

@@ -63,6 +63,8 @@ class Line:
     open: dict[Part, int] = field(default_factory=dict)
     """Where each part that has no marker begins."""
     marked: dict[Part, Kind] = field(default_factory=dict)
+    lost: set[int] = field(default_factory=set)
+    """Transactions of which a power cut took a marker: they are marked again, in time."""
     unmarked: set[int] = field(default_factory=set)
     """Transactions of which a power cut took a marker that nobody had promised to keep."""
     deleted: bool = False
@@ -92,9 +94,10 @@ class Line:
             self.open, self.marked = {}, {}
             for each in self.entries:
                 self._fold(each)
+            lost = {each.part[0] for each in gone if each.entry.kind is not Kind.DATA}
+            self.lost |= lost
             if self.flush is Flush.NONE:  # elsewhere the markers of a commit are forced
-                markers = [each for each in gone if each.entry.kind is not Kind.DATA]
-                self.unmarked |= {each.part[0] for each in markers}
+                self.unmarked |= lost
         return gone
 
     def _fold(self, seen: Seen) -> None:

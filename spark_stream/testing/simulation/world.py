@@ -163,6 +163,7 @@ class World:
         self._end_trouble()
         self._wait_until(lambda: not self._clients, "clients have not come to an end")
         self._wait_until(self._all_is_decided, "transactions are open")
+        self._wait_until(self._all_is_marked, "parts of transactions are open")
         self._advance_for(_REST_S)
         self.tell("all brokers start once more")
         for broker in self.brokers:
@@ -206,6 +207,9 @@ class World:
 
     def _all_serve(self) -> bool:
         return all(each.serves for each in self.brokers)
+
+    def _all_is_marked(self) -> bool:
+        return not any(line.open for line in self.history.lines.values() if not line.deleted)
 
     def _all_is_decided(self) -> bool:
         over = (State.EMPTY, State.COMMITTED, State.ABORTED)

@@ -140,6 +140,9 @@ def _end(session: Session, begun: Transaction, instance: str, moved: dict[str, i
             return
         asked = _commit(begun, instance, moved, chance)
         session.world.notice("asked", asked)
+        if asked.positions and chance.random() < 0.3:  # somebody else wants the name now
+            rival = take_name(session, asked.positions[0].consumer, f"{instance}'s rival")
+            session.world.start_client(f"{session.name} rival", _quietly(rival))
         if chance.random() < 0.2:  # another broker is asked for the same at the same time
             again = f"{session.name} commits twice"
             session.world.start_client(again, _quietly(commit(session, asked)))

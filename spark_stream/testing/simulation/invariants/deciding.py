@@ -77,7 +77,7 @@ class TheNextBeginsAfterTheLastIsFinished(Invariant):
             return
         for each in before.partitions:
             line = self.history.lines.get((each.topic_id, each.partition))
-            if line is None or line.deleted or before.number in line.unmarked:
+            if line is None or line.deleted or before.number in line.lost:
                 continue
             left = [part for part in line.open if part[0] == before.number]
             what = f"transaction {before.number} is over, and open in {line.name}: {left}"
