@@ -256,7 +256,7 @@ class DamagedSegment(IsologError):
 
 class UnknownLog(IsologError):
     code = "UNKNOWN_LOG"
-    hint = "Check the path; the first write to a new directory makes a log there."
+    hint = "Check the path; connect(path=...) without create=False makes a log there."
 
 
 class WrongCluster(IsologError):

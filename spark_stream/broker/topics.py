@@ -66,9 +66,9 @@ class TopicDesk:
         check_name(name)
         if replication_factor != 1:
             raise InvalidConfig(
-                f"replication_factor {replication_factor}: partitions have one replica",
+                f"a replication factor of {replication_factor}: partitions are not replicated yet",
                 setting="replication_factor",
-                hint="Give 1.",
+                hint="Give 1, or leave it out.",
             )
         topic = Topic(
             name=name,

@@ -27,7 +27,7 @@ Bootstrap = Annotated[
     typer.Option(
         "--bootstrap",
         metavar="HOST:PORT",
-        help=f"Any of its brokers. Variable: {BOOTSTRAP_VARIABLE}.",
+        help=f"Its broker; of several, the topic's leader. Variable: {BOOTSTRAP_VARIABLE}.",
         rich_help_panel=_PANEL,
         show_default=False,
     ),

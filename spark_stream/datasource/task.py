@@ -185,8 +185,12 @@ class TaskWriter:
                     dict(self.options.topic_config),
                 )
             except InvalidConfig as error:
-                option = f"topic.{error.details.get('setting')}"
-                raise InvalidOption(f"option {option!r}: {error.message}", option=option) from None
+                setting = error.details.get("setting")
+                copies = setting == "replication_factor"
+                option = "replicationFactor" if copies else f"{TOPIC_SETTING}{setting}"
+                raise InvalidOption(
+                    f"option {option!r}: {error.message}", option=option, hint=error.hint
+                ) from None
             except TopicExists:  # another task was faster
                 known = topics.describe(name)
         check_fits(arrow, known.schema, by_column=by_column)

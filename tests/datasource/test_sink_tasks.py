@@ -264,6 +264,14 @@ def test_what_a_topic_that_is_there_keeps_is_told_once(
     ]
 
 
+def test_more_than_one_replica_is_refused_by_the_name_of_the_option(
+    shared: BrokerProcess, log: isolog.Log, topic: str
+) -> None:
+    with pytest.raises(InvalidOption, match=r"option 'replicationFactor': .*not replicated yet"):
+        IsologWriter(options(shared, topic, replicationFactor=3, createTopic="true"), SCHEMA)
+    assert topic not in log.topics()
+
+
 @pytest.mark.parametrize("there", [False, True], ids=["made", "there"])
 def test_a_setting_that_no_topic_has_is_refused_by_the_nearest_name(
     shared: BrokerProcess, log: isolog.Log, topic: str, there: bool
