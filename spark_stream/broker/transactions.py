@@ -54,6 +54,7 @@ class TransactionDesk:
         self._watch = Watch()
         self._complaints: dict[str, str] = {}
         self._rest_until = 0.0
+        self._found_open: list[tuple[Joined, int]] = []  # at the start
         self._lost: list[LostMarker] = []  # which the next sweep tries to write again
 
     def run(self, script: Script[T]) -> T:
@@ -86,22 +87,12 @@ class TransactionDesk:
                 yield from sweeping.mark_dropped_again(record)
             except IsologError as error:
                 self._complain(record, error)
-        parts = [
-            (Joined(partition.topic, partition.topic_id, partition.number), number)
-            for hosted in self._host.topics()
-            for partition in hosted.open_partitions()
-            for number in {each.transaction for each in partition.open_transactions()}
-        ]
-        for each in (yield from sweeping.restore_markers(parts)):
-            where = f"{each.at.topic}/{each.at.partition}"
-            lost = "%s: the marker of transaction %d was lost; it is %s"
-            logger.warning(lost, where, each.number, each.fate)
-            if each.failure is not None:
-                logger.error("%s: transaction %d: %s", where, each.number, each.failure)
-                self._lost.append(each)
+        self._found_open = self._open_parts()
+        yield from self._restore_markers()
 
     def sweeping(self) -> Script[None]:
         """What :meth:`sweep` does, step by step."""
+        yield from self._restore_markers()
         yield from self._write_lost_markers()
         began = self._clock.monotonic()
         if began < self._rest_until:
@@ -112,6 +103,34 @@ class TransactionDesk:
         for record in found:
             yield from self._sweep_record(record)
         self._rest_until = self._clock.monotonic() + min(_REST * looked_s, _REST_S_MAX)
+
+    def _open_parts(self) -> list[tuple[Joined, int]]:
+        return [
+            (Joined(partition.topic, partition.topic_id, partition.number), number)
+            for hosted in self._host.topics()
+            for partition in hosted.open_partitions()
+            for number in {each.transaction for each in partition.open_transactions()}
+        ]
+
+    def _restore_markers(self) -> Script[None]:
+        """Writes the markers that were lost of what was open at the start.
+
+        What its record calls decided is left to who finishes it. That may be a broker that has done
+        so before the marker was lost, and puts it on record only now: so each sweep looks again.
+        """
+        if not self._found_open:
+            return
+        still = set(self._open_parts())
+        self._found_open = [each for each in self._found_open if each in still]
+        known = {(each.at, each.number) for each in self._lost}  # those are tried again anyway
+        parts = [each for each in self._found_open if each not in known]
+        for each in (yield from sweeping.restore_markers(parts)):
+            where = f"{each.at.topic}/{each.at.partition}"
+            lost = "%s: the marker of transaction %d was lost; it is %s"
+            logger.warning(lost, where, each.number, each.fate)
+            if each.failure is not None:
+                logger.error("%s: transaction %d: %s", where, each.number, each.failure)
+                self._lost.append(each)
 
     def _write_lost_markers(self) -> Script[None]:
         lost, self._lost = self._lost, []

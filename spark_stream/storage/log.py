@@ -75,6 +75,11 @@ class PartitionLog:
         found = Recovery(disk, directory, codec, facts, forcing, files).recovered()
         if forcing.distrusted:
             found.active.write_again(int(forcing.upto.entry))
+        # A process may have ended between a write and its force; who sends that batch again is told
+        # that it is there.
+        promised = log_format.settings.flush is Flush.BATCH
+        unforced = found.active.end.entry > forcing.upto.entry
+        if forcing.distrusted or (promised and unforced):
             found.active.flush()
             forcing.mark(found.active.end)
         return cls(directory, log_format, found, forcing, disk)

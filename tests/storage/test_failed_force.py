@@ -113,3 +113,15 @@ def test_a_batch_whose_force_failed_is_not_in_the_log_that_opens_again():
     disk.kill()
     log = PartitionLog.open(HERE, log.format, disk)
     assert log.end.offset == 10
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_a_process_left_unforced_is_forced_when_each_batch_is_to_be(seed: int):
+    """It ended between a write and its force. The batch is sent again and is told to be there."""
+    disk, _ = log_of(Flush.NONE)
+    disk.kill()
+    log = PartitionLog.open(HERE, format_of(flush=Flush.BATCH), disk)
+    end = log.end
+    assert end.offset > 0
+    disk.crash(random.Random(seed))
+    assert PartitionLog.open(HERE, format_of(flush=Flush.BATCH), disk).end == end

@@ -1,9 +1,17 @@
-"""The world that a broker meets, made of memory and chance: one seed is one run.
+"""Brokers, their surroundings and their clients in one process: one seed is one run.
 
-``clock``     time and names from a seed
-``schedule``  who goes on next
-``disk``      files that tear, forget what was not forced, refuse, fill up and rot
-``list_log``  a partition's log in a list, for runs in which the files are not the question
-``store``     a metadata store in memory
-``leases``    leases of brokers in memory
+``docs/simulator.md`` tells how to run it, and how to read and to extend it.
+
+``runs``        one run, many runs, and the smallest that fails in the same way
+``form``        who takes part in a run, from its seed
+``world``       a run from its first event to its last check, and who looks on
+``broker``      a broker's own parts on a simulated machine
+``driving``     who takes the steps of its scripts
+``clients``     what is asked of brokers
+``faults``      what goes wrong
+``invariants``  what holds nevertheless
+``history``     what happened, as nobody in the run sees it
+
+Below those lies what stands for a host: ``clock`` (time and names), ``schedule`` (who goes on),
+``network``, ``store`` and ``leases``, ``disk`` and ``list_log`` with ``logs`` over both.
 """
