@@ -17,6 +17,7 @@ from spark_stream.consistency.isolation import CONSUMER_LEVELS
 from spark_stream.datasource import options
 from spark_stream.datasource.offsets import TopicOffsets, to_json
 from spark_stream.datasource.types import to_spark
+from spark_stream.storage.settings import SETTINGS
 from spark_stream.wire.schemas import DEFAULT_SCHEMA
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -32,6 +33,12 @@ def option_rows() -> list[tuple[list[str], str, str, str]]:
         names, whom, default, meaning = (cell.strip() for cell in line.strip("| ").split(" | ", 3))
         rows.append((re.findall(r"`([^`]+)`", names), whom, default, meaning))
     return rows
+
+
+def test_the_settings_of_a_topic_are_those_of_the_table() -> None:
+    table = NOTE.partition("| setting | default |")[2].partition("\n\n")[0]
+    first_cells = [line.split("|")[1] for line in table.splitlines()[2:]]
+    assert re.findall(r"`([^`]+)`", " ".join(first_cells)) == list(SETTINGS)
 
 
 def test_the_page_is_the_shared_one_unchanged() -> None:

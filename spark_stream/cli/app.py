@@ -9,14 +9,17 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
-from typing import Annotated, NoReturn
+from typing import Annotated, Final, NoReturn
 
 import typer
 
 from spark_stream.cli.commands import broker, consume, produce, topic, transactions
 from spark_stream.cli.streams import discard_output, occupy, problem_of
-from spark_stream.errors import InvalidOption, IsologError
+from spark_stream.errors import InvalidOption, IsologError, Unsupported
 from spark_stream.version import VERSION
+
+TO_COME: Final = ("consumers", "log", "cluster", "bench", "console")
+"""Commands of the public face that this release does not have."""
 
 app = typer.Typer(
     name="isolog",
@@ -30,6 +33,22 @@ app.add_typer(topic.app, name="topic")
 app.add_typer(transactions.app, name="transactions")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
+
+
+def _refuse(context: typer.Context) -> None:
+    raise Unsupported(
+        f"the command {context.info_name!r} is still to come",
+        hint="`isolog --help` lists what there is.",
+    )
+
+
+for _name in TO_COME:
+    app.command(
+        _name,
+        hidden=True,
+        add_help_option=False,
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    )(_refuse)
 
 
 def _version(asked: bool) -> None:
