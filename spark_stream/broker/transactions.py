@@ -92,11 +92,11 @@ class TransactionDesk:
 
     def sweeping(self) -> Script[None]:
         """What :meth:`sweep` does, step by step."""
-        yield from self._restore_markers()
         yield from self._write_lost_markers()
         began = self._clock.monotonic()
         if began < self._rest_until:
             return
+        yield from self._restore_markers()
         found = yield from self._mine()
         looked_s = self._clock.monotonic() - began
         self._watch.keep_only(found)
@@ -116,7 +116,7 @@ class TransactionDesk:
         """Writes the markers that were lost of what was open at the start.
 
         What its record calls decided is left to who finishes it. That may be a broker that has done
-        so before the marker was lost, and puts it on record only now: so each sweep looks again.
+        so before the marker was lost, and puts it on record only now: so each look includes these.
         """
         if not self._found_open:
             return

@@ -67,6 +67,7 @@ class Desk:
         self.store.put(TOPICS + "t", encode(topic), 0)
         directory = LogDirectory(path, "cluster", "here")
         logs = FileLogs(disk)
+        logs.make_folder(directory.topic("t", "id"))
         host = Host(directory, self.store, LogSettings(), self.clock, holds_store=False, logs=logs)
         self.host = host
         self.peers = SilentPeers(self.clock)

@@ -19,6 +19,7 @@ from spark_stream.consistency.producers import Stamp
 from spark_stream.consistency.transactions import Joined, State, Transaction
 from spark_stream.environment import SystemIds
 from spark_stream.scripts import deciding, records
+from spark_stream.scripts.finishing import record_finish
 from spark_stream.storage.directory import LogDirectory
 from spark_stream.storage.settings import LogSettings
 from spark_stream.testing.simulation.leases import MemoryBoard
@@ -70,11 +71,12 @@ class TwoBrokers:
         asked.run(deciding.take_over(asked.finished, "x", "me", int(TIMEOUT_S * 1000), 0))
         begun = asked.run(deciding.begin(asked.finished, "x", "me", -1, asked.coordinator, 0))
         number, producer, epoch = begun.number, begun.producer_id, begun.epoch
-        at, joins = self.partition, self.partition._core.joins
-        pending = joins.open(number, producer)
+        at = self.partition
+        pending = at.open_join(number, producer)
+        assert pending is not None
         place = Joined(at.topic, at.topic_id, at.number)
         self.b.desk.run(deciding.join("x", number, producer, epoch, place))
-        joins.confirm(pending)
+        at.close_join(pending, on_record=True)
         at.append(numbers(0, 1), Stamp(producer, epoch, 0, number))
         return begun
 
@@ -130,6 +132,24 @@ def test_a_decided_transaction_is_finished_by_another_broker_once_the_lease_is_o
     assert (brokers.state(), brokers.stable()) == (State.COMMITTING, 0)
     brokers.pass_time(2 * STEP_S, a_lives=False)
     assert (brokers.state(), brokers.stable()) == (State.COMMITTED, 1)
+
+
+def test_a_lost_marker_of_what_another_broker_had_finished_is_written_later(
+    brokers,
+):
+    """A marks, remembers that, and puts it on record only with its next transaction."""
+    begun = brokers.begin_at_a()
+    commit = records.ruled(
+        lambda found: rules.commit(found, "me", begun.number, [begun.producer_id])
+    )
+    decided = brokers.a.desk.run(records.change("x", commit))
+    brokers.b.desk.recover()  # B starts: it lost the marker with the power
+    brokers.pass_time(2 * STEP_S, a_lives=True)
+    assert (brokers.state(), brokers.stable()) == (State.COMMITTING, 0)
+    brokers.a.desk.run(record_finish(brokers.a.desk.finished, decided))
+    brokers.pass_time(2 * STEP_S, a_lives=True)
+    assert (brokers.state(), brokers.stable()) == (State.COMMITTED, 1)
+    assert not brokers.partition.log.has_aborted(0, 1)
 
 
 def test_a_broker_that_comes_back_looks_after_its_own_again(brokers):
