@@ -40,6 +40,20 @@ def test_two_thousand_runs_find_nothing():
     assert not failed, "\n".join(failed)
 
 
+def test_runs_do_what_brokers_are_for():
+    written = committed = 0
+    for seed in range(SHARE):
+        world = World(draw(seed))
+        world.begin(ACTORS)
+        world.run()
+        written += any(
+            seen.values for line in world.history.lines.values() for seen in line.entries
+        )
+        committed += any(each.committed for each in world.history.decisions.values())
+    assert written > 0.95 * SHARE
+    assert committed > 0.7 * SHARE
+
+
 def test_a_seed_is_one_run_whatever_python_hashes_to():
     program = (
         "from tests.testing.test_simulator import story_of\n"

@@ -23,6 +23,7 @@ from spark_stream.broker.steps import facts_of, step_of
 from spark_stream.broker.topics import TopicDesk
 from spark_stream.broker.transactions import TransactionDesk
 from spark_stream.cluster.leases import DURATION_S, Lease, Leases
+from spark_stream.cluster.topics import Topic
 from spark_stream.errors import IsologError, LeaderUnavailable
 from spark_stream.scripts import topics as topic_scripts
 from spark_stream.scripts.steps import PartitionStep, Script
@@ -88,6 +89,7 @@ class SimulatedBroker:
         self.broker_id = broker_id
         self.calls: dict[Call, None] = {}  # in their order: the same run makes them in the same
         self.logs: MachineLogs = DiskLogs(self._count_down) if files else ListLogs()
+        self._directory = LogDirectory(Path("/") / broker_id, "cluster", broker_id)
         self.lives = 0
         self.runs = False
         self.serves = False
@@ -112,6 +114,10 @@ class SimulatedBroker:
     def meet(self, brokers: Sequence[SimulatedBroker]) -> None:
         """These are all brokers of the store."""
         self._peers = {each.broker_id: each for each in brokers if each is not self}
+
+    def make_folder(self, topic: Topic) -> None:
+        """Gives a topic that was there before the run the folder that its leader made."""
+        self.logs.make_folder(self._directory.topic(topic.name, topic.id))
 
     # -- its life ----------------------------------------------------------------------------------
 
@@ -154,11 +160,10 @@ class SimulatedBroker:
         around = self._around
         yield NOW
         store = MortalStore(around.records, self._count_down)
-        directory = LogDirectory(Path("/") / self.broker_id, "cluster", self.broker_id)
         while True:
             try:
                 self.host = Host(
-                    directory,
+                    self._directory,
                     store,
                     LogSettings(),
                     around.clock,

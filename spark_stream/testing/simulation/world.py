@@ -234,14 +234,20 @@ class World:
     def _make_topics(self) -> None:
         chance, store = self.form.chance("topics"), MemoryStore(self.records)
         for number in range(self.form.topics):
-            leader = self.brokers[chance.randrange(len(self.brokers))].broker_id
+            leader = self.brokers[chance.randrange(len(self.brokers))]
             flush = chance.choice(("none", "interval", "batch"))
             config = {"flush": flush, "segment.entries": "16"}
             if chance.random() < 0.5:
                 config["segment.ms"] = "1000"
             topic = Topic(
-                f"topic-{number}", self.ids.new_id(), SCHEMA, chance.randint(1, 3), config, leader
+                f"topic-{number}",
+                self.ids.new_id(),
+                SCHEMA,
+                chance.randint(1, 3),
+                config,
+                leader.broker_id,
             )
+            leader.make_folder(topic)
             store.put(TOPICS + topic.name, encode(topic), 0)
 
     # -- looking on --------------------------------------------------------------------------------

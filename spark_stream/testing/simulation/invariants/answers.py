@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from spark_stream.broker.partition import Partition
 from spark_stream.consistency.transactions import COMMITS, Transaction
-from spark_stream.errors import InternalError
+from spark_stream.errors import DamagedSegment, InternalError
 from spark_stream.scripts.deciding import Commit
 from spark_stream.testing.simulation.history import Line, Sent
 from spark_stream.testing.simulation.invariants.base import Invariant, View
@@ -34,6 +34,14 @@ class NoAppendFailsUnforeseen(Invariant):
     def acknowledged(self, sent: Sent, ack: Ack, partition: Partition | None) -> None:
         code = None if ack.error is None else ack.error.get("code")
         self.require(code != InternalError.code, f"{sent.values}: {ack.error}")
+
+
+class NothingIsSaidToBeDamaged(Invariant):
+    """No batch is refused for a damaged log, as no disk of a run changes what was written."""
+
+    def acknowledged(self, sent: Sent, ack: Ack, partition: Partition | None) -> None:
+        code = None if ack.error is None else ack.error.get("code")
+        self.require(code != DamagedSegment.code, f"{sent.values}: {ack.error}")
 
 
 class ADuplicateGetsItsFirstAnswer(Invariant):
