@@ -101,7 +101,8 @@ class TransactionDesk:
         looked_s = self._clock.monotonic() - began
         self._watch.keep_only(found)
         for record in found:
-            yield from self._sweep_record(record)
+            if self._looks_after(record.coordinator):  # the one before may have taken long
+                yield from self._sweep_record(record)
         self._rest_until = self._clock.monotonic() + min(_REST * looked_s, _REST_S_MAX)
 
     def _open_parts(self) -> list[tuple[Joined, int]]:

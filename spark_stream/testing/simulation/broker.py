@@ -22,7 +22,7 @@ from spark_stream.broker.step_table import StepTable
 from spark_stream.broker.steps import facts_of, step_of
 from spark_stream.broker.topics import TopicDesk
 from spark_stream.broker.transactions import TransactionDesk
-from spark_stream.cluster.leases import DURATION_S, Lease, Leases
+from spark_stream.cluster.leases import DURATION_S, Lease
 from spark_stream.cluster.topics import Topic
 from spark_stream.errors import IsologError, LeaderUnavailable
 from spark_stream.scripts import topics as topic_scripts
@@ -31,7 +31,7 @@ from spark_stream.storage.directory import LogDirectory
 from spark_stream.storage.settings import LogSettings
 from spark_stream.testing.simulation.clock import SeededIds, VirtualClock
 from spark_stream.testing.simulation.driving import CarriedOut, SimulatedDriver
-from spark_stream.testing.simulation.leases import MemoryBoard
+from spark_stream.testing.simulation.leases import MemoryBoard, WatchedLeases
 from spark_stream.testing.simulation.logs import DiskLogs, ListLogs, MachineLogs
 from spark_stream.testing.simulation.network import Call, Network, NoAnswer
 from spark_stream.testing.simulation.schedule import NOW, Body, Schedule
@@ -64,6 +64,7 @@ class Surroundings:
     network: Network
     chance: Random
     carried_out: CarriedOut
+    found_over: Callable[[str], None]
 
 
 class MortalStore(MemoryStore):
@@ -104,7 +105,7 @@ class SimulatedBroker:
         self.topic_desk: TopicDesk
         self.lease: Lease
         self.driver: SimulatedDriver
-        self.leases: Leases
+        self.leases: WatchedLeases
         self.opened_in = 0  # the last life that came as far as open logs
 
     @property
@@ -175,7 +176,7 @@ class SimulatedBroker:
                 yield _RETRY_S
         self.opened_in = self.lives
         yield NOW
-        self.leases = Leases(around.board, around.clock)
+        self.leases = WatchedLeases(around.board, around.clock, around.found_over)
         self.lease = self.leases.hold(self.broker_id, around.ids.new_id())
         table = StepTable(store, self.host)
         self.driver = SimulatedDriver(table, self._ask_peer, around.chance, around.carried_out)
@@ -204,6 +205,16 @@ class SimulatedBroker:
     def _renew_lease(self) -> Body:
         yield NOW
         self.lease.renew()
+
+    def open_folders(self) -> set[Path]:
+        """The folders of the partitions that the process has open."""
+        if self.opened_in != self.lives:
+            return set()
+        return {
+            self._directory.partition(hosted.topic.name, hosted.topic.id, each.number)
+            for hosted in self.host.topics()
+            for each in hosted.open_partitions()
+        }
 
     # -- what it is asked --------------------------------------------------------------------------
 

@@ -1,10 +1,12 @@
-"""A board of leases in memory."""
+"""A board of leases in memory, and how brokers look at it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from spark_stream.cluster.leases import Renewal
+from spark_stream.cluster.leases import Board, Leases, Renewal
+from spark_stream.environment import Clock
 
 
 @dataclass(slots=True)
@@ -42,3 +44,23 @@ class MemoryPlace:
     def _is_mine(self) -> bool:
         found = self.board.shown.get(self.broker_id)
         return found is not None and found.incarnation == self.incarnation
+
+
+class WatchedLeases(Leases):
+    """Leases that tell what each look has found."""
+
+    def __init__(self, board: Board, clock: Clock, found_over: Callable[[str], None]) -> None:
+        """``found_over`` is called with the holder of a lease that is found to be over."""
+        super().__init__(board, clock)
+        self.over: set[str] = set()
+        """Brokers whose lease was over at the last look."""
+        self._found_over = found_over
+
+    def left_s(self, broker_id: str) -> float:
+        left = super().left_s(broker_id)
+        if left > 0:
+            self.over.discard(broker_id)
+        else:
+            self.over.add(broker_id)
+            self._found_over(broker_id)
+        return left

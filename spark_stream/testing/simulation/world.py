@@ -69,6 +69,7 @@ class World:
             self.network,
             form.chance("steps"),
             self._carried_out,
+            lambda holder: self.notice("found_over", self._by_owner[holder]),
         )
         self.brokers = [
             SimulatedBroker(f"broker-{name}", around, alone=form.brokers == 1, files=form.files)
@@ -224,8 +225,10 @@ class World:
             broker = self._by_owner[killed.broker_id]
             self.tell(f"{broker.broker_id} ends within a step")
             self._look(broker, whole=False)
+            opened = broker.open_folders()
             broker.crash()
-            self.notice("died", broker.logs.files())
+            files = broker.logs.files().items()
+            self.notice("died", {path: raw for path, raw in files if path.parent in opened})
             return
         if task is None:
             raise Broken("NothingHangs", "nobody can go on")

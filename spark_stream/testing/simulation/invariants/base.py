@@ -77,7 +77,7 @@ class Invariant:
         """A partition was opened; these entries of it are gone. ``power``: its machine was off."""
 
     def died(self, files: Mapping[Path, bytes]) -> None:
-        """A broker's process has ended within a step, and has left these files."""
+        """A broker's process has ended within a step, and has left these files of open logs."""
 
     def appended(self, line: Line, seen: Seen, broker: SimulatedBroker) -> None:
         """An entry is in a log."""
@@ -87,6 +87,9 @@ class Invariant:
 
     def recorded(self, before: Transaction | None, after: Transaction | None, by: str) -> None:
         """A broker has changed the record of a transactional id."""
+
+    def found_over(self, holder: SimulatedBroker) -> None:
+        """A broker has looked at this one's lease, and found that it is over."""
 
     def moved(self, consumer: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
         """The record of a consumer's name has changed."""

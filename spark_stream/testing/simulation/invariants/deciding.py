@@ -106,18 +106,24 @@ class TimeoutsAreKept(Invariant):
 
 
 class OthersTransactionsAreLeftAlone(Invariant):
-    """A broker aborts what is too old for brokers only that hold no lease any more."""
+    """A broker aborts what is too old for others only whose lease was over when it looked last."""
 
     def recorded(self, before: Transaction | None, after: Transaction | None, by: str) -> None:
         if after is None or before is None or after.cause is not Cause.EXPIRED:
             return
-        if before.state is not State.OPEN or before.coordinator in ("", by):
-            return
-        for each in self.view.brokers:
-            if each.broker_id == before.coordinator and each.runs and each.serves:
-                left = each.lease.left_s()
-                what = f"{by} expired transaction {after.number} of {each.broker_id}"
-                self.require(left <= 0, f"{what}, which holds its lease for {left:.1f} s")
+        if before.state is State.OPEN and before.coordinator not in ("", by):
+            over = next(each.leases.over for each in self.view.brokers if each.broker_id == by)
+            what = f"{by} expired transaction {after.number} of {before.coordinator}"
+            self.require(before.coordinator in over, f"{what}, which held its lease")
+
+
+class ALeaseIsOverForItsHolderFirst(Invariant):
+    """Nobody finds a lease over whose holder still counts on it."""
+
+    def found_over(self, holder: SimulatedBroker) -> None:
+        if holder.runs and holder.serves:
+            left = holder.lease.left_s()
+            self.require(left <= 0, f"{holder.broker_id} holds its lease for {left:.1f} s")
 
 
 class BatchesOfASinkAreCommittedOnce(Invariant):
