@@ -20,6 +20,7 @@ from spark_stream.consistency.transactions import Joined, State, Transaction
 from spark_stream.environment import SystemIds
 from spark_stream.scripts import deciding, records
 from spark_stream.scripts.finishing import record_finish
+from spark_stream.scripts.steps import Put, Script
 from spark_stream.storage.directory import LogDirectory
 from spark_stream.storage.settings import LogSettings
 from spark_stream.testing.simulation.leases import MemoryBoard
@@ -65,17 +66,17 @@ class TwoBrokers:
         topics = TopicDesk(driver, host, LogSettings(), SystemIds())
         return OneBroker(host, desk, topics, leases.hold(name, "start"))
 
-    def begin_at_a(self) -> Transaction:
+    def begin_at_a(self, name: str = "x") -> Transaction:
         """A transaction of A that has a record in B's partition."""
         asked = self.a.desk
-        asked.run(deciding.take_over(asked.finished, "x", "me", int(TIMEOUT_S * 1000), 0))
-        begun = asked.run(deciding.begin(asked.finished, "x", "me", -1, asked.coordinator, 0))
+        asked.run(deciding.take_over(asked.finished, name, "me", int(TIMEOUT_S * 1000), 0))
+        begun = asked.run(deciding.begin(asked.finished, name, "me", -1, asked.coordinator, 0))
         number, producer, epoch = begun.number, begun.producer_id, begun.epoch
         at = self.partition
         pending = at.open_join(number, producer)
         assert pending is not None
         place = Joined(at.topic, at.topic_id, at.number)
-        self.b.desk.run(deciding.join("x", number, producer, epoch, place))
+        self.b.desk.run(deciding.join(name, number, producer, epoch, place))
         at.close_join(pending, on_record=True)
         at.append(numbers(0, 1), Stamp(producer, epoch, 0, number))
         return begun
@@ -88,8 +89,8 @@ class TwoBrokers:
                 assert self.a.lease.renew()
             self.b.desk.sweep()
 
-    def state(self) -> State:
-        found = self.b.desk.run(records.read("x"))
+    def state(self, name: str = "x") -> State:
+        found = self.b.desk.run(records.read(name))
         assert found is not None
         return found.state
 
@@ -119,6 +120,28 @@ def test_an_open_transaction_of_a_dead_broker_is_expired_by_another(brokers):
     assert (brokers.state(), brokers.stable()) == (State.OPEN, 0)
     brokers.pass_time(3 * STEP_S, a_lives=False)
     assert (brokers.state(), brokers.stable()) == (State.ABORTED, 1)
+
+
+def renew_at_a_change(script: Script[None], lease: Lease) -> Script[None]:
+    """The same script; the lease is renewed as soon as a record is to be changed."""
+    step = next(script)
+    while True:
+        if isinstance(step, Put):
+            lease.renew()
+        answer = yield step
+        try:
+            step = script.send(answer)
+        except StopIteration:
+            return
+
+
+def test_a_broker_that_is_back_keeps_what_a_sweep_has_not_come_to(brokers):
+    for name in ("x", "y"):
+        brokers.begin_at_a(name)
+    brokers.pass_time(DURATION_S + TIMEOUT_S - STEP_S, a_lives=False)
+    brokers.clock.pass_us(int(3 * STEP_S * 1e6))
+    brokers.b.desk.run(renew_at_a_change(brokers.b.desk.sweeping(), brokers.a.lease))
+    assert (brokers.state("x"), brokers.state("y")) == (State.ABORTED, State.OPEN)
 
 
 def test_a_decided_transaction_is_finished_by_another_broker_once_the_lease_is_over(brokers):
