@@ -36,7 +36,7 @@ class AMarkerEndsAPart(Invariant):
 
 
 class SealedBeforeMarked(Invariant):
-    """Before any partition of a transaction is marked, none of them takes a batch of it."""
+    """Before a partition of a transaction is marked, none that is left takes a batch of it."""
 
     def appended(self, line: Line, seen: Seen, broker: SimulatedBroker) -> None:
         if seen.entry.kind is Kind.DATA or seen.part in self.history.dropped:
@@ -46,8 +46,9 @@ class SealedBeforeMarked(Invariant):
         if found is None or found.state not in DECIDED or found.number != number:
             return
         for each in found.partitions:
-            partition = self.view.partition((each.topic_id, each.partition))
-            if partition is not None and partition.topic_id == each.topic_id:
+            place = (each.topic_id, each.partition)
+            other, partition = self.history.lines.get(place), self.view.partition(place)
+            if partition is not None and other is not None and not other.deleted:
                 open_for = [
                     producer
                     for producer in {found.producer_id, *found.branches}
