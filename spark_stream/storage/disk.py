@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,6 +26,9 @@ from spark_stream.storage.descriptors import DescriptorPool, PooledFile
 
 # EFBIG is the file-size limit of the process (`ulimit -f`): to a user the same as a full disk.
 _FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+# What no force has waited for yet goes to the disk in pieces of so many bytes, while appends go on.
+_PIECE_BYTES: Final = 8 << 20
 
 _ATTEMPTS_MAX: Final = 10  # to make a directory: others may remove its parent
 
@@ -82,13 +86,30 @@ def _write_fully(descriptor: int, position: int, data: pa.Buffer | bytes) -> Non
         position += written
 
 
-class OsFile:
-    """A file of the operating system; open only while the pool lets it be."""
+def _start_writing(descriptor: int, position: int, length: int) -> None:
+    """Makes the system begin to write these bytes to the disk, and does not wait for it.
 
-    __slots__ = ("_file",)
+    The call's own purpose is another: to drop from memory what is on the disk already. Bytes that
+    were written a moment ago are not, and stay.
+    """
+    if sys.platform != "darwin":
+        with suppress(OSError):  # a force would say so too, and is believed
+            os.posix_fadvise(descriptor, position, length, os.POSIX_FADV_DONTNEED)
+
+
+class OsFile:
+    """A file of the operating system; open only while the pool lets it be.
+
+    Forcing a whole segment would make appends wait until the disk has written all of it. So large
+    amounts are on their way to the disk before anybody forces them.
+    """
+
+    __slots__ = ("_end", "_file", "_started")
 
     def __init__(self, path: Path, pool: DescriptorPool) -> None:
         self._file = PooledFile(path, pool)
+        self._started: int | None = None  # up to where bytes are on their way, or forced
+        self._end = 0  # of the last write
 
     def write(self, position: int, data: pa.Buffer | bytes) -> None:
         file = self._file
@@ -98,6 +119,12 @@ class OsFile:
                 held = file.descriptor()
             held.used = True
             _write_fully(held.number, position, data)
+            self._end = position + len(data)
+            if self._started is None:
+                self._started = position
+            elif self._end - self._started >= _PIECE_BYTES:
+                _start_writing(held.number, self._started, self._end - self._started)
+                self._started = self._end
         except OSError as error:
             raise _typed(file.path, error) from error
 
@@ -123,6 +150,7 @@ class OsFile:
         with _named(self._file.path):
             held = self._file.descriptor()
             os.fdatasync(held.number)
+        self._started = self._end or None
 
     def close(self) -> None:
         self._file.close()
