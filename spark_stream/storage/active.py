@@ -5,7 +5,8 @@ published. A crash between any two leaves bytes that no entry names, which recov
 write is taken back at once, so the files end where the last published entry says.
 
 Order of writes when its files are made: the entries file, then the other with its schema message,
-which is forced, then both names. A crash between any two leaves no batch: the files are made anew.
+which is forced, then both names. A crash between any two leaves no batch; what is missing is made
+before the first entry, with its name forced.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ class ActiveSegment(Segment):
         self._facts = facts
         self._forcing = forcing
         self._made = data_end is not None
+        self._complete = len(table) > 0  # an entry is there: so are both names, for good
         self._data_end = data_end or 0
         self._arrow: DiskFile = disk.open(name.arrow)
         self._entries: DiskFile = disk.open(name.entries)
@@ -96,7 +98,7 @@ class ActiveSegment(Segment):
             self._disk.remove(name.entries)
             raise
         self._data_end = len(header)
-        self._made = True
+        self._made = self._complete = True
 
     def append(self, entry: Entry, message: pa.Buffer | None, *, forced: bool = False) -> None:
         """Writes one entry and its batch (None: a marker has none); on an error neither is there.
@@ -108,9 +110,8 @@ class ActiveSegment(Segment):
         """
         if self._torn:
             self._take_back()
-        if not self._made:
-            self._forcing.make_directory()
-            self.make()
+        if not self._complete:
+            self._prepare()
         length = message.size if message is not None else 0
         written = sealed(entry.packed(self._data_end, length))
         try:
@@ -205,6 +206,22 @@ class ActiveSegment(Segment):
         grown[: len(table)] = table
         self._raw = grown.view(np.uint8).data
         self._grown = grown
+
+    def _prepare(self) -> None:
+        """Sees to both files before the first entry.
+
+        An earlier process that died while it made them may have left one of them, or both with
+        names or a schema message that a power cut takes. The file with that message is kept: it
+        may be the only one that tells where the log ends.
+        """
+        if not self._made:
+            self._forcing.make_directory()
+            self.make()
+            return
+        self._entries = self._disk.create(self.name.entries)
+        self._forcing.force(self._arrow)
+        self._forcing.force_names()
+        self._complete = True
 
     def _force(self) -> None:
         self._forcing.force(self._arrow, self._entries)

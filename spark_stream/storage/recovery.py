@@ -158,9 +158,7 @@ class Recovery:
         data_end = found.data_end or int(header or 0)
         cut = self._end_log(found, behind, _tails(found, data, data_end))
         if not found.good and header is None:
-            active = self._active(name, found.first, found.kept)
-            active.make()
-            return active, cut
+            return self._active(name, found.first, found.kept), cut  # the first entry makes it anew
         if self._mends_header(found, data, data_end, header):
             reason = "its schema message was damaged, its batches are not"
             cut = cut or self._cut(name, found.end, found.end, reason=reason)

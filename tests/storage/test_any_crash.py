@@ -6,10 +6,13 @@ The real log on the simulated disk: power goes between any two steps, forces fai
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +23,7 @@ from spark_stream.storage.log import LogFormat, PartitionLog
 from spark_stream.storage.settings import Flush
 from spark_stream.testing.simulation.disk import SimulatedDisk
 from tests.storage import logs
+from tests.storage.disks import Died
 from tests.storage.logs import EPOCH, NOW, everything, format_of, records
 
 HERE = Path("/topics/t/0")
@@ -49,12 +53,15 @@ class Run:
         """One step; what the disk refuses is refused by the log, and nothing else is."""
         if step in ("crash", "kill"):
             self.disk.room = 1 << 62
+            self.disk.before_change = lambda: None
         if step == "crash":
             self.disk.crash(random.Random(number))
             self.open_again(all_forced=True)
         elif step == "kill":
             self.disk.kill()
             self.open_again(all_forced=False)
+        elif step == "die":
+            self.disk.before_change = dying_in(number)
         elif step == "fail":
             self.disk.fail_next_force()
         elif step == "room":
@@ -66,6 +73,11 @@ class Run:
                 self.disk.room = 1 << 62
             except StorageFailure:
                 assert self.log.failed is not None
+            except Died:
+                self.disk.before_change = lambda: None
+                self.disk.room = 1 << 62
+                self.disk.kill()
+                self.open_again(all_forced=False, died=True)
 
     def write(self, step: str, number: int) -> None:
         log, end = self.log, self.log.end
@@ -81,6 +93,9 @@ class Run:
             except StorageFailure:
                 if self.log.failed is not None:
                     self.refused.append(row)  # whether the disk has it nobody knows
+                raise
+            except Died:
+                self.refused.append(row)
                 raise
             self.told.append(row)
             rolled = sum(len(table) for table in log.tables()[:-1])
@@ -100,8 +115,8 @@ class Run:
     def start(self) -> int:
         return int(self.log.start.entry)
 
-    def open_again(self, *, all_forced: bool) -> None:
-        start, failed = self.start, self.log.failed
+    def open_again(self, *, all_forced: bool, died: bool = False) -> None:
+        start, failed = self.start, self.log.failed or died
         log = self.log = PartitionLog.open(HERE, self.log_format, self.disk)
         found = rows_of(log)
         assert self.start >= start or failed, "what could not be removed may be back"
@@ -118,19 +133,31 @@ class Run:
         self.forced = len(self.told) if all_forced else self.forced
 
 
+def dying_in(changes: int) -> Callable[[], None]:
+    """The process dies before one of its next changes."""
+    left = iter(range(changes))
+
+    def change() -> None:
+        if next(left, None) is None:
+            raise Died
+
+    return change
+
+
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("append"), st.integers(1, 30)),
         st.tuples(st.just("append"), st.integers(1, 30)),
         st.tuples(st.sampled_from(["mark", "flush", "roll", "retain", "fail"]), st.integers(1, 3)),
         st.tuples(st.just("room"), st.integers(0, 30)),
+        st.tuples(st.just("die"), st.integers(0, 20)),
         st.tuples(st.sampled_from(["crash", "kill"]), st.integers(0, 1 << 20)),
     ),
     max_size=24,
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(STEPS, st.sampled_from(Flush), st.sampled_from([3, 1 << 18]), st.integers(0, 1 << 20))
 def test_after_any_crash_a_log_holds_a_prefix_and_all_that_was_forced(
     steps, flush, segment_entries, seed
@@ -143,6 +170,45 @@ def test_after_any_crash_a_log_holds_a_prefix_and_all_that_was_forced(
     end = run.log.end
     run.do("append", 2)
     assert (run.log.end.entry, run.log.end.offset) == (end.entry + 1, end.offset + 2)
+
+
+@pytest.mark.parametrize("flush", list(Flush))
+def test_a_first_append_that_is_cut_off_anywhere_leaves_a_log_that_keeps_what_it_is_given(flush):
+    """The files of a log are made with its first entry; a process may die at any point of that."""
+    changes = 0
+    while True:
+        for seed in range(24):
+            run = Run(SimulatedDisk(), format_of(flush=flush))
+            run.do("die", changes)
+            run.do("append", 3)
+            whole = bool(run.told)
+            if seed % 2:
+                run.do("crash", seed)  # the power goes too
+            run.do("append", 2)
+            run.do("crash", seed)
+            run.do("append", 1)
+            run.do("crash", seed)
+        if whole:
+            return
+        changes += 1
+
+
+@pytest.mark.parametrize("changes", range(14))
+def test_a_roll_that_was_cut_off_leaves_a_log_that_opens_on_a_full_disk(changes):
+    run = Run(SimulatedDisk(), format_of())
+    run.do("append", 3)
+    run.disk.before_change = dying_in(changes)
+    with suppress(Died):
+        run.log.roll()
+    run.disk.before_change = lambda: None
+    run.disk.kill()
+    run.disk.room = 0
+    run.open_again(all_forced=False)
+    assert run.log.end.offset == 3
+    run.disk.room = 1 << 62
+    run.do("append", 2)
+    run.do("crash", 1)
+    assert run.start == 0
 
 
 @settings(max_examples=60, deadline=None)

@@ -140,6 +140,8 @@ class History:
         self.members: dict[int, Transaction] = {}
         """By number: the record as it was last, with its partitions."""
         self.sent: dict[int, Sent] = {}
+        self.losses = 0
+        """How often a log was found shorter than it had been."""
         self._values = 0
 
     def send(self, count: int, place: Place, stamp: Stamp | None) -> Sent:

@@ -163,9 +163,12 @@ class World:
         self.tell("all trouble ends")
         self._end_trouble()
         self._wait_until(lambda: not self._clients, "clients have not come to an end")
-        self._wait_until(self._all_is_decided, "transactions are open")
-        self._wait_until(self._all_is_marked, "parts of transactions are open")
-        self._advance_for(_REST_S)
+        over = False
+        while not over:  # a call may arrive that its client has given up
+            self._wait_until(self._all_is_decided, "transactions are open")
+            self._wait_until(self._all_is_marked, "parts of transactions are open")
+            self._advance_for(_REST_S)
+            over = self._all_is_decided() and self._all_is_marked()
         self.tell("all brokers start once more")
         for broker in self.brokers:
             broker.crash()
@@ -282,6 +285,7 @@ class World:
             end = int(partition.log.end.entry)
             lost = line.cut(end)
             if lost:
+                self.history.losses += 1
                 self.tell(f"{line.name} has lost {len(lost)} entries, from {end} on")
             self.notice("opened", line, lost, partition, line.lost_power)
             line.lost_power = False

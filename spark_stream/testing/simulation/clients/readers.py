@@ -56,9 +56,14 @@ def read_cuts(world: World, name: str) -> Body:
     """Reads all topics up to one cut after the other."""
     session = Session(world, name)
     positions: dict[Place, int] = {}
+    losses = 0
     for _ in range(session.chance.randint(2, 4)):
         yield from session.pause(4.0)
         topics = world.topics()
+        # Nothing tells a reader yet that a log has lost what it read, and has grown again since.
+        if losses != world.history.losses:
+            positions.clear()
+        losses = world.history.losses
         try:
             yield from _read_to_cut(session, topics, positions)
         except (IsologError, NoAnswer) as error:
@@ -80,7 +85,10 @@ def _read_to_cut(session: Session, topics: list[Topic], positions: dict[Place, i
         )
         for topic in topics
     ]
+    losses = session.world.history.losses
     found = yield from session.run("a cut", lambda _: find_cut(ranges))
+    if losses != session.world.history.losses:
+        return
     offsets = {
         (topic.id, at): offset for topic in topics for at, offset in found[topic.name].items()
     }
