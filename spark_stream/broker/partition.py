@@ -370,11 +370,16 @@ class Partition:
         return marker_at(at, kind, producer_id, epoch, transaction, leader_epoch, now)
 
     def force(self) -> None:
-        """Puts what was appended on the disk, where the topic wants that at all."""
-        if self.log.format.settings.flush is Flush.NONE:
-            return
+        """Puts what was appended on the disk, where the topic wants that at all.
+
+        Raises:
+            StorageFailure: that failed.
+            BrokerStopping, UnknownTopic: the partition is closed.
+        """
         with self._lock:
-            if self._closed is None:
+            if self._closed is not None:
+                raise self._closed.again()
+            if self.log.format.settings.flush is not Flush.NONE:
                 self.log.flush()
 
     # -- waiting and keeping ----------------------------------------------------------------------

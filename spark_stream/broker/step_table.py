@@ -87,6 +87,8 @@ class StepTable:
 
 def _mark(partition: Partition, step: WriteMarkers) -> None:
     partition.end_transaction(step.transaction, frozenset(step.taken).__contains__)
+    if step.taken:
+        partition.force()
 
 
 _HERE: Final[Mapping[type[PartitionStep], Callable[[Partition, Any], Any]]] = {

@@ -1,8 +1,8 @@
 """A decided transaction is finished: sealed and marked everywhere, its positions stored, recorded.
 
-Order of steps: all partitions are sealed, then all are marked, then the markers of a commit are
-forced, then positions are stored, then the record says that it is finished. A script that stops
-between any two leaves a decided record, and whoever finds that finishes it from the first step:
+Order of steps: all partitions are sealed, then all are marked, with the markers of a commit forced,
+then positions are stored, then the record says that it is finished. A script that stops between any
+two leaves a decided record, and whoever finds that finishes it from the first step:
 every step can be repeated.
 
 **All are sealed before any is marked.** A batch of the transaction that is still on its way would
@@ -33,7 +33,7 @@ from spark_stream.errors import (
 )
 from spark_stream.scripts import records
 from spark_stream.scripts.positions import store_decided
-from spark_stream.scripts.steps import DropBranch, Force, Script, Seal, WriteMarkers, together
+from spark_stream.scripts.steps import DropBranch, Script, Seal, WriteMarkers, together
 
 _NOT_REACHED: Final = (LeaderUnavailable, NotLeader, RequestTimeout)
 
@@ -78,8 +78,6 @@ def finish(finished: Finished, decided: Transaction) -> Script[Transaction]:
     """
     places, failure = yield from seal_partitions(decided)
     failure = (yield from write_markers(decided, places)) or failure
-    if decided.state is State.COMMITTING:
-        failure = (yield from force_markers(places)) or failure
     if failure is not None:
         raise failure
     if decided.state is State.COMMITTING and decided.positions:
@@ -111,15 +109,10 @@ def seal_partitions(
 
 
 def write_markers(decided: Transaction, places: list[Joined]) -> Script[IsologError | None]:
-    """Writes the markers in partitions that are sealed; why one of them is missing."""
+    """Writes the markers in partitions that are sealed; why one is missing or not on the disk."""
     taken = decided.taken if decided.state in COMMITS else ()
     answers = yield from together(WriteMarkers(at, decided.number, taken) for at in places)
     return _failure(answers)
-
-
-def force_markers(places: list[Joined]) -> Script[IsologError | None]:
-    """Puts the markers on the disk, where topics want that at all; why one of them is not."""
-    return _failure((yield from together(Force(at) for at in places)))
 
 
 def record_finish(finished: Finished, decided: Transaction) -> Script[Transaction]:

@@ -101,7 +101,9 @@ class Seal(PartitionStep):
 class WriteMarkers(PartitionStep):
     """Ends the transaction: commits for the producer ids ``taken``, aborts for all others.
 
-    What is ended already stays as it is.
+    What is ended already stays as it is. A commit is on the disk afterwards, where the topic wants
+    that at all: in a step of its own, a leader that has lost the marker meanwhile, with its power,
+    would force what is left and say yes.
     """
 
     transaction: int

@@ -1,0 +1,90 @@
+"""A commit's markers are on the disk with the step that writes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from spark_stream.broker.driver import Driver
+from spark_stream.broker.host import Host
+from spark_stream.broker.step_table import StepTable
+from spark_stream.broker.topics import TopicDesk
+from spark_stream.consistency.producers import Stamp
+from spark_stream.consistency.transactions import Joined
+from spark_stream.environment import SystemIds
+from spark_stream.errors import BrokerStopping
+from spark_stream.scripts.steps import Force, WriteMarkers
+from spark_stream.storage.directory import LogDirectory
+from spark_stream.storage.settings import LogSettings
+from spark_stream.testing.simulation.logs import DiskLogs
+from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
+from tests.broker.topic_desk import NoPeers
+from tests.clocks import FakeClock
+from tests.support import NUMBERS, numbers
+
+PRODUCER, TRANSACTION = 1, 7
+
+
+class OneBroker:
+    """A broker on a machine whose power can be cut. It leads topic ``t``, forced by interval."""
+
+    def __init__(self) -> None:
+        self._store = MemoryStore(MemoryRecords())
+        self.logs = DiskLogs(lambda: None)
+        self.start()
+        desk = TopicDesk(Driver(self._table, NoPeers()), self.host, LogSettings(), SystemIds())
+        desk.create("t", 1, 1, NUMBERS, {"flush": "interval", "flush.ms": "60000"})
+
+    def start(self) -> None:
+        directory = LogDirectory(Path("/b"), "cluster", "b")
+        self.host = Host(
+            directory, self._store, LogSettings(), FakeClock(), holds_store=True, logs=self.logs
+        )
+        self._table = StepTable(self._store, self.host)
+
+    def cut_power(self, seed: int) -> None:
+        self.logs.end_process()
+        self.logs.lose_power(Random(seed))
+        self.start()
+
+    @property
+    def at(self) -> Joined:
+        partition = self.host.topic("t").partition(0)
+        return Joined("t", partition.topic_id, 0)
+
+    def write(self) -> None:
+        """A transaction that waits for its markers."""
+        partition = self.host.topic("t").partition(0)
+        pending = partition.open_join(TRANSACTION, PRODUCER)
+        assert pending is not None
+        partition.close_join(pending, on_record=True)
+        partition.append(numbers(0, 3), Stamp(PRODUCER, 0, 0, TRANSACTION))
+
+    def take(self, step: Force | WriteMarkers) -> None:
+        self._table.run_here(step)
+
+    def stable(self) -> tuple[int, int]:
+        """The last stable offset, and the high watermark."""
+        bounds = self.host.topic("t").partition(0).bounds()
+        return int(bounds.last_stable_offset), int(bounds.high_watermark)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_power_cut_after_the_step_takes_no_marker_of_a_commit(seed):
+    broker = OneBroker()
+    broker.write()
+    broker.take(WriteMarkers(broker.at, TRANSACTION, (PRODUCER,)))
+    broker.cut_power(seed)
+    assert broker.stable() == (3, 3)
+
+
+def test_a_partition_that_is_closed_says_that_it_has_forced_nothing():
+    broker = OneBroker()
+    broker.write()
+    at = broker.at
+    partition = broker.host.topic("t").partition(0)
+    partition.close()
+    with pytest.raises(BrokerStopping):
+        broker.take(Force(at))
