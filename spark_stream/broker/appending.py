@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import pyarrow as pa
@@ -113,7 +114,11 @@ class _QueuedAppend:
         self._append = append
         self._desk = desk
         self.partition = append.partition
-        self.size = append.size
+
+    @cached_property
+    def size(self) -> int:
+        """What it holds of memory, in bytes; only who waits is asked."""
+        return self._append.size
 
     def finish_at_once(self) -> bool:
         return self._desk.run(self._append.finish_at_once())
