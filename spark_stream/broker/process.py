@@ -145,10 +145,13 @@ class Broker:
             self._keeper("memory", LOOK_S, SpareMemory().give_back),
         ]
 
-    def run(self) -> None:
-        """Serves until SIGTERM, SIGINT, or too long without a call; then stops cleanly."""
+    def heed_signals(self) -> None:
+        """From now on SIGTERM and SIGINT end :meth:`run`, also if they come before it begins."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._stop_asked.set())
+
+    def run(self) -> None:
+        """Serves until a signal, or too long without a call; then stops cleanly."""
         while not self._stop_asked.wait(0.5):
             limit = self._config.idle_seconds
             if limit and self.activity.idle_seconds() > limit:
@@ -289,6 +292,7 @@ def serve(config: BrokerConfig) -> NoReturn:
     logging.Formatter.converter = time.gmtime
     os.umask(0o077)  # whatever this process makes belongs to its owner alone
     broker = Broker(config)
+    broker.heed_signals()  # who reads the next line may send one
     print(f"isolog broker ready {broker.address}", flush=True)
     broker.run()
     # A stream that its client keeps open without a word cannot be ended from here, and the
