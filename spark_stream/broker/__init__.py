@@ -5,6 +5,7 @@ The process:
 ``process``        start, serve, stop
 ``config``         what an operator may set
 ``lock``           one broker a directory, and how clients find it
+``stores``         opens the directory with the metadata store that belongs to it
 ``activity``       whether anybody uses the broker
 ``memory``         how much memory batches may take; ``spare_memory`` gives free memory back
 
@@ -20,15 +21,16 @@ What it leads:
 
 What takes several steps:
 
-``driver``         drives scripts; ``peers`` takes their steps to other brokers, ``steps`` are the
-                   steps as they travel
+``driver``         drives scripts; ``step_table`` says what each step does, ``peers`` takes steps to
+                   other brokers, ``steps`` are the steps as they travel
 ``topics``         topics made, altered and deleted
 ``transactions``   transactions as the broker looks after them by itself
 
 Calls:
 
 ``service``        the Flight service: from calls to the functions that serve them
-``appending``      a DoPut; ``append_queues``: its batches whose partitions are held
+``appending``      a DoPut; ``append_queues``: its batches whose partitions are held; ``append``:
+                   one batch up to its acknowledgement, ``joining``: one of a transaction
 ``fetching``       a DoGet; ``waiting``: the fetches that wait for records
 ``actions``        a DoAction; ``topic_actions`` and ``transaction_actions`` carry it out
 ``here``           what actions act on

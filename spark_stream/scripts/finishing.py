@@ -2,8 +2,8 @@
 
 Order of steps: all partitions are sealed, then all are marked, with the markers of a commit forced,
 then positions are stored, then the record says that it is finished. A script that stops between any
-two leaves a decided record, and whoever finds that finishes it from the first step:
-every step can be repeated.
+two leaves a decided record, and whoever finds that finishes it from the first step: every step can
+be repeated.
 
 **All are sealed before any is marked.** A batch of the transaction that is still on its way would
 else land in one partition after a reader has seen the transaction whole without it. So if the

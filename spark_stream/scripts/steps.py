@@ -101,9 +101,9 @@ class Seal(PartitionStep):
 class WriteMarkers(PartitionStep):
     """Ends the transaction: commits for the producer ids ``taken``, aborts for all others.
 
-    What is ended already stays as it is. A commit is on the disk afterwards, where the topic wants
-    that at all: in a step of its own, a leader that has lost the marker meanwhile, with its power,
-    would force what is left and say yes.
+    What is ended already stays as it is. The markers of a commit are on the disk afterwards, where
+    the topic wants that at all. If the force were a step of its own, a leader could lose them in
+    between, with its power, and then force what is left and say yes.
     """
 
     transaction: int

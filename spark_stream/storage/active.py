@@ -60,9 +60,8 @@ class ActiveSegment(Segment):
         super().__init__(disk, name, codec, first, table, verified=True)
         self._facts = facts
         self._forcing = forcing
-        self._made = data_end is not None
         self._complete = len(table) > 0  # an entry is there: so are both names, for good
-        self._data_end = data_end or 0
+        self._data_end = data_end or 0  # 0: there are no files, else a schema message is there
         self._arrow: DiskFile = disk.open(name.arrow)
         self._entries: DiskFile = disk.open(name.entries)
         self._grow(table, 2 * len(table))
@@ -98,7 +97,7 @@ class ActiveSegment(Segment):
             self._disk.remove(name.entries)
             raise
         self._data_end = len(header)
-        self._made = self._complete = True
+        self._complete = True
 
     def append(self, entry: Entry, message: pa.Buffer | None, *, forced: bool = False) -> None:
         """Writes one entry and its batch (None: a marker has none); on an error neither is there.
@@ -214,7 +213,7 @@ class ActiveSegment(Segment):
         names or a schema message that a power cut takes. The file with that message is kept: it
         may be the only one that tells where the log ends.
         """
-        if not self._made:
+        if not self._data_end:
             self._forcing.make_directory()
             self.make()
             return

@@ -353,7 +353,7 @@ def an_entry_is_written_before_its_batch(patch: Patch) -> None:
     def append_entry_first(self: ActiveSegment, entry: Any, message: Any, **how: Any) -> None:
         later: list[Callable[[], None]] = []
         arrow, entries = self._arrow, self._entries
-        if self._made:
+        if self._data_end:
             self._arrow = Waiting(arrow, later)  # type: ignore[assignment]
             self._entries = Followed(entries, later)  # type: ignore[assignment]
         try:

@@ -23,12 +23,18 @@ RUNS = 2_000
 SHARE = 100
 
 
-def story_of(seed: int) -> list[str]:
-    world = World(draw(seed), tells=True)
+def world_of(seed: int, *, tells: bool = False) -> World:
+    """The world of a seed, after its run."""
+    world = World(draw(seed), tells=tells)
     world.begin(ACTORS)
     world.run()
-    assert world.story is not None
-    return world.story
+    return world
+
+
+def story_of(seed: int) -> list[str]:
+    story = world_of(seed, tells=True).story
+    assert story is not None
+    return story
 
 
 @pytest.mark.slow
@@ -43,10 +49,7 @@ def test_two_thousand_runs_find_nothing():
 
 def test_runs_do_what_brokers_are_for():
     written = committed = 0
-    for seed in range(SHARE):
-        world = World(draw(seed))
-        world.begin(ACTORS)
-        world.run()
+    for world in map(world_of, range(SHARE)):
         written += any(
             seen.values for line in world.history.lines.values() for seen in line.entries
         )

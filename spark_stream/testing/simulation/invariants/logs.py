@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from spark_stream.broker.partition import Partition
-from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE, Kind
+from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE, Entry, Kind
 from spark_stream.consistency.ids import NO_PRODUCER
 from spark_stream.consistency.isolation import Bounds
 from spark_stream.scripts.deciding import Commit
@@ -142,18 +142,22 @@ class ABatchIsThereOnce(Invariant):
                 )
 
 
+def earlier_batches(line: Line, last: Entry) -> list[Entry]:
+    """The batches before the last entry of the producer that wrote that one, if it has an id."""
+    if last.kind is not Kind.DATA or last.producer_id == NO_PRODUCER:
+        return []
+    before = (each.entry for each in line.entries[:-1])
+    return [
+        each for each in before if each.kind is Kind.DATA and each.producer_id == last.producer_id
+    ]
+
+
 class ProducersStayFenced(Invariant):
     """No batch of a producer follows one of a higher epoch of it."""
 
     def appended(self, line: Line, seen: Seen, broker: SimulatedBroker) -> None:
         entry = seen.entry
-        if entry.kind is not Kind.DATA or entry.producer_id == NO_PRODUCER:
-            return
-        epochs = [
-            each.entry.producer_epoch
-            for each in line.entries[:-1]
-            if each.entry.producer_id == entry.producer_id and each.entry.kind is Kind.DATA
-        ]
+        epochs = [each.producer_epoch for each in earlier_batches(line, entry)]
         what = f"{line.name}: producer {entry.producer_id} wrote in epoch {entry.producer_epoch}"
         self.require(not epochs or entry.producer_epoch >= max(epochs), f"{what} after {epochs}")
 
@@ -163,14 +167,10 @@ class SequencesHaveNoGap(Invariant):
 
     def appended(self, line: Line, seen: Seen, broker: SimulatedBroker) -> None:
         entry = seen.entry
-        if entry.kind is not Kind.DATA or entry.producer_id == NO_PRODUCER:
-            return
         known = [
-            each.entry.base_sequence
-            for each in line.entries[:-1]
-            if each.entry.kind is Kind.DATA
-            and (each.entry.producer_id, each.entry.producer_epoch)
-            == (entry.producer_id, entry.producer_epoch)
+            each.base_sequence
+            for each in earlier_batches(line, entry)
+            if each.producer_epoch == entry.producer_epoch
         ]
         if known:
             what = f"{line.name}: producer {entry.producer_id}: {entry.base_sequence} after {known}"
