@@ -1,4 +1,4 @@
-"""Distinct types for the numbers that must not be mixed up. All count from 0."""
+"""Distinct types for what must not be mixed up. All numbers count from 0."""
 
 from __future__ import annotations
 
@@ -12,6 +12,12 @@ EntryIndex = NewType("EntryIndex", int)
 
 LeaderEpoch = NewType("LeaderEpoch", int)
 """Rises by one with each new leader of a partition."""
+
+BrokerId = NewType("BrokerId", str)
+"""Which broker; it stays the same for as long as the broker's directory does."""
+
+Generation = NewType("Generation", str)
+"""Of a broker's logs: it stays the same for as long as the broker can vouch for all of them."""
 
 NO_PRODUCER: Final = -1
 NO_PRODUCER_EPOCH: Final = -1

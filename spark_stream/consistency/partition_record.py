@@ -1,0 +1,50 @@
+"""A partition's record: who leads it, in which epoch, and which replicas are in sync.
+
+The record is in the metadata store. Every change of it is one compare-and-set; ``election`` has
+the changes that are allowed.
+
+**Generations.** A member of the ISR is a broker in a *generation* of its logs. A broker makes a new
+generation when it starts and cannot vouch for all of its logs: after an unclean end of its machine,
+or when a log is damaged. The member of the old generation is no longer there, so by the one
+compare-and-set that puts the new generation on the broker's own record, the broker leaves the ISR
+of all its partitions at once. And a leader that is late to add the old generation to an ISR does no
+harm.
+
+Source: Kafka's partition registration; KIP-903 (a stale broker epoch keeps a replica out of the
+ISR) and KIP-966 (an unclean start ends membership).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
+
+
+class Member(NamedTuple):
+    """An in-sync replica: a broker, in the generation of its logs in which it was in sync."""
+
+    broker: BrokerId
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRecord:
+    """What all brokers know of a partition.
+
+    ``replicas``: the brokers that are to have a copy, the preferred leader first. ``adding``: those
+    of ``replicas`` that a move puts there; ``removing``: those that leave once the others are in
+    sync. ``leader``: None while nobody can lead.
+    """
+
+    replicas: tuple[BrokerId, ...]
+    leader: BrokerId | None
+    leader_epoch: LeaderEpoch
+    isr: tuple[Member, ...]
+    adding: tuple[BrokerId, ...] = ()
+    removing: tuple[BrokerId, ...] = ()
+
+    def member(self, broker: BrokerId) -> Member | None:
+        """The broker as a member of the ISR; None: it is none."""
+        return next((each for each in self.isr if each.broker == broker), None)
