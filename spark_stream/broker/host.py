@@ -1,4 +1,12 @@
-"""The topics that a broker leads. They open at its start, so damage is known at once."""
+"""The replicas that a broker has, and how calls find those that it leads.
+
+Which replicas a broker has, and who leads them, is on record (``cluster.partitions``); the broker
+sees the records (``cluster.view``) and follows them: it opens and closes logs, and its partitions
+lead or follow. Logs open at its start, so damage is known at once.
+
+Order of a start: the logs open, and nothing leads or follows; the broker decides whether it can
+vouch for them (``cluster.vouching``); then :meth:`Host.begin`.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +14,17 @@ import hashlib
 import json
 import logging
 import threading
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
-from spark_stream.broker.housekeeping import Agenda
-from spark_stream.broker.partition import FIRST_EPOCH, Partition
-from spark_stream.cluster.brokers import Brokers
-from spark_stream.cluster.leadership import Leadership
-from spark_stream.cluster.store import MetadataStore
-from spark_stream.cluster.topics import Topic, Topics
+from spark_stream.broker.partition import Partition
+from spark_stream.broker.upkeep import Upkeep
+from spark_stream.cluster.topics import Topic, unknown
+from spark_stream.cluster.view import ClusterView, PartitionPlace
 from spark_stream.consistency.entries import greatest_numbers
-from spark_stream.consistency.ids import LeaderEpoch
+from spark_stream.consistency.ids import BrokerId, Generation
+from spark_stream.consistency.partition_record import PartitionRecord
 from spark_stream.environment import Clock
 from spark_stream.errors import (
     BrokerStopping,
@@ -30,319 +38,364 @@ from spark_stream.errors import (
 from spark_stream.storage.directory import LogDirectory
 from spark_stream.storage.log_format import LogFormat
 from spark_stream.storage.logs import FileLogs, Logs
-from spark_stream.storage.settings import Flush, LogSettings, parse_settings
+from spark_stream.storage.settings import LogSettings, parse_settings
 from spark_stream.wire.schemas import TIMESTAMP_COLUMN, is_default
 
 logger = logging.getLogger(__name__)
 
-# Nobody asks later than this what has moved, also while no topic has flush=interval.
-_FLUSH_PAUSE_S: Final = 0.1
 PRODUCER_AGE_US: Final = 24 * 3_600 * 1_000_000
+
+
+class Links(Protocol):
+    """The streams by which this broker's replicas follow others."""
+
+    def follow(self, partition: Partition, leader: BrokerId) -> None:
+        """The partition follows that broker from now on, and nobody else."""
+
+    def unfollow(self, partition: Partition) -> None:
+        """It follows nobody."""
+
+
+class NoLinks:
+    """For a broker that is alone."""
+
+    def follow(self, partition: Partition, leader: BrokerId) -> None:
+        pass
+
+    def unfollow(self, partition: Partition) -> None:
+        pass
 
 
 @dataclass(frozen=True)
 class HostedTopic:
-    """A topic with its partitions; one that could not be opened is its error."""
+    """A topic, with the replicas that this broker has; one that could not be opened is its error.
+
+    ``elsewhere`` makes the error for a partition that this broker does not lead.
+    """
 
     topic: Topic
     settings: LogSettings
-    partitions: list[Partition | IsologError] = field(default_factory=list)
+    elsewhere: Callable[[Topic, int], IsologError] = field(repr=False)
+    replicas: dict[int, Partition | IsologError] = field(default_factory=dict)
 
     def partition(self, number: int) -> Partition:
-        """The partition; UnknownPartition, or why it could not be opened."""
-        if not 0 <= number < len(self.partitions):
+        """The partition, which this broker leads.
+
+        Raises:
+            UnknownPartition: the topic has none of this number.
+            NotLeader, LeaderUnavailable: another broker leads it, or nobody does at the moment.
+            IsologError: why it could not be opened.
+        """
+        self.check_number(number)
+        found = self.replicas.get(number)
+        if isinstance(found, Partition) and found.leads:
+            return found
+        error = self.elsewhere(self.topic, number)
+        if isinstance(found, IsologError) and not isinstance(error, NotLeader):
+            raise found.again()
+        raise error
+
+    def check_number(self, number: int) -> None:
+        """UnknownPartition if the topic has no partition of this number."""
+        if not 0 <= number < self.topic.partitions:
             raise UnknownPartition(
-                f"topic {self.topic.name!r} has partitions 0 to {len(self.partitions) - 1},"
+                f"topic {self.topic.name!r} has partitions 0 to {self.topic.partitions - 1},"
                 f" not {number}",
                 topic=self.topic.name,
                 partition=number,
             )
-        found = self.partitions[number]
-        if isinstance(found, IsologError):
-            raise found.again()
-        return found
 
     def open_partitions(self) -> list[Partition]:
-        return [each for each in self.partitions if isinstance(each, Partition)]
+        """The replicas that this broker has open, whoever leads them."""
+        found = dict(self.replicas)
+        return [each for _, each in sorted(found.items()) if isinstance(each, Partition)]
+
+    def led(self) -> list[Partition]:
+        """Those that this broker leads."""
+        return [each for each in self.open_partitions() if each.leads]
 
 
 class Host:
-    """The topics that a broker leads, with their partitions open.
+    """The replicas of one broker.
 
-    Another broker's topics are known by their records only: their files are that broker's affair.
+    Any thread may ask for topics. :meth:`refresh` is for any thread too: one at a time does it.
     """
 
     def __init__(
         self,
         directory: LogDirectory,
-        store: MetadataStore,
+        view: ClusterView,
         defaults: LogSettings,
         clock: Clock,
         producer_age_us: int = PRODUCER_AGE_US,
         *,
-        holds_store: bool = True,
         logs: Logs | None = None,
+        links: Links | None = None,
     ) -> None:
         """``producer_age_us``: how long a producer that writes nothing is remembered.
 
-        ``holds_store``: the store lies in the broker's own directory, so topics of releases that
-        knew one broker only are its. ``logs``: how logs are opened; None: as files of this host.
+        ``logs``: how logs are opened; None: as files of this host.
         """
         self._directory = directory
-        self._topics = Topics(store)
-        self._brokers = Brokers(store)
+        self.view = view
         self._defaults = defaults
         self._clock = clock
         self._logs = FileLogs() if logs is None else logs
-        self._chores: Agenda[Partition] = Agenda()  # housekeeping, by the steady clock
-        self._forces: Agenda[Partition] = Agenda()  # by flush.ms, by the monotonic clock
-        self._flush_pause_s = _FLUSH_PAUSE_S
+        self._links = NoLinks() if links is None else links
         self._producer_age = producer_age_us
-        self._lock = threading.Lock()
+        self.upkeep = Upkeep(clock)
+        self._applying = threading.RLock()
         self._stopping = False
-        self._leadership = Leadership(store, self.broker_id, holds_store=holds_store)
-        self._epoch = FIRST_EPOCH
-        self._opening: dict[str, list[Partition]] = {}  # by topic id: open, and not served yet
-        if holds_store:
-            self._topics.adopt(self.broker_id)
-        mine = self._topics.led_by(self.broker_id)
-        self._hosted = {topic.name: self._opened(topic) for topic in mine}
-        self._note_settings()
-        self._epoch = self._led()
+        self._generation: Generation | None = None  # None: nothing leads or follows yet
+        self._in_order = False
+        self._serves: Callable[[], bool] = lambda: True
+        self._hosted: dict[str, HostedTopic] = {}
+        self._gone: list[str] = []  # topic ids whose folders are to be looked for
+        view.refresh()
+        self._reconcile(view.topics.values())
 
     @property
-    def broker_id(self) -> str:
-        return self._directory.broker_id
+    def broker_id(self) -> BrokerId:
+        return BrokerId(self._directory.broker_id)
 
-    def leads(self, topic: Topic) -> bool:
-        """Whether this broker leads the topic's partitions."""
-        return topic.leader == self.broker_id
+    # -- looking up --------------------------------------------------------------------------------
 
     def topics(self) -> list[HostedTopic]:
-        """The topics that this broker leads, by name."""
+        """The topics of which this broker has a replica, by name."""
         hosted = dict(self._hosted)
         return [hosted[name] for name in sorted(hosted)]
 
     def names(self) -> list[str]:
         """The names of all topics, whoever leads them."""
-        return [topic.name for topic in self._topics.all()]
+        return sorted(self.view.topics)
 
     def topic(self, name: str, topic_id: str | None = None) -> HostedTopic:
-        """The topic, which this broker leads.
+        """The topic; this broker may have no replica of it.
 
         Raises:
             UnknownTopic: there is none, or ``topic_id`` is that of an earlier one.
-            NotLeader: another broker leads it; the error names that broker and its address.
         """
         hosted = self._hosted.get(name)
-        if hosted is None:
-            raise self._not_here(self._topics.get(name), topic_id)
-        _check_id(hosted.topic, topic_id)
-        return hosted
+        if hosted is not None and topic_id in (None, hosted.topic.id):
+            return hosted
+        topic = self.find(name, topic_id)
+        hosted = self._hosted.get(name)
+        if hosted is not None and hosted.topic.id == topic.id:
+            return hosted
+        return HostedTopic(topic, parse_settings(topic.config, self._defaults), self._elsewhere)
 
     def find(self, name: str, topic_id: str | None = None) -> Topic:
-        """The topic as it is now, whoever leads it; UnknownTopic as in :meth:`topic`."""
-        hosted = self._hosted.get(name)
-        topic = self._topics.get(name) if hosted is None else hosted.topic
+        """The topic as it is now; UnknownTopic as in :meth:`topic`."""
+        topic = self.view.topics.get(name)
+        if topic is None or topic_id not in (None, topic.id):
+            self.refresh()  # it may have been made a moment ago, by another broker
+            topic = self.view.topics.get(name)
+        if topic is None:
+            raise unknown(name)
         _check_id(topic, topic_id)
         return topic
 
-    def _not_here(self, topic: Topic, topic_id: str | None) -> IsologError:
-        _check_id(topic, topic_id)
-        if self.leads(topic):
-            return LeaderUnavailable(
-                f"topic {topic.name!r} is not open yet, or is being deleted", topic=topic.name
-            )
-        leader = self._brokers.get(topic.leader)
-        where = "an address that is not known" if leader is None else leader.address
+    def record(self, topic: Topic, number: int) -> PartitionRecord | None:
+        """The partition's record as this broker sees it."""
+        found = self.view.partition(PartitionPlace(topic.id, number))
+        return None if found is None else found.record
+
+    def _elsewhere(self, topic: Topic, number: int) -> IsologError:
+        """Why this broker does not serve the partition, and who does."""
+        record = self.record(topic, number)
+        where = f"{topic.name}/{number}"
+        facts = {"topic": topic.name, "partition": number}
+        if record is None or record.leader in (None, self.broker_id):
+            return LeaderUnavailable(f"{where} has no leader at the moment", **facts)
+        leader = self.view.brokers.get(record.leader)
+        address = "" if leader is None else leader.address
         return NotLeader(
-            f"topic {topic.name!r} is led by broker {topic.leader} at {where}",
-            topic=topic.name,
-            leader=topic.leader,
-            address="" if leader is None else leader.address,
+            f"{where} is led by broker {record.leader} at {address or 'an unknown address'}",
+            **facts,
+            leader=record.leader,
+            address=address,
+            epoch=int(record.leader_epoch),
         )
 
     def partitions_now(self, topic: Topic) -> int:
         """How many partitions the topic has by now; of one that was deleted, how many it had."""
-        hosted = self._hosted.get(topic.name)
-        known = topic if hosted is None or hosted.topic.id != topic.id else hosted.topic
-        return known.partitions
+        now = self.view.topics.get(topic.name)
+        return topic.partitions if now is None or now.id != topic.id else now.partitions
 
     def greatest_numbers(self) -> tuple[int, int]:
         """The greatest producer id and transaction number in all logs; -1: there is none."""
-        found = [each for hosted in self.topics() for each in hosted.open_partitions()]
-        used = [greatest_numbers(each.log.tables()) for each in found]
+        used = [greatest_numbers(each.log.tables()) for each in self._open()]
         producers = max((producer for producer, _ in used), default=-1)
         return producers, max((transaction for _, transaction in used), default=-1)
 
-    # -- what scripts of topics ask ---------------------------------------------------------------
+    # -- following the records ---------------------------------------------------------------------
 
-    def make_files(self, topic: Topic, first: int) -> None:
-        """Opens partitions ``first`` and following in empty folders; they are not served yet.
+    def begin(
+        self, generation: Generation, serves: Callable[[], bool], *, in_order: bool
+    ) -> None:
+        """From now on partitions lead and follow as their records say.
 
-        Raises:
-            BrokerStopping, DiskFull, StorageFailure: what was made has to be removed.
+        ``generation``: of this broker's logs. ``serves``: whether its lease lasts; nothing is led
+        while it does not. ``in_order``: the broker had ended in order, so what it led goes on in
+        the same epoch; else only in one that begins later.
         """
-        settings = parse_settings(topic.config, self._defaults)
-        opened = self._opening.setdefault(topic.id, [])
-        self._logs.make_folder(self._directory.topic(topic.name, topic.id))
-        for number in range(first, topic.partitions):
-            if self._stopping:
-                raise BrokerStopping("the broker is shutting down")
-            if first:  # a broker that died while it altered the topic may have left a folder
-                self._logs.remove(self._directory.partition(topic.name, topic.id, number))
-            opened.append(self._opened_partition(topic, settings, number))
+        with self._applying:
+            self._generation, self._serves, self._in_order = generation, serves, in_order
+            self._assign(self._open())
 
-    def remove_files(self, topic: Topic, first: int) -> None:
-        """Closes partitions ``first`` and following, and removes their folders.
+    def refresh(self) -> None:
+        """Sees what has changed in the store, and acts on it."""
+        with self._applying:
+            if self._stopping:
+                return
+            changes = self.view.refresh()
+            if not changes:
+                return
+            self._close_gone()
+            topics = [self.view.by_id.get(each) for each in changes.topic_ids]
+            self._reconcile(each for each in topics if each is not None)
+
+    def _reconcile(self, topics: Iterable[Topic]) -> None:
+        """Opens and closes replicas of these topics, and gives the others their parts."""
+        for topic in topics:
+            hosted = self._hosted.get(topic.name)
+            wanted = set(self._numbers_here(topic))
+            if hosted is None and not wanted:
+                continue
+            settings = parse_settings(topic.config, self._defaults)
+            replicas = {} if hosted is None else hosted.replicas
+            for number in sorted(replicas.keys() - wanted):
+                self._remove_replica(topic, number, replicas.pop(number))
+            added = sorted(wanted - replicas.keys())
+            if added:
+                self._open_replicas(topic, settings, added, replicas)
+            fresh = HostedTopic(topic, settings, self._elsewhere, replicas)
+            self._hosted[topic.name] = fresh
+            if hosted is not None and hosted.settings != settings:
+                for partition in hosted.open_partitions():
+                    partition.configure(settings)
+            self._assign(fresh.open_partitions())
+        self.upkeep.note_settings(each.settings for each in self._hosted.values())
+
+    def _numbers_here(self, topic: Topic) -> Iterator[int]:
+        for number in range(topic.partitions):
+            record = self.record(topic, number)
+            if record is not None and self.broker_id in (*record.replicas, *record.removing):
+                yield number
+
+    def _assign(self, partitions: Iterable[Partition]) -> None:
+        """Lets each partition lead or follow, as its record says."""
+        generation = self._generation
+        if generation is None:
+            return
+        for partition in partitions:
+            found = self.view.partition(PartitionPlace(partition.topic_id, partition.number))
+            if found is None:
+                continue
+            record = found.record
+            if record.leader == self.broker_id:
+                self._links.unfollow(partition)
+                member = record.member(self.broker_id)
+                if member is not None and member.generation == generation:
+                    partition.lead(record, found.version, self._serves)
+                else:
+                    partition.rest()
+            elif record.leader is None:
+                self._links.unfollow(partition)
+                partition.rest()
+            elif partition.follow(record.leader_epoch):
+                self._links.follow(partition, record.leader)
+
+    def _close_gone(self) -> None:
+        for name, hosted in list(self._hosted.items()):
+            now = self.view.topics.get(name)
+            if now is not None and now.id == hosted.topic.id:
+                continue
+            del self._hosted[name]
+            self._close_topic(hosted)
+
+    def _close_topic(self, hosted: HostedTopic) -> None:
+        for partition in hosted.open_partitions():
+            self._links.unfollow(partition)
+            partition.close(deleted=True)
+        try:
+            self.remove_files(hosted.topic)
+        except IsologError:
+            logger.exception("topic %s was deleted; its files are left", hosted.topic.name)
+
+    def _remove_replica(
+        self, topic: Topic, number: int, replica: Partition | IsologError
+    ) -> None:
+        """This broker has no replica of the partition any more."""
+        if isinstance(replica, Partition):
+            self._links.unfollow(replica)
+            replica.close(deleted=True)
+        try:
+            self._logs.remove(self._directory.partition(topic.name, topic.id, number))
+        except IsologError:
+            logger.exception("%s/%d: the files of a replica that moved", topic.name, number)
+
+    def remove_files(self, topic: Topic) -> None:
+        """Removes the folder of a topic that is gone, with all that is in it.
 
         Raises:
             StorageFailure: some of that may be left.
         """
-        for partition in self._opening.pop(topic.id, []):
-            partition.close(deleted=True)
-        folder = self._directory.topic(topic.name, topic.id)
-        if first:
-            for number in range(first, topic.partitions):
-                self._logs.remove(self._directory.partition(topic.name, topic.id, number))
-            return
-        self._logs.remove(folder)
-        # Under the lock: a topic of the same name may be in the making.
-        with self._lock:
+        with self._applying:
+            folder = self._directory.topic(topic.name, topic.id)
+            self._logs.remove(folder)
             self._logs.remove_empty(folder.parent)
 
-    def serve(self, topic: Topic) -> None:
-        """From now on calls find the topic in this form, with what :meth:`make_files` opened."""
-        settings = parse_settings(topic.config, self._defaults)
-        with self._lock:
-            if self._stopping:
-                raise BrokerStopping("the broker is shutting down")
-            known = self._hosted.get(topic.name)
-            partitions = [] if known is None else known.partitions
-            made = self._opening.pop(topic.id, [])
-            self._hosted[topic.name] = HostedTopic(topic, settings, [*partitions, *made])
-            self._note_settings()
-        for partition in known.open_partitions() if known is not None else ():
-            partition.configure(settings)
+    def make_folder(self, name: str, topic_id: str) -> None:
+        """Makes the folder of a topic, which may not be on record yet.
 
-    def stop_serving(self, topic: Topic) -> None:
-        """From now on no call finds the topic; those under way end."""
-        with self._lock:
-            hosted = self._hosted.get(topic.name)
-            if hosted is None or hosted.topic.id != topic.id:
-                return
-            del self._hosted[topic.name]
-            self._note_settings()
-        for partition in hosted.open_partitions():
-            partition.close(deleted=True)
+        Raises:
+            DiskFull, StorageFailure: it may be there or not.
+            BrokerStopping: the broker is shutting down.
+        """
+        if self._stopping:
+            raise BrokerStopping("the broker is shutting down")
+        self._logs.make_folder(self._directory.topic(name, topic_id))
 
-    def housekeep(self) -> None:
-        """Retention and rolling by age, where due; one failing partition stops no other."""
-        now = self._clock.steady_us()
-        for partition in self._chores.take_due(now):
-            due: float | None = now  # after an error the next round tries again
-            try:
-                due = partition.housekeep()
-            except IsologError:
-                logger.exception("%s/%d: housekeeping", partition.topic, partition.number)
-            if due is not None:
-                self._chores.put_down(partition, due)
-
-    def flush_due(self) -> float:
-        """Forces what ``flush.ms`` says is due by now; in how many seconds to come again."""
-        now = self._clock.monotonic()
-        for partition in self._forces.take_due(now):
-            due = None
-            try:
-                due = partition.flush_if_due(now)
-            except IsologError:
-                logger.exception("%s/%d: flushing", partition.topic, partition.number)
-            if due is not None:
-                self._forces.put_down(partition, due)
-        due = self._forces.next_moment()
-        pause = self._flush_pause_s
-        return pause if due is None else min(max(due - self._clock.monotonic(), 0.001), pause)
-
-    def _take_note(self, partition: Partition) -> None:
-        """A partition has moved. Its lock is held, so this only notes it."""
-        self._chores.move(partition)
-        if partition.log.format.settings.flush is Flush.INTERVAL:
-            self._forces.move(partition)
-
-    def _note_settings(self) -> None:
-        """How long may pass until somebody asks what has moved: the least ``flush.ms``."""
-        intervals = [
-            hosted.settings.flush_ms / 1000
-            for hosted in self._hosted.values()
-            if hosted.settings.flush is Flush.INTERVAL
-        ]
-        self._flush_pause_s = min([_FLUSH_PAUSE_S, *intervals])
-
-    def close(self) -> None:
-        """Ends all waits and appends, then flushes and closes every log."""
-        with self._lock:
-            self._stopping = True
-            found = [each for topic in self._hosted.values() for each in topic.open_partitions()]
-            found += [each for opening in self._opening.values() for each in opening]
-        in_order = True
-        for partition in found:
-            try:
-                partition.close()
-            except IsologError:
-                in_order = False
-                logger.exception("%s/%d: closing", partition.topic, partition.number)
-        if in_order:
-            try:
-                self._leadership.leave(self._epoch, self._ends())
-            except IsologError:
-                logger.exception("the next start begins a new leader epoch")
-
-    def _led(self) -> LeaderEpoch:
-        """Begins to lead all partitions; the epoch in which."""
-        found = [each for hosted in self._hosted.values() for each in hosted.open_partitions()]
-        last = [each.last_epoch for each in found if each.last_epoch is not None]
-        ends = self._ends()
-        if self._leadership.were_changed(ends):
-            logger.error(
-                "the logs do not end where the broker left them: files were lost, damaged or"
-                " restored from an older copy; a new leader epoch begins, which tells readers"
-            )
-        epoch = self._leadership.begin(ends, max(last, default=None))
-        for partition in found:
-            partition.lead(epoch)
-        return epoch
-
-    def _ends(self) -> str:
-        """Where all logs end, as a text that differs if one of them ends elsewhere."""
-        ends = sorted(
-            (each.topic_id, each.number, int(each.log.end.entry))
-            for hosted in self._hosted.values()
-            for each in hosted.open_partitions()
-        )
-        return hashlib.sha256(json.dumps(ends).encode()).hexdigest()
-
-    def _opened(self, topic: Topic) -> HostedTopic:
-        settings = parse_settings(topic.config, self._defaults)
-        hosted = HostedTopic(topic, settings)
+    def _open_replicas(
+        self,
+        topic: Topic,
+        settings: LogSettings,
+        numbers: Iterable[int],
+        replicas: dict[int, Partition | IsologError],
+    ) -> None:
         folder = self._directory.topic(topic.name, topic.id)
-        if not self._logs.has_folder(folder):
-            gone = DamagedSegment(
-                f"{folder} is missing, and with it all records of topic {topic.name!r}",
-                hint="Restore it from a backup and restart the broker, or delete the topic.",
-                path=str(folder),
-            )
-            logger.error("%s", gone)
-            hosted.partitions.extend(gone.again() for _ in range(topic.partitions))
-            return hosted
-        for number in range(topic.partitions):
+        there = self._logs.has_folder(folder)
+        for number in numbers:
             try:
-                hosted.partitions.append(self._opened_partition(topic, settings, number))
+                if not there:
+                    self._replace_folder(topic, number)
+                    there = True
+                replicas[number] = self._opened(topic, settings, number)
             except IsologError as error:
                 logger.error("%s/%d cannot be opened: %s", topic.name, number, error)
-                hosted.partitions.append(error)
-        return hosted
+                replicas[number] = error
 
-    def _opened_partition(self, topic: Topic, settings: LogSettings, number: int) -> Partition:
+    def _replace_folder(self, topic: Topic, number: int) -> None:
+        """The topic's folder is missing: an empty one takes its place if others have the records.
+
+        Raises:
+            DamagedSegment: nobody else has them.
+        """
+        record = self.record(topic, number)
+        folder = self._directory.topic(topic.name, topic.id)
+        if record is not None and record.member(self.broker_id) is not None:
+            gone = f"{folder} is missing, and with it all records of topic {topic.name!r}"
+            if len(record.isr) == 1:
+                raise DamagedSegment(
+                    gone,
+                    hint="Restore it from a backup and restart the broker, or delete the topic.",
+                    path=str(folder),
+                )
+            self.doubts.append(gone)
+        self._logs.make_folder(folder)
+
+    def _opened(self, topic: Topic, settings: LogSettings, number: int) -> Partition:
         facts = (
             ("isolog.format", "1"),
             ("isolog.topic", topic.name),
@@ -355,6 +408,8 @@ class Host:
         log = self._logs.open(path, log_format)
         for cut in log.cuts:
             logger.log(logging.ERROR if cut.grave else logging.WARNING, "recovered %s", cut)
+            if cut.grave:
+                self.doubts.append(str(cut))
         partition = Partition(
             topic.name,
             topic.id,
@@ -362,11 +417,38 @@ class Host:
             log,
             self._producer_age,
             self._clock,
-            moved=self._take_note,
+            moved=self.upkeep.note,
         )
-        partition.lead(self._epoch)
-        self._take_note(partition)
+        self.upkeep.note(partition)
         return partition
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def close(self) -> bool:
+        """Ends all waits and appends, then flushes and closes every log; whether all went well."""
+        with self._applying:
+            self._stopping = True
+            found = self._open()
+            for partition in found:
+                self._links.unfollow(partition)
+        in_order = True
+        for partition in found:
+            try:
+                partition.close()
+            except IsologError:
+                in_order = False
+                logger.exception("%s/%d: closing", partition.topic, partition.number)
+        return in_order
+
+    def ends(self) -> str:
+        """Where all logs end, as a text that differs if one of them ends elsewhere."""
+        ends = sorted(
+            (each.topic_id, each.number, int(each.log.end.entry)) for each in self._open()
+        )
+        return hashlib.sha256(json.dumps(ends).encode()).hexdigest()
+
+    def _open(self) -> list[Partition]:
+        return [each for hosted in self._hosted.values() for each in hosted.open_partitions()]
 
 
 def _check_id(topic: Topic, topic_id: str | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -11,25 +12,30 @@ from spark_stream.broker.joining import TakeBatch
 from spark_stream.broker.partition import Partition
 from spark_stream.cluster.numbers import Numbers
 from spark_stream.cluster.store import MetadataStore
-from spark_stream.errors import IsologError
+from spark_stream.errors import IsologError, NotLeader
 from spark_stream.scripts.steps import (
+    AwaitHighWatermark,
     Delete,
     DropBranch,
     FindTopic,
     Force,
     Get,
     ListRecords,
-    MakeFiles,
+    BrokerStep,
+    MakeFolder,
+    Marked,
     Numbering,
     PartitionStep,
+    Pause,
     Put,
+    PutMany,
     ReadBounds,
     ReadExtents,
+    ReadLogEnds,
+    Refresh,
     RemoveFiles,
     Seal,
-    Serve,
     Step,
-    StopServing,
     TakeNumber,
     WriteMarkers,
 )
@@ -52,13 +58,13 @@ class StepTable:
             Get: lambda step: store.get(step.key),
             ListRecords: lambda step: store.list(step.prefix),
             Put: lambda step: store.put(step.key, step.value, step.expected),
+            PutMany: lambda step: store.put_many(step.puts),
             Delete: lambda step: store.delete(step.key, step.expected),
             TakeNumber: lambda step: self._numbers[step.of].take(step.above),
             FindTopic: lambda step: host.find(step.name, step.topic_id),
-            MakeFiles: lambda step: host.make_files(step.topic, step.first),
-            RemoveFiles: lambda step: host.remove_files(step.topic, step.first),
-            Serve: lambda step: host.serve(step.topic),
-            StopServing: lambda step: host.stop_serving(step.topic),
+            RemoveFiles: lambda step: host.remove_files(step.topic),
+            Refresh: lambda step: host.refresh(),
+            Pause: lambda step: time.sleep(step.seconds),
             TakeBatch: lambda step: step.take(),
         }
 
@@ -78,24 +84,43 @@ class StepTable:
                     what.value,
                 )
 
-    def run_here(self, step: PartitionStep) -> Any:
-        """Carries out a step on a partition that this broker leads; NotLeader if it does not."""
+    def run_here(self, step: PartitionStep | BrokerStep) -> Any:
+        """Carries out a step that is this broker's to do.
+
+        Raises:
+            NotLeader: it is another broker's; ``leader`` in its details says whose.
+        """
+        if isinstance(step, BrokerStep):
+            if step.broker != self._host.broker_id:
+                raise NotLeader(f"this is broker {self._host.broker_id}", leader=step.broker)
+            return _OF_BROKER[type(step)](self._host, step)
         place = step.at
         partition = self._host.topic(place.topic, place.topic_id).partition(place.partition)
         return _HERE[type(step)](partition, step)
 
 
-def _mark(partition: Partition, step: WriteMarkers) -> None:
-    partition.end_transaction(step.transaction, frozenset(step.taken).__contains__)
+def _mark(partition: Partition, step: WriteMarkers) -> Marked:
+    marked = partition.end_transaction(step.transaction, frozenset(step.taken).__contains__)
     if step.taken:
         partition.force()
+    return marked
+
+
+def _log_ends(host: Host, step: ReadLogEnds) -> list[LogEnd | None]:
+    return [host.log_end(at) for at in step.places]
 
 
 _HERE: Final[Mapping[type[PartitionStep], Callable[[Partition, Any], Any]]] = {
     Seal: lambda partition, step: partition.seal(step.transaction),
     WriteMarkers: _mark,
+    AwaitHighWatermark: lambda at, step: at.await_replicated(step.entry, step.leader_epoch),
     DropBranch: lambda at, step: at.drop_branch(step.transaction, step.producer_id),
     Force: lambda partition, step: partition.force(),
     ReadBounds: lambda partition, step: partition.bounds(),
     ReadExtents: lambda partition, step: partition.spans(),
+}
+
+_OF_BROKER: Final[Mapping[type[BrokerStep], Callable[[Host, Any], Any]]] = {
+    MakeFolder: lambda host, step: host.make_folder(step.topic, step.topic_id),
+    ReadLogEnds: _log_ends,
 }

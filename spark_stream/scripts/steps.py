@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from spark_stream.cluster.store import Record
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.extents import SpansSnapshot
+from spark_stream.consistency.ids import BrokerId, EntryIndex, LeaderEpoch
 from spark_stream.consistency.isolation import Bounds
 from spark_stream.consistency.transactions import Joined
 from spark_stream.errors import IsologError
@@ -55,6 +56,13 @@ class Put(Step):
     key: str
     value: Mapping[str, Any]
     expected: int
+
+
+@dataclass(frozen=True, slots=True)
+class PutMany(Step):
+    """Writes records, each by itself as ``Put`` does; answered with their new versions or None."""
+
+    puts: tuple[tuple[str, Mapping[str, Any], int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +112,35 @@ class WriteMarkers(PartitionStep):
     What is ended already stays as it is. The markers of a commit are on the disk afterwards, where
     the topic wants that at all. If the force were a step of its own, a leader could lose them in
     between, with its power, and then force what is left and say yes.
+
+    Answered with ``Marked``.
     """
 
     transaction: int
     taken: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """Where a leader's log ended, in its epoch, when the markers were in it.
+
+    ``replicated``: all of that is below the high watermark.
+    """
+
+    end: EntryIndex
+    leader_epoch: LeaderEpoch
+    replicated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitHighWatermark(PartitionStep):
+    """Waits, for a while, until the entries below ``entry`` are below the high watermark.
+
+    They are those of a leader of this epoch: another one may have cut them off, and refuses.
+    """
+
+    entry: EntryIndex
+    leader_epoch: LeaderEpoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +166,31 @@ class ReadExtents(PartitionStep):
     """Where the partition's transactions lie."""
 
 
+# -- one broker -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerStep(Step):
+    """A step that one certain broker carries out."""
+
+    broker: BrokerId
+
+
+@dataclass(frozen=True, slots=True)
+class MakeFolder(BrokerStep):
+    """Makes the folder of a topic, whose record may not be there yet."""
+
+    topic: str
+    topic_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLogEnds(BrokerStep):
+    """Where the broker's replicas of these partitions end; ``LogEnd`` or None for each."""
+
+    places: tuple[Joined, ...]
+
+
 # -- topics ---------------------------------------------------------------------------------------
 
 
@@ -145,33 +203,25 @@ class FindTopic(Step):
 
 
 @dataclass(frozen=True, slots=True)
-class MakeFiles(Step):
-    """Opens partitions of a topic, from number ``first`` on, in empty folders."""
-
-    topic: Topic
-    first: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class RemoveFiles(Step):
-    """Closes partitions of a topic, from number ``first`` on, and removes their folders."""
+    """Removes this broker's folder of a topic that is gone, with all that is in it."""
 
     topic: Topic
-    first: int = 0
+
+
+# -- this broker ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Serve(Step):
-    """From now on calls find the topic in this form, with the partitions that were opened."""
-
-    topic: Topic
+class Refresh(Step):
+    """This broker sees all that is in the store by now, and has acted on it."""
 
 
 @dataclass(frozen=True, slots=True)
-class StopServing(Step):
-    """From now on no call finds the topic."""
+class Pause(Step):
+    """Time passes: so many seconds."""
 
-    topic: Topic
+    seconds: float
 
 
 # -- several at once ------------------------------------------------------------------------------
@@ -181,7 +231,7 @@ class StopServing(Step):
 class Together(Step):
     """Steps whose order does not matter; answered with a list of answers or errors."""
 
-    steps: tuple[PartitionStep, ...]
+    steps: tuple[PartitionStep | BrokerStep, ...]
 
 
 # -- a typed answer for each ----------------------------------------------------------------------
@@ -205,6 +255,14 @@ def put(key: str, value: Mapping[str, Any], expected: int) -> Script[bool]:
     return version is not None
 
 
+def put_many(
+    puts: Iterable[tuple[str, Mapping[str, Any], int]],
+) -> Script[list[int | None]]:
+    """The new version of each record; None for one whose version was not the expected one."""
+    versions: list[int | None] = yield PutMany(tuple(puts))
+    return versions
+
+
 def delete(key: str, expected: int) -> Script[bool]:
     """Whether the record was deleted: its version was ``expected``."""
     done: bool = yield Delete(key, expected)
@@ -223,7 +281,9 @@ def find_topic(name: str, topic_id: str | None = None) -> Script[Topic]:
     return found
 
 
-def together(steps: Iterable[PartitionStep]) -> Script[list[Any | IsologError]]:
+def together(
+    steps: Iterable[PartitionStep | BrokerStep],
+) -> Script[list[Any | IsologError]]:
     """Answers and errors, in the order of the steps."""
     asked = tuple(steps)
     if not asked:

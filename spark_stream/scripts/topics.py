@@ -1,87 +1,124 @@
-"""A topic's files and its record: nothing is promised that is not there, nothing stays that is not.
+"""A topic's records: nothing is promised that is not there, nothing stays that is not.
 
-The record in the store decides whether a topic exists, and in which form. Files are made before
-the record says so, and removed after it is gone. Files that may come to have no topic are announced
-first in a record of their own (``removed/<topic id>``): the broker that made them removes them at
-its next start, unless the topic lives. So a crash between any two steps leaves the old topic or the
-new, and no orphan.
+The topic's record decides whether the topic exists, and in which form. The records of its
+partitions are made before it says so, and removed after it is gone. The topic's
+folders are made before its record too, at all brokers that get a replica. They open their replicas
+once they see the topic, and remove them once it is gone. What a crash may leave is announced first
+(``left_overs``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
+from spark_stream.cluster.partitions import encode_partition, partition_key, partitions_of
+from spark_stream.cluster.partitions import decode_partition as decode_partition_record
 from spark_stream.cluster.store import Record
-from spark_stream.cluster.topics import REMOVED, TOPICS, Topic, decode, encode, unknown
-from spark_stream.errors import InvalidTopic, IsologError, TopicExists
+from spark_stream.cluster.topics import TOPICS, Topic, decode, encode, unknown
+from spark_stream.consistency.ids import BrokerId
+from spark_stream.consistency.partition_record import PartitionRecord
+from spark_stream.consistency.transactions import Joined
+from spark_stream.errors import (
+    InvalidTopic,
+    IsologError,
+    TopicExists,
+)
+from spark_stream.scripts.left_overs import (
+    announce_making,
+    announce_removal,
+    discard,
+    forget_making,
+)
 from spark_stream.scripts.steps import (
-    MakeFiles,
-    RemoveFiles,
+    MakeFolder,
+    Pause,
+    ReadBounds,
+    Refresh,
     Script,
-    Serve,
-    StopServing,
     delete,
     get,
     list_records,
     put,
+    put_many,
+    together,
 )
 
+_PAUSE_S: Final = 0.05
+_TRIES: Final = 100  # who makes a topic waits for its leaders for five seconds at most
 
-def create_topic(topic: Topic) -> Script[None]:
-    """Makes the topic's files, then its record; on any error nothing is left of it.
+
+def create_topic(
+    topic: Topic, placed: Sequence[PartitionRecord], maker: BrokerId
+) -> Script[None]:
+    """Makes the topic's records, and waits until its leaders serve; on an error nothing is left.
+
+    ``placed`` has a record for each partition.
 
     Raises:
         TopicExists: there is one of this name.
+        DiskFull, StorageFailure: a leader has no room for it.
     """
     if (yield from get(TOPICS + topic.name)) is not None:
         raise _exists(topic)
-    yield from announce_files(topic)
+    brokers = _brokers(placed)
+    yield from announce_making(topic, brokers, maker)
     try:
-        yield MakeFiles(topic)
+        yield from _make_folders(topic, brokers)
+        yield from put_many(_puts(topic, 0, placed))
         if not (yield from put(TOPICS + topic.name, encode(topic), 0)):
             raise _exists(topic)
+        if not (yield from forget_making(topic)):
+            yield from _unmake(topic)
+            raise InvalidTopic(
+                f"topic {topic.name!r}: its creation took so long that others cleared it away",
+                topic=topic.name,
+                hint="Try again.",
+            )
     except IsologError:
-        yield from remove_files(topic)
+        yield from discard(topic, brokers, maker)
         raise
-    yield Serve(topic)
-    yield from forget_files(topic.id)
+    yield Refresh()
+    yield from await_leaders(topic, range(topic.partitions))
 
 
-def alter_topic(name: str, change: Callable[[Topic], Topic]) -> Script[Topic]:
+def alter_topic(
+    name: str,
+    change: Callable[[Topic], Topic],
+    place: Callable[[Topic, Topic], Sequence[PartitionRecord]],
+) -> Script[Topic]:
     """Gives the topic the form that ``change`` makes of it; on any error it stays as it was.
 
-    New partitions are made before the record changes. A crash in between leaves empty folders of
-    partitions that the topic does not have, which the next attempt clears away.
+    ``place`` has a record for each partition that the new form has and the old one has not. They
+    are made before the topic's record changes; a crash in between leaves records of partitions that
+    the topic does not have, which mean nothing.
 
     Raises:
         UnknownTopic: there is no such topic.
-        InvalidTopic: somebody else changed it meanwhile; and what ``change`` raises.
+        InvalidTopic: somebody else changed it meanwhile; and what ``change`` and ``place`` raise.
     """
     record = yield from find_record(name)
     old = decode(record)
     new = change(old)
-    grows = new.partitions > old.partitions
-    try:
-        if grows:
-            yield MakeFiles(new, old.partitions)
-        if not (yield from put(record.key, encode(new), record.version)):
-            raise InvalidTopic(
-                f"topic {name!r} was changed by somebody else at the same time",
-                topic=name,
-                hint="Look at it with `isolog topic describe`, then try again.",
-            )
-    except IsologError:
-        if grows:
-            with suppress(IsologError):  # the next attempt clears away what is left
-                yield RemoveFiles(new, old.partitions)
-        raise
-    yield Serve(new)
+    added = place(old, new) if new.partitions > old.partitions else ()
+    if added:
+        yield from _make_folders(new, _brokers(added))
+        known = yield from list_records(partitions_of(old.id))
+        versions = {each.key: each.version for each in known}
+        yield from put_many(_puts(new, old.partitions, added, versions))
+    if not (yield from put(record.key, encode(new), record.version)):
+        raise InvalidTopic(
+            f"topic {name!r} was changed by somebody else at the same time",
+            topic=name,
+            hint="Look at it with `isolog topic describe`, then try again.",
+        )
+    yield Refresh()
+    yield from await_leaders(new, range(old.partitions, new.partitions))
     return new
 
 
 def delete_topic(name: str) -> Script[None]:
-    """Deletes the topic's record, then its files.
+    """Deletes the topic's record; its brokers then remove their files.
 
     Raises:
         UnknownTopic: there is no such topic.
@@ -89,51 +126,34 @@ def delete_topic(name: str) -> Script[None]:
     while True:
         record = yield from find_record(name)
         topic = decode(record)
-        yield from announce_files(topic)
+        brokers = yield from brokers_of(topic)
+        yield from announce_removal(topic, brokers)
         if (yield from delete(record.key, record.version)):
             break
-    yield StopServing(topic)
-    yield from remove_files(topic)
+    # A broker that started meanwhile may have taken the announcement for one of a living topic.
+    yield from announce_removal(topic, brokers)
+    yield Refresh()
 
 
-def remove_left_over(record: Record) -> Script[bool]:
-    """Removes what a crash left of a topic (``record``: of its files); False if the topic lives."""
-    topic = decode(record)
-    live = yield from get(TOPICS + topic.name)
-    if live is not None and decode(live).id == topic.id:
-        yield from forget_files(topic.id)
-        return False
-    yield from remove_files(topic)
-    return True
+def await_leaders(topic: Topic, partitions: Iterable[int]) -> Script[None]:
+    """Waits until the partitions have leaders that serve, but not for long."""
+    places = [Joined(topic.name, topic.id, number) for number in partitions]
+    for _ in range(_TRIES):
+        answers = yield from together(ReadBounds(at) for at in places)
+        places = [
+            at
+            for at, answer in zip(places, answers, strict=True)
+            if isinstance(answer, IsologError) and answer.retriable
+        ]
+        if not places:
+            return
+        yield Pause(_PAUSE_S)
 
 
-def left_overs() -> Script[list[Record]]:
-    """The records of files that may have no topic."""
-    return list((yield from list_records(REMOVED)))
-
-
-def announce_files(topic: Topic) -> Script[None]:
-    """Puts on record that there may be files of this topic id, before they are made or removed."""
-    key = REMOVED + topic.id
-    record = yield from get(key)
-    if record is None:
-        yield from put(key, encode(topic), 0)
-
-
-def remove_files(topic: Topic) -> Script[None]:
-    """Removes the topic's files; what cannot be removed now is removed at the next start."""
-    try:
-        yield RemoveFiles(topic)
-    except IsologError:
-        return
-    yield from forget_files(topic.id)
-
-
-def forget_files(topic_id: str) -> Script[None]:
-    """Deletes that announcement: no files of this id are left, or its topic lives."""
-    record = yield from get(REMOVED + topic_id)
-    if record is not None:
-        yield from delete(record.key, record.version)
+def brokers_of(topic: Topic) -> Script[set[BrokerId]]:
+    """The brokers that may have files of the topic."""
+    found = yield from list_records(partitions_of(topic.id))
+    return _brokers(decode_partition_record(each.value) for each in found)
 
 
 def find_record(name: str) -> Script[Record]:
@@ -142,6 +162,38 @@ def find_record(name: str) -> Script[Record]:
     if record is None:
         raise unknown(name)
     return record
+
+
+def _brokers(records: Iterable[PartitionRecord]) -> set[BrokerId]:
+    return {broker for each in records for broker in (*each.replicas, *each.removing)}
+
+
+def _puts(
+    topic: Topic,
+    first: int,
+    records: Sequence[PartitionRecord],
+    versions: dict[str, int] | None = None,
+) -> list[tuple[str, dict[str, object], int]]:
+    known = versions or {}
+    keys = [partition_key(topic.id, first + place) for place in range(len(records))]
+    return [
+        (key, encode_partition(record), known.get(key, 0))
+        for key, record in zip(keys, records, strict=True)
+    ]
+
+
+def _make_folders(topic: Topic, brokers: Iterable[BrokerId]) -> Script[None]:
+    """Each broker that gets a replica makes the topic's folder."""
+    asked = [MakeFolder(broker, topic.name, topic.id) for broker in sorted(brokers)]
+    for answer in (yield from together(asked)):
+        if isinstance(answer, IsologError):
+            raise answer
+
+
+def _unmake(topic: Topic) -> Script[None]:
+    record = yield from get(TOPICS + topic.name)
+    if record is not None and decode(record).id == topic.id:
+        yield from delete(record.key, record.version)
 
 
 def _exists(topic: Topic) -> TopicExists:

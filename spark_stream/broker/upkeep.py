@@ -1,0 +1,66 @@
+"""Housekeeping and forces of a broker's partitions: each is looked after when something is due."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Final
+
+from spark_stream.broker.housekeeping import Agenda
+from spark_stream.broker.partition import Partition
+from spark_stream.environment import Clock
+from spark_stream.errors import IsologError
+from spark_stream.storage.settings import Flush, LogSettings
+
+logger = logging.getLogger(__name__)
+
+# Nobody asks later than this what has moved, also while no topic has flush=interval.
+_FLUSH_PAUSE_S: Final = 0.1
+
+
+class Upkeep:
+    """What keeps partitions in order; one thread houses, another one forces."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._chores: Agenda[Partition] = Agenda()  # housekeeping, by the steady clock
+        self._forces: Agenda[Partition] = Agenda()  # by flush.ms, by the monotonic clock
+        self._flush_pause_s = _FLUSH_PAUSE_S
+
+    def note(self, partition: Partition) -> None:
+        """A partition has moved. Its lock may be held, so this only notes it."""
+        self._chores.move(partition)
+        if partition.log.format.settings.flush is Flush.INTERVAL:
+            self._forces.move(partition)
+
+    def note_settings(self, settings: Iterable[LogSettings]) -> None:
+        """How long may pass until somebody asks what has moved: the least ``flush.ms``."""
+        intervals = [each.flush_ms / 1000 for each in settings if each.flush is Flush.INTERVAL]
+        self._flush_pause_s = min([_FLUSH_PAUSE_S, *intervals])
+
+    def housekeep(self) -> None:
+        """Retention and rolling by age, where due; one failing partition stops no other."""
+        now = self._clock.steady_us()
+        for partition in self._chores.take_due(now):
+            due: float | None = now  # after an error the next round tries again
+            try:
+                due = partition.housekeep()
+            except IsologError:
+                logger.exception("%s/%d: housekeeping", partition.topic, partition.number)
+            if due is not None:
+                self._chores.put_down(partition, due)
+
+    def flush_due(self) -> float:
+        """Forces what ``flush.ms`` says is due by now; in how many seconds to come again."""
+        now = self._clock.monotonic()
+        for partition in self._forces.take_due(now):
+            due = None
+            try:
+                due = partition.flush_if_due(now)
+            except IsologError:
+                logger.exception("%s/%d: flushing", partition.topic, partition.number)
+            if due is not None:
+                self._forces.put_down(partition, due)
+        due = self._forces.next_moment()
+        pause = self._flush_pause_s
+        return pause if due is None else min(max(due - self._clock.monotonic(), 0.001), pause)

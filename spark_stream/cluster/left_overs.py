@@ -1,0 +1,52 @@
+"""What may be left of topics that are not there: records that announce it.
+
+::
+
+    removed/<topic id>   a topic whose partition records and files may be there though it is not
+
+Such a record is there from before the first record of a topic in the making until the topic is
+there, and from before a topic is deleted until nothing is left of it. ``maker`` is the broker that
+makes the topic; None: the topic is being removed. ``brokers`` are those that may have files of it:
+each takes itself off once it has removed its own, and the last one removes the record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from spark_stream.cluster.store import Record
+from spark_stream.cluster.topics import Topic, decode, encode
+from spark_stream.consistency.ids import BrokerId
+
+REMOVED: Final = "removed/"
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOver:
+    """What may be left of a topic, and where."""
+
+    topic: Topic
+    brokers: tuple[BrokerId, ...]
+    maker: BrokerId | None = None
+
+
+def encode_left_over(left: LeftOver) -> dict[str, Any]:
+    """What the store holds of it."""
+    return encode(left.topic) | {"brokers": list(left.brokers), "maker": left.maker}
+
+
+def decode_left_over(record: Record) -> LeftOver:
+    """What a record holds; those of earlier releases name the topic's only broker."""
+    topic, value = decode(record), record.value
+    return LeftOver(
+        topic,
+        tuple(BrokerId(str(each)) for each in value.get("brokers") or _former(value)),
+        None if value.get("maker") is None else BrokerId(str(value["maker"])),
+    )
+
+
+def _former(value: Mapping[str, Any]) -> tuple[str, ...]:
+    leader = str(value.get("leader", ""))
+    return (leader,) if leader else ()

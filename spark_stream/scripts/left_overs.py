@@ -1,0 +1,117 @@
+"""What is left of topics that are not there: announced before, removed by who has it.
+
+The announcement (``cluster.left_overs``) is on record before anything is made or deleted. So a
+crash between any two steps leaves the topic, or an announcement that says what to remove.
+
+Order of steps in a removal: each broker removes its files, then takes itself off the announcement;
+when nobody is left on it, the partition records go, and then the announcement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+
+from spark_stream.cluster.left_overs import (
+    REMOVED,
+    LeftOver,
+    decode_left_over,
+    encode_left_over,
+)
+from spark_stream.cluster.partitions import partitions_of
+from spark_stream.cluster.store import Record
+from spark_stream.cluster.topics import TOPICS, Topic, decode
+from spark_stream.consistency.ids import BrokerId
+from spark_stream.errors import IsologError
+from spark_stream.scripts.steps import (
+    RemoveFiles,
+    Script,
+    delete,
+    get,
+    list_records,
+    put,
+)
+
+
+def announce_making(
+    topic: Topic, brokers: Iterable[BrokerId], maker: BrokerId
+) -> Script[None]:
+    """Puts on record that the broker ``maker`` makes the topic, and who may get files of it."""
+    left = LeftOver(topic, tuple(sorted(brokers)), maker)
+    yield from put(REMOVED + topic.id, encode_left_over(left), 0)
+
+
+def announce_removal(topic: Topic, brokers: Iterable[BrokerId]) -> Script[None]:
+    """Puts on record that the topic is being removed, and who may have files of it."""
+    while True:
+        record = yield from get(REMOVED + topic.id)
+        known = () if record is None else decode_left_over(record).brokers
+        left = LeftOver(topic, tuple(sorted({*known, *brokers})))
+        version = 0 if record is None else record.version
+        if record is not None and decode_left_over(record) == left:
+            return
+        if (yield from put(REMOVED + topic.id, encode_left_over(left), version)):
+            return
+
+
+def forget_making(topic: Topic) -> Script[bool]:
+    """The topic is there. False: somebody took what there was of it for a left-over."""
+    record = yield from get(REMOVED + topic.id)
+    if record is None or decode_left_over(record).maker is None:
+        return False
+    return (yield from delete(record.key, record.version))
+
+
+def left_overs() -> Script[list[Record]]:
+    """The announcements that there are."""
+    return list((yield from list_records(REMOVED)))
+
+
+def remove_left_over(record: Record, broker: BrokerId, gone: Collection[BrokerId]) -> Script[bool]:
+    """Does this broker's part for an announcement; whether it removed anything.
+
+    ``gone``: the brokers that will not go on with what they were making; this one is among them if
+    it has just started.
+
+    Raises:
+        StorageFailure: some files are left; to be tried again.
+    """
+    left = decode_left_over(record)
+    if left.maker is not None and left.maker not in gone:
+        return False
+    live = yield from get(TOPICS + left.topic.name)
+    if live is not None and decode(live).id == left.topic.id:
+        if left.maker is not None:
+            yield from delete(record.key, record.version)
+        return False
+    if left.maker is None and broker not in left.brokers and left.brokers:
+        return False
+    if broker in left.brokers:
+        yield RemoveFiles(left.topic)
+    others = tuple(each for each in left.brokers if each != broker)
+    return (yield from _take_off(record, replace(left, brokers=others, maker=None)))
+
+
+def _take_off(record: Record, rest: LeftOver) -> Script[bool]:
+    """The announcement is ``rest`` from now on; if that names nobody, nothing is left."""
+    if not (yield from put(record.key, encode_left_over(rest), record.version)):
+        return False  # another broker took itself off meanwhile: the next look goes on
+    if rest.brokers:
+        return True
+    for each in (yield from list_records(partitions_of(rest.topic.id))):
+        yield from delete(each.key, each.version)
+    now = yield from get(record.key)
+    if now is not None and not decode_left_over(now).brokers:
+        yield from delete(now.key, now.version)
+    return True
+
+
+def discard(topic: Topic, brokers: Iterable[BrokerId], broker: BrokerId) -> Script[None]:
+    """Removes what there is of a topic that could not be made; what is left is announced."""
+    try:
+        yield from announce_removal(topic, brokers)
+        record = yield from get(REMOVED + topic.id)
+        if record is not None:
+            yield from remove_left_over(record, broker, (broker,))
+    except IsologError:
+        return
