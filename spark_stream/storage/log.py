@@ -6,6 +6,7 @@ the tuple of segments as it was when they began.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -22,10 +23,10 @@ from spark_stream.consistency.entries import (
     first_at_or_after,
     open_transactions,
 )
-from spark_stream.consistency.ids import NO_TRANSACTION, LeaderEpoch, Offset
+from spark_stream.consistency.ids import NO_TRANSACTION, EntryIndex, LeaderEpoch, Offset
 from spark_stream.consistency.leader import Boundary
 from spark_stream.consistency.producers import NOBODY, Stamp
-from spark_stream.errors import StorageFailure
+from spark_stream.errors import EntriesGone, StorageFailure
 from spark_stream.storage.active import ActiveSegment
 from spark_stream.storage.disk import HOST_DISK, Disk
 from spark_stream.storage.flush_timer import FlushTimer
@@ -37,6 +38,7 @@ from spark_stream.storage.recovery import Recovered, Recovery
 from spark_stream.storage.retention import SegmentFacts, due_by_age, removable
 from spark_stream.storage.segment import Segment, SegmentName
 from spark_stream.storage.settings import Flush
+from spark_stream.storage.stored import StoredEntries
 
 __all__ = ["UNLIMITED", "LogFormat", "PartitionLog", "Prepared"]
 
@@ -50,6 +52,7 @@ class PartitionLog:
         self.directory = directory
         self.format = log_format
         self.cuts = found.cuts
+        self.intact = True
         self._disk = disk
         self._forcing = forcing
         self._flush_timer = FlushTimer()
@@ -73,16 +76,19 @@ class PartitionLog:
         forcing = Forcing(disk, directory, names)
         files = SegmentFiles(disk, directory, codec, facts, names)
         found = Recovery(disk, directory, codec, facts, forcing, files).recovered()
-        if forcing.distrusted:
+        distrusted = forcing.distrusted
+        if distrusted:
             found.active.write_again(int(forcing.upto.entry))
         # A process may have ended between a write and its force; who sends that batch again is told
         # that it is there.
         promised = log_format.settings.flush is Flush.BATCH
         unforced = found.active.end.entry > forcing.upto.entry
-        if forcing.distrusted or (promised and unforced):
+        if distrusted or (promised and unforced):
             found.active.flush()
             forcing.mark(found.active.end)
-        return cls(directory, log_format, found, forcing, disk)
+        log = cls(directory, log_format, found, forcing, disk)
+        log.intact = not (distrusted or any(cut.grave for cut in found.cuts))
+        return log
 
     @property
     def failed(self) -> StorageFailure | None:
@@ -116,6 +122,25 @@ class PartitionLog:
     def tables(self) -> list[Table]:
         """The entries tables of all segments, oldest first, as they are now."""
         return [segment.table for segment in self.segments]
+
+    def boundary_of(self, entry: EntryIndex) -> Boundary:
+        """The place before the entry with this index; from the log's start to its end.
+
+        Raises:
+            EntriesGone: the log starts behind it, or ends before it.
+        """
+        return self._segment_of(entry).boundary_of(entry)
+
+    def _segment_of(self, entry: EntryIndex) -> Segment:
+        """The segment with this entry; the last one for the log's end."""
+        segments = self.segments
+        place = bisect_right(segments, entry, key=lambda segment: segment.first.entry) - 1
+        if place < 0 or entry > segments[place].end.entry:
+            raise EntriesGone(
+                f"{self.directory} has the entries {segments[0].first.entry} to"
+                f" {segments[-1].end.entry - 1}, and not {entry}"
+            )
+        return segments[place]
 
     # -- writing --------------------------------------------------------------------------------
 
@@ -166,6 +191,15 @@ class PartitionLog:
                 segment.abort(transaction, producer_id, first)
                 if segment.first.entry <= first:
                     break
+
+    def append_entries(self, rows: Table, data: pa.Buffer) -> list[Entry]:
+        raise NotImplementedError
+
+    def truncate(self, to: EntryIndex) -> Boundary:
+        raise NotImplementedError
+
+    def reset(self, start: Boundary) -> None:
+        raise NotImplementedError
 
     def _write(self, entry: Entry, message: pa.Buffer | None) -> None:
         forced = self.format.settings.flush is Flush.BATCH
@@ -288,6 +322,21 @@ class PartitionLog:
                 yield chunk
             if position < min(end, segment.end.offset):
                 return  # the budget is spent, or damage follows
+
+    def read_entries(
+        self, first: EntryIndex, max_bytes: int, upto: EntryIndex | None = None
+    ) -> StoredEntries | None:
+        """Entries from ``first`` to before ``upto`` (None: the log's end), as they are stored.
+
+        At least one, and no more than ``max_bytes`` of rows and data if that is more than one; all
+        from one segment. None: there is none yet. Any thread; what it gives stays as it is,
+        whatever becomes of the log.
+
+        Raises:
+            EntriesGone: the log starts behind ``first``, or ends before it.
+            DamagedSegment: the batch of ``first`` is damaged.
+        """
+        return self._segment_of(first).stored(first, max_bytes, upto)
 
     def has_aborted(self, start: Offset, end: Offset) -> bool:
         """Whether a record of ``[start, end)`` is known to be aborted. Looks at no record."""

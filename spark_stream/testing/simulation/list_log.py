@@ -21,7 +21,7 @@ from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE, Entry, Kind, Tab
 from spark_stream.consistency.ids import NO_TRANSACTION, EntryIndex, LeaderEpoch, Offset
 from spark_stream.consistency.leader import Boundary
 from spark_stream.consistency.producers import NOBODY, Stamp
-from spark_stream.errors import StorageFailure
+from spark_stream.errors import EntriesGone, StorageFailure
 from spark_stream.storage.aside import Cut
 from spark_stream.storage.codec import sealed
 from spark_stream.storage.flush_timer import FlushTimer
@@ -30,6 +30,7 @@ from spark_stream.storage.reading import Budget, Chunk
 from spark_stream.storage.replica_log import ReplicaLog
 from spark_stream.storage.retention import SegmentFacts, due_by_age, removable
 from spark_stream.storage.settings import Flush
+from spark_stream.storage.stored import StoredEntries
 
 
 @dataclass(slots=True)
@@ -57,6 +58,7 @@ class ListLog(ReplicaLog):
         self.format = log_format
         self.cuts: tuple[Cut, ...] = ()
         self.forced = 0
+        self._intact = True
         self._failed: StorageFailure | None = None
         self._flush_timer = FlushTimer()
         self._entries: list[_Kept] = []
@@ -87,6 +89,7 @@ class ListLog(ReplicaLog):
 
     def reopen(self) -> None:
         """A broker opens it anew: what could not be forced is written once more."""
+        self._intact = self._failed is None
         if self._failed is not None:
             self._failed = None
             self.forced = int(self.end.entry)
@@ -100,6 +103,10 @@ class ListLog(ReplicaLog):
     @property
     def failed(self) -> StorageFailure | None:
         return self._failed
+
+    @property
+    def intact(self) -> bool:
+        return self._intact
 
     @property
     def start(self) -> Boundary:
@@ -120,6 +127,13 @@ class ListLog(ReplicaLog):
         rows = np.frombuffer(b"".join(each.row for each in self._entries), ENTRY)
         edges = [each.entry - self.start.entry for each in self._segments[1:]]
         return list(np.split(rows, edges))
+
+    def boundary_of(self, entry: EntryIndex) -> Boundary:
+        self._check_index(entry)
+        if entry == self.end.entry:
+            return self.end
+        kept = self._entries[entry - self.start.entry]
+        return Boundary(entry, Offset(kept.entry.base_offset))
 
     def append(
         self, batch: Prepared, leader_epoch: LeaderEpoch, now: int, stamp: Stamp = NOBODY
@@ -146,6 +160,15 @@ class ListLog(ReplicaLog):
         self._keep(entry, None)
         if kind is Kind.ABORT:
             self._aborted.add((transaction, producer_id))
+
+    def append_entries(self, rows: Table, data: pa.Buffer) -> list[Entry]:
+        raise NotImplementedError
+
+    def truncate(self, to: EntryIndex) -> Boundary:
+        raise NotImplementedError
+
+    def reset(self, start: Boundary) -> None:
+        raise NotImplementedError
 
     def roll(self) -> None:
         self._check()
@@ -236,6 +259,22 @@ class ListLog(ReplicaLog):
             start = upto
             yield chunk
 
+    def read_entries(
+        self, first: EntryIndex, max_bytes: int, upto: EntryIndex | None = None
+    ) -> StoredEntries | None:
+        self._check_index(first)
+        bounds = [*(each.entry for each in self._segments[1:]), self.end.entry]
+        last = bounds[min(bisect_right(bounds, first), len(bounds) - 1)]
+        last = last if upto is None else min(last, upto)
+        found = self._entries[first - self.start.entry : max(first, last) - self.start.entry]
+        sizes = np.cumsum([each.size for each in found])
+        found = found[: max(1, int(np.searchsorted(sizes, max_bytes, side="right")))]
+        if not found:
+            return None
+        rows = np.frombuffer(b"".join(each.row for each in found), ENTRY)
+        data = b"".join(memoryview(each.message) for each in found if each.message is not None)
+        return StoredEntries(rows, pa.py_buffer(data))
+
     def has_aborted(self, start: Offset, end: Offset) -> bool:
         return any(
             self._is_aborted(each)
@@ -261,6 +300,10 @@ class ListLog(ReplicaLog):
     def _check(self) -> None:
         if self._failed is not None:
             raise self._failed.again()
+
+    def _check_index(self, entry: int) -> None:
+        if not self.start.entry <= entry <= self.end.entry:
+            raise EntriesGone(f"{self.directory} does not have the entry {entry}")
 
     def _keep(self, entry: Entry, message: pa.Buffer | None) -> None:
         position = 0
