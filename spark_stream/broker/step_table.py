@@ -14,12 +14,14 @@ from spark_stream.cluster.numbers import Numbers
 from spark_stream.cluster.store import MetadataStore
 from spark_stream.errors import IsologError, NotLeader
 from spark_stream.scripts.steps import (
-    AwaitHighWatermark,
     Delete,
+    DeleteMany,
+    Describe,
     DropBranch,
     FindTopic,
     Force,
     Get,
+    IsReplicated,
     ListRecords,
     BrokerStep,
     MakeFolder,
@@ -31,7 +33,7 @@ from spark_stream.scripts.steps import (
     PutMany,
     ReadBounds,
     ReadExtents,
-    ReadLogEnds,
+    ReadLogEnd,
     Refresh,
     RemoveFiles,
     Seal,
@@ -59,6 +61,7 @@ class StepTable:
             ListRecords: lambda step: store.list(step.prefix),
             Put: lambda step: store.put(step.key, step.value, step.expected),
             PutMany: lambda step: store.put_many(step.puts),
+            DeleteMany: lambda step: store.delete_many(step.deletes),
             Delete: lambda step: store.delete(step.key, step.expected),
             TakeNumber: lambda step: self._numbers[step.of].take(step.above),
             FindTopic: lambda step: host.find(step.name, step.topic_id),
@@ -106,21 +109,18 @@ def _mark(partition: Partition, step: WriteMarkers) -> Marked:
     return marked
 
 
-def _log_ends(host: Host, step: ReadLogEnds) -> list[LogEnd | None]:
-    return [host.log_end(at) for at in step.places]
-
-
 _HERE: Final[Mapping[type[PartitionStep], Callable[[Partition, Any], Any]]] = {
     Seal: lambda partition, step: partition.seal(step.transaction),
     WriteMarkers: _mark,
-    AwaitHighWatermark: lambda at, step: at.await_replicated(step.entry, step.leader_epoch),
+    IsReplicated: lambda at, step: at.is_replicated(step.entry, step.leader_epoch),
     DropBranch: lambda at, step: at.drop_branch(step.transaction, step.producer_id),
     Force: lambda partition, step: partition.force(),
     ReadBounds: lambda partition, step: partition.bounds(),
     ReadExtents: lambda partition, step: partition.spans(),
+    Describe: lambda partition, step: partition.described(),
 }
 
 _OF_BROKER: Final[Mapping[type[BrokerStep], Callable[[Host, Any], Any]]] = {
     MakeFolder: lambda host, step: host.make_folder(step.topic, step.topic_id),
-    ReadLogEnds: _log_ends,
+    ReadLogEnd: lambda host, step: host.log_end(step.at),
 }

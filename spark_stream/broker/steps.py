@@ -2,36 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
 
+from spark_stream.broker.driver import RemoteStep
 from spark_stream.broker.step_table import Answer, StepTable
+from spark_stream.consistency.election import LogEnd
 from spark_stream.consistency.extents import Block, SpansSnapshot
-from spark_stream.consistency.ids import Offset
+from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, LeaderEpoch, Offset
 from spark_stream.consistency.isolation import Bounds
 from spark_stream.consistency.transactions import Joined
 from spark_stream.errors import InternalError, InvalidRequest, IsologError, NotLeader, from_wire
 from spark_stream.scripts.steps import (
+    BrokerStep,
+    Describe,
+    Described,
     DropBranch,
     Force,
+    IsReplicated,
+    MakeFolder,
+    Marked,
     PartitionStep,
     ReadBounds,
     ReadExtents,
+    ReadLogEnd,
     Seal,
     WriteMarkers,
 )
 from spark_stream.wire.messages import BoundsFacts
-from spark_stream.wire.step_messages import RunSteps, StepAnswer, StepAnswers, StepFacts, StepKind
+from spark_stream.wire.step_messages import (
+    DescribedFacts,
+    LogEndFacts,
+    MarkedFacts,
+    RunSteps,
+    StepAnswer,
+    StepAnswers,
+    StepFacts,
+    StepKind,
+)
 
 _KINDS: Final[dict[type[PartitionStep], StepKind]] = {
     Seal: "seal",
     WriteMarkers: "write-markers",
+    IsReplicated: "is-replicated",
     DropBranch: "drop-branch",
     Force: "force",
     ReadBounds: "read-bounds",
     ReadExtents: "read-extents",
+    Describe: "describe",
 }
 
 
@@ -47,52 +67,70 @@ def run_steps(table: StepTable, broker_id: str, asked: RunSteps) -> tuple[StepAn
     columns: list[bytes] = []
     for facts in asked.steps:
         try:
-            answer = table.run_here(step_of(facts))
+            answer = table.run_here(step_of(facts, BrokerId(broker_id)))
         except IsologError as error:
             answers.append(StepAnswer(error=error.to_wire()))
             continue
         if isinstance(answer, SpansSnapshot):
-            answers.append(StepAnswer(has_extents=True))
             columns.append(extents_to_bytes(answer))
-        else:
-            bounds = _facts_of(answer) if isinstance(answer, Bounds) else None
-            answers.append(StepAnswer(bounds=bounds))
+        answers.append(_facts_of(answer))
     return StepAnswers(answers=answers), columns
 
 
-def facts_of(step: PartitionStep) -> StepFacts:
+def facts_of(step: RemoteStep) -> StepFacts:
     """A step as it travels."""
-    taken = step.taken if isinstance(step, WriteMarkers) else ()
+    if isinstance(step, MakeFolder):
+        return StepFacts(kind="make-folder", topic=step.topic, topic_id=step.topic_id)
+    if isinstance(step, ReadLogEnd):
+        at, kind = step.at, "read-log-end"
+    else:
+        assert isinstance(step, PartitionStep)
+        at, kind = step.at, _KINDS[type(step)]
     return StepFacts(
-        kind=_KINDS[type(step)],
-        topic=step.at.topic,
-        topic_id=step.at.topic_id,
-        partition=step.at.partition,
+        kind=kind,
+        topic=at.topic,
+        topic_id=at.topic_id,
+        partition=at.partition,
         transaction=getattr(step, "transaction", None),
         producer_id=getattr(step, "producer_id", None),
-        taken=taken,
+        entry=getattr(step, "entry", None),
+        leader_epoch=getattr(step, "leader_epoch", None),
+        taken=step.taken if isinstance(step, WriteMarkers) else (),
     )
 
 
-def step_of(facts: StepFacts) -> PartitionStep:
-    """The step that travelled; InvalidRequest if it lacks a field of its kind."""
+def step_of(facts: StepFacts, broker: BrokerId) -> RemoteStep:
+    """The step that travelled to this broker; InvalidRequest if it lacks a field of its kind."""
     at = Joined(facts.topic, facts.topic_id, facts.partition)
-    number, producer = facts.transaction, facts.producer_id
-    if facts.kind == "force":
-        return Force(at)
-    if facts.kind == "read-bounds":
-        return ReadBounds(at)
-    if facts.kind == "read-extents":
-        return ReadExtents(at)
-    if number is None:
-        raise InvalidRequest(f"{facts.kind} needs a transaction", field="transaction")
-    if facts.kind == "seal":
-        return Seal(at, number)
-    if facts.kind == "write-markers":
-        return WriteMarkers(at, number, facts.taken)
-    if producer is None:
-        raise InvalidRequest("drop-branch needs a producer_id", field="producer_id")
-    return DropBranch(at, number, producer)
+    match facts.kind:
+        case "make-folder":
+            return MakeFolder(broker, facts.topic, facts.topic_id)
+        case "read-log-end":
+            return ReadLogEnd(broker, at)
+        case "force":
+            return Force(at)
+        case "read-bounds":
+            return ReadBounds(at)
+        case "read-extents":
+            return ReadExtents(at)
+        case "describe":
+            return Describe(at)
+        case "is-replicated":
+            entry, epoch = _field(facts, "entry"), _field(facts, "leader_epoch")
+            return IsReplicated(at, EntryIndex(entry), LeaderEpoch(epoch))
+        case "seal":
+            return Seal(at, _field(facts, "transaction"))
+        case "write-markers":
+            return WriteMarkers(at, _field(facts, "transaction"), facts.taken)
+        case "drop-branch":
+            return DropBranch(at, _field(facts, "transaction"), _field(facts, "producer_id"))
+
+
+def _field(facts: StepFacts, name: str) -> int:
+    value = getattr(facts, name)
+    if value is None:
+        raise InvalidRequest(f"{facts.kind} needs a {name}", field=name)
+    return int(value)
 
 
 def answers_of(results: Sequence[bytes], count: int) -> list[Answer]:
@@ -104,23 +142,81 @@ def answers_of(results: Sequence[bytes], count: int) -> list[Answer]:
     return [_answer_of(each, columns) for each in found]
 
 
-def _answer_of(answer: StepAnswer, columns: Any) -> Answer:
+def _facts_of(answer: Answer) -> StepAnswer:
+    match answer:
+        case SpansSnapshot():
+            return StepAnswer(has_extents=True)
+        case Bounds():
+            return StepAnswer(bounds=_bounds_facts(answer))
+        case bool():
+            return StepAnswer(done=answer)
+        case Marked():
+            return StepAnswer(
+                marked=MarkedFacts(
+                    end=answer.end, leader_epoch=answer.leader_epoch, replicated=answer.replicated
+                )
+            )
+        case LogEnd():
+            return StepAnswer(
+                log_end=LogEndFacts(
+                    generation=answer.generation,
+                    last_epoch=answer.last_epoch,
+                    entries=answer.entries,
+                )
+            )
+        case Described():
+            return StepAnswer(bounds=_bounds_facts(answer.bounds), described=_described(answer))
+        case _:
+            return StepAnswer()
+
+
+def _answer_of(answer: StepAnswer, columns: Iterator[bytes]) -> Answer:
     if answer.error is not None:
         return from_wire(answer.error)
     if answer.has_extents:
         return extents_from_bytes(next(columns))
+    if answer.done is not None:
+        return answer.done
+    if answer.marked is not None:
+        marked = answer.marked
+        epoch = LeaderEpoch(marked.leader_epoch)
+        return Marked(EntryIndex(marked.end), epoch, marked.replicated)
+    if answer.log_end is not None:
+        end = answer.log_end
+        return LogEnd(Generation(end.generation), end.last_epoch, EntryIndex(end.entries))
     if answer.bounds is None:
         return None
     found = answer.bounds
-    return Bounds(
+    bounds = Bounds(
         log_start_offset=Offset(found.log_start_offset),
         last_stable_offset=Offset(found.last_stable_offset),
         high_watermark=Offset(found.high_watermark),
         log_end_offset=Offset(found.log_end_offset),
     )
+    if answer.described is None:
+        return bounds
+    seen = answer.described
+    return Described(
+        bounds,
+        LeaderEpoch(seen.leader_epoch),
+        EntryIndex(seen.log_end),
+        seen.size,
+        seen.open_transactions,
+        {BrokerId(each): EntryIndex(entry) for each, entry in seen.followers.items()},
+    )
 
 
-def _facts_of(bounds: Bounds) -> BoundsFacts:
+def _described(answer: Described) -> DescribedFacts:
+    return DescribedFacts(
+        leader_epoch=answer.leader_epoch,
+        log_end=answer.log_end,
+        size=answer.size,
+        open_transactions=answer.open_transactions,
+        followers={str(each): int(entry) for each, entry in answer.followers.items()},
+    )
+
+
+def _bounds_facts(bounds: Bounds) -> BoundsFacts:
     return BoundsFacts(
         log_start_offset=bounds.log_start_offset,
         last_stable_offset=bounds.last_stable_offset,

@@ -14,12 +14,16 @@ written (its disk failed, its log is damaged) takes no batch either: it holds up
 Once it is, the id goes on, and its record does not say any more what the markers were: a power cut
 that took one would make what was committed an unknown thing, which nobody is shown.
 
+**The markers are below the high watermark before it is finished**: a new leader has them then, and
+a reader that begins after ``commit()`` sees the transaction.
+
 **Who comes late does no harm.** A seal and markers of a transaction that is not open in a partition
 change nothing there; for positions see ``positions.store_decided``; FINISH names the number.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from spark_stream.consistency import transaction_events as rules
@@ -33,8 +37,19 @@ from spark_stream.errors import (
 )
 from spark_stream.scripts import records
 from spark_stream.scripts.positions import store_decided
-from spark_stream.scripts.steps import DropBranch, Script, Seal, WriteMarkers, together
+from spark_stream.scripts.steps import (
+    DropBranch,
+    IsReplicated,
+    Marked,
+    Pause,
+    Script,
+    Seal,
+    WriteMarkers,
+    together,
+)
 
+# Followers take about a millisecond. After five seconds a sweep goes on with what is missing.
+_PAUSES_S: Final = (0.0005,) * 4 + (0.002,) * 8 + (0.01,) * 20 + (0.05,) * 96
 _NOT_REACHED: Final = (LeaderUnavailable, NotLeader, RequestTimeout)
 
 
@@ -109,10 +124,39 @@ def seal_partitions(
 
 
 def write_markers(decided: Transaction, places: list[Joined]) -> Script[IsologError | None]:
-    """Writes the markers in partitions that are sealed; why one is missing or not on the disk."""
+    """Writes the markers in partitions that are sealed, and waits until they are replicated.
+
+    Why one is missing, not on the disk, or not below the high watermark in time; None: all is well.
+    """
     taken = decided.taken if decided.state in COMMITS else ()
     answers = yield from together(WriteMarkers(at, decided.number, taken) for at in places)
-    return _failure(answers)
+    late = yield from _await_replication(
+        IsReplicated(at, answer.end, answer.leader_epoch)
+        for at, answer in zip(places, answers, strict=True)
+        if isinstance(answer, Marked) and not answer.replicated
+    )
+    return _failure(answers) or late
+
+
+def _await_replication(asked: Iterable[IsReplicated]) -> Script[IsologError | None]:
+    """Waits until the high watermark has passed these entries; why one is not below it."""
+    left = tuple(asked)
+    for pause_s in _PAUSES_S:
+        if not left:
+            return None
+        answers = yield from together(left)
+        failure = _failure(answers)
+        if failure is not None:
+            return failure
+        left = tuple(step for step, done in zip(left, answers, strict=True) if done is False)
+        if left:
+            yield Pause(pause_s)
+    where = f"{left[0].at.topic}/{left[0].at.partition}"
+    return LeaderUnavailable(
+        f"{where}: the markers of the transaction are not replicated yet",
+        topic=left[0].at.topic,
+        partition=left[0].at.partition,
+    )
 
 
 def record_finish(finished: Finished, decided: Transaction) -> Script[Transaction]:

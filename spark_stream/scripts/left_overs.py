@@ -18,7 +18,7 @@ from spark_stream.cluster.left_overs import (
     decode_left_over,
     encode_left_over,
 )
-from spark_stream.cluster.partitions import partitions_of
+from spark_stream.cluster.partitions import PARTITIONS
 from spark_stream.cluster.store import Record
 from spark_stream.cluster.topics import TOPICS, Topic, decode
 from spark_stream.consistency.ids import BrokerId
@@ -27,6 +27,7 @@ from spark_stream.scripts.steps import (
     RemoveFiles,
     Script,
     delete,
+    delete_many,
     get,
     list_records,
     put,
@@ -98,8 +99,8 @@ def _take_off(record: Record, rest: LeftOver) -> Script[bool]:
         return False  # another broker took itself off meanwhile: the next look goes on
     if rest.brokers:
         return True
-    for each in (yield from list_records(partitions_of(rest.topic.id))):
-        yield from delete(each.key, each.version)
+    found = yield from list_records(f"{PARTITIONS}{rest.topic.id}/")
+    yield from delete_many((each.key, each.version) for each in found)
     now = yield from get(record.key)
     if now is not None and not decode_left_over(now).brokers:
         yield from delete(now.key, now.version)

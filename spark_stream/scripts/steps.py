@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar
 
+from spark_stream.cluster.store import Delete as StoreDelete
+from spark_stream.cluster.store import Put as StorePut
 from spark_stream.cluster.store import Record
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.extents import SpansSnapshot
@@ -62,7 +64,14 @@ class Put(Step):
 class PutMany(Step):
     """Writes records, each by itself as ``Put`` does; answered with their new versions or None."""
 
-    puts: tuple[tuple[str, Mapping[str, Any], int], ...]
+    puts: tuple[StorePut, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteMany(Step):
+    """Deletes records, each by itself as ``Delete`` does; answered with whether each was."""
+
+    deletes: tuple[StoreDelete, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +142,8 @@ class Marked:
 
 
 @dataclass(frozen=True, slots=True)
-class AwaitHighWatermark(PartitionStep):
-    """Waits, for a while, until the entries below ``entry`` are below the high watermark.
+class IsReplicated(PartitionStep):
+    """Whether the entries below ``entry`` are below the high watermark.
 
     They are those of a leader of this epoch: another one may have cut them off, and refuses.
     """
@@ -166,6 +175,23 @@ class ReadExtents(PartitionStep):
     """Where the partition's transactions lie."""
 
 
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A partition as its leader sees it. ``followers``: up to which entry each of them has it."""
+
+    bounds: Bounds
+    leader_epoch: LeaderEpoch
+    log_end: EntryIndex
+    size: int
+    open_transactions: int
+    followers: Mapping[BrokerId, EntryIndex]
+
+
+@dataclass(frozen=True, slots=True)
+class Describe(PartitionStep):
+    """How the partition is; answered with ``Described``."""
+
+
 # -- one broker -----------------------------------------------------------------------------------
 
 
@@ -185,10 +211,10 @@ class MakeFolder(BrokerStep):
 
 
 @dataclass(frozen=True, slots=True)
-class ReadLogEnds(BrokerStep):
-    """Where the broker's replicas of these partitions end; ``LogEnd`` or None for each."""
+class ReadLogEnd(BrokerStep):
+    """Where the broker's replica of the partition ends; None: it has none that is open."""
 
-    places: tuple[Joined, ...]
+    at: Joined
 
 
 # -- topics ---------------------------------------------------------------------------------------
@@ -255,12 +281,16 @@ def put(key: str, value: Mapping[str, Any], expected: int) -> Script[bool]:
     return version is not None
 
 
-def put_many(
-    puts: Iterable[tuple[str, Mapping[str, Any], int]],
-) -> Script[list[int | None]]:
+def put_many(puts: Iterable[StorePut]) -> Script[Sequence[int | None]]:
     """The new version of each record; None for one whose version was not the expected one."""
-    versions: list[int | None] = yield PutMany(tuple(puts))
+    versions: Sequence[int | None] = yield PutMany(tuple(puts))
     return versions
+
+
+def delete_many(deletes: Iterable[tuple[str, int]]) -> Script[Sequence[bool]]:
+    """Whether each record was deleted: its version was the expected one."""
+    done: Sequence[bool] = yield DeleteMany(tuple(StoreDelete(*each) for each in deletes))
+    return done
 
 
 def delete(key: str, expected: int) -> Script[bool]:

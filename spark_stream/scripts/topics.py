@@ -9,12 +9,11 @@ once they see the topic, and remove them once it is gone. What a crash may leave
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
-from spark_stream.cluster.partitions import encode_partition, partition_key, partitions_of
-from spark_stream.cluster.partitions import decode_partition as decode_partition_record
-from spark_stream.cluster.store import Record
+from spark_stream.cluster.partitions import PARTITIONS, PartitionId, decode_value, put_of
+from spark_stream.cluster.store import Put, Record
 from spark_stream.cluster.topics import TOPICS, Topic, decode, encode, unknown
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.consistency.partition_record import PartitionRecord
@@ -103,7 +102,7 @@ def alter_topic(
     added = place(old, new) if new.partitions > old.partitions else ()
     if added:
         yield from _make_folders(new, _brokers(added))
-        known = yield from list_records(partitions_of(old.id))
+        known = yield from list_records(f"{PARTITIONS}{old.id}/")
         versions = {each.key: each.version for each in known}
         yield from put_many(_puts(new, old.partitions, added, versions))
     if not (yield from put(record.key, encode(new), record.version)):
@@ -152,8 +151,8 @@ def await_leaders(topic: Topic, partitions: Iterable[int]) -> Script[None]:
 
 def brokers_of(topic: Topic) -> Script[set[BrokerId]]:
     """The brokers that may have files of the topic."""
-    found = yield from list_records(partitions_of(topic.id))
-    return _brokers(decode_partition_record(each.value) for each in found)
+    found = yield from list_records(f"{PARTITIONS}{topic.id}/")
+    return _brokers(decode_value(each.value) for each in found)
 
 
 def find_record(name: str) -> Script[Record]:
@@ -172,14 +171,14 @@ def _puts(
     topic: Topic,
     first: int,
     records: Sequence[PartitionRecord],
-    versions: dict[str, int] | None = None,
-) -> list[tuple[str, dict[str, object], int]]:
-    known = versions or {}
-    keys = [partition_key(topic.id, first + place) for place in range(len(records))]
-    return [
-        (key, encode_partition(record), known.get(key, 0))
-        for key, record in zip(keys, records, strict=True)
+    versions: Mapping[str, int] | None = None,
+) -> list[Put]:
+    made = [
+        put_of(PartitionId(topic.id, first + place), record, 0)
+        for place, record in enumerate(records)
     ]
+    known = versions or {}
+    return [each._replace(expected=known.get(each.key, 0)) for each in made]
 
 
 def _make_folders(topic: Topic, brokers: Iterable[BrokerId]) -> Script[None]:

@@ -11,7 +11,18 @@ from typing import Any, Literal
 
 from spark_stream.wire.messages import BoundsFacts, Message, Name, OffsetField, PartitionField
 
-StepKind = Literal["seal", "write-markers", "drop-branch", "force", "read-bounds", "read-extents"]
+StepKind = Literal[
+    "seal",
+    "write-markers",
+    "is-replicated",
+    "drop-branch",
+    "force",
+    "read-bounds",
+    "read-extents",
+    "describe",
+    "make-folder",
+    "read-log-end",
+]
 
 
 class StepFacts(Message):
@@ -20,9 +31,11 @@ class StepFacts(Message):
     kind: StepKind
     topic: Name
     topic_id: str
-    partition: PartitionField
+    partition: PartitionField = 0
     transaction: OffsetField | None = None
     producer_id: OffsetField | None = None
+    entry: OffsetField | None = None
+    leader_epoch: OffsetField | None = None
     taken: tuple[OffsetField, ...] = ()
 
 
@@ -33,12 +46,42 @@ class RunSteps(Message):
     steps: list[StepFacts]
 
 
+class MarkedFacts(Message):
+    """Where a log ended when the markers were in it, and whether all of that is replicated."""
+
+    end: OffsetField
+    leader_epoch: OffsetField
+    replicated: bool
+
+
+class LogEndFacts(Message):
+    """The end of a replica's log: its broker's generation, its last epoch (-1: no entry)."""
+
+    generation: str
+    last_epoch: int
+    entries: OffsetField
+
+
+class DescribedFacts(Message):
+    """A partition as its leader sees it."""
+
+    leader_epoch: OffsetField
+    log_end: OffsetField
+    size: OffsetField
+    open_transactions: OffsetField
+    followers: dict[str, OffsetField]
+
+
 class StepAnswer(Message):
     """What came of a step: an error, or what was asked for."""
 
     error: dict[str, Any] | None = None
     bounds: BoundsFacts | None = None
     has_extents: bool = False
+    done: bool | None = None
+    marked: MarkedFacts | None = None
+    log_end: LogEndFacts | None = None
+    described: DescribedFacts | None = None
 
 
 class StepAnswers(Message):
