@@ -15,7 +15,8 @@ one compare-and-set wins, and the other looks at the record again.
 | ``propose_isr`` | the leader of this epoch | the same | the same | what the leader found |
 | ``leave_isr`` | a follower | the same | the same | without it |
 | ``begin_move`` | an operator | the same | the same | the same |
-| ``finish_move``, ``cancel_move`` | the controller | the same if it stays | else + 1 | those that stay |
+| ``finish_move`` | the controller | the same if it stays | else + 1 | those that stay |
+| ``cancel_move`` | the controller | the same if it stays | else + 1 | those that stay |
 
 A *live member* is a member of the ISR whose broker is alive in the member's own generation.
 
