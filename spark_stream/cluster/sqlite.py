@@ -137,7 +137,7 @@ class SqliteStore:
         with self._named(), self._reading:
             (stamp,) = self._fetch("pragma data_version")[0]
             if self._unchanged == (stamp, since):
-                return Changes(since, {}, complete=False)
+                return Changes(since, {}, complete=since == 0)
             changes = self._changes_since(since, prefixes)
             # A change between the two reads has another stamp, so the next call reads again.
             self._unchanged = (stamp, changes.revision)

@@ -9,6 +9,8 @@
 ``waiting``             who waits for a bound to pass an offset
 ``admission``           which records of a message are kept when one of them is bad
 ``producers``           duplicates, order and fencing of a partition's producers
+``election``            every change of a partition's record
+``assignment``          which brokers get the replicas of a partition
 ``joins``               a leader's promises that a transaction may write to its partition
 ``undecided``           which transactions hold a partition's last stable offset back
 ``transactions``        a transaction's life as a table of states and events, and its record
