@@ -21,7 +21,8 @@ from typing import Final, Protocol
 from spark_stream.broker.partition import Partition
 from spark_stream.broker.upkeep import Upkeep
 from spark_stream.cluster.topics import Topic, unknown
-from spark_stream.cluster.view import ClusterView, PartitionPlace
+from spark_stream.cluster.partitions import PartitionId, StoredPartition
+from spark_stream.cluster.view import ClusterView, News
 from spark_stream.consistency.entries import greatest_numbers
 from spark_stream.consistency.ids import BrokerId, Generation
 from spark_stream.consistency.partition_record import PartitionRecord
@@ -150,9 +151,10 @@ class Host:
         self._in_order = False
         self._serves: Callable[[], bool] = lambda: True
         self._hosted: dict[str, HostedTopic] = {}
-        self._gone: list[str] = []  # topic ids whose folders are to be looked for
+        self.doubts: list[str] = []
+        """Why the broker cannot vouch for its logs: what they turned out to have lost."""
         view.refresh()
-        self._reconcile(view.topics.values())
+        self._reconcile(view.now.topics.values())
 
     @property
     def broker_id(self) -> BrokerId:
@@ -167,7 +169,7 @@ class Host:
 
     def names(self) -> list[str]:
         """The names of all topics, whoever leads them."""
-        return sorted(self.view.topics)
+        return sorted(self.view.now.topics)
 
     def topic(self, name: str, topic_id: str | None = None) -> HostedTopic:
         """The topic; this broker may have no replica of it.
@@ -186,10 +188,10 @@ class Host:
 
     def find(self, name: str, topic_id: str | None = None) -> Topic:
         """The topic as it is now; UnknownTopic as in :meth:`topic`."""
-        topic = self.view.topics.get(name)
+        topic = self.view.now.topics.get(name)
         if topic is None or topic_id not in (None, topic.id):
             self.refresh()  # it may have been made a moment ago, by another broker
-            topic = self.view.topics.get(name)
+            topic = self.view.now.topics.get(name)
         if topic is None:
             raise unknown(name)
         _check_id(topic, topic_id)
@@ -197,8 +199,11 @@ class Host:
 
     def record(self, topic: Topic, number: int) -> PartitionRecord | None:
         """The partition's record as this broker sees it."""
-        found = self.view.partition(PartitionPlace(topic.id, number))
+        found = self._stored(topic.id, number)
         return None if found is None else found.record
+
+    def _stored(self, topic_id: str, number: int) -> StoredPartition | None:
+        return self.view.now.partition(PartitionId(topic_id, number))
 
     def _elsewhere(self, topic: Topic, number: int) -> IsologError:
         """Why this broker does not serve the partition, and who does."""
@@ -207,7 +212,7 @@ class Host:
         facts = {"topic": topic.name, "partition": number}
         if record is None or record.leader in (None, self.broker_id):
             return LeaderUnavailable(f"{where} has no leader at the moment", **facts)
-        leader = self.view.brokers.get(record.leader)
+        leader = self.view.now.brokers.get(record.leader)
         address = "" if leader is None else leader.address
         return NotLeader(
             f"{where} is led by broker {record.leader} at {address or 'an unknown address'}",
@@ -219,7 +224,7 @@ class Host:
 
     def partitions_now(self, topic: Topic) -> int:
         """How many partitions the topic has by now; of one that was deleted, how many it had."""
-        now = self.view.topics.get(topic.name)
+        now = self.view.now.topics.get(topic.name)
         return topic.partitions if now is None or now.id != topic.id else now.partitions
 
     def greatest_numbers(self) -> tuple[int, int]:
@@ -248,12 +253,17 @@ class Host:
         with self._applying:
             if self._stopping:
                 return
-            changes = self.view.refresh()
-            if not changes:
-                return
-            self._close_gone()
-            topics = [self.view.by_id.get(each) for each in changes.topic_ids]
-            self._reconcile(each for each in topics if each is not None)
+            news = self.view.refresh()
+            if news:
+                self._close_gone()
+                self._reconcile(self._topics_of(news))
+
+    def _topics_of(self, news: News) -> list[Topic]:
+        """The topics that there is something new about."""
+        now = self.view.now
+        names = set(news.topics)
+        names |= {now.names.get(each.topic_id, "") for each in news.partitions}
+        return [now.topics[name] for name in sorted(names) if name in now.topics]
 
     def _reconcile(self, topics: Iterable[Topic]) -> None:
         """Opens and closes replicas of these topics, and gives the others their parts."""
@@ -289,7 +299,7 @@ class Host:
         if generation is None:
             return
         for partition in partitions:
-            found = self.view.partition(PartitionPlace(partition.topic_id, partition.number))
+            found = self._stored(partition.topic_id, partition.number)
             if found is None:
                 continue
             record = found.record
@@ -308,7 +318,7 @@ class Host:
 
     def _close_gone(self) -> None:
         for name, hosted in list(self._hosted.items()):
-            now = self.view.topics.get(name)
+            now = self.view.now.topics.get(name)
             if now is not None and now.id == hosted.topic.id:
                 continue
             del self._hosted[name]

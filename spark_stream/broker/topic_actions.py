@@ -10,9 +10,12 @@ import psutil
 from spark_stream.broker.here import Here
 from spark_stream.broker.host import HostedTopic
 from spark_stream.broker.partition import Partition
+from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.isolation import upper_bound
+from spark_stream.consistency.transactions import Joined
 from spark_stream.errors import IsologError
+from spark_stream.scripts.steps import Describe, Described, together
 from spark_stream.storage.settings import shown_settings
 from spark_stream.version import VERSION
 from spark_stream.wire.messages import (
@@ -34,13 +37,18 @@ from spark_stream.wire.schemas import DEFAULT_SCHEMA, schema_from_text, schema_t
 def create_topic(here: Here, asked: CreateTopic) -> TopicFacts:
     schema = DEFAULT_SCHEMA if asked.schema_ipc is None else schema_from_text(asked.schema_ipc)
     hosted = here.topics.create(
-        asked.topic, asked.partitions, asked.replication_factor, schema, asked.config
+        asked.topic,
+        asked.partitions,
+        asked.replication_factor,
+        schema,
+        asked.config,
+        asked.assignment,
     )
     return _described(here, hosted)
 
 
 def alter_topic(here: Here, asked: AlterTopic) -> TopicFacts:
-    return _described(here, here.topics.alter(asked.topic, asked.partitions, asked.config))
+    return _described(here, here.topics.alter(asked.topic, asked.partitions, asked.config, asked.assignment))
 
 
 def delete_topic(here: Here, asked: NamedTopic) -> Empty:
@@ -60,7 +68,7 @@ def list_offsets(here: Here, asked: ListOffsets) -> Offsets:
     hosted = here.host.topic(asked.topic)
     numbers = asked.partitions
     if numbers is None:
-        numbers = list(range(len(hosted.partitions)))
+        numbers = list(range(hosted.topic.partitions))
     found = {number: hosted.partition(number) for number in numbers}
     bounds = {number: partition.bounds() for number, partition in found.items()}
     return Offsets(
@@ -91,7 +99,7 @@ def status(here: Here, asked: Empty) -> Status:
         directory=here.facts.directory,
         cluster_id=here.facts.cluster_id,
         topics=len(hosted),
-        partitions=sum(len(each.partitions) for each in hosted),
+        partitions=sum(len(each.replicas) for each in hosted),
         uptime_s=here.clock.monotonic() - here.facts.started,
         memory=own_memory(psutil.Process()),
     )
@@ -99,40 +107,50 @@ def status(here: Here, asked: Empty) -> Status:
 
 def _described(here: Here, hosted: HostedTopic) -> TopicFacts:
     topic = hosted.topic
+    places = [Joined(topic.name, topic.id, number) for number in range(topic.partitions)]
+    answers = here.desk.run(together(Describe(at) for at in places))
     return TopicFacts(
         name=topic.name,
         id=topic.id,
         schema_ipc=schema_to_text(topic.schema),
         config=shown_settings(hosted.settings),
+        replication_factor=topic.replication_factor,
         partitions=[
-            _partition(here, number, each) for number, each in enumerate(hosted.partitions)
+            _partition(here, topic, number, answer) for number, answer in enumerate(answers)
         ],
     )
 
 
-def _partition(here: Here, number: int, found: Partition | IsologError) -> PartitionFacts:
-    address = here.facts.address
+def _partition(
+    here: Here, topic: Topic, number: int, answer: Described | IsologError
+) -> PartitionFacts:
+    """A partition as its leader has described it, or why that could not be asked."""
+    record = here.host.record(topic, number)
     common: dict[str, Any] = {
         "partition": number,
-        "leader": address,
-        "leader_epoch": 0,
-        "replicas": [address],
-        "isr": [address],
+        "leader": None if record is None else record.leader,
+        "leader_epoch": 0 if record is None else int(record.leader_epoch),
+        "replicas": [] if record is None else list(record.replicas),
+        "isr": [] if record is None else [each.broker for each in record.isr],
     }
-    if not isinstance(found, Partition):
+    if isinstance(answer, IsologError):
         bounds: dict[str, Any] = dict.fromkeys(
             ("log_start_offset", "log_end_offset", "high_watermark", "last_stable_offset"), 0
         )
-        return PartitionFacts(**common, **bounds, size=0, error=found.to_wire())
-    seen = found.bounds()
+        return PartitionFacts(**common, **bounds, size=0, error=answer.to_wire())
+    seen = answer.bounds
     return PartitionFacts(
-        **common | {"leader_epoch": int(found.leader_epoch)},
+        **common | {"leader_epoch": int(answer.leader_epoch)},
         log_start_offset=seen.log_start_offset,
         log_end_offset=seen.log_end_offset,
         high_watermark=seen.high_watermark,
         last_stable_offset=seen.last_stable_offset,
-        size=found.log.size,
-        open_transactions=len({each.transaction for each in found.open_transactions()}),
+        size=answer.size,
+        open_transactions=answer.open_transactions,
+        lag={
+            str(broker): max(0, int(answer.log_end) - int(entry))
+            for broker, entry in answer.followers.items()
+        },
     )
 
 

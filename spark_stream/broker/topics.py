@@ -1,4 +1,4 @@
-"""Topics as operators ask for them: checked here, made, altered and deleted by scripts.
+"""Topics as operators ask for them: checked and placed here, made, altered, deleted by scripts.
 
 Changes of one topic come one after the other; changes of different topics, and everything else,
 do not wait for each other.
@@ -7,7 +7,7 @@ do not wait for each other.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -16,9 +16,14 @@ import pyarrow as pa
 
 from spark_stream.broker.driver import Driver
 from spark_stream.broker.host import Host, HostedTopic
-from spark_stream.cluster.topics import Topic, check_name, check_partitions, decode
+from spark_stream.broker.members import Members
+from spark_stream.broker.placing import placed, placed_by_hand
+from spark_stream.cluster.topics import Topic, check_name, check_partitions
+from spark_stream.consistency.ids import BrokerId
+from spark_stream.consistency.partition_record import PartitionRecord
 from spark_stream.environment import Ids
-from spark_stream.errors import InvalidConfig, InvalidTopic
+from spark_stream.errors import InvalidTopic
+from spark_stream.scripts import left_overs
 from spark_stream.scripts import topics as scripts
 from spark_stream.scripts.steps import Script
 from spark_stream.storage.settings import LogSettings, parse_settings
@@ -26,11 +31,14 @@ from spark_stream.wire.schemas import check_topic_schema
 
 
 class TopicDesk:
-    """Makes, alters and deletes the topics that this broker leads."""
+    """Makes, alters and deletes topics; any broker may be asked for any topic."""
 
-    def __init__(self, driver: Driver, host: Host, defaults: LogSettings, ids: Ids) -> None:
+    def __init__(
+        self, driver: Driver, host: Host, members: Members, defaults: LogSettings, ids: Ids
+    ) -> None:
         self._driver = driver
         self._host = host
+        self._members = members
         self._defaults = defaults
         self._ids = ids
         self._free = threading.Condition()
@@ -43,11 +51,14 @@ class TopicDesk:
         replication_factor: int,
         schema: pa.Schema,
         config: Mapping[str, Any],
+        assignment: Sequence[Sequence[str]] | None = None,
     ) -> HostedTopic:
-        """Makes a topic that this broker leads; on any error nothing is left of it."""
-        topic = self.plan(name, partitions, replication_factor, schema, config)
+        """Makes a topic; on any error nothing is left of it. Raises: as :meth:`plan`."""
+        topic, records = self.plan(
+            name, partitions, replication_factor, schema, config, assignment
+        )
         with self._changes(name):
-            self._driver.run(scripts.create_topic(topic))
+            self._driver.run(scripts.create_topic(topic, records, self._host.broker_id))
         return self._host.topic(name, topic.id)
 
     def plan(
@@ -57,43 +68,73 @@ class TopicDesk:
         replication_factor: int,
         schema: pa.Schema,
         config: Mapping[str, Any],
-    ) -> Topic:
-        """The topic as it is to be, checked.
+        assignment: Sequence[Sequence[str]] | None = None,
+    ) -> tuple[Topic, Sequence[PartitionRecord]]:
+        """The topic as it is to be, checked, and the first records of its partitions.
+
+        ``assignment``: the brokers of each partition, the preferred leader first; None: they are
+        spread over the brokers that are alive.
 
         Raises:
-            InvalidTopic, InvalidConfig, SchemaMismatch: naming what is wrong.
+            InvalidTopic, InvalidAssignment, InvalidConfig, SchemaMismatch: naming what is wrong.
         """
         check_name(name)
-        if replication_factor != 1:
-            raise InvalidConfig(
-                f"a replication factor of {replication_factor}: partitions are not replicated yet",
-                setting="replication_factor",
-                hint="Give 1, or leave it out.",
-            )
+        if assignment is not None:
+            partitions, replication_factor = len(assignment), len(next(iter(assignment), ()))
         topic = Topic(
             name=name,
             id=self._ids.new_id(),
             schema=check_topic_schema(schema),
             partitions=partitions,
             config={key: str(value) for key, value in config.items()},
-            leader=self._host.broker_id,
+            replication_factor=replication_factor,
         )
         check_partitions(topic)
         parse_settings(topic.config, self._defaults)
-        return topic
+        if assignment is not None:
+            return topic, placed_by_hand(topic, assignment, self._members)
+        return topic, placed(topic, partitions, self._host.view, self._members)
 
-    def alter(self, name: str, partitions: int | None, config: Mapping[str, Any]) -> HostedTopic:
+    def alter(
+        self,
+        name: str,
+        partitions: int | None,
+        config: Mapping[str, Any],
+        assignment: Sequence[Sequence[str]] | None = None,
+    ) -> HostedTopic:
         """Gives a topic more partitions, and other settings; on any error it stays as it was.
 
+        ``assignment``: the brokers of each new partition.
+
         Raises:
-            UnknownTopic, NotLeader: there is no such topic; another broker leads it.
-            InvalidTopic, InvalidConfig: as :meth:`plan_change`.
+            UnknownTopic: there is no such topic.
+            InvalidTopic, InvalidAssignment, InvalidConfig: as :meth:`plan_change`.
         """
         change = self.plan_change(name, partitions, config)
         with self._changes(name):
-            self._host.topic(name)
-            altered = self._driver.run(scripts.alter_topic(name, change))
+            altered = self._driver.run(
+                scripts.alter_topic(name, change, self.plan_added(assignment))
+            )
         return self._host.topic(name, altered.id)
+
+    def plan_added(
+        self, assignment: Sequence[Sequence[str]] | None = None
+    ) -> Callable[[Topic, Topic], Sequence[PartitionRecord]]:
+        """Where the partitions go that a topic's new form has and its old one has not."""
+
+        def place(old: Topic, new: Topic) -> Sequence[PartitionRecord]:
+            added = new.partitions - old.partitions
+            if assignment is None:
+                return placed(new, added, self._host.view, self._members)
+            if len(assignment) != added:
+                raise InvalidTopic(
+                    f"{len(assignment)} new partitions are assigned, and {added} are added",
+                    topic=new.name,
+                    hint="Name the brokers of each partition that is added, and of no other.",
+                )
+            return placed_by_hand(new, assignment, self._members, old.partitions)
+
+        return place
 
     def plan_change(
         self, name: str, partitions: int | None, config: Mapping[str, Any]
@@ -125,26 +166,29 @@ class TopicDesk:
         return change
 
     def delete(self, name: str) -> None:
-        """Deletes a topic and its records.
-
-        Raises:
-            UnknownTopic, NotLeader: there is no such topic; another broker leads it.
-        """
+        """Deletes a topic and its records; UnknownTopic if there is no such topic."""
         with self._changes(name):
-            self._host.topic(name)
             self._driver.run(scripts.delete_topic(name))
 
     def remove_left_overs(self) -> list[str]:
-        """Removes what a crash left of this broker's topics; the folders' topics."""
-        return self._driver.run(self.removing_left_overs())
+        """Removes what a crash, or a deletion, left of topics; the names of those."""
+        return self._driver.run(self.removing_left_overs(starts=True))
 
-    def removing_left_overs(self) -> Script[list[str]]:
-        """What :meth:`remove_left_overs` does, step by step."""
+    def removing_left_overs(self, *, starts: bool = False) -> Script[list[str]]:
+        """What :meth:`remove_left_overs` does, step by step.
+
+        ``starts``: nothing that an earlier process of this broker was making is under way.
+        """
         removed = []
-        for record in (yield from scripts.left_overs()):
-            topic = decode(record)
-            if self._host.leads(topic) and (yield from scripts.remove_left_over(record)):
-                removed.append(topic.name)
+        me = self._host.broker_id
+        for record in (yield from left_overs.left_overs()):
+            gone = {
+                broker
+                for broker in left_overs.makers(record)
+                if (starts if broker == me else not self._members.is_alive(broker))
+            }
+            if (yield from left_overs.remove_left_over(record, me, gone)):
+                removed.append(left_overs.name_of(record))
         return removed
 
     @contextmanager

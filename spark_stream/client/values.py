@@ -14,10 +14,14 @@ from spark_stream.errors import IsologError
 
 @dataclass(frozen=True, slots=True)
 class PartitionDescription:
-    """A partition as its leader sees it. ``error`` is None unless the partition cannot be used."""
+    """A partition as its leader sees it. ``error`` is None unless the partition cannot be used.
+
+    ``leader``, ``replicas`` and ``isr`` are broker ids; there is no leader while nobody can lead.
+    ``lag``: how many entries each follower lacks.
+    """
 
     partition: int
-    leader: str
+    leader: str | None
     leader_epoch: int
     replicas: tuple[str, ...]
     isr: tuple[str, ...]
@@ -27,6 +31,7 @@ class PartitionDescription:
     last_stable_offset: int
     size: int = 0
     open_transactions: int = 0
+    lag: Mapping[str, int] = field(default_factory=dict)
     error: IsologError | None = None
 
 
@@ -39,6 +44,7 @@ class TopicDescription:
     schema: pa.Schema
     config: Mapping[str, str]
     partitions: tuple[PartitionDescription, ...]
+    replication_factor: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,17 @@ def left_overs() -> Script[list[Record]]:
     return list((yield from list_records(REMOVED)))
 
 
+def makers(record: Record) -> tuple[BrokerId, ...]:
+    """The broker that makes the topic of an announcement, if one does."""
+    maker = decode_left_over(record).maker
+    return () if maker is None else (maker,)
+
+
+def name_of(record: Record) -> str:
+    """The name of an announcement's topic."""
+    return decode_left_over(record).topic.name
+
+
 def remove_left_over(record: Record, broker: BrokerId, gone: Collection[BrokerId]) -> Script[bool]:
     """Does this broker's part for an announcement; whether it removed anything.
 

@@ -216,20 +216,29 @@ class Empty(Message):
 
 
 class CreateTopic(Message):
-    """``schema_ipc``: base64 of the Arrow IPC schema message; None means the default schema."""
+    """``schema_ipc``: base64 of the Arrow IPC schema message; None means the default schema.
+
+    ``assignment``: the ids of the brokers of each partition, the preferred leader first; None: they
+    are spread over the brokers that are alive. It says how many partitions and replicas there are.
+    """
 
     topic: Name
     partitions: int = 1
     replication_factor: int = 1
+    assignment: list[list[str]] | None = None
     schema_ipc: str | None = None
     config: dict[str, str] = {}
 
 
 class AlterTopic(Message):
-    """``partitions``: how many there will be (None: as now). ``config``: the settings to change."""
+    """``partitions``: how many there will be (None: as now). ``config``: the settings to change.
+
+    ``assignment``: the ids of the brokers of each partition that is added; None: they are spread.
+    """
 
     topic: Name
     partitions: int | None = None
+    assignment: list[list[str]] | None = None
     config: dict[str, str] = {}
 
 
@@ -240,10 +249,14 @@ class NamedTopic(Message):
 
 
 class PartitionFacts(Message):
-    """A partition as its leader sees it. ``error`` says why it cannot be used, if so."""
+    """A partition as its leader sees it. ``error`` says why it cannot be used, if so.
+
+    Brokers are named by their ids. ``leader`` is None while nobody can lead. ``lag``: how many
+    entries each follower lacks.
+    """
 
     partition: int
-    leader: str
+    leader: str | None
     leader_epoch: int
     replicas: list[str]
     isr: list[str]
@@ -253,6 +266,7 @@ class PartitionFacts(Message):
     last_stable_offset: int
     size: int
     open_transactions: int = 0
+    lag: dict[str, int] = {}
     error: dict[str, Any] | None = None
 
 
@@ -264,6 +278,7 @@ class TopicFacts(Message):
     schema_ipc: str
     config: dict[str, str]
     partitions: list[PartitionFacts]
+    replication_factor: int = 1
 
 
 class TopicNames(Message):

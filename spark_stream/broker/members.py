@@ -1,0 +1,42 @@
+"""The brokers of the cluster as this one sees them: who is registered, and who is alive."""
+
+from __future__ import annotations
+
+from spark_stream.cluster.brokers import BrokerState, RegisteredBroker
+from spark_stream.cluster.leases import Leases
+from spark_stream.cluster.view import ClusterView
+from spark_stream.consistency.assignment import Racks
+from spark_stream.consistency.ids import BrokerId, Generation
+
+
+class Members:
+    """From any thread."""
+
+    def __init__(self, view: ClusterView, leases: Leases) -> None:
+        self._view = view
+        self._leases = leases
+
+    def get(self, broker: str) -> RegisteredBroker | None:
+        """The broker, if it is registered."""
+        return self._view.now.brokers.get(BrokerId(broker))
+
+    def is_alive(self, broker: str) -> bool:
+        """Whether the broker has a lease that may not be over."""
+        return self._leases.alive(broker)
+
+    def registered(self) -> dict[BrokerId, Generation]:
+        """Every broker, with the generation of its logs that it registered last."""
+        return {broker: each.generation for broker, each in self._view.now.brokers.items()}
+
+    def alive(self) -> dict[BrokerId, Generation]:
+        """Those that are alive."""
+        known = self.registered()
+        return {broker: known[broker] for broker in known if self._leases.alive(broker)}
+
+    def takers(self) -> Racks:
+        """Those that may be given replicas: alive, and not leaving; each with its rack."""
+        return {
+            broker: each.rack
+            for broker, each in self._view.now.brokers.items()
+            if each.state is BrokerState.ACTIVE and self._leases.alive(broker)
+        }

@@ -1,0 +1,71 @@
+"""Which brokers get the replicas of a topic's partitions: the rules, on the cluster as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from spark_stream.broker.members import Members
+from spark_stream.cluster.topics import Topic
+from spark_stream.cluster.view import ClusterView
+from spark_stream.consistency import election
+from spark_stream.consistency.assignment import Misassigned, assign, load_of, misassigned
+from spark_stream.consistency.ids import BrokerId
+from spark_stream.consistency.partition_record import PartitionRecord
+from spark_stream.errors import InvalidAssignment
+
+
+def placed(
+    topic: Topic, partitions: int, view: ClusterView, members: Members
+) -> Sequence[PartitionRecord]:
+    """First records of so many new partitions of the topic, spread over the brokers.
+
+    Raises:
+        InvalidAssignment: there are fewer brokers than the topic is to have replicas.
+    """
+    there = [each for found in view.now.partitions.values() for each in found.values()]
+    load = load_of(each.record.replicas for each in there)
+    found = assign(partitions, topic.replication_factor, members.takers(), load)
+    if isinstance(found, Misassigned):
+        raise _refused(topic, found)
+    return _records(topic, found, members)
+
+
+def placed_by_hand(
+    topic: Topic, assignment: Sequence[Sequence[str]], members: Members, first: int = 0
+) -> Sequence[PartitionRecord]:
+    """First records of partitions whose brokers an operator chose.
+
+    Raises:
+        InvalidAssignment: naming the partition and the broker that cannot be.
+    """
+    wrong = misassigned(assignment, members.registered().keys(), first_partition=first)
+    if wrong is not None:
+        raise _refused(topic, wrong)
+    return _records(topic, [tuple(map(BrokerId, each)) for each in assignment], members)
+
+
+def _records(
+    topic: Topic, assignment: Iterable[tuple[BrokerId, ...]], members: Members
+) -> list[PartitionRecord]:
+    alive = members.alive()
+    records = []
+    for number, replicas in enumerate(assignment):
+        record = election.create(replicas, alive)
+        if record is None:
+            raise InvalidAssignment(
+                f"topic {topic.name!r}: no broker of {', '.join(replicas)} is alive"
+                f" (partition {number})",
+                topic=topic.name,
+                partition=number,
+            )
+        records.append(record)
+    return records
+
+
+def _refused(topic: Topic, wrong: Misassigned) -> InvalidAssignment:
+    return InvalidAssignment(
+        f"topic {topic.name!r}: {wrong.message}",
+        topic=topic.name,
+        **({} if wrong.partition is None else {"partition": wrong.partition}),
+        **({} if wrong.broker is None else {"broker": wrong.broker}),
+    )
