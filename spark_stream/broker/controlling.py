@@ -1,0 +1,99 @@
+"""A broker as the controller, while it is that: it gives partitions leaders that live.
+
+Each round looks whether anybody died or came back, or a record changed; where nothing did, a round
+costs next to nothing. A round that could not do all that is due is followed by another.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Final
+
+from spark_stream.broker.host import Host
+from spark_stream.broker.members import Members
+from spark_stream.cluster.controller import ControllerSeat
+from spark_stream.consistency.election import Alive
+from spark_stream.consistency.ids import BrokerId
+from spark_stream.consistency.transactions import Joined
+from spark_stream.scripts.electing import Changed, Placed, attend, needs_attention
+from spark_stream.scripts.steps import Script
+
+logger = logging.getLogger(__name__)
+
+ROUND_S: Final = 0.1
+"""How long to pause between two rounds: so long may nobody notice that a leader died."""
+
+
+class Controlling:
+    """What one incarnation of a broker does as the controller, and to become it."""
+
+    def __init__(self, host: Host, members: Members, seat: ControllerSeat) -> None:
+        self._host = host
+        self._members = members
+        self._seat = seat
+        self._seen: tuple[int, Alive] | None = None  # after a round that left nothing to do
+
+    def rounds(self) -> Script[None]:
+        """One round, step by step."""
+        now = self._host.view.now
+        held = now.controller
+        if not self._seat.holds(held):
+            self._seen = None
+            if held is not None and self._lives(held.broker, held.incarnation):
+                return
+            taken = self._seat.take(self._lives)
+            if taken is None:
+                return
+            logger.info("this broker is the controller, in term %d", taken.term)
+        alive = self._members.alive()
+        if self._seen == (now.revision, alive):
+            return
+        due = [each for each in self._partitions() if needs_attention(each.stored.record, alive)]
+        for change in (yield from attend(due, alive, self._members.registered())):
+            _tell(change)
+        if not due:
+            self._seen = (now.revision, alive)
+
+    def _lives(self, broker: BrokerId, incarnation: str) -> bool:
+        known = self._members.get(broker)
+        return (
+            known is not None
+            and known.incarnation == incarnation
+            and self._members.is_alive(broker)
+        )
+
+    def _partitions(self) -> Iterator[Placed]:
+        """All partitions of topics that are there."""
+        now = self._host.view.now
+        for topic in now.topics.values():
+            unclean: bool | None = None
+            for number, stored in now.partitions.get(topic.id, {}).items():
+                if number >= topic.partitions:
+                    continue
+                if unclean is None:
+                    unclean = self._host.settings_of(topic).unclean_leader_election
+                yield Placed(Joined(topic.name, topic.id, number), stored, unclean)
+
+
+def _tell(change: Changed) -> None:
+    where = f"{change.at.topic}/{change.at.partition}"
+    before, after = change.before, change.after
+    if after.leader == before.leader and after.leader_epoch == before.leader_epoch:
+        logger.info("%s: its replicas are on %s now", where, ", ".join(after.replicas))
+    elif change.risky:
+        logger.error(
+            "%s: no replica that was in sync has all its records; broker %s has the longest log and"
+            " leads in epoch %d: committed records may be lost",
+            where,
+            after.leader,
+            after.leader_epoch,
+        )
+    else:
+        logger.info(
+            "%s: broker %s leads in epoch %d, after %s",
+            where,
+            after.leader,
+            after.leader_epoch,
+            before.leader or "nobody",
+        )

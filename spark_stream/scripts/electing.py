@@ -1,0 +1,128 @@
+"""Leaders are elected and moves finished: by the controller, and by a broker that starts.
+
+Every decision is a compare-and-set on a partition's record (``consistency.election``). So two that
+decide at once do no harm, and a decision by an old view changes nothing: whoever loses looks again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from spark_stream.cluster.partitions import StoredPartition, put_of
+from spark_stream.consistency import election
+from spark_stream.consistency.election import Alive, LogEnd, Obstacle, Unchanged
+from spark_stream.consistency.ids import BrokerId
+from spark_stream.consistency.partition_record import Member, PartitionRecord
+from spark_stream.consistency.transactions import Joined
+from spark_stream.scripts.steps import ReadLogEnd, Refresh, Script, put_many, together
+
+_LOST: Final = (Obstacle.NOBODY_IN_SYNC,)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A partition of a topic that is there; ``unclean``: any replica may be elected."""
+
+    at: Joined
+    stored: StoredPartition
+    unclean: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """A partition's record was changed, from ``before`` to ``after``.
+
+    ``risky``: the leader was not in sync, or has lost what it had; records may be lost.
+    """
+
+    at: Joined
+    before: PartitionRecord
+    after: PartitionRecord
+    risky: bool = False
+
+
+def needs_attention(record: PartitionRecord, alive: Alive) -> bool:
+    """Whether a controller has something to do: no live leader, or a move."""
+    leader = None if record.leader is None else record.member(record.leader)
+    if leader is None or alive.get(leader.broker) != leader.generation:
+        return True
+    return bool(record.adding or record.removing)
+
+
+def attend(
+    partitions: Iterable[Placed], alive: Alive, registered: Alive
+) -> Script[list[Changed]]:
+    """Elects leaders where there is none that lives, and finishes moves that can be."""
+    changes: list[Changed] = []
+    versions: dict[Joined, StoredPartition] = {}
+    for each in partitions:
+        record = each.stored.record
+        outcome = election.elect(record, alive)
+        risky = False
+        if isinstance(outcome, Unchanged) and outcome.why in _LOST:
+            outcome = yield from _elect_longest(each, alive, registered)
+            risky = True
+        if isinstance(outcome, Unchanged):
+            outcome, risky = election.finish_move(record, alive), False
+        if not isinstance(outcome, Unchanged):
+            changes.append(Changed(each.at, record, outcome, risky))
+            versions[each.at] = each.stored
+    return (yield from _put_all(changes, versions))
+
+
+def resume(
+    partitions: Iterable[Placed], me: Member, log_end: Callable[[Joined], LogEnd | None]
+) -> Script[list[Changed]]:
+    """What a broker that starts led before, it leads again, in a new epoch if need be.
+
+    A partition of which it alone was in sync it leads whatever its log has lost: nobody has more.
+    """
+    changes: list[Changed] = []
+    versions: dict[Joined, StoredPartition] = {}
+    for each in partitions:
+        record = each.stored.record
+        if record.leader != me.broker:
+            continue
+        outcome = election.resume(record, me)
+        risky = False
+        if isinstance(outcome, Unchanged) and [m.broker for m in record.isr] == [me.broker]:
+            end = log_end(each.at)
+            if end is not None:
+                candidates = {me.broker: end}
+                outcome = election.elect_longest(record, candidates, {me.broker: me.generation})
+                risky = True
+        if not isinstance(outcome, Unchanged):
+            changes.append(Changed(each.at, record, outcome, risky))
+            versions[each.at] = each.stored
+    return (yield from _put_all(changes, versions))
+
+
+def _elect_longest(
+    partition: Placed, alive: Alive, registered: Alive
+) -> Script[election.Outcome]:
+    record = partition.stored.record
+    if not partition.unclean and election.awaited(record, registered):
+        return Unchanged(Obstacle.AWAITED, record)
+    brokers = [each for each in record.replicas if each in alive]
+    answers = yield from together(ReadLogEnd(broker, partition.at) for broker in brokers)
+    candidates: Mapping[BrokerId, LogEnd] = {
+        broker: answer
+        for broker, answer in zip(brokers, answers, strict=True)
+        if isinstance(answer, LogEnd)
+    }
+    return election.elect_longest(record, candidates, registered, unclean=partition.unclean)
+
+
+def _put_all(
+    changes: list[Changed], versions: Mapping[Joined, StoredPartition]
+) -> Script[list[Changed]]:
+    """Puts the changes on record; those that were."""
+    if not changes:
+        return []
+    written = yield from put_many(
+        put_of(versions[each.at].id, each.after, versions[each.at].version) for each in changes
+    )
+    yield Refresh()
+    return [each for each, version in zip(changes, written, strict=True) if version is not None]
