@@ -57,6 +57,7 @@ _CHANGED: Final = (
     " union all select 'deleted', key, null, revision from deleted where revision > ? and ({keys})"
     " union all select 'record', key, value, version from record where version > ? and ({keys})"
 )
+_STAMP: Final = "pragma data_version"  # moves with every change of the file by somebody else
 DELETED_KEPT: Final = 100_000
 """For as many changes a deletion is remembered: whoever asks later reads all records anew."""
 _WAIT_S: Final = 10.0  # no change takes so long: a process that has the file longer has stopped
@@ -72,7 +73,9 @@ class SqliteStore:
         self._clock = clock or SystemClock()
         self._reading = threading.Lock()
         self._closed = False
-        self._unchanged: tuple[int, int] | None = None  # SQLite's stamp of the file → the revision
+        # SQLite's stamp of the file at the last look, the revision, and what to say until it moves.
+        self._unchanged: tuple[tuple[int], int] | None = None
+        self._nothing = Changes(0, {}, complete=True)
         with ExitStack() as undo, self._named():
             self._turns = Turns(path.with_name(path.name + "-turns"), self._clock)
             undo.callback(self._turns.close)
@@ -134,13 +137,20 @@ class SqliteStore:
         return deleted
 
     def changes(self, since: int, prefixes: Sequence[str] = ("",)) -> Changes:
+        # Every broker asks many times a second, and mostly nothing has changed: this is kept short.
+        with self._reading:
+            try:
+                stamp = self._reader.execute(_STAMP).fetchone()
+            except sqlite3.Error:
+                stamp = None  # what is wrong, or busy, the long way finds out
+            if stamp is not None and self._unchanged == (stamp, since):
+                return self._nothing
         with self._named(), self._reading:
-            (stamp,) = self._fetch("pragma data_version")[0]
-            if self._unchanged == (stamp, since):
-                return Changes(since, {}, complete=since == 0)
+            (stamp,) = self._fetch(_STAMP)
             changes = self._changes_since(since, prefixes)
             # A change between the two reads has another stamp, so the next call reads again.
             self._unchanged = (stamp, changes.revision)
+            self._nothing = Changes(changes.revision, {}, complete=changes.revision == 0)
             return changes
 
     def _changes_since(self, since: int, prefixes: Sequence[str]) -> Changes:
