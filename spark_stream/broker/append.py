@@ -147,7 +147,7 @@ class Append:
                 offset=done.offset,
                 count=done.count,
                 duplicate=done.duplicate,
-                partitions=len(self._hosted.partitions),
+                partitions=self._hosted.topic.partitions,
                 leader_epoch=leader_epoch,
                 error=done.refused.to_wire() if done.refused else None,
             )

@@ -23,9 +23,11 @@ from spark_stream.broker.upkeep import Upkeep
 from spark_stream.cluster.topics import Topic, unknown
 from spark_stream.cluster.partitions import PartitionId, StoredPartition
 from spark_stream.cluster.view import ClusterView, News
+from spark_stream.consistency.election import LogEnd
 from spark_stream.consistency.entries import greatest_numbers
 from spark_stream.consistency.ids import BrokerId, Generation
 from spark_stream.consistency.partition_record import PartitionRecord
+from spark_stream.consistency.transactions import Joined
 from spark_stream.environment import Clock
 from spark_stream.errors import (
     BrokerStopping,
@@ -196,6 +198,24 @@ class Host:
             raise unknown(name)
         _check_id(topic, topic_id)
         return topic
+
+    def settings_of(self, topic: Topic) -> LogSettings:
+        """The topic's settings, with this broker's defaults for those that it does not set."""
+        hosted = self._hosted.get(topic.name)
+        if hosted is not None and hosted.topic is topic:
+            return hosted.settings
+        return parse_settings(topic.config, self._defaults)
+
+    def log_end(self, at: Joined) -> LogEnd | None:
+        """Where this broker's replica ends; None: it has none that is open."""
+        hosted = self._hosted.get(at.topic)
+        if hosted is None or hosted.topic.id != at.topic_id or self._generation is None:
+            return None
+        found = hosted.replicas.get(at.partition)
+        if not isinstance(found, Partition):
+            return None
+        last = found.last_epoch
+        return LogEnd(self._generation, -1 if last is None else int(last), found.log.end.entry)
 
     def record(self, topic: Topic, number: int) -> PartitionRecord | None:
         """The partition's record as this broker sees it."""

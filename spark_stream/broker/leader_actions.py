@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from spark_stream.broker.here import Here
-from spark_stream.broker.partition import Partition
 from spark_stream.cluster.topics import Topic
 from spark_stream.wire.messages import (
     BrokerAddress,
@@ -23,30 +22,24 @@ def find_leaders(here: Here, asked: FindLeaders) -> Leaders:
 
 
 def list_brokers(here: Here, asked: Empty) -> BrokerList:
-    found = here.host.brokers.all()
+    found = here.host.view.now.brokers.values()
     return BrokerList(brokers=[BrokerAddress(id=each.id, address=each.address) for each in found])
 
 
 def leaders_of(here: Here, topic: Topic, numbers: Iterable[int]) -> list[LeaderFacts]:
-    """Who leads these partitions of the topic; epochs where this broker knows them."""
-    host = here.host
-    if not host.leads(topic):
-        leader = host.brokers.get(topic.leader)
-        address = "" if leader is None else leader.address
-        return [
-            LeaderFacts(partition=each, leader=topic.leader, address=address) for each in numbers
-        ]
-    hosted = host.topic(topic.name, topic.id)
+    """Who leads these partitions of the topic, as this broker sees it."""
+    brokers = here.host.view.now.brokers
     found = []
     for number in numbers:
-        partition = hosted.partitions[number]
-        epoch = int(partition.leader_epoch) if isinstance(partition, Partition) else None
+        record = here.host.record(topic, number)
+        leader = None if record is None else record.leader
+        known = None if leader is None else brokers.get(leader)
         found.append(
             LeaderFacts(
                 partition=number,
-                leader=host.broker_id,
-                address=here.facts.address,
-                leader_epoch=epoch,
+                leader=leader,
+                address="" if known is None else known.address,
+                leader_epoch=None if record is None else int(record.leader_epoch),
             )
         )
     return found

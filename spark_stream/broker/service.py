@@ -20,15 +20,19 @@ from spark_stream.broker.here import Here
 from spark_stream.broker.host import Host, HostedTopic
 from spark_stream.broker.keepalive import Keepalive, WatchedReader, WatchedWriter
 from spark_stream.broker.memory import memory_errors
-from spark_stream.broker.partition import Partition
 from spark_stream.broker.peers import RUN_STEPS
 from spark_stream.broker.step_table import StepTable
 from spark_stream.broker.steps import run_steps
 from spark_stream.broker.transactions import TransactionDesk
 from spark_stream.broker.waiting import WaitingReads
+from spark_stream.cluster.topics import Topic
+from spark_stream.consistency.isolation import Bounds
+from spark_stream.consistency.transactions import Joined
 from spark_stream.environment import Clock
 from spark_stream.errors import BrokerUnavailable, InternalError, IsologError, Unsupported
+from spark_stream.scripts.steps import read_bounds
 from spark_stream.wire.actions import ACTIONS
+from spark_stream.wire.addresses import location
 from spark_stream.wire.flight import to_flight
 from spark_stream.wire.messages import Fetch
 from spark_stream.wire.step_messages import RunSteps
@@ -60,13 +64,13 @@ class FlightService(fl.FlightServerBase):
         desk: TransactionDesk,
         table: StepTable,
         here: Callable[[int], Here],
-        location: Callable[[int], str],
+        reachable: Callable[[int], str],
         activity: Activity,
         keepalive: Keepalive,
         clock: Clock,
         memory_bytes: int,
     ) -> None:
-        """``here`` and ``location`` take the port that was bound (0: none, a Unix socket)."""
+        """``here`` and ``reachable`` take the port that was bound (0: none, a Unix socket)."""
         self._host = host
         self._desk = desk
         self._activity = activity
@@ -77,7 +81,7 @@ class FlightService(fl.FlightServerBase):
         self._here: Here | None = None
         self._memory_bytes = memory_bytes
         super().__init__(bind)
-        self._location = location(self.port)
+        self._location = reachable(self.port)
         self._here = here(self.port)
 
     def do_put(
@@ -146,7 +150,7 @@ class FlightService(fl.FlightServerBase):
         self, context: fl.ServerCallContext, criteria: bytes
     ) -> Iterator[fl.FlightInfo]:
         with self._activity.call(), translated("list"):
-            return iter([self._info(hosted) for hosted in self._host.topics()])
+            return iter([self._info(self._host.topic(name)) for name in self._host.names()])
 
     def get_flight_info(
         self, context: fl.ServerCallContext, descriptor: fl.FlightDescriptor
@@ -167,29 +171,42 @@ class FlightService(fl.FlightServerBase):
         return fl.SchemaResult(self.get_flight_info(context, descriptor).schema)
 
     def _info(self, hosted: HostedTopic, only: Fetch | None = None) -> fl.FlightInfo:
-        name = hosted.topic.name
+        """One endpoint for each partition, at its leader."""
+        topic = hosted.topic
         if only is None:
-            path = [name]
-            fetches = [Fetch(topic=name, partition=p) for p in range(len(hosted.partitions))]
+            path = [topic.name]
+            fetches = [Fetch(topic=topic.name, partition=p) for p in range(topic.partitions)]
         else:
-            hosted.partition(only.partition)
-            path, fetches = [name, str(only.partition)], [only]
+            hosted.check_number(only.partition)
+            path, fetches = [topic.name, str(only.partition)], [only]
         columns = only.columns if only is not None else None
-        endpoints = [fl.FlightEndpoint(each.to_bytes(), [self._location]) for each in fetches]
+        places = [Joined(topic.name, topic.id, each.partition) for each in fetches]
+        bounds = self._desk.run(read_bounds(places))
         return fl.FlightInfo(
             projection_of(hosted, columns).schema,
             fl.FlightDescriptor.for_path(*path),
-            endpoints,
-            sum(_records(hosted.partitions[each.partition]) for each in fetches),
+            [
+                fl.FlightEndpoint(each.to_bytes(), self._locations(topic, each.partition))
+                for each in fetches
+            ],
+            sum(_records(each) for each in bounds),
             -1,
         )
 
+    def _locations(self, topic: Topic, number: int) -> list[str]:
+        """Where the partition's leader is; nowhere while it has none."""
+        record = self._host.record(topic, number)
+        leader = None if record is None else record.leader
+        if leader == self._host.broker_id:
+            return [self._location]
+        known = None if leader is None else self._host.view.now.brokers.get(leader)
+        return [] if known is None else [location(known.address)]
 
-def _records(partition: Partition | IsologError) -> int:
-    if not isinstance(partition, Partition):
+
+def _records(found: Bounds | IsologError) -> int:
+    if isinstance(found, IsologError):
         return 0
-    bounds = partition.bounds()
-    return int(bounds.log_end_offset - bounds.log_start_offset)
+    return int(found.log_end_offset - found.log_start_offset)
 
 
 def location_of(scheme: str, host: str, port: int) -> str:

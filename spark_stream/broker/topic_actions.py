@@ -15,7 +15,7 @@ from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.isolation import upper_bound
 from spark_stream.consistency.transactions import Joined
-from spark_stream.errors import IsologError
+from spark_stream.errors import IsologError, NotLeader
 from spark_stream.scripts.steps import Describe, Described, together
 from spark_stream.storage.settings import shown_settings
 from spark_stream.version import VERSION
@@ -66,24 +66,15 @@ def list_topics(here: Here, asked: Empty) -> TopicNames:
 
 
 def list_offsets(here: Here, asked: ListOffsets) -> Offsets:
-    topic = here.host.find(asked.topic)
-    if not here.host.leads(topic):
-        numbers = asked.partitions
-        if numbers is None:
-            numbers = list(range(topic.partitions))
-        return Offsets(
-            topic_id=topic.id,
-            offsets={},
-            epochs={},
-            log_start_offsets={},
-            log_end_offsets={},
-            elsewhere=leaders_of(here, topic, numbers),
-        )
     hosted = here.host.topic(asked.topic)
-    numbers = asked.partitions
-    if numbers is None:
-        numbers = list(range(hosted.topic.partitions))
-    found = {number: hosted.partition(number) for number in numbers}
+    numbers = range(hosted.topic.partitions) if asked.partitions is None else asked.partitions
+    found: dict[int, Partition] = {}
+    elsewhere: list[int] = []
+    for number in numbers:
+        try:
+            found[number] = hosted.partition(number)
+        except NotLeader:
+            elsewhere.append(number)
     bounds = {number: partition.bounds() for number, partition in found.items()}
     return Offsets(
         topic_id=hosted.topic.id,
@@ -101,6 +92,7 @@ def list_offsets(here: Here, asked: ListOffsets) -> Offsets:
             for number, (start, end) in asked.ranges.items()
             if number in found and found[number].shows_uncommitted(Offset(start), Offset(end))
         ],
+        elsewhere=leaders_of(here, hosted.topic, elsewhere),
     )
 
 
