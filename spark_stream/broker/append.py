@@ -26,7 +26,9 @@ from spark_stream.errors import (
     InternalError,
     InvalidRequest,
     IsologError,
+    NotLeader,
     RequestTimeout,
+    UnknownOutcome,
 )
 from spark_stream.scripts.steps import Script
 from spark_stream.wire.messages import Ack, AppendTo, Envelope, StampFacts
@@ -96,7 +98,7 @@ class Append:
                     return False
                 target.await_acknowledgement(taken, max(0.0, self._left()))
         except IsologError as error:
-            self._answer(error)
+            self._answer(self._outcome(error))
         except pa.ArrowMemoryError:
             size = self._batch.nbytes
             self._answer(BrokerBusy(f"no memory to append a batch of {size} bytes"))
@@ -109,6 +111,23 @@ class Append:
             self._acknowledge(taken.appended, int(target.leader_epoch))
             taken.wake()
         return True
+
+    def _outcome(self, error: IsologError) -> IsologError:
+        """What the client is told: of a batch that is in a log, and cannot be known again if it is
+        sent again, the outcome is unknown.
+        """
+        taken = self._taken
+        if taken is None or self._stamp is not None or not isinstance(error, NotLeader):
+            return error
+        done = taken.appended
+        return UnknownOutcome(
+            f"{error.message}; whether the next leader has offsets {done.offset} to"
+            f" {done.offset + done.count - 1} is not known",
+            topic=self._hosted.topic.name,
+            partition=self.partition,
+            offset=int(done.offset),
+            kept=done.count,
+        )
 
     def _take(self, target: Partition, patience_s: float) -> Script[Taken | None]:
         if self._candidate is None:

@@ -10,7 +10,7 @@ import itertools
 
 from spark_stream.broker.outcomes import Acknowledgement, WakeUp
 from spark_stream.consistency.effects import Abandon, Answer, Disown, Effects, Wake
-from spark_stream.errors import IsologError, UnknownOutcome
+from spark_stream.errors import IsologError, NotLeader, UnknownOutcome
 
 
 class Callers:
@@ -62,7 +62,7 @@ class Callers:
             elif isinstance(effect, Abandon):
                 for number in effect.tickets:
                     self._appends.pop(number).settle(
-                        UnknownOutcome(f"{self._partition}: another broker leads now")
+                        NotLeader(f"{self._partition}: another broker leads now", leader="")
                     )
         return woken
 

@@ -17,6 +17,7 @@ from spark_stream.consistency.isolation import (
     DROPS_ABORTED,
     Bounds,
     Evicted,
+    Isolation,
     OutOfRange,
     VisibleRange,
     upper_bound,
@@ -32,7 +33,7 @@ from spark_stream.errors import (
 )
 from spark_stream.storage.log import UNLIMITED
 from spark_stream.storage.reading import Chunk
-from spark_stream.wire.messages import EARLIEST, BoundsFacts, ChunkFacts, EndFacts, Fetch
+from spark_stream.wire.messages import EARLIEST, LATEST, BoundsFacts, ChunkFacts, EndFacts, Fetch
 from spark_stream.wire.schemas import LEADER_COLUMNS, OFFSET, TIMESTAMP, empty_batch
 
 Answer = tuple[pa.RecordBatch, bytes]
@@ -125,6 +126,8 @@ class FetchStream:
 
     def _start(self) -> Offset:
         isolation, start = self._request.isolation, self._request.start
+        if start == LATEST and isolation is not Isolation.READ_UNCOMMITTED:
+            self._partition.check_hw_known()
         bounds = self._partition.bounds(isolation)
         if start >= 0:
             return Offset(start)
@@ -161,6 +164,7 @@ class FetchStream:
             OffsetOutOfRange, OffsetEvicted: naming the offset asked for and the nearest there is.
         """
         request = self._request
+        self._partition.check_leads()
         check_leader_epoch(self._partition, request.leader_epoch)
         end = None if request.end is None else Offset(request.end)
         bounds = self._partition.bounds(request.isolation)

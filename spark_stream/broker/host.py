@@ -23,11 +23,14 @@ from spark_stream.broker.upkeep import Upkeep
 from spark_stream.cluster.topics import Topic, unknown
 from spark_stream.cluster.partitions import PartitionId, StoredPartition
 from spark_stream.cluster.view import ClusterView, News
+from spark_stream.consistency import election
+from spark_stream.consistency.effects import ProposeIsr
 from spark_stream.consistency.election import LogEnd
 from spark_stream.consistency.entries import greatest_numbers
 from spark_stream.consistency.ids import BrokerId, Generation
-from spark_stream.consistency.partition_record import PartitionRecord
+from spark_stream.consistency.partition_record import Member, PartitionRecord
 from spark_stream.consistency.transactions import Joined
+from spark_stream.consistency.progress import GenerationOf
 from spark_stream.environment import Clock
 from spark_stream.errors import (
     BrokerStopping,
@@ -134,10 +137,14 @@ class Host:
         *,
         logs: Logs | None = None,
         links: Links | None = None,
+        proposed: Callable[[Partition, ProposeIsr], None] = lambda _, __: None,
+        generation_of: GenerationOf = lambda _: None,
     ) -> None:
         """``producer_age_us``: how long a producer that writes nothing is remembered.
 
-        ``logs``: how logs are opened; None: as files of this host.
+        ``logs``: how logs are opened; None: as files of this host. ``links``: the streams to
+        leaders; None: this broker follows nobody. ``proposed``, ``generation_of``: as
+        :class:`~spark_stream.broker.replica_shell.ReplicaShell` says.
         """
         self._directory = directory
         self.view = view
@@ -146,6 +153,8 @@ class Host:
         self._logs = FileLogs() if logs is None else logs
         self._links = NoLinks() if links is None else links
         self._producer_age = producer_age_us
+        self._proposed = proposed
+        self._generation_of = generation_of
         self.upkeep = Upkeep(clock)
         self._applying = threading.RLock()
         self._stopping = False
@@ -323,16 +332,13 @@ class Host:
             if found is None:
                 continue
             record = found.record
-            if record.leader == self.broker_id:
+            me = Member(self.broker_id, generation)
+            if election.leads(record, me):
                 self._links.unfollow(partition)
-                member = record.member(self.broker_id)
-                if member is not None and member.generation == generation:
-                    partition.lead(record, found.version, self._serves)
-                else:
-                    partition.rest()
-            elif record.leader is None:
+                partition.lead(me, record, found.version, self._serves)
+            elif record.leader in (None, self.broker_id):
                 self._links.unfollow(partition)
-                partition.rest()
+                partition.rest(record.leader_epoch)
             elif partition.follow(record.leader_epoch):
                 self._links.follow(partition, record.leader)
 
@@ -447,7 +453,10 @@ class Host:
             log,
             self._producer_age,
             self._clock,
+            alone=False,
             moved=self.upkeep.note,
+            proposed=self._proposed,
+            generation_of=self._generation_of,
         )
         self.upkeep.note(partition)
         return partition

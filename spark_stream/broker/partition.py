@@ -1,9 +1,7 @@
-"""One partition in this broker: the shell around its core, with the lock and the log.
+"""One partition in this broker, as clients see it: appends, transactions, reads that wait.
 
-The core (``consistency.replica``) decides; here one lock a partition guards core and log together,
-and what the core's effects say is carried out (``callers`` has who waits for it). A batch is
-inspected, encoded and checksummed before the lock is taken. Readers take the lock only to say what
-they wait for.
+``replica_shell`` is what it does as a replica. A batch is inspected, encoded and checksummed before
+the lock is taken. Readers take the lock only to say what they wait for.
 
 Order of steps in an append: the core judges the batch, the log takes it, the core applies its
 entry and publishes the new bounds, the append is acknowledged, and then the reads that it satisfies
@@ -15,13 +13,12 @@ the timestamps of records are the wall clock's.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 
-from spark_stream.broker.callers import Callers
 from spark_stream.broker.inspection import inspected, refusal
 from spark_stream.broker.outcomes import (
     Acknowledgement,
@@ -32,27 +29,31 @@ from spark_stream.broker.outcomes import (
     WakeUp,
 )
 from spark_stream.broker.refusals import of_stamp
+from spark_stream.broker.replica_shell import ReplicaShell
 from spark_stream.consistency.atomic import greatest_cut
 from spark_stream.consistency.effects import BOUND_OF, Effects
 from spark_stream.consistency.entries import Entry, Kind
 from spark_stream.consistency.extents import SpansSnapshot
-from spark_stream.consistency.ids import NO_TRANSACTION, LeaderEpoch, Offset
+from spark_stream.consistency.ids import NO_TRANSACTION, Offset
 from spark_stream.consistency.isolation import Bounds, Isolation
 from spark_stream.consistency.joins import PendingJoin
-from spark_stream.consistency.leader import Boundary
 from spark_stream.consistency.producers import NOBODY, Duplicate, Refused, Stamp
-from spark_stream.consistency.replica import Replica
 from spark_stream.environment import Clock
-from spark_stream.errors import BrokerStopping, IsologError, UnknownOutcome, UnknownTopic
+from spark_stream.errors import (
+    BrokerStopping,
+    IsologError,
+    NotEnoughReplicas,
+    UnknownOutcome,
+    UnknownTopic,
+)
+from spark_stream.scripts.steps import Described, Marked
 from spark_stream.storage.log_format import Prepared, marker_at
 from spark_stream.storage.replica_log import ReplicaLog
 from spark_stream.storage.settings import Flush, LogSettings
 
-FIRST_EPOCH = LeaderEpoch(0)
 
-
-class Partition:
-    """A partition that this broker leads."""
+class Partition(ReplicaShell):
+    """A replica of a partition. What is asked of its leader is refused while it does not lead."""
 
     def __init__(
         self,
@@ -62,50 +63,15 @@ class Partition:
         log: ReplicaLog,
         producer_age_us: int,
         clock: Clock,
-        followers: int = 0,
-        moved: Callable[[Partition], None] = lambda _: None,
+        **shell: Any,
     ) -> None:
-        """``moved`` is told of everything that may make housekeeping or a force due; any thread."""
-        self.topic = topic
-        self.topic_id = topic_id
-        self.number = number
-        self.log = log
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._closed: IsologError | None = None
+        """As :class:`ReplicaShell`."""
+        super().__init__(topic, topic_id, number, log, producer_age_us, clock, **shell)
         schema = log.format.schema
         self._required = tuple(field.name for field in schema if not field.nullable)
-        self._core = Replica(
-            log.tables(), log.start, log.end, clock.steady_us(), producer_age_us, followers
-        )
-        self._callers = Callers(f"{topic}/{number}")
         self._cut = (Offset(-1), Offset(-1))
-        self._moved = moved
 
-    # -- bounds and epochs ------------------------------------------------------------------------
-
-    @property
-    def replica(self) -> Replica:
-        """What this replica knows, to look at."""
-        return self._core
-
-    @property
-    def leader_epoch(self) -> LeaderEpoch:
-        return self._core.leader_epoch
-
-    @property
-    def last_epoch(self) -> LeaderEpoch | None:
-        """The epoch of the log's last entry; None: it has none."""
-        return self._core.epochs.last
-
-    def lead(self, epoch: LeaderEpoch) -> None:
-        """What is appended from now on is of this epoch, which no entry is above."""
-        with self._lock:
-            self._core.lead(epoch)
-
-    def epoch_end(self, epoch: int) -> Offset:
-        """Where that leader epoch ended in this log; the log's end for one that has not ended."""
-        return self._core.epochs.end_of(epoch, self._core.bounds_state.log_end).offset
+    # -- bounds -----------------------------------------------------------------------------------
 
     def bounds(self, isolation: Isolation | None = None) -> Bounds:
         """LEO, HW, LSO and the log's start, as one observation; the cut too if it is asked for."""
@@ -181,13 +147,15 @@ class Partition:
         Raises:
             DiskFull, StorageFailure: nothing was kept.
             ProducerFenced, OutOfOrderSequence, InvalidTransaction: the stamp does not fit.
+            NotLeader, NotEnoughReplicas: it cannot be appended here, or not now.
             BrokerStopping, UnknownTopic: the partition is closed.
         """
         if not self._lock.acquire(timeout=patience_s):
             return None
         try:
-            if self._closed is not None:
-                raise self._closed.again()
+            self._check_leads()
+            if not self._core.has_enough_replicas(stamp, isolation):
+                raise self._too_few_replicas()
             done, effects = self._judge_and_append(candidate.prepared, stamp)
             pending = None
             if done.count:
@@ -248,16 +216,9 @@ class Partition:
         writer = stamp or NOBODY
         self.log.append(prepared, core.leader_epoch, now, writer)
         entry = prepared.entry_at(end, core.leader_epoch, now, writer)
-        return Appended(end.offset, records), core.apply(entry)
-
-    # -- replication ------------------------------------------------------------------------------
-
-    def replicate(self, upto: Boundary) -> None:
-        """Every in-sync replica has the entries below ``upto``."""
-        with self._lock:
-            woken = self._carry_out(self._core.replicate(upto))
-        for wake in woken:
-            wake()
+        effects = core.apply(entry)
+        self._give_news()
+        return Appended(end.offset, records), effects
 
     def _acknowledgement(
         self, stamp: Stamp | None, isolation: Isolation, last_offset: int
@@ -267,10 +228,17 @@ class Partition:
             return None
         return self._callers.add_append(ticket)
 
-    def _carry_out(self, effects: Effects) -> tuple[WakeUp, ...]:
-        """Settles what is answered; the reads to wake, for the caller to do without the lock."""
-        self._moved(self)
-        return self._callers.carry_out(effects)
+    def _too_few_replicas(self) -> NotEnoughReplicas:
+        progress = self._core.progress
+        members = () if progress is None else progress.record.isr
+        needed = self.log.format.settings.min_insync_replicas
+        return NotEnoughReplicas(
+            f"{self.name}: {len(members)} replicas are in sync"
+            f" ({', '.join(each.broker for each in members)}), min.insync.replicas is {needed};"
+            f" nothing was appended",
+            topic=self.topic,
+            partition=self.number,
+        )
 
     # -- transactions -----------------------------------------------------------------------------
 
@@ -288,6 +256,7 @@ class Partition:
         if not self._lock.acquire(timeout=patience_s):
             return None
         try:
+            self._check_leads()
             return self._core.joins.open(transaction, producer_id)
         finally:
             self._lock.release()
@@ -303,6 +272,22 @@ class Partition:
                 self._core.joins.confirm(pending)
             else:
                 self._core.joins.give_up(pending)
+
+    def described(self) -> Described:
+        """How the partition is, as its leader sees it."""
+        with self._lock:
+            self._check_leads()
+            state, progress = self._core.bounds_state, self._core.progress
+            found = {} if progress is None else progress.followers()
+            numbers = {transaction for (transaction, _), _ in self._core.undecided.open()}
+        return Described(
+            state.bounds(),
+            state.leader_epoch,
+            state.log_end.entry,
+            self.log.size,
+            len(numbers),
+            found,
+        )
 
     def open_transactions(self) -> list[OpenTransaction]:
         """The open ones, with where each producer's part of them begins; the earliest first."""
@@ -320,21 +305,23 @@ class Partition:
         return self.log.has_aborted(start, end)
 
     def seal(self, transaction: int) -> None:
-        """From now on nothing more is taken of a decided transaction."""
+        """From now on nothing more is taken of a decided transaction; NotLeader: ask another."""
         with self._lock:
+            self._check_leads()
             self._core.joins.seal(transaction)
 
-    def end_transaction(self, transaction: int, takes: Callable[[int], bool]) -> None:
+    def end_transaction(self, transaction: int, takes: Callable[[int], bool]) -> Marked:
         """Writes the markers of a decided transaction: commits for the producer ids it takes.
 
-        What is ended already stays as it is.
+        What is ended already stays as it is. The answer says up to where its markers are.
 
         Raises:
             DiskFull, StorageFailure: some markers may be missing; the call can be repeated.
+            NotLeader: another broker leads the partition.
             BrokerStopping, UnknownTopic: the partition is closed.
         """
         self.seal(transaction)
-        self._end_parts(transaction, takes, lambda _: True)
+        return self._end_parts(transaction, takes, lambda _: True)
 
     def drop_branch(self, transaction: int, producer_id: int) -> None:
         """Aborts what one producer id wrote in a transaction that goes on; takes no more of it.
@@ -347,22 +334,27 @@ class Partition:
 
     def _end_parts(
         self, transaction: int, takes: Callable[[int], bool], ends: Callable[[int], bool]
-    ) -> None:
+    ) -> Marked:
         """Writes the markers of the producer ids that end now."""
         written: list[Entry] = []
         woken: tuple[WakeUp, ...] = ()
         with self._lock:
-            if self._closed is not None:
-                raise self._closed.again()
+            self._check_leads()
             try:
                 for producer_id, part in self._core.undecided.parts(transaction):
                     if ends(producer_id):
                         kind = Kind.COMMIT if takes(producer_id) else Kind.ABORT
                         written.append(self._mark(kind, producer_id, part.epoch, transaction))
             finally:  # all at once: a transaction may have many branches
-                woken = self._carry_out(self._core.apply(*written))
+                effects = self._core.apply(*written)
+                if written:
+                    self._give_news()
+                woken = self._carry_out(effects)
+            state = self._core.bounds_state
         for wake in woken:
             wake()
+        end = state.log_end.entry
+        return Marked(end, state.leader_epoch, state.high_watermark.entry >= end)
 
     def _mark(self, kind: Kind, producer_id: int, epoch: int, transaction: int) -> Entry:
         """Writes one marker; its entry."""
@@ -391,7 +383,7 @@ class Partition:
         The answer is a number for :meth:`stop_waiting`; None: it has passed already.
 
         Raises:
-            BrokerStopping, UnknownTopic: the partition is closed. One that closes later wakes.
+            NotLeader, BrokerStopping, UnknownTopic: it cannot be read here. What comes later wakes.
         """
         beyond = offset
         if isolation is Isolation.READ_ATOMIC:
@@ -400,8 +392,7 @@ class Partition:
                 return None
             beyond = max(offset, seen.last_stable_offset)  # the cut moves only with that
         with self._lock:
-            if self._closed is not None:
-                raise self._closed.again()
+            self._check_leads()
             number = self._callers.new_number()
             if not self._core.wait(number, BOUND_OF[isolation], beyond):
                 return None
@@ -418,7 +409,9 @@ class Partition:
         """What is appended, rolled, flushed and removed from now on goes by these settings."""
         with self._lock:
             self.log.format = replace(self.log.format, settings=settings)
-            self._moved(self)
+            woken = self._carry_out(self._take_isr_settings(settings))
+        for wake in woken:
+            wake()
 
     def flush_if_due(self, moment: float) -> float | None:
         """Forces what was appended if ``flush.ms`` says so; else when it will, None: never.
@@ -457,6 +450,7 @@ class Partition:
                 else BrokerStopping("the broker is shutting down")
             )
             woken = self._callers.end_all(self._closed)
+            self._end_sessions()
             self._moved(self)
             try:
                 self.log.close()

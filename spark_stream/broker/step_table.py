@@ -115,7 +115,7 @@ _HERE: Final[Mapping[type[PartitionStep], Callable[[Partition, Any], Any]]] = {
     IsReplicated: lambda at, step: at.is_replicated(step.entry, step.leader_epoch),
     DropBranch: lambda at, step: at.drop_branch(step.transaction, step.producer_id),
     Force: lambda partition, step: partition.force(),
-    ReadBounds: lambda partition, step: partition.bounds(),
+    ReadBounds: lambda partition, step: partition.known_bounds(),
     ReadExtents: lambda partition, step: partition.spans(),
     Describe: lambda partition, step: partition.described(),
 }

@@ -13,7 +13,7 @@ from spark_stream.broker.leader_actions import leaders_of
 from spark_stream.broker.partition import Partition
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.ids import Offset
-from spark_stream.consistency.isolation import upper_bound
+from spark_stream.consistency.isolation import Isolation, upper_bound
 from spark_stream.consistency.transactions import Joined
 from spark_stream.errors import IsologError, NotLeader
 from spark_stream.scripts.steps import Describe, Described, together
@@ -161,6 +161,8 @@ def _partition(
 
 
 def _place(partition: Partition, asked: ListOffsets) -> int:
+    if asked.isolation is not Isolation.READ_UNCOMMITTED:
+        partition.check_hw_known()
     bounds = partition.bounds(asked.isolation)
     limit = upper_bound(bounds, asked.isolation)
     if asked.timestamp is not None:

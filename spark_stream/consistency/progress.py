@@ -146,6 +146,14 @@ class Progress:
         """(number, whose it is, how far it is) of each session."""
         return ((number, each.member, each.acked) for number, each in self._sessions.items())
 
+    def followers(self) -> dict[BrokerId, EntryIndex]:
+        """How far each replica is that has a session, or is waited for."""
+        return {
+            each.member.broker: each.acked
+            for each in self._followers.values()
+            if each.session is not None or each in self._awaited
+        }
+
     def replicated(self, log_end: EntryIndex) -> EntryIndex:
         """All entries below this index are on the maximal ISR; 0 where that is too small."""
         if not self.enough:

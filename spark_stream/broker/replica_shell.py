@@ -1,0 +1,455 @@
+"""One replica in this broker: the shell around its core, with the lock, the log and its part.
+
+The core (``consistency.replica``) decides; here one lock a replica guards core and log together,
+and what the core's effects say is carried out (``callers`` has who waits). Here is what a replica
+does whether it leads or follows: it takes its part from the partition's record, tells its bounds,
+and gives entries to followers, or takes them from a leader.
+
+**Parts.** A replica that leads does so in the epoch of the record, and only while the broker's
+lease lasts; one that follows takes entries of its leader's epoch. A part begins under the lock, so
+nothing that was asked under the part before goes on after it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import pyarrow as pa
+
+from spark_stream.broker.callers import Callers
+from spark_stream.broker.outcomes import WakeUp
+from spark_stream.consistency.effects import (
+    Effects,
+    HighWatermarkMoved,
+    ProposeIsr,
+)
+from spark_stream.consistency.epochs import EpochHistory
+from spark_stream.consistency.follower import (
+    Agreed,
+    BeginAnew,
+    Cut,
+    Refusal,
+    judge_frame,
+    preparation,
+)
+from spark_stream.consistency.ids import EntryIndex, LeaderEpoch, Offset
+from spark_stream.consistency.isolation import Bounds
+from spark_stream.consistency.partition_record import Member, PartitionRecord
+from spark_stream.consistency.progress import GenerationOf, IsrSettings
+from spark_stream.consistency.replica import Replica, Surroundings
+from spark_stream.environment import Clock
+from spark_stream.errors import (
+    IsologError,
+    LeaderEpochFenced,
+    LeaderUnavailable,
+    NotLeader,
+    UnknownLeaderEpoch,
+)
+from spark_stream.storage.replica_log import ReplicaLog
+from spark_stream.storage.settings import LogSettings
+from spark_stream.storage.stored import StoredEntries
+
+logger = logging.getLogger(__name__)
+
+News = Callable[[], None]
+
+
+class Part(Enum):
+    """What a replica is at the moment."""
+
+    NONE = "none"
+    LEADER = "leader"
+    FOLLOWER = "follower"
+
+
+class ReplicaShell:
+    """A replica of a partition, from any thread."""
+
+    def __init__(
+        self,
+        topic: str,
+        topic_id: str,
+        number: int,
+        log: ReplicaLog,
+        producer_age_us: int,
+        clock: Clock,
+        *,
+        alone: bool = True,
+        moved: Callable[[Any], None] = lambda _: None,
+        proposed: Callable[[Any, ProposeIsr], None] = lambda _, __: None,
+        generation_of: GenerationOf = lambda _: None,
+    ) -> None:
+        """``alone``: it leads from the start and has no followers; else it has no part yet.
+
+        ``moved`` is told of everything that may make housekeeping or a force due, ``proposed`` of
+        in-sync replicas to be put on record; both under the lock, so they only note it.
+        ``generation_of``: as ``consistency.progress`` says.
+        """
+        self.topic = topic
+        self.topic_id = topic_id
+        self.number = number
+        self.log = log
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._closed: IsologError | None = None
+        self._core = Replica(
+            log.tables(),
+            log.start,
+            log.end,
+            clock.steady_us(),
+            producer_age_us,
+            followers=0 if alone else 1,
+            surroundings=Surroundings(log.boundary_of, generation_of),
+        )
+        self._part = Part.LEADER if alone else Part.NONE
+        self._serves: Callable[[], bool] = lambda: True
+        self._callers = Callers(self.name)
+        self._moved = moved
+        self._proposed = proposed
+        self._news: dict[int, News] = {}
+        self._take_isr_settings(log.format.settings)
+
+    @property
+    def name(self) -> str:
+        """How people name it."""
+        return f"{self.topic}/{self.number}"
+
+    # -- what it is --------------------------------------------------------------------------------
+
+    @property
+    def replica(self) -> Replica:
+        """What this replica knows, to look at."""
+        return self._core
+
+    @property
+    def leads(self) -> bool:
+        """Whether it leads, and the broker's lease lasts."""
+        return self._part is Part.LEADER and self._serves()
+
+    @property
+    def follows(self) -> bool:
+        """Whether it follows a leader."""
+        return self._part is Part.FOLLOWER
+
+    @property
+    def leader_epoch(self) -> LeaderEpoch:
+        """The epoch of the leader that it knows of."""
+        return self._core.leader_epoch
+
+    @property
+    def last_epoch(self) -> LeaderEpoch | None:
+        """The epoch of the log's last entry; None: it has none."""
+        return self._core.epochs.last
+
+    def epoch_end(self, epoch: int) -> Offset:
+        """Where that leader epoch ended in this log; the log's end for one that has not ended."""
+        return self._core.epochs.end_of(epoch, self._core.bounds_state.log_end).offset
+
+    def check_hw_known(self) -> None:
+        """Whether the high watermark can be told, and the last stable offset.
+
+        Raises:
+            LeaderUnavailable: a new leader waits until all that it has is replicated: readers of an
+                earlier leader may have seen that.
+        """
+        if not self._core.hw_known:
+            raise LeaderUnavailable(
+                f"{self.name}: the leader of epoch {self.leader_epoch} does not know yet up to"
+                f" where all in-sync replicas have its records",
+                topic=self.topic,
+                partition=self.number,
+            )
+
+    def known_bounds(self) -> Bounds:
+        """LEO, HW, LSO and the log's start; raises as :meth:`check_hw_known`."""
+        self.check_hw_known()
+        return self._core.bounds_state.bounds()
+
+    def is_replicated(self, entry: EntryIndex, epoch: int) -> bool:
+        """Whether the entries below ``entry`` of the leader of this epoch are replicated.
+
+        Raises:
+            NotLeader: another leader's epoch has begun: they may be cut off.
+        """
+        with self._lock:
+            self._check_leads()
+            if epoch != self.leader_epoch:
+                raise self._not_leader()
+            return self._core.bounds_state.high_watermark.entry >= entry
+
+    # -- its part ----------------------------------------------------------------------------------
+
+    def lead(
+        self,
+        me: Member,
+        record: PartitionRecord,
+        version: int,
+        serves: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """The record says that this broker leads; or the leader's record has changed."""
+        with self._lock:
+            if self._closed is not None:
+                return
+            self._serves = serves
+            epoch, now = record.leader_epoch, self._clock.steady_us()
+            if self._part is Part.LEADER and epoch == self.leader_epoch and self._core.progress:
+                effects = self._core.isr_changed(record, version, now)
+            elif epoch < self.leader_epoch:
+                return  # an old view
+            else:
+                self._part = Part.LEADER
+                self._end_sessions()
+                effects = self._core.lead_replicas(me, record, version, now)
+            woken = self._carry_out(effects)
+        _wake(woken)
+
+    def follow(self, epoch: LeaderEpoch) -> bool:
+        """Another broker leads in this epoch; False: that is nothing new."""
+        return self._give_up_part(Part.FOLLOWER, epoch)
+
+    def rest(self, epoch: LeaderEpoch) -> None:
+        """Nobody leads, or this broker does not yet."""
+        self._give_up_part(Part.NONE, epoch)
+
+    def _give_up_part(self, part: Part, epoch: LeaderEpoch) -> bool:
+        with self._lock:
+            old = epoch < self.leader_epoch
+            same = self._part is part and epoch == self.leader_epoch
+            if self._closed is not None or old or same:
+                return False
+            self._part = part
+            self._end_sessions()
+            woken = self._carry_out(self._core.follow(epoch))
+        _wake(woken)
+        return True
+
+    def refuse_isr(self, record: PartitionRecord, version: int) -> None:
+        """The in-sync replicas that were proposed are not on record: this is instead."""
+        with self._lock:
+            now = self._clock.steady_us()
+            woken = self._carry_out(self._core.isr_refused(record, version, now))
+        _wake(woken)
+
+    def tick(self) -> None:
+        """Some time has passed, or brokers have come or gone: who is in sync may change."""
+        woken: tuple[WakeUp, ...] = ()
+        with self._lock:
+            if self._closed is None:
+                woken = self._carry_out(self._core.tick(self._clock.steady_us()))
+        _wake(woken)
+
+    def tick_due(self) -> int | None:
+        """When :meth:`tick` may have something to say, by the steady clock; None: never."""
+        with self._lock:
+            return None if self._closed is not None else self._core.tick_due()
+
+    def check_leads(self) -> None:
+        """NotLeader unless it leads; why it is closed if it is."""
+        self._check_leads()
+
+    def _check_leads(self) -> None:
+        if self._closed is not None:
+            raise self._closed.again()
+        if not self.leads:
+            raise self._not_leader()
+
+    def _not_leader(self) -> NotLeader:
+        return NotLeader(
+            f"{self.name}: this broker does not lead the partition any more",
+            topic=self.topic,
+            partition=self.number,
+            leader="",
+        )
+
+    # -- to its followers --------------------------------------------------------------------------
+
+    def start_session(
+        self, member: Member, epoch: int, history: EpochHistory, news: News
+    ) -> Agreed:
+        """A follower begins; ``news`` is called, under the lock, whenever there is any for it.
+
+        Raises:
+            NotLeader, LeaderEpochFenced, UnknownLeaderEpoch: it asks the wrong broker, or too early
+                or too late.
+        """
+        with self._lock:
+            self._check_leads()
+            now = self._clock.steady_us()
+            agreed, effects = self._core.follower_started(member, epoch, history, now)
+            if isinstance(agreed, Refusal):
+                raise self._refused(agreed, epoch)
+            self._news[agreed.session] = news
+            woken = self._carry_out(effects)
+        _wake(woken)
+        return agreed
+
+    def _refused(self, refusal: Refusal, epoch: int) -> IsologError:
+        kinds: dict[Refusal, type[IsologError]] = {
+            Refusal.FENCED: LeaderEpochFenced,
+            Refusal.UNKNOWN_EPOCH: UnknownLeaderEpoch,
+        }
+        return kinds.get(refusal, NotLeader)(
+            f"{self.name}: {refusal.value} (epoch {epoch}, here {self.leader_epoch})",
+            topic=self.topic,
+            partition=self.number,
+        )
+
+    def entries_for(self, session: int, first: EntryIndex, max_bytes: int) -> StoredEntries | None:
+        """Entries for a follower, from ``first`` on; None: there are none yet.
+
+        Raises:
+            NotLeader: the session has ended.
+            EntriesGone, DamagedSegment: as ``ReplicaLog.read_entries``.
+        """
+        if session not in self._news:
+            raise self._not_leader()
+        end = self._core.bounds_state.log_end.entry  # what is in the log and not published waits
+        return None if first >= end else self.log.read_entries(first, max_bytes, end)
+
+    def take_report(self, session: int, entry: EntryIndex) -> None:
+        """The follower of this session has the entries below ``entry``."""
+        with self._lock:
+            if session not in self._news or self._closed is not None:
+                return
+            now = self._clock.steady_us()
+            woken = self._carry_out(self._core.follower_acked(session, entry, now))
+        _wake(woken)
+
+    def end_session(self, session: int) -> None:
+        """The follower is gone; more than once does nothing."""
+        with self._lock:
+            if self._news.pop(session, None) is None or self._closed is not None:
+                return
+            now = self._clock.steady_us()
+            woken = self._carry_out(self._core.follower_left(session, now))
+        _wake(woken)
+
+    def _end_sessions(self) -> None:
+        """The sessions' followers are told so: they find another leader."""
+        news, self._news = self._news, {}
+        for each in news.values():
+            each()
+
+    # -- from its leader ---------------------------------------------------------------------------
+
+    def history(self) -> EpochHistory:
+        """The epochs of the log, to be compared with a leader's."""
+        with self._lock:
+            return self._core.history()
+
+    def agree(self, epoch: LeaderEpoch, agreed: Agreed) -> EntryIndex:
+        """Cuts the log back to what it shares with its leader's; where it ends now.
+
+        Raises:
+            NotLeader: it does not follow in this epoch any more.
+            DiskFull, StorageFailure: it is as it was.
+        """
+        with self._lock:
+            self._check_follows(epoch)
+            prepared = preparation(self._core.bounds_state, agreed)
+            before, now = self.log.end.entry, self._clock.steady_us()
+            effects: Effects = []
+            if isinstance(prepared, Cut | BeginAnew) and prepared.lost_from is not None:
+                logger.error(
+                    "%s: the leader of epoch %d has no entry from %d on, which were committed:"
+                    " they are lost",
+                    self.name,
+                    epoch,
+                    prepared.lost_from,
+                )
+            if isinstance(prepared, Cut):
+                end = self.log.truncate(prepared.entry)
+                lost = prepared.lost_from is not None
+                effects = self._core.truncate(self.log.tables(), end, now, lost=lost)
+                logger.info("%s: cut entries %d to %d", self.name, end.entry, before - 1)
+            elif isinstance(prepared, BeginAnew):
+                self.log.reset(prepared.at)
+                self._core.reset(prepared.at, now)
+                logger.info("%s: begins anew at entry %d", self.name, prepared.at.entry)
+            woken = self._carry_out(effects)
+            end_entry = self.log.end.entry
+        _wake(woken)
+        return end_entry
+
+    def append_frame(
+        self, epoch: LeaderEpoch, first: EntryIndex, frame: StoredEntries, leader_hw: EntryIndex
+    ) -> EntryIndex:
+        """Appends what the leader of this epoch has sent; where the log ends now.
+
+        Raises:
+            NotLeader: it does not follow in this epoch any more.
+            EntriesGone, DamagedEntries: the entries do not follow the log's end; a checksum fails.
+            DiskFull, StorageFailure: nothing of them is kept, or not all.
+        """
+        with self._lock:
+            self._check_follows(epoch)
+            end, count = self.log.end.entry, len(frame.rows)
+            judged = judge_frame(epoch, end, epoch, first, count)
+            if isinstance(judged, Refusal):
+                raise self._refused(judged, epoch)
+            if judged.skip < count:
+                rows = frame.rows[judged.skip :]
+                entries = self.log.append_entries(rows, _data_of(frame, judged.skip))
+                effects = self._core.append_replicated(entries, leader_hw)
+            else:
+                effects = self._core.learn_high_watermark(leader_hw)
+            woken = self._carry_out(effects)
+            end_entry = self.log.end.entry
+        _wake(woken)
+        return end_entry
+
+    def take_high_watermark(self, epoch: LeaderEpoch, leader_hw: EntryIndex) -> None:
+        """The leader of this epoch says how far its high watermark is."""
+        woken: tuple[WakeUp, ...] = ()
+        with self._lock:
+            if self._closed is None and self._part is Part.FOLLOWER and epoch == self.leader_epoch:
+                woken = self._carry_out(self._core.learn_high_watermark(leader_hw))
+        _wake(woken)
+
+    def _check_follows(self, epoch: LeaderEpoch) -> None:
+        if self._closed is not None:
+            raise self._closed.again()
+        if self._part is not Part.FOLLOWER or epoch != self.leader_epoch:
+            raise NotLeader(
+                f"{self.name}: it does not follow the leader of epoch {epoch} any more",
+                topic=self.topic,
+                partition=self.number,
+            )
+
+    # -- effects -----------------------------------------------------------------------------------
+
+    def _carry_out(self, effects: Effects) -> tuple[WakeUp, ...]:
+        """Settles what is answered; the reads to wake, for the caller to do without the lock."""
+        self._moved(self)
+        for effect in effects:
+            if isinstance(effect, ProposeIsr):
+                self._proposed(self, effect)
+        self._tell_followers(effects)
+        return self._callers.carry_out(effects)
+
+    def _tell_followers(self, effects: Effects) -> None:
+        if self._news and any(isinstance(each, HighWatermarkMoved) for each in effects):
+            self._give_news()
+
+    def _give_news(self) -> None:
+        for news in self._news.values():
+            news()
+
+    def _take_isr_settings(self, settings: LogSettings) -> Effects:
+        lag_us = settings.replica_lag_time_max_ms * 1_000
+        known = IsrSettings(settings.min_insync_replicas, lag_us)
+        return self._core.configure(known, self._clock.steady_us())
+
+
+def _data_of(frame: StoredEntries, skip: int) -> pa.Buffer:
+    """The bytes of the batches behind the first ``skip`` entries."""
+    return frame.data.slice(int(frame.rows["length"][:skip].sum())) if skip else frame.data
+
+
+def _wake(woken: tuple[WakeUp, ...]) -> None:
+    for wake in woken:
+        wake()
