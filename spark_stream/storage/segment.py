@@ -8,8 +8,10 @@ finishes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +19,7 @@ import pyarrow as pa
 from spark_stream.consistency.entries import ENTRY_SIZE, Kind, Table, next_offset
 from spark_stream.consistency.ids import EntryIndex, Offset
 from spark_stream.consistency.leader import Boundary
-from spark_stream.errors import DamagedSegment
+from spark_stream.errors import DamagedSegment, IsologError
 from spark_stream.storage.codec import Codec, first_broken_batch, gathered
 from spark_stream.storage.disk import Disk
 from spark_stream.storage.stored import StoredEntries
@@ -73,14 +75,19 @@ class Segment:
         table: Table,
         *,
         verified: bool = False,
+        has_tail: bool = False,
     ) -> None:
+        """``has_tail``: its ``.arrow`` file has more bytes than its entries name."""
         self.name = name
         self.first = first
+        self.has_tail = has_tail
         self._disk = disk
         self._codec = codec
         self._table = table
         self._aborted: np.ndarray | None = None
         self._mapped = pa.py_buffer(b"")
+        self._mapping = Lock()
+        self._pinned = False
         self._verified: np.ndarray | None = None if verified else np.zeros(len(table), np.bool_)
 
     @property
@@ -245,12 +252,51 @@ class Segment:
 
     def _bytes(self, position: int, length: int) -> pa.Buffer:
         """The bytes, or as many of them as the file has."""
-        if position + length > self._mapped.size:
-            self._mapped = self._disk.map(self.name.arrow)
         mapped = self._mapped
+        if position + length > mapped.size:
+            with self._mapping:
+                if position + length > self._mapped.size and not self._pinned:
+                    self._mapped = self._disk.map(self.name.arrow)
+                mapped = self._mapped
         start = min(position, mapped.size)
         return mapped.slice(start, min(length, mapped.size - start))
 
+    def pin(self) -> None:
+        """From now on readers use a mapping, whatever becomes of the file and of its name."""
+        with self._mapping:
+            if self._mapped.size < self.data_end:
+                self._mapped = self._disk.map(self.name.arrow)
+            self._pinned = True
+
+    def unpin(self) -> None:
+        """The files are the segment's again."""
+        self._pinned = False
+
+    def shortened(self, table: Table) -> Segment:
+        """The same segment with its first entries only; their bytes stay where they are."""
+        shorter = Segment(
+            self._disk,
+            self.name,
+            self._codec,
+            self.first,
+            table,
+            verified=self._verified is None,
+        )
+        shorter.has_tail = self.has_tail or self.data_end > shorter.data_end
+        shorter.set_aborted(self.aborted(table))
+        shorter._mapped = self._mapped
+        if self._verified is not None:
+            shorter._verified = self._verified[: len(table)].copy()
+        return shorter
+
+    def flush(self) -> None:
+        """Nothing: a segment is forced before it is closed."""
+
+    def close(self) -> None:
+        """Nothing: only the active segment has open files."""
+
     def remove(self, force_names: Callable[[], None]) -> None:
-        """Deletes both files; readers that mapped them keep what they mapped."""
+        """Deletes both files; readers that have the segment go on with a mapping."""
+        with suppress(IsologError):  # without its file nothing can be read of it anyway
+            self.pin()
         self.name.remove(self._disk, force_names)
