@@ -188,13 +188,16 @@ class ReplicaShell:
         me: Member,
         record: PartitionRecord,
         version: int,
-        serves: Callable[[], bool] = lambda: True,
+        serves: Callable[[], bool] | None = None,
     ) -> None:
-        """The record says that this broker leads; or the leader's record has changed."""
+        """The record says that this broker leads; or the leader's record has changed.
+
+        ``serves``: whether the broker's lease lasts; None: as before.
+        """
         with self._lock:
             if self._closed is not None:
                 return
-            self._serves = serves
+            self._serves = serves or self._serves
             epoch, now = record.leader_epoch, self._clock.steady_us()
             if self._part is Part.LEADER and epoch == self.leader_epoch and self._core.progress:
                 effects = self._core.isr_changed(record, version, now)
