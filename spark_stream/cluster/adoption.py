@@ -14,13 +14,18 @@ the epoch goes. A broker that stops in between adopts the rest when it starts ag
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
-from spark_stream.cluster.leadership import LEADERSHIP, ONLY_BROKER
 from spark_stream.cluster.partitions import PartitionId, put_of
 from spark_stream.cluster.store import MetadataStore, Record
 from spark_stream.cluster.topics import TOPICS, decode, encode
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
 from spark_stream.consistency.partition_record import Member, PartitionRecord
+
+LEADERSHIP: Final = "leadership/"
+"""The keys of the records of epochs: one for each broker."""
+ONLY_BROKER: Final = "leadership"
+"""The key of that record in releases whose stores had one broker, without an id."""
 
 
 def adopt(

@@ -11,13 +11,9 @@ it was left in order only after the logs are closed. A crash in between leaves i
 
 from __future__ import annotations
 
-from typing import Final
-
+from spark_stream.cluster.adoption import LEADERSHIP, ONLY_BROKER
 from spark_stream.cluster.store import MetadataStore, Record
 from spark_stream.consistency.ids import LeaderEpoch
-
-LEADERSHIP: Final = "leadership/"
-ONLY_BROKER: Final = "leadership"  # the key of releases whose stores had one broker, without an id
 
 
 class Leadership:

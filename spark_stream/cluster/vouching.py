@@ -16,7 +16,8 @@ has this generation. It vouches for that at its start if nothing speaks against 
 What speaks against it: a log was cut below what had been forced, a log is damaged or missing, or a
 force had failed, after which the kernel may have dropped what it had not written. And the directory
 must be the one that the broker used last. So each start writes the name of its *run* into the
-record and into the directory: one that is empty, or a copy from earlier, has no name or another.
+record and into the directory: one that is empty, or a copy of an earlier run, has no name or
+another. (A copy that was taken while the last run was under way cannot be told from it.)
 
 Order of a start: all logs are open; the record gets the generation, the run, and no end; then the
 directory gets the run; then the broker registers with the generation, and takes its lease. It can
