@@ -10,8 +10,6 @@ vouch for them (``cluster.vouching``); then :meth:`Host.begin`.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -23,6 +21,7 @@ from spark_stream.broker.upkeep import Upkeep
 from spark_stream.cluster.topics import Topic, unknown
 from spark_stream.cluster.partitions import PartitionId, StoredPartition
 from spark_stream.cluster.view import ClusterView, News
+from spark_stream.cluster.vouching import digest_of_ends
 from spark_stream.consistency import election
 from spark_stream.consistency.effects import ProposeIsr
 from spark_stream.consistency.election import LogEnd
@@ -55,7 +54,7 @@ PRODUCER_AGE_US: Final = 24 * 3_600 * 1_000_000
 class Links(Protocol):
     """The streams by which this broker's replicas follow others."""
 
-    def follow(self, partition: Partition, leader: BrokerId) -> None:
+    def follow(self, partition: Partition, leader: BrokerId, generation: Generation) -> None:
         """The partition follows that broker from now on, and nobody else."""
 
     def unfollow(self, partition: Partition) -> None:
@@ -65,7 +64,7 @@ class Links(Protocol):
 class NoLinks:
     """For a broker that is alone."""
 
-    def follow(self, partition: Partition, leader: BrokerId) -> None:
+    def follow(self, partition: Partition, leader: BrokerId, generation: Generation) -> None:
         pass
 
     def unfollow(self, partition: Partition) -> None:
@@ -136,14 +135,12 @@ class Host:
         producer_age_us: int = PRODUCER_AGE_US,
         *,
         logs: Logs | None = None,
-        links: Links | None = None,
         proposed: Callable[[Partition, ProposeIsr], None] = lambda _, __: None,
         generation_of: GenerationOf = lambda _: None,
     ) -> None:
         """``producer_age_us``: how long a producer that writes nothing is remembered.
 
-        ``logs``: how logs are opened; None: as files of this host. ``links``: the streams to
-        leaders; None: this broker follows nobody. ``proposed``, ``generation_of``: as
+        ``logs``: how logs are opened; None: as files of this host. ``proposed``, ``generation_of``: as
         :class:`~spark_stream.broker.replica_shell.ReplicaShell` says.
         """
         self._directory = directory
@@ -151,7 +148,7 @@ class Host:
         self._defaults = defaults
         self._clock = clock
         self._logs = FileLogs() if logs is None else logs
-        self._links = NoLinks() if links is None else links
+        self._links: Links = NoLinks()
         self._producer_age = producer_age_us
         self._proposed = proposed
         self._generation_of = generation_of
@@ -159,7 +156,6 @@ class Host:
         self._applying = threading.RLock()
         self._stopping = False
         self._generation: Generation | None = None  # None: nothing leads or follows yet
-        self._in_order = False
         self._serves: Callable[[], bool] = lambda: True
         self._hosted: dict[str, HostedTopic] = {}
         self.doubts: list[str] = []
@@ -218,13 +214,14 @@ class Host:
     def log_end(self, at: Joined) -> LogEnd | None:
         """Where this broker's replica ends; None: it has none that is open."""
         hosted = self._hosted.get(at.topic)
-        if hosted is None or hosted.topic.id != at.topic_id or self._generation is None:
+        generation = self._generation
+        if hosted is None or hosted.topic.id != at.topic_id or generation is None:
             return None
         found = hosted.replicas.get(at.partition)
         if not isinstance(found, Partition):
             return None
         last = found.last_epoch
-        return LogEnd(self._generation, -1 if last is None else int(last), found.log.end.entry)
+        return LogEnd(generation, -1 if last is None else int(last), found.log.end.entry)
 
     def record(self, topic: Topic, number: int) -> PartitionRecord | None:
         """The partition's record as this broker sees it."""
@@ -251,6 +248,18 @@ class Host:
             epoch=int(record.leader_epoch),
         )
 
+    def led(self, topic_id: str, number: int) -> Partition:
+        """The partition of the topic with this id, which this broker leads.
+
+        Raises:
+            UnknownTopic: there is no topic with this id.
+            NotLeader, LeaderUnavailable, UnknownPartition: as :meth:`HostedTopic.partition`.
+        """
+        topic = self.view.now.topic(topic_id)
+        if topic is None:
+            raise UnknownTopic(f"there is no topic with the id {topic_id}", topic_id=topic_id)
+        return self.topic(topic.name, topic_id).partition(number)
+
     def partitions_now(self, topic: Topic) -> int:
         """How many partitions the topic has by now; of one that was deleted, how many it had."""
         now = self.view.now.topics.get(topic.name)
@@ -265,16 +274,16 @@ class Host:
     # -- following the records ---------------------------------------------------------------------
 
     def begin(
-        self, generation: Generation, serves: Callable[[], bool], *, in_order: bool
+        self, generation: Generation, serves: Callable[[], bool], links: Links | None = None
     ) -> None:
         """From now on partitions lead and follow as their records say.
 
         ``generation``: of this broker's logs. ``serves``: whether its lease lasts; nothing is led
-        while it does not. ``in_order``: the broker had ended in order, so what it led goes on in
-        the same epoch; else only in one that begins later.
+        while it does not. ``links``: the streams to leaders; None: this broker follows nobody.
         """
         with self._applying:
-            self._generation, self._serves, self._in_order = generation, serves, in_order
+            self._generation, self._serves = generation, serves
+            self._links = self._links if links is None else links
             self._assign(self._open())
 
     def refresh(self) -> None:
@@ -340,7 +349,7 @@ class Host:
                 self._links.unfollow(partition)
                 partition.rest(record.leader_epoch)
             elif partition.follow(record.leader_epoch):
-                self._links.follow(partition, record.leader)
+                self._links.follow(partition, record.leader, generation)
 
     def _close_gone(self) -> None:
         for name, hosted in list(self._hosted.items()):
@@ -444,8 +453,8 @@ class Host:
         log = self._logs.open(path, log_format)
         for cut in log.cuts:
             logger.log(logging.ERROR if cut.grave else logging.WARNING, "recovered %s", cut)
-            if cut.grave:
-                self.doubts.append(str(cut))
+        if not log.intact:
+            self.doubts.append(f"{topic.name}/{number} has lost entries, or a force had failed")
         partition = Partition(
             topic.name,
             topic.id,
@@ -481,10 +490,8 @@ class Host:
 
     def ends(self) -> str:
         """Where all logs end, as a text that differs if one of them ends elsewhere."""
-        ends = sorted(
-            (each.topic_id, each.number, int(each.log.end.entry)) for each in self._open()
-        )
-        return hashlib.sha256(json.dumps(ends).encode()).hexdigest()
+        found = self._open()
+        return digest_of_ends((each.topic_id, each.number, each.log.end.entry) for each in found)
 
     def _open(self) -> list[Partition]:
         return [each for hosted in self._hosted.values() for each in hosted.open_partitions()]

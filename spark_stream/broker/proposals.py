@@ -91,13 +91,13 @@ class Proposals:
 
 def _tell(proposed: _Proposed, version: int | None) -> Script[None]:
     if version is not None:
-        proposed.partition.lead(proposed.me, proposed.after, version, None)
+        proposed.partition.take_isr(proposed.after, version)
         return
     record = yield from get(key_of(proposed.id))
     if record is None:
         return  # the topic is gone
     found = decode(record)
     if found.record == proposed.after:  # it was taken, and the answer was lost
-        proposed.partition.lead(proposed.me, found.record, found.version, None)
+        proposed.partition.take_isr(found.record, found.version)
     else:
         proposed.partition.refuse_isr(found.record, found.version)

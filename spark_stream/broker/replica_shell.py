@@ -188,16 +188,16 @@ class ReplicaShell:
         me: Member,
         record: PartitionRecord,
         version: int,
-        serves: Callable[[], bool] | None = None,
+        serves: Callable[[], bool] = lambda: True,
     ) -> None:
         """The record says that this broker leads; or the leader's record has changed.
 
-        ``serves``: whether the broker's lease lasts; None: as before.
+        ``serves``: whether the broker's lease lasts.
         """
         with self._lock:
             if self._closed is not None:
                 return
-            self._serves = serves or self._serves
+            self._serves = serves
             epoch, now = record.leader_epoch, self._clock.steady_us()
             if self._part is Part.LEADER and epoch == self.leader_epoch and self._core.progress:
                 effects = self._core.isr_changed(record, version, now)
@@ -229,6 +229,15 @@ class ReplicaShell:
             woken = self._carry_out(self._core.follow(epoch))
         _wake(woken)
         return True
+
+    def take_isr(self, record: PartitionRecord, version: int) -> None:
+        """The in-sync replicas that were proposed are on record."""
+        with self._lock:
+            if self._closed is not None or self._part is not Part.LEADER:
+                return
+            now = self._clock.steady_us()
+            woken = self._carry_out(self._core.isr_changed(record, version, now))
+        _wake(woken)
 
     def refuse_isr(self, record: PartitionRecord, version: int) -> None:
         """The in-sync replicas that were proposed are not on record: this is instead."""

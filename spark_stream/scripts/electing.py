@@ -83,11 +83,12 @@ def resume(
     versions: dict[Joined, StoredPartition] = {}
     for each in partitions:
         record = each.stored.record
-        if record.leader != me.broker:
+        alone = [member.broker for member in record.isr] == [me.broker]
+        if record.leader != me.broker and not alone:
             continue
         outcome = election.resume(record, me)
         risky = False
-        if isinstance(outcome, Unchanged) and [m.broker for m in record.isr] == [me.broker]:
+        if isinstance(outcome, Unchanged) and alone and not election.leads(record, me):
             end = log_end(each.at)
             if end is not None:
                 candidates = {me.broker: end}

@@ -1,0 +1,130 @@
+"""The partitions of this broker, as the streams of replication see them (``broker.replication``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from spark_stream.broker.host import Host
+from spark_stream.broker.partition import Partition
+from spark_stream.broker.replication.fetchers import Fetchers
+from spark_stream.broker.replication.partitions import Agreement, PartitionKey
+from spark_stream.consistency.entries import Table
+from spark_stream.consistency.epochs import EpochHistory
+from spark_stream.consistency.follower import Agreed
+from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, LeaderEpoch
+from spark_stream.consistency.partition_record import Member
+from spark_stream.errors import IsologError
+from spark_stream.storage.stored import StoredEntries
+
+
+class LedPartitions:
+    """The partitions that this broker leads, for its followers' streams."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    def start_session(
+        self,
+        follower: BrokerId,
+        generation: Generation,
+        key: PartitionKey,
+        epoch: LeaderEpoch,
+        history: EpochHistory,
+        news: Callable[[], None],
+    ) -> Session:
+        """Begins a session.
+
+        Raises:
+            UnknownTopic, NotLeader, LeaderUnavailable, LeaderEpochFenced, UnknownLeaderEpoch: not
+                with this broker, or not yet.
+        """
+        partition = self._host.led(key.topic_id, key.partition)
+        agreed = partition.start_session(Member(follower, generation), epoch, history, news)
+        return Session(partition, agreed)
+
+
+class Session:
+    """One follower of a partition that this broker leads."""
+
+    def __init__(self, partition: Partition, agreed: Agreed) -> None:
+        self._partition = partition
+        self._number = agreed.session
+        self.agreement = Agreement(agreed.entry, agreed.begin, agreed.high_watermark)
+
+    @property
+    def end(self) -> EntryIndex:
+        """The end of the leader's log."""
+        return self._partition.replica.bounds_state.log_end.entry
+
+    @property
+    def high_watermark(self) -> EntryIndex:
+        """The leader's high watermark."""
+        return self._partition.replica.bounds_state.high_watermark.entry
+
+    def read_entries(self, first: EntryIndex, max_bytes: int) -> tuple[Table, pa.Buffer] | None:
+        """Entries for the follower; raises as ``ReplicaShell.entries_for``."""
+        found = self._partition.entries_for(self._number, first, max_bytes)
+        return None if found is None else (found.rows, found.data)
+
+    def acked(self, entry: EntryIndex) -> None:
+        """The follower holds all entries before this one."""
+        self._partition.take_report(self._number, entry)
+
+    def close(self) -> None:
+        """The follower is gone."""
+        self._partition.end_session(self._number)
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """A replica that follows a leader in one epoch."""
+
+    partition: Partition
+    epoch: LeaderEpoch
+    generation: Generation
+
+    @property
+    def key(self) -> PartitionKey:
+        return PartitionKey(self.partition.topic_id, self.partition.number)
+
+    def history(self) -> EpochHistory:
+        """What the log holds."""
+        return self.partition.history()
+
+    def agreed(self, agreement: Agreement) -> EntryIndex:
+        """Cuts the log back to the agreement; its end after that."""
+        agreed = Agreed(-1, agreement.entry, agreement.high_watermark, agreement.reset)
+        return self.partition.agree(self.epoch, agreed)
+
+    def append_frame(
+        self, first: EntryIndex, rows: Table, data: pa.Buffer, high_watermark: EntryIndex
+    ) -> EntryIndex:
+        """Appends what the leader has sent; the log's end after that."""
+        frame = StoredEntries(rows, data)
+        return self.partition.append_frame(self.epoch, first, frame, high_watermark)
+
+    def take_high_watermark(self, high_watermark: EntryIndex) -> None:
+        """The leader's high watermark."""
+        self.partition.take_high_watermark(self.epoch, high_watermark)
+
+    def refused(self, error: IsologError) -> None:
+        """The session has failed; the stream tells it, and asks again."""
+
+
+class StreamLinks:
+    """This broker's replicas follow their leaders by streams."""
+
+    def __init__(self, fetchers: Fetchers) -> None:
+        self._fetchers = fetchers
+
+    def follow(self, partition: Partition, leader: BrokerId, generation: Generation) -> None:
+        """The partition follows that broker from now on, in the epoch that it knows."""
+        self._fetchers.follow(leader, Followed(partition, partition.leader_epoch, generation))
+
+    def unfollow(self, partition: Partition) -> None:
+        """It follows nobody."""
+        self._fetchers.unfollow(PartitionKey(partition.topic_id, partition.number))
+
