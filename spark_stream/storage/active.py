@@ -61,13 +61,13 @@ class ActiveSegment(Segment):
         super().__init__(disk, name, codec, first, table, verified=True)
         self._facts = facts
         self._forcing = forcing
-        self._complete = len(table) > 0  # an entry is there: so are both names, for good
         self._data_end = data_end or 0  # 0: there are no files, else a schema message is there
         self._arrow: DiskFile = disk.open(name.arrow)
         self._entries: DiskFile = disk.open(name.entries)
         self._grow(table, 2 * len(table))
         self._table = self._grown[: len(table)]
         self._end = super().end
+        self._complete = self._end.offset > first.offset  # by a batch: both names are there to stay
         self.first_appended = int(table[0]["appended"]) if len(table) else None
         self._torn = False
         # An earlier process may have died before it forced them.
@@ -179,17 +179,17 @@ class ActiveSegment(Segment):
         self._entries.close()
 
     def remove(self, force_names: Callable[[], None]) -> None:
-        """Deletes both files, if it has files; readers go on with what :meth:`pin` has mapped."""
         self.pin()
         self.close()
         if len(self._table):
             super().remove(force_names)
-        elif self._data_end:
-            # The schema message goes last: it alone tells where an empty segment starts.
-            self._disk.remove(self.name.entries)
-            force_names()
-            self._disk.remove(self.name.arrow)
-            force_names()
+            return
+        there = self._disk.names(self.name.directory)
+        # The schema message goes last: it alone tells where an empty segment starts.
+        for path in (self.name.entries, self.name.arrow):
+            if path.name in there:
+                self._disk.remove(path)
+                force_names()
 
     def closed(self) -> Segment:
         """The same segment for readers only. What this process wrote needs no second check."""
@@ -252,7 +252,7 @@ class ActiveSegment(Segment):
         self._grown = grown
 
     def _prepare(self) -> None:
-        """Sees to both files before the first entry.
+        """Sees to both files before the first batch.
 
         An earlier process that died while it made them may have left one of them, or both with
         names or a schema message that a power cut takes. The file with that message is kept: it
@@ -262,7 +262,8 @@ class ActiveSegment(Segment):
             self._forcing.make_directory()
             self.make()
             return
-        self._entries = self._disk.create(self.name.entries)
+        if not len(self._table):
+            self._entries = self._disk.create(self.name.entries)
         self._forcing.force(self._arrow)
         self._forcing.force_names()
         self._complete = True

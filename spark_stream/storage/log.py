@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -87,6 +88,10 @@ class PartitionLog:
         if distrusted or (promised and unforced):
             found.active.flush()
             forcing.mark(found.active.end)
+        if names and not len(found.active.table):
+            # An earlier process may have died while it cut the log back: that is done for good now.
+            with suppress(IsologError):  # then the log has failed, and is read
+                forcing.force_names()
         log = cls(directory, log_format, found, forcing, disk)
         log.intact = not (distrusted or any(cut.grave for cut in found.cuts))
         return log
