@@ -15,6 +15,8 @@ from typing import Any, Self
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from spark_stream.broker.replication.settings import ReplicationSettings
+from spark_stream.cluster.leases import DURATION_S
 from spark_stream.errors import InvalidConfig
 from spark_stream.storage.settings import SETTINGS, LogSettings, parse_settings
 from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT, MEMORY_BYTES_MIN
@@ -25,6 +27,13 @@ class BrokerConfig(BaseSettings):
 
     ``metadata`` is the file of the metadata store, for several brokers on one host that share one;
     by default it lies in ``dir``.
+    ``id`` names the broker in a new directory (1 to 200 of a-z A-Z 0-9 _ -); by default one is
+    made.
+    ``rack``: where it stands: replicas of a partition are put into different racks.
+    ``lease_seconds``: for how long others take the broker for alive without a sign of life; the
+    same for all brokers of a cluster.
+    ``peer_addresses``: addresses at which this broker reaches others, by their ids, where they
+    differ from those that they have registered.
     ``listen`` is ``host:port`` (port 0: any free one) or ``unix:PATH``. ``advertise`` is the
     address that others are told, where it differs. ``idle_seconds``: the broker ends after so long
     without a call; 0 means never. ``memory_bytes``: what its batches may
@@ -36,12 +45,16 @@ class BrokerConfig(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="ISOLOG_", extra="forbid", frozen=True)
 
     dir: Path
+    id: str | None = None
+    rack: str | None = None
     metadata: Path | None = None
     listen: str = "127.0.0.1:9092"
     advertise: str | None = None
     idle_seconds: float = Field(default=0.0, ge=0.0)
     memory_bytes: int = Field(default=MEMORY_BYTES_DEFAULT, ge=MEMORY_BYTES_MIN, le=1 << 40)
     keepalive_seconds: float = Field(default=60.0, gt=0.0, le=86_400.0)
+    lease_seconds: float = Field(default=DURATION_S, ge=0.5, le=3600.0)
+    peer_addresses: dict[str, str] = {}
     housekeeping_seconds: float = Field(default=1.0, gt=0.0, le=3600.0)
     producer_expiry_seconds: float = Field(default=86_400.0, gt=0.0, le=31_536_000.0)
     log_level: str = "INFO"
@@ -59,6 +72,11 @@ class BrokerConfig(BaseSettings):
         if value.upper() not in levels:
             raise ValueError(f"takes {' | '.join(levels)}, not {value!r}")
         return value.upper()
+
+    @property
+    def replication(self) -> ReplicationSettings:
+        """How this broker's streams to others are kept."""
+        return ReplicationSettings(beat_s=self.lease_seconds / 3, death_s=self.lease_seconds)
 
     @property
     def topic_defaults(self) -> LogSettings:

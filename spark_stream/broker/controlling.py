@@ -51,7 +51,7 @@ class Controlling:
             return
         due = [each for each in self._partitions() if needs_attention(each.stored.record, alive)]
         for change in (yield from attend(due, alive, self._members.registered())):
-            _tell(change)
+            tell_change(change)
         if not due:
             self._seen = (now.revision, alive)
 
@@ -76,7 +76,8 @@ class Controlling:
                 yield Placed(Joined(topic.name, topic.id, number), stored, unclean)
 
 
-def _tell(change: Changed) -> None:
+def tell_change(change: Changed) -> None:
+    """Logs it."""
     where = f"{change.at.topic}/{change.at.partition}"
     before, after = change.before, change.after
     if after.leader == before.leader and after.leader_epoch == before.leader_epoch:

@@ -18,8 +18,8 @@ from typing import Final, Protocol
 
 from spark_stream.broker.partition import Partition
 from spark_stream.broker.upkeep import Upkeep
-from spark_stream.cluster.topics import Topic, unknown
 from spark_stream.cluster.partitions import PartitionId, StoredPartition
+from spark_stream.cluster.topics import Topic, unknown
 from spark_stream.cluster.view import ClusterView, News
 from spark_stream.cluster.vouching import digest_of_ends
 from spark_stream.consistency import election
@@ -28,8 +28,8 @@ from spark_stream.consistency.election import LogEnd
 from spark_stream.consistency.entries import greatest_numbers
 from spark_stream.consistency.ids import BrokerId, Generation
 from spark_stream.consistency.partition_record import Member, PartitionRecord
-from spark_stream.consistency.transactions import Joined
 from spark_stream.consistency.progress import GenerationOf
+from spark_stream.consistency.transactions import Joined
 from spark_stream.environment import Clock
 from spark_stream.errors import (
     BrokerStopping,
@@ -40,6 +40,7 @@ from spark_stream.errors import (
     UnknownPartition,
     UnknownTopic,
 )
+from spark_stream.scripts.electing import Placed
 from spark_stream.storage.directory import LogDirectory
 from spark_stream.storage.log_format import LogFormat
 from spark_stream.storage.logs import FileLogs, Logs
@@ -140,8 +141,8 @@ class Host:
     ) -> None:
         """``producer_age_us``: how long a producer that writes nothing is remembered.
 
-        ``logs``: how logs are opened; None: as files of this host. ``proposed``, ``generation_of``: as
-        :class:`~spark_stream.broker.replica_shell.ReplicaShell` says.
+        ``logs``: how logs are opened; None: as files of this host. ``proposed``,
+        ``generation_of``: as :class:`~spark_stream.broker.replica_shell.ReplicaShell` says.
         """
         self._directory = directory
         self.view = view
@@ -155,7 +156,9 @@ class Host:
         self.upkeep = Upkeep(clock)
         self._applying = threading.RLock()
         self._stopping = False
-        self._generation: Generation | None = None  # None: nothing leads or follows yet
+        self.generation: Generation | None = None
+        """Of this broker's logs; known once it has decided whether it vouches for them."""
+        self._has_begun = False
         self._serves: Callable[[], bool] = lambda: True
         self._hosted: dict[str, HostedTopic] = {}
         self.doubts: list[str] = []
@@ -214,7 +217,7 @@ class Host:
     def log_end(self, at: Joined) -> LogEnd | None:
         """Where this broker's replica ends; None: it has none that is open."""
         hosted = self._hosted.get(at.topic)
-        generation = self._generation
+        generation = self.generation
         if hosted is None or hosted.topic.id != at.topic_id or generation is None:
             return None
         found = hosted.replicas.get(at.partition)
@@ -235,14 +238,16 @@ class Host:
         """Why this broker does not serve the partition, and who does."""
         record = self.record(topic, number)
         where = f"{topic.name}/{number}"
-        facts = {"topic": topic.name, "partition": number}
         if record is None or record.leader in (None, self.broker_id):
-            return LeaderUnavailable(f"{where} has no leader at the moment", **facts)
+            return LeaderUnavailable(
+                f"{where} has no leader at the moment", topic=topic.name, partition=number
+            )
         leader = self.view.now.brokers.get(record.leader)
         address = "" if leader is None else leader.address
         return NotLeader(
             f"{where} is led by broker {record.leader} at {address or 'an unknown address'}",
-            **facts,
+            topic=topic.name,
+            partition=number,
             leader=record.leader,
             address=address,
             epoch=int(record.leader_epoch),
@@ -273,18 +278,33 @@ class Host:
 
     # -- following the records ---------------------------------------------------------------------
 
-    def begin(
-        self, generation: Generation, serves: Callable[[], bool], links: Links | None = None
-    ) -> None:
+    def begin(self, serves: Callable[[], bool], links: Links | None = None) -> None:
         """From now on partitions lead and follow as their records say.
 
-        ``generation``: of this broker's logs. ``serves``: whether its lease lasts; nothing is led
-        while it does not. ``links``: the streams to leaders; None: this broker follows nobody.
+        ``serves``: whether this broker's lease lasts; nothing is led while it does not. ``links``:
+        the streams to leaders; None: this broker follows nobody.
         """
         with self._applying:
-            self._generation, self._serves = generation, serves
+            self._has_begun, self._serves = True, serves
             self._links = self._links if links is None else links
             self._assign(self._open())
+
+    def placed(self) -> list[Placed]:
+        """The partitions of which this broker has a replica, with their records."""
+        found = []
+        for hosted in self.topics():
+            for partition in hosted.open_partitions():
+                stored = self._stored(partition.topic_id, partition.number)
+                if stored is not None:
+                    at = Joined(partition.topic, partition.topic_id, partition.number)
+                    found.append(Placed(at, stored))
+        return found
+
+    def tick_all(self) -> None:
+        """Brokers have come or gone: who is in sync may change."""
+        for partition in self._open():
+            if partition.leads:
+                partition.tick()
 
     def refresh(self) -> None:
         """Sees what has changed in the store, and acts on it."""
@@ -333,8 +353,8 @@ class Host:
 
     def _assign(self, partitions: Iterable[Partition]) -> None:
         """Lets each partition lead or follow, as its record says."""
-        generation = self._generation
-        if generation is None:
+        generation = self.generation
+        if generation is None or not self._has_begun:
             return
         for partition in partitions:
             found = self._stored(partition.topic_id, partition.number)
@@ -368,9 +388,7 @@ class Host:
         except IsologError:
             logger.exception("topic %s was deleted; its files are left", hosted.topic.name)
 
-    def _remove_replica(
-        self, topic: Topic, number: int, replica: Partition | IsologError
-    ) -> None:
+    def _remove_replica(self, topic: Topic, number: int, replica: Partition | IsologError) -> None:
         """This broker has no replica of the partition any more."""
         if isinstance(replica, Partition):
             self._links.unfollow(replica)

@@ -1,4 +1,4 @@
-"""The partitions of this broker, as the streams of replication see them (``broker.replication``)."""
+"""This broker's partitions, as the streams of replication see them (``broker.replication``)."""
 
 from __future__ import annotations
 
@@ -127,4 +127,3 @@ class StreamLinks:
     def unfollow(self, partition: Partition) -> None:
         """It follows nobody."""
         self._fetchers.unfollow(PartitionKey(partition.topic_id, partition.number))
-

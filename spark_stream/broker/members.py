@@ -15,6 +15,16 @@ class Members:
     def __init__(self, view: ClusterView, leases: Leases) -> None:
         self._view = view
         self._leases = leases
+        self._alive: dict[BrokerId, Generation] = {}
+
+    def look(self) -> bool:
+        """Looks who is alive; whether that has changed since the last look."""
+        before, self._alive = self._alive, self.alive()
+        return before != self._alive
+
+    def generation_of(self, broker: BrokerId) -> Generation | None:
+        """In which generation the broker was alive when somebody looked last; None: it was not."""
+        return self._alive.get(broker)
 
     def get(self, broker: str) -> RegisteredBroker | None:
         """The broker, if it is registered."""

@@ -41,7 +41,6 @@ from spark_stream.consistency.producers import NOBODY, Duplicate, Refused, Stamp
 from spark_stream.environment import Clock
 from spark_stream.errors import (
     BrokerStopping,
-    IsologError,
     NotEnoughReplicas,
     UnknownOutcome,
     UnknownTopic,

@@ -8,19 +8,19 @@ it once for each.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.flight as fl
 
+from spark_stream.broker.driver import RemoteStep
+from spark_stream.broker.members import Members
 from spark_stream.broker.step_table import Answer
 from spark_stream.broker.steps import answers_of, facts_of
-from spark_stream.cluster.brokers import Brokers
 from spark_stream.environment import Clock
 from spark_stream.errors import LeaderUnavailable
-from spark_stream.scripts.steps import PartitionStep
 from spark_stream.wire.addresses import location
 from spark_stream.wire.flight import from_flight
 from spark_stream.wire.step_messages import RunSteps
@@ -42,15 +42,26 @@ class _Peer:
 
 
 class FlightPeers:
-    """The brokers that the registry names."""
+    """The brokers that are registered.
 
-    def __init__(self, brokers: Brokers, clock: Clock) -> None:
-        self._brokers = brokers
+    ``addresses``: where some of them are reached, by their ids; others where they have registered.
+    """
+
+    def __init__(
+        self, members: Members, clock: Clock, addresses: Mapping[str, str] | None = None
+    ) -> None:
+        self._members = members
         self._clock = clock
+        self._addresses = addresses or {}
         self._lock = threading.Lock()
         self._peers: dict[str, _Peer] = {}
 
-    def run_steps(self, broker_id: str, steps: Sequence[PartitionStep]) -> list[Answer]:
+    def address_of(self, broker_id: str) -> str | None:
+        """Where the broker is reached; None: it is not registered."""
+        known = self._members.get(broker_id)
+        return None if known is None else self._addresses.get(broker_id, known.address)
+
+    def run_steps(self, broker_id: str, steps: Sequence[RemoteStep]) -> list[Answer]:
         """What the broker answers to each step.
 
         Raises:
@@ -59,15 +70,15 @@ class FlightPeers:
         """
         with self._lock:
             peer = self._peers.setdefault(broker_id, _Peer())
-        known = self._brokers.get(broker_id)
-        if known is None:
+        address = self.address_of(broker_id)
+        if address is None:
             raise LeaderUnavailable(f"broker {broker_id} is not registered", leader=broker_id)
-        where = f"broker {broker_id} at {known.address}"
+        where = f"broker {broker_id} at {address}"
         if not peer.lock.acquire(timeout=_CALL_S):
             raise LeaderUnavailable(f"{where} is busy", leader=broker_id)
         try:
-            if peer.address != known.address:
-                peer.address, peer.client, peer.refusal = known.address, None, None
+            if peer.address != address:
+                peer.address, peer.client, peer.refusal = address, None, None
             if peer.refusal is not None and self._clock.monotonic() < peer.silent_until:
                 raise peer.refusal.again()  # in the same words: whoever logs it logs it once
             return self._asked(peer, broker_id, where, steps)
@@ -75,7 +86,7 @@ class FlightPeers:
             peer.lock.release()
 
     def _asked(
-        self, peer: _Peer, broker_id: str, where: str, steps: Sequence[PartitionStep]
+        self, peer: _Peer, broker_id: str, where: str, steps: Sequence[RemoteStep]
     ) -> list[Answer]:
         body = RunSteps(broker_id=broker_id, steps=[facts_of(step) for step in steps])
         options = fl.FlightCallOptions(timeout=_CALL_S)

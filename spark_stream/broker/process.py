@@ -18,7 +18,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -26,24 +25,39 @@ import pyarrow as pa
 
 from spark_stream.broker.activity import Activity
 from spark_stream.broker.config import BrokerConfig
+from spark_stream.broker.controlling import ROUND_S, Controlling, tell_change
 from spark_stream.broker.driver import Driver
 from spark_stream.broker.here import BrokerFacts, Here
 from spark_stream.broker.host import Host
 from spark_stream.broker.keepalive import Keepalive
+from spark_stream.broker.links import LedPartitions, StreamLinks
 from spark_stream.broker.lock import DirectoryLock, IdLock
+from spark_stream.broker.members import Members
 from spark_stream.broker.peers import FlightPeers
+from spark_stream.broker.proposals import Proposals
+from spark_stream.broker.replication.fetchers import Fetchers
+from spark_stream.broker.replication.leading import Identity, Leading
+from spark_stream.broker.replication.watch import Watch
 from spark_stream.broker.service import FlightService, location_of
 from spark_stream.broker.spare_memory import LOOK_S, SpareMemory
 from spark_stream.broker.step_table import StepTable
 from spark_stream.broker.stores import lease_folder, open_store
+from spark_stream.broker.tenure import Tenure
 from spark_stream.broker.topics import TopicDesk
 from spark_stream.broker.transactions import TransactionDesk
+from spark_stream.cluster.adoption import adopt
 from spark_stream.cluster.brokers import Brokers, RegisteredBroker
+from spark_stream.cluster.controller import ControllerSeat
 from spark_stream.cluster.lease_files import LeaseFiles
-from spark_stream.cluster.leases import DURATION_S, Leases
-from spark_stream.environment import Clock, Ids, SystemClock, SystemIds
-from spark_stream.errors import InvalidConfig, PortInUse
-from spark_stream.storage.directory import check_directory
+from spark_stream.cluster.leases import Leases
+from spark_stream.cluster.view import PAUSE_S, ClusterView
+from spark_stream.cluster.vouching import Doubt, Found, Vouching
+from spark_stream.consistency.ids import Generation
+from spark_stream.consistency.partition_record import Member
+from spark_stream.environment import Clock, HostMachine, Ids, SystemClock, SystemIds
+from spark_stream.errors import InvalidConfig, IsologError, PortInUse
+from spark_stream.scripts.electing import resume
+from spark_stream.storage.directory import check_directory, record_run, recorded_run
 from spark_stream.version import VERSION
 from spark_stream.wire.addresses import UNIX, location
 from spark_stream.wire.limits import SOCKET_PATH_MAX
@@ -77,36 +91,45 @@ class Broker:
             check_directory(path)  # before the lock leaves a file in somebody else's directory
             self._lock = DirectoryLock(path)
             undo.callback(self._lock.release)
-            directory, self._store = open_store(path, config.metadata, ids)
+            directory, self._store = open_store(path, config.metadata, ids, config.id)
             undo.callback(self._store.close)
             lease_files = LeaseFiles(lease_folder(path, config.metadata))
             self._id_lock = IdLock(lease_files.folder, directory.broker_id, path)
             undo.callback(self._id_lock.release)
+            leases = Leases(lease_files, clock, config.lease_seconds)
+            view = ClusterView(self._store)
+            self._members = Members(view, leases)
+            self._proposals = Proposals()
             self._host = Host(
                 directory,
-                self._store,
+                view,
                 config.topic_defaults,
                 clock,
                 int(config.producer_expiry_seconds * 1_000_000),
-                holds_store=not config.metadata,
+                proposed=self._proposals.note,
+                generation_of=self._members.generation_of,
             )
             undo.callback(self._host.close)
+            self._vouching = Vouching(self._store, self._host.broker_id)
+            self._run = ids.new_id()
+            generation = self._vouched(path, ids, holds_store=not config.metadata)
             keepalive = Keepalive(config.keepalive_seconds, clock)
-            brokers = Brokers(self._store)
             incarnation = ids.new_id()
-            leases = Leases(lease_files, clock)
-            self._hold_lease = partial(leases.hold, directory.broker_id, incarnation)
-            self._lease = self._hold_lease()
-            undo.callback(lambda: self._lease.release())
             table = StepTable(self._store, self._host)
             table.pass_over_used_numbers()
-            driver = Driver(table, FlightPeers(brokers, clock))
+            peers = FlightPeers(self._members, clock, config.peer_addresses)
+            self._driver = driver = Driver(table, peers)
             self._desk = TransactionDesk(
                 driver, self._host, clock, directory.broker_id, leases, adopts=not config.metadata
             )
-            topics = TopicDesk(driver, self._host, config.topic_defaults, ids)
-            topics.remove_left_overs()
-            self._desk.recover()  # what was decided is finished before anybody reads
+            self._topics = TopicDesk(driver, self._host, self._members, config.topic_defaults, ids)
+            watch = Watch(config.replication, clock)
+            undo.callback(watch.stop)
+            me = Identity(directory.cluster_id, self._host.broker_id)
+            self._leading = Leading(me, LedPartitions(self._host), config.replication, clock, watch)
+            undo.callback(self._leading.stop)
+            self._fetchers = Fetchers(me, peers.address_of, config.replication, clock, watch)
+            undo.callback(self._fetchers.stop)
             bind, self._socket = _bind_place(config.listen)
             with _bind_errors(config.listen):
                 self._service = FlightService(
@@ -116,7 +139,7 @@ class Broker:
                     table,
                     lambda port: Here(
                         self._host,
-                        topics,
+                        self._topics,
                         self._desk,
                         BrokerFacts(
                             self._named(port), str(path), directory.cluster_id, clock.monotonic()
@@ -128,22 +151,86 @@ class Broker:
                     keepalive,
                     clock,
                     config.memory_bytes,
+                    self._leading,
                 )
             undo.callback(self._service.shutdown)
             self.address = self._named(self._service.port)
-            brokers.register(
-                RegisteredBroker(directory.broker_id, self.address, incarnation, VERSION)
+            Brokers(self._store).register(
+                RegisteredBroker(
+                    directory.broker_id,
+                    self.address,
+                    incarnation,
+                    VERSION,
+                    generation,
+                    config.rack,
+                )
             )
+            self._tenure = Tenure(leases, directory.broker_id, incarnation, self._host.refresh)
+            undo.callback(self._tenure.end)
+            self._controlling = Controlling(
+                self._host,
+                self._members,
+                ControllerSeat(self._store, self._host.broker_id, incarnation),
+            )
+            self._keepers = [
+                self._keeper("lease", config.lease_seconds / 6, self._tenure.renew),
+            ]
+            undo.callback(self._stop_asked.set)
+            self._begin(generation)
             self._lock.publish({"address": self.address, "pid": os.getpid()})
             undo.pop_all()
-        self._keepers = [
-            self._keeper("housekeeper", config.housekeeping_seconds, self._host.housekeep),
+        self._keepers += [
+            self._keeper("watcher", PAUSE_S, self._host.refresh),
+            self._keeper("proposals", 0.0, self._put_proposals),
+            self._keeper("controller", ROUND_S, self._control),
+            self._keeper("left-overs", _SWEEP_SECONDS, self._topics.remove_left_overs_of_others),
+            self._keeper("housekeeper", config.housekeeping_seconds, self._host.upkeep.housekeep),
             self._keeper("keepalive", keepalive.limit_s / 4, keepalive.end_silent_connections),
-            self._keeper("flusher", _FLUSH_SECONDS, self._host.flush_due),
-            self._keeper("lease", DURATION_S / 4, self._renew_lease),
+            self._keeper("flusher", _FLUSH_SECONDS, self._host.upkeep.flush_due),
             self._keeper("transactions", _SWEEP_SECONDS, self._desk.sweep),
             self._keeper("memory", LOOK_S, SpareMemory().give_back),
         ]
+
+    def _vouched(self, path: Path, ids: Ids, *, holds_store: bool) -> Generation:
+        """The generation of the logs, which are open; topics of earlier releases are adopted."""
+        found = Found(
+            recorded_run(path), self._host.ends(), not self._host.doubts, HostMachine().boot_id()
+        )
+        generation, reason = self._vouching.begin(found, self._run, ids.new_id)
+        record_run(path, self._run)
+        if reason is not None and reason is not Doubt.NEW:
+            logger.error(
+                "this broker cannot vouch for its logs (%s): it is in sync with no leader until its"
+                " logs have been compared with theirs",
+                "; ".join((reason.value, *self._host.doubts)),
+            )
+        self._host.generation = generation
+        broker = self._host.broker_id
+        if adopt(self._store, broker, generation, None, holds_store=holds_store):
+            self._host.refresh()
+        return generation
+
+    def _begin(self, generation: Generation) -> None:
+        """Leads and follows from now on; what was decided is finished."""
+        self._host.refresh()
+        self._members.look()
+        me = Member(self._host.broker_id, generation)
+        for change in self._driver.run(resume(self._host.placed(), me, self._host.log_end)):
+            tell_change(change)
+        self._host.begin(self._tenure.serves, StreamLinks(self._fetchers))
+        self._topics.remove_left_overs()
+        self._desk.recover()
+
+    def _put_proposals(self) -> None:
+        """Waits for proposals, a while at most, and puts them on record."""
+        if self._proposals.noted.wait(0.5):
+            self._driver.run(self._proposals.putting())
+
+    def _control(self) -> None:
+        if self._members.look():
+            self._host.tick_all()
+        self._host.upkeep.tick_due()
+        self._driver.run(self._controlling.rounds())
 
     def heed_signals(self) -> None:
         """From now on SIGTERM and SIGINT end :meth:`run`, also if they come before it begins."""
@@ -162,25 +249,24 @@ class Broker:
     def stop(self) -> None:
         """Stops; everything that was acknowledged is in the files."""
         self._stop_asked.set()
-        self._host.close()
+        self._fetchers.stop()
+        in_order = self._host.close()
+        self._leading.stop()
         ended = threading.Thread(target=self._service.shutdown, name="shutdown", daemon=True)
         ended.start()
         ended.join(_GRACE_SECONDS)
         for keeper in self._keepers:
             keeper.join(_GRACE_SECONDS)
-        self._lease.release()
+        if in_order:
+            with contextlib.suppress(IsologError):  # then the next start cannot vouch
+                self._vouching.end(self._run, self._host.ends())
+        self._tenure.end()
         self._store.close()
         if self._socket is not None:
             self._socket.unlink(missing_ok=True)
         self._id_lock.release()
         self._lock.release()
         logger.info("broker stopped")
-
-    def _renew_lease(self) -> None:
-        if not self._lease.renew():
-            logger.warning("the lease was over: other brokers may have swept what is this one's")
-            self._lease.release()
-            self._lease = self._hold_lease()  # its file may be gone, by whoever cleared the folder
 
     def _keeper(
         self, name: str, pause_s: float, task: Callable[[], float | None]

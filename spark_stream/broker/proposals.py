@@ -49,14 +49,10 @@ class Proposals:
         if progress is None:
             return
         record = progress.record
-        outcome = election.propose_isr(
-            record, progress.me, record.leader_epoch, proposal.members
-        )
+        outcome = election.propose_isr(record, progress.me, record.leader_epoch, proposal.members)
         after = record if isinstance(outcome, Unchanged) else outcome
         with self._lock:
-            self._noted.append(
-                _Proposed(partition, progress.me, record, after, proposal.version)
-            )
+            self._noted.append(_Proposed(partition, progress.me, record, after, proposal.version))
         self.noted.set()
 
     def putting(self) -> Script[None]:

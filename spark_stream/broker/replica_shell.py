@@ -136,6 +136,12 @@ class ReplicaShell:
         return self._part is Part.FOLLOWER
 
     @property
+    def has_followers(self) -> bool:
+        """Whether it leads a partition of which others have replicas too."""
+        progress = self._core.progress
+        return progress is not None and len(progress.record.replicas) > 1
+
+    @property
     def leader_epoch(self) -> LeaderEpoch:
         """The epoch of the leader that it knows of."""
         return self._core.leader_epoch

@@ -14,6 +14,7 @@ from spark_stream.cluster.numbers import Numbers
 from spark_stream.cluster.store import MetadataStore
 from spark_stream.errors import IsologError, NotLeader
 from spark_stream.scripts.steps import (
+    BrokerStep,
     Delete,
     DeleteMany,
     Describe,
@@ -23,7 +24,6 @@ from spark_stream.scripts.steps import (
     Get,
     IsReplicated,
     ListRecords,
-    BrokerStep,
     MakeFolder,
     Marked,
     Numbering,

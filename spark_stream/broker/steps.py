@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from spark_stream.consistency.isolation import Bounds
 from spark_stream.consistency.transactions import Joined
 from spark_stream.errors import InternalError, InvalidRequest, IsologError, NotLeader, from_wire
 from spark_stream.scripts.steps import (
-    BrokerStep,
     Describe,
     Described,
     DropBranch,

@@ -10,9 +10,10 @@ import logging
 from pathlib import Path
 
 from spark_stream.cluster.identity import cluster_id
+from spark_stream.cluster.left_overs import REMOVED
 from spark_stream.cluster.sqlite import SqliteStore
 from spark_stream.cluster.store import MetadataStore
-from spark_stream.cluster.topics import REMOVED, TOPICS, decode
+from spark_stream.cluster.topics import TOPICS, decode
 from spark_stream.environment import Ids
 from spark_stream.errors import WrongCluster
 from spark_stream.storage.directory import (
@@ -25,16 +26,19 @@ from spark_stream.storage.directory import (
 logger = logging.getLogger(__name__)
 
 
-def open_store(path: Path, metadata: Path | None, ids: Ids) -> tuple[LogDirectory, SqliteStore]:
+def open_store(
+    path: Path, metadata: Path | None, ids: Ids, broker_id: str | None = None
+) -> tuple[LogDirectory, SqliteStore]:
     """The broker's directory and its store, which belong to one cluster.
 
     ``metadata`` is the file of a shared store; None: the store lies in the directory.
+    ``broker_id``: whose directory it is to be; None: whosever it is.
 
     Raises:
         WrongCluster: they do not; or the directory has records, and the store is empty.
     """
     if metadata is None:
-        directory = open_directory(path, new_id=ids.new_id)
+        directory = open_directory(path, new_id=ids.new_id, broker_id=broker_id)
         file = directory.metadata
         known: str | None = directory.cluster_id
     else:
@@ -44,7 +48,7 @@ def open_store(path: Path, metadata: Path | None, ids: Ids) -> tuple[LogDirector
     try:
         _check_not_lost(store, file, path)
         found = cluster_id(store, ids, known)
-        directory = open_directory(path, found, ids.new_id)
+        directory = open_directory(path, found, ids.new_id, broker_id=broker_id)
         _report_unknown_folders(store, path)
         return directory, store
     except BaseException:

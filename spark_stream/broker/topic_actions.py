@@ -49,7 +49,9 @@ def create_topic(here: Here, asked: CreateTopic) -> TopicFacts:
 
 
 def alter_topic(here: Here, asked: AlterTopic) -> TopicFacts:
-    return _described(here, here.topics.alter(asked.topic, asked.partitions, asked.config, asked.assignment))
+    return _described(
+        here, here.topics.alter(asked.topic, asked.partitions, asked.config, asked.assignment)
+    )
 
 
 def delete_topic(here: Here, asked: NamedTopic) -> Empty:

@@ -19,7 +19,6 @@ from spark_stream.broker.host import Host, HostedTopic
 from spark_stream.broker.members import Members
 from spark_stream.broker.placing import placed, placed_by_hand
 from spark_stream.cluster.topics import Topic, check_name, check_partitions
-from spark_stream.consistency.ids import BrokerId
 from spark_stream.consistency.partition_record import PartitionRecord
 from spark_stream.environment import Ids
 from spark_stream.errors import InvalidTopic
@@ -54,9 +53,7 @@ class TopicDesk:
         assignment: Sequence[Sequence[str]] | None = None,
     ) -> HostedTopic:
         """Makes a topic; on any error nothing is left of it. Raises: as :meth:`plan`."""
-        topic, records = self.plan(
-            name, partitions, replication_factor, schema, config, assignment
-        )
+        topic, records = self.plan(name, partitions, replication_factor, schema, config, assignment)
         with self._changes(name):
             self._driver.run(scripts.create_topic(topic, records, self._host.broker_id))
         return self._host.topic(name, topic.id)
@@ -173,6 +170,10 @@ class TopicDesk:
     def remove_left_overs(self) -> list[str]:
         """Removes what a crash, or a deletion, left of topics; the names of those."""
         return self._driver.run(self.removing_left_overs(starts=True))
+
+    def remove_left_overs_of_others(self) -> None:
+        """The same, without what this broker's own process is making."""
+        self._driver.run(self.removing_left_overs())
 
     def removing_left_overs(self, *, starts: bool = False) -> Script[list[str]]:
         """What :meth:`remove_left_overs` does, step by step.

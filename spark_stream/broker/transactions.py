@@ -11,7 +11,9 @@ from typing import Final, TypeVar
 
 from spark_stream.broker.driver import Driver
 from spark_stream.broker.host import Host
+from spark_stream.broker.partition import Partition
 from spark_stream.cluster.leases import Leases
+from spark_stream.consistency.ids import LeaderEpoch
 from spark_stream.consistency.transactions import Joined, Transaction
 from spark_stream.environment import Clock
 from spark_stream.errors import IsologError
@@ -54,7 +56,8 @@ class TransactionDesk:
         self._watch = Watch()
         self._complaints: dict[str, str] = {}
         self._rest_until = 0.0
-        self._found_open: list[tuple[Joined, int]] = []  # at the start
+        self._found_open: list[tuple[Joined, int]] = []  # when it began to lead
+        self._led: dict[Partition, LeaderEpoch] = {}  # when it looked last
         self._lost: list[LostMarker] = []  # which the next sweep tries to write again
 
     def run(self, script: Script[T]) -> T:
@@ -87,7 +90,7 @@ class TransactionDesk:
                 yield from sweeping.mark_dropped_again(record)
             except IsologError as error:
                 self._complain(record, error)
-        self._found_open = self._open_parts()
+        self._find_open()
         yield from self._restore_markers()
 
     def sweeping(self) -> Script[None]:
@@ -96,6 +99,7 @@ class TransactionDesk:
         began = self._clock.monotonic()
         if began < self._rest_until:
             return
+        self._find_open()
         yield from self._restore_markers()
         found = yield from self._mine()
         looked_s = self._clock.monotonic() - began
@@ -105,13 +109,13 @@ class TransactionDesk:
                 yield from self._sweep_record(record)
         self._rest_until = self._clock.monotonic() + min(_REST * looked_s, _REST_S_MAX)
 
-    def _open_parts(self) -> list[tuple[Joined, int]]:
-        return [
-            (Joined(partition.topic, partition.topic_id, partition.number), number)
-            for hosted in self._host.topics()
-            for partition in hosted.open_partitions()
-            for number in {each.transaction for each in partition.open_transactions()}
-        ]
+    def _find_open(self) -> None:
+        """Notes what is open in the partitions that this broker has begun to lead."""
+        led = [each for hosted in self._host.topics() for each in hosted.led()]
+        for partition in led:
+            if self._led.get(partition) != partition.leader_epoch:
+                self._found_open += _open_parts(partition)
+        self._led = {each: each.leader_epoch for each in led}
 
     def _restore_markers(self) -> Script[None]:
         """Writes the markers that were lost of what was open at the start.
@@ -121,7 +125,7 @@ class TransactionDesk:
         """
         if not self._found_open:
             return
-        still = set(self._open_parts())
+        still = {each for partition in self._led for each in _open_parts(partition)}
         self._found_open = [each for each in self._found_open if each in still]
         known = {(each.at, each.number) for each in self._lost}  # those are tried again anyway
         parts = [each for each in self._found_open if each not in known]
@@ -176,3 +180,9 @@ class TransactionDesk:
         if self._complaints.get(record.transactional_id) != reason:
             self._complaints[record.transactional_id] = reason
             logger.error("transaction %d of %r: %s", record.number, record.transactional_id, error)
+
+
+def _open_parts(partition: Partition) -> list[tuple[Joined, int]]:
+    place = Joined(partition.topic, partition.topic_id, partition.number)
+    numbers = {each.transaction for each in partition.open_transactions()}
+    return [(place, number) for number in sorted(numbers)]

@@ -25,11 +25,14 @@ class Upkeep:
         self._clock = clock
         self._chores: Agenda[Partition] = Agenda()  # housekeeping, by the steady clock
         self._forces: Agenda[Partition] = Agenda()  # by flush.ms, by the monotonic clock
+        self._ticks: Agenda[Partition] = Agenda()  # who is in sync, by the steady clock
         self._flush_pause_s = _FLUSH_PAUSE_S
 
     def note(self, partition: Partition) -> None:
         """A partition has moved. Its lock may be held, so this only notes it."""
         self._chores.move(partition)
+        if partition.has_followers:
+            self._ticks.move(partition)
         if partition.log.format.settings.flush is Flush.INTERVAL:
             self._forces.move(partition)
 
@@ -49,6 +52,17 @@ class Upkeep:
                 logger.exception("%s/%d: housekeeping", partition.topic, partition.number)
             if due is not None:
                 self._chores.put_down(partition, due)
+
+    def tick_due(self) -> None:
+        """Tells leaders whose followers may lag too far behind by now that time has passed."""
+        now = self._clock.steady_us()
+        for partition in self._ticks.take_due(now):
+            due = partition.tick_due()
+            if due is not None and due <= now:
+                partition.tick()
+                due = partition.tick_due()
+            if due is not None:
+                self._ticks.put_down(partition, max(due, now + 1))
 
     def flush_due(self) -> float:
         """Forces what ``flush.ms`` says is due by now; in how many seconds to come again."""

@@ -28,7 +28,6 @@ from spark_stream.errors import InvalidTopic, UnknownTopic
 
 PARTITIONS_MAX: Final = 10_000
 TOPICS: Final = "topics/"
-REMOVED: Final = "removed/"
 _NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 
 

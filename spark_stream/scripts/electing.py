@@ -51,9 +51,7 @@ def needs_attention(record: PartitionRecord, alive: Alive) -> bool:
     return bool(record.adding or record.removing)
 
 
-def attend(
-    partitions: Iterable[Placed], alive: Alive, registered: Alive
-) -> Script[list[Changed]]:
+def attend(partitions: Iterable[Placed], alive: Alive, registered: Alive) -> Script[list[Changed]]:
     """Elects leaders where there is none that lives, and finishes moves that can be."""
     changes: list[Changed] = []
     versions: dict[Joined, StoredPartition] = {}
@@ -100,9 +98,7 @@ def resume(
     return (yield from _put_all(changes, versions))
 
 
-def _elect_longest(
-    partition: Placed, alive: Alive, registered: Alive
-) -> Script[election.Outcome]:
+def _elect_longest(partition: Placed, alive: Alive, registered: Alive) -> Script[election.Outcome]:
     record = partition.stored.record
     if not partition.unclean and election.awaited(record, registered):
         return Unchanged(Obstacle.AWAITED, record)

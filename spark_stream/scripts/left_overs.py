@@ -34,9 +34,7 @@ from spark_stream.scripts.steps import (
 )
 
 
-def announce_making(
-    topic: Topic, brokers: Iterable[BrokerId], maker: BrokerId
-) -> Script[None]:
+def announce_making(topic: Topic, brokers: Iterable[BrokerId], maker: BrokerId) -> Script[None]:
     """Puts on record that the broker ``maker`` makes the topic, and who may get files of it."""
     left = LeftOver(topic, tuple(sorted(brokers)), maker)
     yield from put(REMOVED + topic.id, encode_left_over(left), 0)

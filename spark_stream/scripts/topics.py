@@ -47,9 +47,7 @@ _PAUSE_S: Final = 0.05
 _TRIES: Final = 100  # who makes a topic waits for its leaders for five seconds at most
 
 
-def create_topic(
-    topic: Topic, placed: Sequence[PartitionRecord], maker: BrokerId
-) -> Script[None]:
+def create_topic(topic: Topic, placed: Sequence[PartitionRecord], maker: BrokerId) -> Script[None]:
     """Makes the topic's records, and waits until its leaders serve; on an error nothing is left.
 
     ``placed`` has a record for each partition.

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from spark_stream.errors import NewerFormat, NotALogDirectory, StorageFailure
+from spark_stream.errors import InvalidConfig, NewerFormat, NotALogDirectory, StorageFailure
 from spark_stream.storage.disk import HOST_DISK, Disk
 
 FORMAT_VERSION: Final = 1
@@ -118,21 +118,30 @@ def open_directory(
     cluster_id: str | None = None,
     new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
     disk: Disk = HOST_DISK,
+    *,
+    broker_id: str | None = None,
 ) -> LogDirectory:
     """Opens a directory, or makes a missing or empty one ours. The caller holds the broker's lock.
 
     ``cluster_id``: what a new directory belongs to; None: a new cluster. ``new_id`` makes ids that
-    nobody else has.
+    nobody else has. ``broker_id``: whose directory it is; a new one becomes that broker's.
 
     Raises:
         NotALogDirectory, NewerFormat: as :func:`check_directory`.
     """
     check_directory(path, disk)
     if not _is_described(path, disk):
-        return _written(LogDirectory(path, cluster_id or new_id(), new_id()), disk)
+        made = LogDirectory(path, cluster_id or new_id(), broker_id or new_id())
+        return _written(made, disk)
     found = _described(path, disk)
     if not found.broker_id:  # an earlier release made it
-        return _written(replace(found, broker_id=new_id()), disk)
+        return _written(replace(found, broker_id=broker_id or new_id()), disk)
+    if broker_id not in (None, found.broker_id):
+        raise InvalidConfig(
+            f"{path} is the directory of broker {found.broker_id}, not of {broker_id}",
+            setting="id",
+            hint="Leave the id out, or name another directory.",
+        )
     return found
 
 
