@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from spark_stream.broker.members import Members
 from spark_stream.cluster.topics import Topic
@@ -63,9 +64,6 @@ def _records(
 
 
 def _refused(topic: Topic, wrong: Misassigned) -> InvalidAssignment:
-    return InvalidAssignment(
-        f"topic {topic.name!r}: {wrong.message}",
-        topic=topic.name,
-        **({} if wrong.partition is None else {"partition": wrong.partition}),
-        **({} if wrong.broker is None else {"broker": wrong.broker}),
-    )
+    details: dict[str, Any] = {"partition": wrong.partition, "broker": wrong.broker}
+    known = {name: value for name, value in details.items() if value is not None}
+    return InvalidAssignment(f"topic {topic.name!r}: {wrong.message}", topic=topic.name, **known)

@@ -54,7 +54,7 @@ from spark_stream.cluster.view import PAUSE_S, ClusterView
 from spark_stream.cluster.vouching import Doubt, Found, Vouching
 from spark_stream.consistency.ids import Generation
 from spark_stream.consistency.partition_record import Member
-from spark_stream.environment import Clock, HostMachine, Ids, SystemClock, SystemIds
+from spark_stream.environment import Clock, Ids, SystemClock, SystemIds, SystemMachine
 from spark_stream.errors import InvalidConfig, IsologError, PortInUse
 from spark_stream.scripts.electing import resume
 from spark_stream.storage.directory import check_directory, record_run, recorded_run
@@ -194,7 +194,7 @@ class Broker:
     def _vouched(self, path: Path, ids: Ids, *, holds_store: bool) -> Generation:
         """The generation of the logs, which are open; topics of earlier releases are adopted."""
         found = Found(
-            recorded_run(path), self._host.ends(), not self._host.doubts, HostMachine().boot_id()
+            recorded_run(path), self._host.ends(), not self._host.doubts, SystemMachine().boot_id()
         )
         generation, reason = self._vouching.begin(found, self._run, ids.new_id)
         record_run(path, self._run)

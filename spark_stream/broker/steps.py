@@ -80,8 +80,9 @@ def facts_of(step: RemoteStep) -> StepFacts:
     """A step as it travels."""
     if isinstance(step, MakeFolder):
         return StepFacts(kind="make-folder", topic=step.topic, topic_id=step.topic_id)
+    kind: StepKind = "read-log-end"
     if isinstance(step, ReadLogEnd):
-        at, kind = step.at, "read-log-end"
+        at = step.at
     else:
         assert isinstance(step, PartitionStep)
         at, kind = step.at, _KINDS[type(step)]
