@@ -220,9 +220,10 @@ class Delivery:
         request = self._request.model_copy(
             update={"transactional_id": self._author.transactional_id}
         )
-        stream = self._connection.once(
+        link = self._connection.link()
+        stream = link.once(
             lambda client, _: AppendStream(
-                self._connection, client, self._topic, request, self._answered, self._ended
+                link, client, self._topic, request, self._answered, self._ended
             ),
             self._connection.timeout_s,
         )
