@@ -277,6 +277,17 @@ class DamagedSegment(IsologError):
     hint = "The file fails its checksum: restore it from a replica or a backup, or read past it."
 
 
+class DamagedEntries(IsologError):
+    code = "DAMAGED_ENTRIES"
+    retriable = True
+    hint = "They were damaged on their way or at the leader; the follower fetches them again."
+
+
+class EntriesGone(IsologError):
+    code = "ENTRIES_GONE"
+    hint = "The log starts later or ends earlier now; the follower compares its epochs anew."
+
+
 class UnknownLog(IsologError):
     code = "UNKNOWN_LOG"
     hint = "Check the path; connect(path=...) without create=False makes a log there."

@@ -19,6 +19,10 @@ What it leads:
 ``refusals``       what the rules refuse of a batch, as the errors that users get
 ``housekeeping``   which partitions are looked after in a round
 
+What other brokers have copies of:
+
+``replication``    the streams on which entries go from leaders to followers
+
 What takes several steps:
 
 ``driver``         drives scripts; ``step_table`` says what each step does, ``peers`` takes steps to

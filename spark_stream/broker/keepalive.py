@@ -15,13 +15,11 @@ answer.
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import logging
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from urllib.parse import unquote
 
 import psutil
 import pyarrow as pa
@@ -29,7 +27,14 @@ import pyarrow.flight as fl
 
 from spark_stream.broker.memory import memory_error
 from spark_stream.environment import Clock
-from spark_stream.wire.sockets import Peer, connections, peer_of, process_behind, quiet_for
+from spark_stream.wire.sockets import (
+    Peer,
+    connections,
+    peer_of,
+    place_of,
+    process_behind,
+    quiet_for,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -161,7 +166,7 @@ class Keepalive:
         silent = self.silent_peers()
         if not silent:
             return
-        addresses = {place for peer in silent if (place := _place(peer)) is not None}
+        addresses = {place for peer in silent if (place := place_of(peer)) is not None}
         ended = 0
         for connection in connections():
             with contextlib.suppress(OSError):  # closed meanwhile
@@ -185,16 +190,7 @@ class Keepalive:
             calls = list(self._calls)
         silent = {call.peer for call in calls if call.silent_for() > self.limit_s}
         alive = {call.peer for call in calls if call.silent_for() <= self.limit_s}
-        return {peer for peer in silent if peer not in alive or _place(peer) is None}
-
-
-def _place(peer: str) -> Peer | None:
-    """Flight's name of a peer (``ipv4:127.0.0.1:80``, ``ipv6:%5B::1%5D:80``) as an address."""
-    kind, _, rest = peer.partition(":")
-    host, _, port = unquote(rest).rpartition(":")
-    if kind not in ("ipv4", "ipv6") or not port.isdecimal():
-        return None
-    return peer_of((str(ipaddress.ip_address(host.strip("[]").partition("%")[0])), int(port)))
+        return {peer for peer in silent if peer not in alive or place_of(peer) is None}
 
 
 def _is_of_stopped_process(connection: socket.socket) -> bool:

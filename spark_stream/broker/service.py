@@ -22,6 +22,8 @@ from spark_stream.broker.keepalive import Keepalive, WatchedReader, WatchedWrite
 from spark_stream.broker.memory import memory_errors
 from spark_stream.broker.partition import Partition
 from spark_stream.broker.peers import RUN_STEPS
+from spark_stream.broker.replication.leader_stream import Line
+from spark_stream.broker.replication.leading import Leading
 from spark_stream.broker.step_table import StepTable
 from spark_stream.broker.steps import run_steps
 from spark_stream.broker.transactions import TransactionDesk
@@ -31,6 +33,7 @@ from spark_stream.errors import BrokerUnavailable, InternalError, IsologError, U
 from spark_stream.wire.actions import ACTIONS
 from spark_stream.wire.flight import to_flight
 from spark_stream.wire.messages import Fetch
+from spark_stream.wire.replication_messages import OpenReplication
 from spark_stream.wire.step_messages import RunSteps
 
 logger = logging.getLogger(__name__)
@@ -65,6 +68,7 @@ class FlightService(fl.FlightServerBase):
         keepalive: Keepalive,
         clock: Clock,
         memory_bytes: int,
+        leading: Leading | None = None,
     ) -> None:
         """``here`` and ``location`` take the port that was bound (0: none, a Unix socket)."""
         self._host = host
@@ -76,6 +80,7 @@ class FlightService(fl.FlightServerBase):
         self._table = table
         self._here: Here | None = None
         self._memory_bytes = memory_bytes
+        self._leading = leading
         super().__init__(bind)
         self._location = location(self.port)
         self._here = here(self.port)
@@ -126,7 +131,10 @@ class FlightService(fl.FlightServerBase):
         writer: fl.MetadataRecordBatchWriter,
     ) -> None:
         with self._activity.call(), translated("exchange"):
-            raise Unsupported("there is no DoExchange: DoPut appends, DoGet reads")
+            if self._leading is None:
+                raise Unsupported("there is no DoExchange: DoPut appends, DoGet reads")
+            opened = OpenReplication.from_bytes(descriptor.command or b"")
+            self._leading.serve(Line(context.peer(), reader, writer), opened)
 
     def do_action(self, context: fl.ServerCallContext, action: fl.Action) -> Iterator[fl.Result]:
         with self._activity.call(), translated(f"action {action.type}"):

@@ -16,6 +16,7 @@ import stat
 import struct
 from collections.abc import Iterator
 from typing import Final
+from urllib.parse import unquote
 
 Peer = str | tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, int]
 """The path of a Unix socket, or address and port."""
@@ -29,13 +30,11 @@ _TCP_INFO: Final = struct.Struct("8x 9I I I I")
 
 def end_connections(address: str) -> int:
     """Shuts down every connection of this process to ``host:port`` or ``unix:PATH``; how many."""
-    wanted = peers_of(address)
     ended = 0
-    for found in connections():
-        if peer_of(found.getpeername()) in wanted:
-            with contextlib.suppress(OSError):  # closed meanwhile
-                found.shutdown(socket.SHUT_RDWR)
-                ended += 1
+    for found in connections_to(address):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            found.shutdown(socket.SHUT_RDWR)
+            ended += 1
     return ended
 
 
@@ -76,6 +75,47 @@ def peer_of(name: object) -> Peer | None:
     return (mapped or host, int(name[1]))
 
 
+def place_of(peer: str) -> Peer | None:
+    """Flight's name of a peer (``ipv4:127.0.0.1:80``, ``ipv6:%5B::1%5D:80``) as an address.
+
+    None: it has none, for it came through a Unix socket.
+    """
+    kind, _, rest = peer.partition(":")
+    host, _, port = unquote(rest).rpartition(":")
+    if kind not in ("ipv4", "ipv6") or not port.isdecimal():
+        return None
+    return peer_of((str(ipaddress.ip_address(host.strip("[]").partition("%")[0])), int(port)))
+
+
+def connections_of(peer: str, pid: int) -> Iterator[socket.socket]:
+    """The accepted connections of one client: Flight's name of it, and the id of its process.
+
+    The process counts where the client came through a Unix socket, whose clients have one name.
+    """
+    place = place_of(peer)
+    for found in connections():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if place is not None:
+                if peer_of(found.getpeername()) == place:
+                    yield found
+            elif _is_accepted(found) and process_behind(found) == pid:
+                yield found
+
+
+def _is_accepted(connection: socket.socket) -> bool:
+    """Whether it came through a Unix socket of this process."""
+    return connection.family == socket.AF_UNIX and bool(connection.getsockname())
+
+
+def connections_to(address: str) -> Iterator[socket.socket]:
+    """The connections of this process to ``host:port`` or ``unix:PATH``."""
+    wanted = peers_of(address)
+    for found in connections():
+        with contextlib.suppress(OSError):
+            if peer_of(found.getpeername()) in wanted:
+                yield found
+
+
 def process_behind(connection: socket.socket) -> int:
     """The pid of the process at the other end of a Unix socket."""
     size = _CREDENTIALS.size
@@ -88,3 +128,10 @@ def quiet_for(connection: socket.socket) -> float:
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
     *_, sent_ms, _, received_ms = _TCP_INFO.unpack(info)
     return float(min(sent_ms, received_ms)) / 1000
+
+
+def heard_ago(connection: socket.socket) -> float:
+    """How many seconds ago the last byte came from the other end of a TCP connection."""
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+    *_, received_ms = _TCP_INFO.unpack(info)
+    return float(received_ms) / 1000

@@ -1,0 +1,379 @@
+"""The follower's end of one stream of replication, from its connection to its end.
+
+One thread at a time reads. Each touch of the writing side holds a lock, and none comes after the
+close (``docs/decisions/0018-one-thread-touches-the-writing-side.md``). The end of its connection
+frees a write that is stuck.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final, assert_never
+
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from spark_stream.broker.replication.following import Following, Workers
+from spark_stream.broker.replication.leading import Identity
+from spark_stream.broker.replication.partitions import Agreement
+from spark_stream.broker.replication.settings import ENDING_S, ReplicationSettings
+from spark_stream.broker.replication.watch import is_silent
+from spark_stream.consistency.ids import BrokerId, EntryIndex, Offset
+from spark_stream.consistency.leader import Boundary
+from spark_stream.environment import Clock
+from spark_stream.errors import (
+    BrokerStopping,
+    BrokerUnavailable,
+    InvalidRequest,
+    IsologError,
+    LeaderUnavailable,
+    WrongCluster,
+)
+from spark_stream.wire.addresses import location
+from spark_stream.wire.flight import from_flight
+from spark_stream.wire.replication_messages import (
+    Acked,
+    Agreed,
+    Beat,
+    Bye,
+    Follow,
+    Frame,
+    HighWatermarks,
+    OpenReplication,
+    Pairs,
+    Refused,
+    Room,
+    Said,
+    Unfollow,
+    Welcome,
+    unpack,
+)
+from spark_stream.wire.sockets import connections_to, end_connections
+
+logger = logging.getLogger(__name__)
+
+FLIGHT_ERRORS: Final = (fl.FlightError, pa.ArrowException, OSError)
+
+
+class FollowerStream:
+    """A stream to one leader. ``changed`` guards its state and that of the followings."""
+
+    def __init__(
+        self,
+        me: Identity,
+        leader: BrokerId,
+        address: str,
+        window_bytes: int,
+        settings: ReplicationSettings,
+        clock: Clock,
+        changed: threading.Condition,
+        workers: Workers,
+        lost_session: Callable[[Following], None],
+    ) -> None:
+        """Connects; that takes ``death_s`` at most.
+
+        ``lost_session`` is called, under ``changed``, with what needs a new session.
+
+        Raises:
+            FlightError, ArrowException, OSError: it cannot be reached.
+        """
+        self._me = me
+        self._leader = leader
+        self._address = address
+        self._settings = settings
+        self._clock = clock
+        self._changed = changed
+        self._workers = workers
+        self._lost_session = lost_session
+        self.is_welcome = False
+        self.ended: IsologError | None = None  # why nothing is read any more
+        self._closing = False
+        self._is_reading = False
+        self._waiting_since: float | None = None
+        self._slots: dict[int, Following] = {}
+        self._numbers = itertools.count()
+        self._late: list[tuple[int, int]] = []  # high watermarks that a reader left to the next
+        self._writing = threading.Lock()
+        self._is_closed = False
+        opened = OpenReplication(
+            cluster_id=me.cluster_id,
+            follower=me.broker_id,
+            leader=leader,
+            pid=os.getpid(),
+            window_bytes=window_bytes,
+        )
+        descriptor = fl.FlightDescriptor.for_command(opened.to_bytes())
+        self._writer, self._reader = _client(address, settings.death_s).do_exchange(descriptor)
+
+    def start(self) -> None:
+        """Begins to read."""
+        threading.Thread(target=self._read_all, name="isolog-follower", daemon=True).start()
+
+    # -- what the follower says, from any thread -------------------------------------------------
+
+    def follow(self, following: Following) -> None:
+        """Asks for a session."""
+        partition = following.partition
+        with self._changed:
+            number = next(self._numbers)
+        try:
+            history = partition.history()
+        except IsologError as error:
+            self._fail(following, error)
+            return
+        with self._changed:
+            following.slot = number
+            self._slots[number] = following
+        key = partition.key
+        self._write(
+            Follow(
+                number,
+                key.topic_id,
+                key.partition,
+                int(partition.epoch),
+                partition.generation,
+                history,
+            )
+        )
+
+    def unfollow(self, following: Following) -> None:
+        """Ends a session; what is on its way for it is dropped."""
+        with self._changed:
+            number, following.slot = following.slot, None
+            known = number is not None and self._slots.pop(number, None) is not None
+        if known and number is not None:
+            self._write(Unfollow(number))
+
+    def set_window(self, window_bytes: int) -> None:
+        """Takes so many bytes at once from now on."""
+        self._write(Room(window_bytes))
+
+    def look(self, now: float) -> None:
+        """Lets another thread read where one is stuck; ends the connection of a dead leader."""
+        if self._workers.replaces_reader(now):
+            logger.warning("a partition that follows broker %s is slow", self._leader)
+            self.start()
+            return
+        since = self._waiting_since
+        limit = self._settings.death_s
+        if since is None or now - since < limit:
+            return
+        if is_silent(connections_to(self._address), limit):
+            logger.warning("leader %s gave no sign of life for %g s", self._leader, limit)
+            self.break_off()
+
+    def break_off(self) -> None:
+        """Ends the call and the connection: who reads or writes gets an error."""
+        self._reader.cancel()
+        end_connections(self._address)
+
+    def close(self) -> None:
+        """Ends the stream, whatever its state is. Nothing touches it any more after that."""
+        with self._changed:
+            self._closing = True
+            for following in self._slots.values():
+                following.slot = None
+            self._slots.clear()
+        self._touch(self._writer.done_writing, last=True)
+        for cut in (None, self._reader.cancel, self.break_off):
+            if cut is not None:
+                cut()
+            with self._changed:
+                if self._changed.wait_for(lambda: not self._is_reading, ENDING_S):
+                    break
+        else:
+            logger.warning("the stream to leader %s does not end", self._leader)
+            return
+        self._reader.cancel()  # else a close waits until the leader has ended its side
+        with self._writing:
+            self._is_closed = True
+            with suppress(*FLIGHT_ERRORS):
+                self._writer.close()
+
+    # -- what the leader says --------------------------------------------------------------------
+
+    def _read_all(self) -> None:
+        while True:
+            with self._changed:
+                if self._closing or self.ended is not None:
+                    return
+                self._is_reading = True
+                self._waiting_since = self._clock.monotonic()
+            ended: IsologError | None = None
+            chunk: Any = None
+            try:
+                chunk = self._reader.read_chunk()
+            except StopIteration:
+                ended = BrokerUnavailable(f"broker {self._leader} ended the stream")
+            except FLIGHT_ERRORS as error:
+                ended = from_flight(error, self._address)
+            try:
+                if ended is None and not self._closing:
+                    message = unpack(chunk.app_metadata, chunk.data)
+            except IsologError as error:
+                ended = error
+            chunk = None
+            with self._changed:
+                self._waiting_since = None
+                self._is_reading = False
+                if ended is not None or self._closing:
+                    self.ended = ended
+                    self._changed.notify_all()
+                    return
+            try:
+                if not self._take(message):
+                    return
+            except IsologError as error:
+                with self._changed:
+                    self.ended = error
+                    self._changed.notify_all()
+                return
+            del message
+
+    def _take(self, message: Said) -> bool:
+        """Does what the leader says; False: this thread is to go."""
+        if not self.is_welcome and not isinstance(message, Welcome):
+            raise InvalidRequest("a leader says first who it is")
+        match message:
+            case Frame():
+                return self._do(message.slot, partial(self._append, message))
+            case HighWatermarks():
+                return self._take_high_watermarks(message.entries)
+            case Agreed():
+                return self._do(message.slot, partial(self._agree, message))
+            case Refused():
+                return self._do(message.slot, partial(self._take_refusal, message))
+            case Beat():
+                self._write(Beat())
+                return self._take_high_watermarks(())
+            case Welcome():
+                self._check(message)
+                return True
+            case Bye():
+                raise BrokerStopping(f"broker {self._leader} is about to stop")
+            case Acked() | Follow() | Unfollow() | Room():
+                raise InvalidRequest(f"a leader does not say {type(message).__name__}")
+            case _:
+                assert_never(message)
+
+    def _check(self, welcome: Welcome) -> None:
+        if welcome.cluster_id != self._me.cluster_id:
+            raise WrongCluster(
+                f"{self._address} is of cluster {welcome.cluster_id}, this broker of"
+                f" {self._me.cluster_id}",
+                cluster_id=welcome.cluster_id,
+            )
+        if welcome.leader != self._leader:
+            raise LeaderUnavailable(
+                f"{self._address} is broker {welcome.leader}, not {self._leader}",
+                leader=self._leader,
+            )
+        with self._changed:
+            self.is_welcome = True
+            self._changed.notify_all()
+
+    def _do(self, number: int, work: Callable[[Following], None]) -> bool:
+        following = self._slots.get(number)
+        if following is None:
+            return True  # it has ended, and this was on its way
+        return self._workers.do(following, partial(self._guarded, number, following, work))
+
+    def _guarded(
+        self, number: int, following: Following, work: Callable[[Following], None]
+    ) -> None:
+        if self._slots.get(number) is not following:
+            return
+        try:
+            work(following)
+        except IsologError as error:
+            self._fail(following, error)
+        except Exception as error:
+            logger.exception("a replica of broker %s", self._leader)
+            self._fail(following, BrokerUnavailable(f"{type(error).__name__}: {error}"))
+
+    def _append(self, frame: Frame, following: Following) -> None:
+        partition = following.partition
+        if frame.leader_epoch != partition.epoch:
+            raise InvalidRequest(
+                f"entries of leader epoch {frame.leader_epoch} in a session of {partition.epoch}"
+            )
+        end = partition.append_frame(
+            EntryIndex(frame.first), frame.rows, frame.data, EntryIndex(frame.high_watermark)
+        )
+        following.succeed()
+        self._write(Acked(((frame.slot, int(end)),)))
+
+    def _agree(self, agreed: Agreed, following: Following) -> None:
+        entry = EntryIndex(agreed.entry)
+        reset = None
+        if agreed.reset_offset is not None:
+            reset = Boundary(entry, Offset(agreed.reset_offset))
+        agreement = Agreement(entry, reset, EntryIndex(agreed.high_watermark))
+        end = following.partition.agreed(agreement)
+        self._write(Acked(((agreed.slot, int(end)),)))
+
+    def _take_high_watermarks(self, told: Pairs) -> bool:
+        with self._changed:
+            told, self._late = (*self._late, *told), []
+        for place, (slot, entry) in enumerate(told):
+            if not self._do(slot, partial(_take_high_watermark, EntryIndex(entry))):
+                with self._changed:
+                    self._late += told[place + 1 :]
+                return False
+        return True
+
+    def _take_refusal(self, refused: Refused, following: Following) -> None:
+        with self._changed:
+            self._slots.pop(refused.slot, None)
+            following.fail(self._clock.monotonic())
+            self._lost_session(following)
+        following.partition.refused(refused.error)
+
+    def _fail(self, following: Following, error: IsologError) -> None:
+        """A session ends because the follower cannot go on; the others do."""
+        if following.failure != str(error):
+            following.failure = str(error)
+            logger.warning("the copy of %s: %s", following.partition.key, error)
+        self.unfollow(following)
+        with self._changed:
+            following.fail(self._clock.monotonic())
+            self._lost_session(following)
+
+    # -- the writing side ------------------------------------------------------------------------
+
+    def _write(self, message: Said) -> None:
+        assert not isinstance(message, Frame)
+        packed = message.pack()
+        self._touch(lambda: self._writer.write_metadata(packed))
+
+    def _touch(self, touch: Callable[[], None], *, last: bool = False) -> None:
+        with self._writing:
+            if self._is_closed:
+                return
+            self._is_closed = last
+            try:
+                touch()
+            except FLIGHT_ERRORS:
+                self._is_closed = True
+                self._reader.cancel()  # whoever reads meets the end, and knows its reason
+
+
+def _take_high_watermark(entry: EntryIndex, following: Following) -> None:
+    following.partition.take_high_watermark(entry)
+
+
+def _client(address: str, connecting_s: float) -> fl.FlightClient:
+    """A client with a connection of its own, which it has to have in time."""
+    return fl.FlightClient(
+        location(address),
+        generic_options=[
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.min_reconnect_backoff_ms", int(connecting_s * 1000)),
+        ],
+    )

@@ -1,0 +1,120 @@
+"""All streams of replication on which a broker is the leader."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass
+from typing import Final
+
+from spark_stream.broker.replication.leader_stream import LeaderStream, Line
+from spark_stream.broker.replication.partitions import LeadPartitions
+from spark_stream.broker.replication.settings import ENDING_S, ReplicationSettings
+from spark_stream.broker.replication.watch import Watch
+from spark_stream.consistency.ids import BrokerId
+from spark_stream.environment import Clock
+from spark_stream.errors import (
+    BrokerStopping,
+    InvalidRequest,
+    LeaderUnavailable,
+    Unsupported,
+    WrongCluster,
+)
+from spark_stream.wire.replication_messages import REPLICATION_VERSION, OpenReplication, Welcome
+
+_PREDECESSOR_S: Final = 0.1  # what a stream has to end by itself once its follower has another
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which broker of which cluster."""
+
+    cluster_id: str
+    broker_id: BrokerId
+
+
+class Leading:
+    """Serves followers. A follower has one stream: a second one ends the first."""
+
+    def __init__(
+        self,
+        me: Identity,
+        partitions: LeadPartitions,
+        settings: ReplicationSettings,
+        clock: Clock,
+        watch: Watch,
+    ) -> None:
+        self._me = me
+        self._partitions = partitions
+        self._settings = settings
+        self._clock = clock
+        self._watch = watch
+        self._lock = threading.Lock()
+        self._streams: dict[BrokerId, LeaderStream] = {}
+        self._stopped = False
+
+    def serve(self, line: Line, opened: OpenReplication) -> None:
+        """Serves one stream to its end.
+
+        Raises:
+            WrongCluster, LeaderUnavailable, Unsupported, InvalidRequest, BrokerStopping: nothing
+                has begun.
+        """
+        self._check(opened)
+        welcome = Welcome(REPLICATION_VERSION, self._me.cluster_id, self._me.broker_id)
+        stream = LeaderStream(line, opened, welcome, self._partitions, self._settings, self._clock)
+        with self._lock:
+            if self._stopped:
+                raise BrokerStopping("the broker is about to stop")
+            earlier = self._streams.get(stream.follower)
+            self._streams[stream.follower] = stream
+        if earlier is not None:
+            earlier.stop()
+            if not earlier.wait(_PREDECESSOR_S):
+                earlier.break_off()
+        self._watch.add(stream)
+        try:
+            stream.run()
+        finally:
+            self._watch.remove(stream)
+            with self._lock:
+                if self._streams.get(stream.follower) is stream:
+                    del self._streams[stream.follower]
+
+    def stop(self) -> None:
+        """Ends all streams, and serves no more."""
+        with self._lock:
+            self._stopped = True
+            streams = list(self._streams.values())
+        for stream in streams:
+            stream.stop()
+        deadline = self._clock.monotonic() + ENDING_S
+        for stream in streams:
+            if not stream.wait(max(0.0, deadline - self._clock.monotonic())):
+                stream.break_off()
+        for stream in streams:
+            if not stream.wait(ENDING_S):
+                logger.warning("the stream to follower %s does not end", stream.follower)
+
+    def _check(self, opened: OpenReplication) -> None:
+        if opened.cluster_id != self._me.cluster_id:
+            raise WrongCluster(
+                f"broker {opened.follower} is of cluster {opened.cluster_id}, this one of"
+                f" {self._me.cluster_id}",
+                cluster_id=self._me.cluster_id,
+            )
+        if opened.leader != self._me.broker_id:
+            raise LeaderUnavailable(
+                f"broker {opened.leader} was asked for, and {self._me.broker_id} answers",
+                leader=self._me.broker_id,
+            )
+        if opened.follower == self._me.broker_id:
+            raise InvalidRequest(f"broker {opened.follower} cannot follow itself")
+        if opened.version != REPLICATION_VERSION:
+            raise Unsupported(
+                f"version {opened.version} of replication; this broker has {REPLICATION_VERSION}"
+            )
+        if opened.window_bytes <= 0:
+            raise InvalidRequest(f"a window has at least one byte, not {opened.window_bytes}")

@@ -1,0 +1,132 @@
+"""What the stream of replication needs of a partition, at its leader and at its follower.
+
+Nothing here may wait for another broker. What a leader's session does, except reading, must not
+wait for a disk either: it runs on the thread that takes the follower's messages, and what waits
+there holds up all partitions of the stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import pyarrow as pa
+
+from spark_stream.consistency.entries import Table
+from spark_stream.consistency.epochs import EpochHistory
+from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, LeaderEpoch
+from spark_stream.consistency.leader import Boundary
+from spark_stream.errors import IsologError
+
+
+class PartitionKey(NamedTuple):
+    """Which partition."""
+
+    topic_id: str
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Where a session's first frame will begin.
+
+    ``reset`` None: at ``entry``, up to which the two logs hold the same. Else they share nothing:
+    the follower's log begins anew there.
+    """
+
+    entry: EntryIndex
+    reset: Boundary | None
+    high_watermark: EntryIndex
+
+
+class LeaderSession(Protocol):
+    """A leader with one of its followers, in one leader epoch.
+
+    A session of a follower ends the earlier one of the same follower: what an ended session is told
+    counts for nothing.
+    """
+
+    @property
+    def agreement(self) -> Agreement: ...
+
+    @property
+    def end(self) -> EntryIndex:
+        """The end of the leader's log."""
+
+    @property
+    def high_watermark(self) -> EntryIndex: ...
+
+    def read_entries(self, first: EntryIndex, max_bytes: int) -> tuple[Table, pa.Buffer] | None:
+        """The entries from ``first`` on, one at least and about ``max_bytes`` of them.
+
+        None: there are none yet.
+
+        Raises:
+            IsologError: the broker leads the partition no longer, the entries are gone, or they
+                cannot be read. The session ends, and the follower is told the error.
+        """
+
+    def acked(self, entry: EntryIndex) -> None:
+        """The follower holds all entries before this one."""
+
+    def close(self) -> None:
+        """The follower is gone. May be called more than once."""
+
+
+class LeadPartitions(Protocol):
+    """The partitions that a broker leads."""
+
+    def start_session(
+        self,
+        follower: BrokerId,
+        generation: Generation,
+        key: PartitionKey,
+        epoch: LeaderEpoch,
+        history: EpochHistory,
+        news: Callable[[], None],
+    ) -> LeaderSession:
+        """Begins a session.
+
+        ``news`` is to be called when entries were appended, the high watermark moved, or the broker
+        ceased to lead: from any thread and under any lock. It waits for nothing and calls nothing
+        of the session.
+
+        Raises:
+            IsologError: unknown topic id, not the leader, an older or a newer epoch.
+        """
+
+
+class FollowedPartition(Protocol):
+    """A follower's copy, in one leader epoch. One thread at a time calls it."""
+
+    @property
+    def key(self) -> PartitionKey: ...
+
+    @property
+    def epoch(self) -> LeaderEpoch: ...
+
+    @property
+    def generation(self) -> Generation: ...
+
+    def history(self) -> EpochHistory:
+        """What the log holds."""
+
+    def agreed(self, agreement: Agreement) -> EntryIndex:
+        """Cuts the log back to the agreement, or begins it anew; its end after that."""
+
+    def append_frame(
+        self, first: EntryIndex, rows: Table, data: pa.Buffer, high_watermark: EntryIndex
+    ) -> EntryIndex:
+        """Appends entries that follow the log's end, once their checksums hold; its end after that.
+
+        Raises:
+            IsologError: they do not follow, they are damaged, or they cannot be written. Nothing of
+                them is kept. The session ends, and another one begins after a pause.
+        """
+
+    def take_high_watermark(self, high_watermark: EntryIndex) -> None:
+        """The leader's high watermark."""
+
+    def refused(self, error: IsologError) -> None:
+        """The leader has refused or ended the session; it is asked again after a pause."""

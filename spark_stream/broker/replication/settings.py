@@ -1,0 +1,40 @@
+"""How much may be under way on the streams of replication, and when a silent peer is dead."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+FRAME_BYTES: Final = 1 << 20
+"""What a partition sends in its turn: large enough to be free, small enough that the next partition
+does not wait for long. A batch that is larger goes alone."""
+
+BEHIND_SHARE: Final = 4
+"""Partitions whose followers are far behind have this part of a stream's window, all together: what
+is on its way is in the way of live records, and four frames keep a fast line busy."""
+
+HIGH_WATERMARK_LINGER_S: Final = 0.01
+"""How long a high watermark waits for a frame that takes it along."""
+
+ENDING_S: Final = 1.0
+"""How long the other side has to end its part of a stream before the connection is ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicationSettings:
+    """Of one broker.
+
+    ``beat_s``: after so long without a word a leader asks its follower for a sign of life.
+    ``death_s``: after so long without one the connection is ended, by either side.
+    ``stream_bytes``: what may be on its way, or not yet appended, on one stream.
+    ``follower_bytes``: the same for all streams on which this broker follows, together.
+    """
+
+    beat_s: float = 1.0
+    death_s: float = 3.0
+    stream_bytes: int = 16 << 20
+    follower_bytes: int = 64 << 20
+
+    def window(self, streams: int) -> int:
+        """Of each stream, where a broker follows on so many."""
+        return max(FRAME_BYTES, min(self.stream_bytes, self.follower_bytes // max(1, streams)))

@@ -1,0 +1,73 @@
+"""Brokers that do nothing but replicate: Flight servers with the real streams of replication."""
+
+from __future__ import annotations
+
+import threading
+from typing import Self
+
+import pyarrow.flight as fl
+
+from spark_stream.broker.replication.fetchers import Fetchers
+from spark_stream.broker.replication.leader_stream import Line
+from spark_stream.broker.replication.leading import Identity, Leading
+from spark_stream.broker.replication.partitions import PartitionKey
+from spark_stream.broker.replication.settings import ReplicationSettings
+from spark_stream.broker.replication.watch import Watch
+from spark_stream.broker.service import translated
+from spark_stream.consistency.ids import BrokerId
+from spark_stream.environment import SystemClock
+from spark_stream.wire.replication_messages import OpenReplication
+from tests.broker.replication.partitions import LeadPartition, LeadPartitions
+
+QUICK = ReplicationSettings(beat_s=0.1, death_s=0.6)
+
+
+class Node:
+    """Leads ``partitions``, and follows whomever it is told to; ends with the ``with`` block."""
+
+    def __init__(
+        self,
+        name: str,
+        partitions: dict[PartitionKey, LeadPartition] | None = None,
+        *,
+        settings: ReplicationSettings = QUICK,
+        cluster_id: str = "c",
+        bind: str = "grpc://127.0.0.1:0",
+    ) -> None:
+        clock = SystemClock()
+        self.name = name
+        self.partitions = partitions or {}
+        self.addresses: dict[str, str] = {}
+        me = Identity(cluster_id, BrokerId(name))
+        self.lead = LeadPartitions(self.partitions)
+        self.watch = Watch(settings, clock)
+        self.leading = Leading(me, self.lead, settings, clock, self.watch)
+        self.fetchers = Fetchers(me, self.addresses.get, settings, clock, self.watch)
+        self._server = _Server(bind, self.leading)
+        self.address = f"127.0.0.1:{self._server.port}"
+        self._serving = threading.Thread(target=self._server.serve, daemon=True)
+        self._serving.start()
+
+    def stop(self) -> None:
+        self.fetchers.stop()
+        self.leading.stop()
+        self.watch.stop()
+        self._server.shutdown()
+        self._serving.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+class _Server(fl.FlightServerBase):
+    def __init__(self, bind: str, leading: Leading) -> None:
+        self._leading = leading
+        super().__init__(bind)
+
+    def do_exchange(self, context, descriptor, reader, writer):
+        with translated("exchange"):
+            opened = OpenReplication.from_bytes(descriptor.command)
+            self._leading.serve(Line(context.peer(), reader, writer), opened)

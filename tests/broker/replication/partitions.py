@@ -1,0 +1,276 @@
+"""Partitions for streams of replication: small logs in memory, with the real rules of agreement."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from spark_stream.broker.replication.partitions import Agreement, PartitionKey
+from spark_stream.consistency.entries import ENTRY, Entry
+from spark_stream.consistency.epochs import EpochHistory, agreement
+from spark_stream.consistency.leader import Boundary
+from spark_stream.errors import (
+    DamagedSegment,
+    InvalidRequest,
+    IsologError,
+    NotLeader,
+    StorageFailure,
+    UnknownTopic,
+)
+from spark_stream.storage.codec import crc32c
+
+EntryBytes = tuple[bytes, bytes]  # the row, and the bytes of the batch
+
+
+class MemoryLog:
+    """Entries from ``start`` on. The caller holds the lock."""
+
+    def __init__(self) -> None:
+        self.start = 0
+        self.entries: list[EntryBytes] = []
+        self.epochs: list[tuple[int, int]] = []
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.entries)
+
+    def history(self) -> EpochHistory:
+        return EpochHistory(self.start, self.end, self.epochs)
+
+    def append(self, epoch: int, data: bytes) -> None:
+        entry = Entry(self.end, self.end, 0, 0, 1, epoch, crc32c(data))
+        self.put(entry.packed(0, len(data)) + bytes(4), data, epoch)
+
+    def put(self, row: bytes, data: bytes, epoch: int) -> None:
+        if not self.epochs or self.epochs[-1][0] < epoch:
+            self.epochs.append((epoch, self.end))
+        self.entries.append((row, data))
+
+    def truncate(self, entry: int) -> None:
+        del self.entries[max(0, entry - self.start) :]
+        self.epochs = [each for each in self.epochs if each[1] < entry]
+
+    def evict(self, entry: int) -> None:
+        """Removes what is before an entry, as retention does."""
+        del self.entries[: entry - self.start]
+        self.start = entry
+
+    def digest(self) -> tuple[int, int, int]:
+        content = b"".join(part for pair in self.entries for part in pair)
+        return self.start, self.end, crc32c(content)
+
+
+@dataclass(eq=False)
+class MemorySession:
+    """A leader's session over its partition."""
+
+    partition: LeadPartition
+    epoch: int
+    agreement: Agreement
+    news: Callable[[], None]
+    acked_entry: int = 0
+    is_closed: bool = False
+
+    @property
+    def end(self) -> int:
+        with self.partition.lock:
+            return self.partition.log.end
+
+    @property
+    def high_watermark(self) -> int:
+        with self.partition.lock:
+            return self.partition.high_watermark
+
+    def read_entries(self, first, max_bytes):
+        self.partition.reads += 1
+        with self.partition.lock:
+            if self.partition.epoch != self.epoch or self.is_closed:
+                raise NotLeader("not the leader in this epoch")
+            log = self.partition.log
+            if first < log.start:
+                raise InvalidRequest("these entries are gone")
+            found, size = [], 0
+            for row, data in log.entries[first - log.start :][:20_000]:
+                if found and size + len(data) > max_bytes:
+                    break
+                found.append((row, data))
+                size += len(data)
+        if not found:
+            return None
+        rows = np.frombuffer(b"".join(row for row, _ in found), ENTRY)
+        data = found[0][1] if len(found) == 1 else b"".join(data for _, data in found)
+        return rows, pa.py_buffer(data)
+
+    def acked(self, entry):
+        with self.partition.lock:
+            if not self.is_closed:
+                assert entry >= self.acked_entry
+                self.acked_entry = entry
+                self.partition.take_progress()
+
+    def close(self):
+        with self.partition.lock:
+            self.is_closed = True
+            if self.partition.sessions.get(self.follower) is self:
+                del self.partition.sessions[self.follower]
+
+    follower: str = ""
+
+
+@dataclass(eq=False)
+class LeadPartition:
+    """A partition at its leader. Its high watermark is the least that its sessions have acked."""
+
+    epoch: int = 1
+    log: MemoryLog = field(default_factory=MemoryLog)
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    moved: threading.Condition = field(init=False)
+    sessions: dict[str, MemorySession] = field(default_factory=dict)
+    high_watermark: int = 0
+    reads: int = 0
+
+    def __post_init__(self):
+        self.moved = threading.Condition(self.lock)
+
+    def append(self, data: bytes, count: int = 1) -> int:
+        """Appends the bytes so many times; the log's end."""
+        with self.lock:
+            for _ in range(count):
+                self.log.append(self.epoch, data)
+            self._tell()
+            return self.log.end
+
+    def depose(self) -> None:
+        """Another broker leads now."""
+        with self.lock:
+            self.epoch = -1
+            self._tell()
+
+    def take_progress(self) -> None:
+        least = min((each.acked_entry for each in self.sessions.values()), default=0)
+        if least > self.high_watermark:
+            self.high_watermark = least
+            self.moved.notify_all()
+            self._tell()
+
+    def wait_for(self, high_watermark: int, timeout_s: float = 20.0) -> None:
+        with self.lock:
+            reached = self.moved.wait_for(lambda: self.high_watermark >= high_watermark, timeout_s)
+        assert reached, f"{self.high_watermark}, not {high_watermark}"
+
+    def _tell(self) -> None:
+        for session in self.sessions.values():
+            session.news()
+
+
+class LeadPartitions:
+    """What a broker leads."""
+
+    def __init__(self, partitions: dict[PartitionKey, LeadPartition]) -> None:
+        self.partitions = partitions
+        self.started = 0
+
+    def start_session(self, follower, generation, key, epoch, history, news):
+        self.started += 1
+        partition = self.partitions.get(key)
+        if partition is None:
+            raise UnknownTopic(f"no topic has the id {key.topic_id}")
+        with partition.lock:
+            if epoch != partition.epoch:
+                raise NotLeader(f"epoch {partition.epoch}, not {epoch}")
+            log = partition.log
+            shared = agreement(log.history(), history)
+            reset = None
+            if shared is None:
+                shared, reset = log.start, Boundary(log.start, log.start)
+            found = Agreement(shared, reset, partition.high_watermark)
+            session = MemorySession(partition, epoch, found, news)
+            session.follower = follower
+            session.acked_entry = 0 if reset else shared
+            earlier = partition.sessions.get(follower)
+            if earlier is not None:
+                earlier.is_closed = True
+            partition.sessions[follower] = session
+            return session
+
+
+@dataclass(eq=False)
+class Copy:
+    """A follower's copy."""
+
+    key: PartitionKey
+    epoch: int = 1
+    generation: str = "g"
+    log: MemoryLog = field(default_factory=MemoryLog)
+    high_watermark: int = 0
+    refusals: list[IsologError] = field(default_factory=list)
+    agreements: list[Agreement] = field(default_factory=list)
+    damage: int = 0  # of so many frames a byte is turned before their checksums are looked at
+    full: threading.Event = field(default_factory=threading.Event)  # the disk takes nothing
+    stuck: threading.Event = field(default_factory=threading.Event)  # the disk does not answer
+    freed: threading.Event = field(default_factory=threading.Event)
+    entered: int = 0  # threads that are in a call
+    most_entered: int = 0
+
+    def history(self):
+        return self.log.history()
+
+    def agreed(self, agreement):
+        with _Alone(self):
+            self.agreements.append(agreement)
+            if agreement.reset is not None:
+                self.log = MemoryLog()
+                self.log.start = agreement.entry
+            else:
+                self.log.truncate(agreement.entry)
+            return self.log.end
+
+    def append_frame(self, first, rows, data, high_watermark):
+        with _Alone(self):
+            if self.stuck.is_set():
+                self.freed.wait(30)
+            if self.full.is_set():
+                raise StorageFailure("no room")
+            if first != self.log.end:
+                raise InvalidRequest(f"entry {first} does not follow {self.log.end}")
+            content = bytearray(data)
+            if self.damage and content:
+                self.damage -= 1
+                content[len(content) // 2] ^= 1
+            ends = np.cumsum(rows["length"])
+            pieces = [
+                bytes(content[end - size : end])
+                for end, size in zip(ends.tolist(), rows["length"].tolist(), strict=True)
+            ]
+            for row, piece in zip(rows, pieces, strict=True):
+                if crc32c(piece) != int(row["data_crc"]):
+                    raise DamagedSegment(f"entry {row['entry_index']} is damaged")
+            for row, piece in zip(rows, pieces, strict=True):
+                self.log.put(row.tobytes(), piece, int(row["leader_epoch"]))
+            self.high_watermark = min(high_watermark, self.log.end)
+            return self.log.end
+
+    def take_high_watermark(self, high_watermark):
+        with _Alone(self):
+            self.high_watermark = min(high_watermark, self.log.end)
+
+    def refused(self, error):
+        self.refusals.append(error)
+
+
+class _Alone:
+    """Counts the threads in a copy: there is to be one."""
+
+    def __init__(self, copy: Copy) -> None:
+        self._copy = copy
+
+    def __enter__(self) -> None:
+        self._copy.entered += 1
+        self._copy.most_entered = max(self._copy.most_entered, self._copy.entered)
+
+    def __exit__(self, *_: object) -> None:
+        self._copy.entered -= 1

@@ -1,0 +1,114 @@
+"""Messages of replication come back as they were, and what is none is refused."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE
+from spark_stream.consistency.epochs import EpochHistory
+from spark_stream.errors import InvalidRequest, NotLeader
+from spark_stream.wire.replication_messages import (
+    INLINE_BYTES_MAX,
+    Acked,
+    Agreed,
+    Beat,
+    Bye,
+    Follow,
+    Frame,
+    HighWatermarks,
+    Refused,
+    Room,
+    Unfollow,
+    Welcome,
+    unpack,
+)
+
+slots = st.integers(0, 2**31 - 1)
+entries = st.integers(0, 2**62)
+epochs = st.integers(0, 2**31 - 1)
+names = st.text(max_size=40)
+pairs = st.lists(st.tuples(slots, entries), max_size=20).map(tuple)
+messages = st.one_of(
+    st.builds(Welcome, st.integers(0, 65535), names, names),
+    st.builds(Unfollow, slots),
+    st.builds(Acked, pairs),
+    st.builds(HighWatermarks, pairs),
+    st.builds(Room, entries),
+    st.builds(Agreed, slots, entries, st.none() | entries, entries),
+    st.just(Beat()),
+    st.just(Bye()),
+)
+
+
+@given(messages)
+def test_a_message_comes_back_as_it_was(message):
+    assert unpack(pa.py_buffer(message.pack()), None) == message
+
+
+@given(
+    slots,
+    names,
+    slots,
+    epochs,
+    names,
+    entries,
+    st.lists(st.tuples(epochs, st.integers(1, 1000)), max_size=20),
+)
+def test_a_history_comes_back_as_it_was(slot, topic, partition, epoch, generation, start, spans):
+    first, starts = start, []
+    for number, (_, length) in enumerate(spans):
+        starts.append((number, first))
+        first += length
+    history = EpochHistory(start, first, starts)
+    message = Follow(slot, topic, partition, epoch, generation, history)
+    found = unpack(pa.py_buffer(message.pack()), None)
+    assert (found.slot, found.topic_id, found.partition) == (slot, topic, partition)
+    assert (found.leader_epoch, found.generation) == (epoch, generation)
+    assert vars(found.history) == vars(history)
+
+
+def test_a_refusal_keeps_its_error():
+    found = unpack(pa.py_buffer(Refused(7, NotLeader("it moved", epoch=3)).pack()), None)
+    assert (found.slot, type(found.error), found.error.details) == (7, NotLeader, {"epoch": 3})
+
+
+@pytest.mark.parametrize("size", [0, 1, INLINE_BYTES_MAX, INLINE_BYTES_MAX + 1, 3 << 20])
+def test_a_frame_comes_back_as_it_was_and_a_large_body_is_not_copied(size):
+    rows = np.zeros(3, ENTRY)
+    rows["entry_index"] = range(5, 8)
+    data = pa.py_buffer(bytes(range(256)) * (size // 256) + bytes(size % 256))
+    metadata, batch = Frame(2, 9, 5, 4, rows, data).pack()
+    found = unpack(pa.py_buffer(metadata), batch)
+    assert (found.slot, found.leader_epoch, found.first, found.high_watermark) == (2, 9, 5, 4)
+    assert (found.end, found.size) == (8, 3 * ENTRY_SIZE + size)
+    assert np.array_equal(found.rows, rows)
+    assert found.data.equals(data)
+    assert (batch is not None) == (size > INLINE_BYTES_MAX)
+    if batch is not None:
+        assert found.data.address == data.address
+
+
+@given(st.integers(0, 12), st.binary(max_size=100))
+def test_what_is_no_message_is_refused_and_nothing_else_happens(kind, rest):
+    with suppress(InvalidRequest):
+        assert unpack(pa.py_buffer(bytes((kind,)) + rest), None).kind == kind
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\0", b"\xff12", b"\x02short", b"\x0bshort", b"\x04\xff\xff\xff\xff"]
+)
+def test_a_message_that_breaks_off_is_refused(data):
+    with pytest.raises(InvalidRequest, match="stream of replication"):
+        unpack(pa.py_buffer(data), None)
+
+
+def test_a_body_that_is_no_column_of_bytes_is_refused():
+    metadata, _ = Frame(0, 0, 0, 0, np.zeros(1, ENTRY), pa.py_buffer(b"")).pack()
+    with pytest.raises(InvalidRequest, match="no column of bytes"):
+        unpack(pa.py_buffer(metadata), pa.record_batch({"data": pa.array([1], pa.int64())}))
