@@ -173,7 +173,7 @@ class Broker:
                 ControllerSeat(self._store, self._host.broker_id, incarnation),
             )
             self._keepers = [
-                self._keeper("lease", config.lease_seconds / 6, self._tenure.renew),
+                self._keeper("lease", leases.pause_s, self._tenure.renew),
             ]
             undo.callback(self._stop_asked.set)
             self._begin(generation)

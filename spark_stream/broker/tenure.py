@@ -1,22 +1,17 @@
 """A broker's lease, as the broker lives by it: it leads only while its own clock says so.
 
-The broker ceases to lead a little before the lease is over for others. If it was over in between
-(the process had stood still), others may lead by now: the broker leads again only after it has seen
-the records anew.
+If the lease was over in between (the process had stood still), others may lead by now. So the
+broker takes a new one, and leads again only after it has seen the records anew.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Final
 
 from spark_stream.cluster.leases import Lease, Leases
 
 logger = logging.getLogger(__name__)
-
-_MARGIN_S: Final = 0.2
-"""So long before the end of the lease the broker stops: an answer that it gives takes some time."""
 
 
 class Tenure:
@@ -29,26 +24,21 @@ class Tenure:
         self._hold: Callable[[], Lease] = lambda: leases.hold(broker_id, incarnation)
         self._refresh = refresh
         self._lease = self._hold()
-        self._lapsed = False
 
     def serves(self) -> bool:
         """Whether the broker may lead at this moment."""
-        return not self._lapsed and self._lease.left_s() > _MARGIN_S
+        return self._lease.may_serve()
 
     def renew(self) -> None:
         """Renews the lease; to be called several times in its duration."""
-        if self._lease.left_s() <= 0:
-            self._lapsed = True
-        if not self._lease.renew():
-            self._lapsed = True
-            self._lease.release()
-            self._lease = self._hold()  # its file may be gone, by whoever cleared the folder
-        if self._lapsed:
-            logger.warning("the lease was over: other brokers may lead what this one led")
-            self._refresh()
-            self._lapsed = False
+        if self._lease.renew():
+            return
+        logger.warning("the lease was over: other brokers may lead what this one led")
+        self._lease.release()
+        fresh = self._hold()  # the file of the old one may be gone, by whoever cleared the folder
+        self._refresh()
+        self._lease = fresh
 
     def end(self) -> None:
         """Whoever looks finds the lease over."""
-        self._lapsed = True
         self._lease.release()
