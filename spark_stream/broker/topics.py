@@ -76,6 +76,7 @@ class TopicDesk:
             InvalidTopic, InvalidAssignment, InvalidConfig, SchemaMismatch: naming what is wrong.
         """
         check_name(name)
+        self._host.refresh()  # a broker may have started a moment ago
         if assignment is not None:
             partitions, replication_factor = len(assignment), len(next(iter(assignment), ()))
         topic = Topic(
