@@ -43,6 +43,7 @@ from spark_stream.consistency.progress import GenerationOf, IsrSettings
 from spark_stream.consistency.replica import Replica, Surroundings
 from spark_stream.environment import Clock
 from spark_stream.errors import (
+    BrokerStopping,
     IsologError,
     LeaderEpochFenced,
     LeaderUnavailable,
@@ -106,6 +107,7 @@ class ReplicaShell:
             surroundings=Surroundings(log.boundary_of, generation_of),
         )
         self._part = Part.LEADER if alone else Part.NONE
+        self._hands_over = False
         self._serves: Callable[[], bool] = lambda: True
         self._callers = Callers(self.name)
         self._moved = moved
@@ -236,6 +238,16 @@ class ReplicaShell:
         _wake(woken)
         return True
 
+    def begin_hand_over(self) -> None:
+        """From now on nothing is appended: another broker is to lead as soon as it has all."""
+        with self._lock:
+            self._hands_over = True
+
+    def is_all_replicated(self) -> bool:
+        """Whether all in-sync replicas have all that is there; or it leads no more."""
+        state = self._core.bounds_state
+        return not self.leads or state.high_watermark.entry >= state.log_end.entry
+
     def take_isr(self, record: PartitionRecord, version: int) -> None:
         """The in-sync replicas that were proposed are on record."""
         with self._lock:
@@ -268,6 +280,12 @@ class ReplicaShell:
     def check_leads(self) -> None:
         """NotLeader unless it leads; why it is closed if it is."""
         self._check_leads()
+
+    def _check_takes(self) -> None:
+        """As :meth:`check_leads`; BrokerStopping once it hands over."""
+        self._check_leads()
+        if self._hands_over:
+            raise BrokerStopping(f"{self.name}: the broker hands the partition over")
 
     def _check_leads(self) -> None:
         if self._closed is not None:
