@@ -108,6 +108,7 @@ def status(here: Here, asked: Empty) -> Status:
         partitions=sum(len(each.partitions) for each in hosted),
         uptime_s=here.clock.monotonic() - here.facts.started,
         memory=own_memory(psutil.Process()),
+        broker_id=here.host.broker_id,
     )
 
 

@@ -370,6 +370,7 @@ class Status(Message):
     partitions: int
     uptime_s: float
     memory: int
+    broker_id: str = ""
 
 
 def json_bytes(value: object) -> bytes:

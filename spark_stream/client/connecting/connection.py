@@ -153,6 +153,17 @@ class Connection:
                 self._links[address] = found
             return found
 
+    def to(self, broker_id: str, address: str) -> BrokerLink:
+        """The link to the broker of this id, which says that it is at the address.
+
+        If it is the one of the control calls it stays at the address where it was met: a broker
+        behind a proxy may know another one of itself.
+        """
+        current = self._current
+        if current is not None and current.broker_id == broker_id:
+            return current
+        return self.at(address)
+
     def link(self, timeout_s: float | None = None) -> BrokerLink:
         """A link to a broker of this log that was there a moment ago.
 

@@ -68,6 +68,8 @@ class BrokerLink:
 
     def __init__(self, address: str, identity: LogIdentity, timeout_s: float) -> None:
         self.address = address
+        self.broker_id = ""
+        """The id of the broker that was met there last; empty before."""
         self._identity = identity
         self._timeout_s = timeout_s
         self._connecting = threading.Lock()  # one thread at a time connects
@@ -136,12 +138,13 @@ class BrokerLink:
         client = self._flight_client()
         options = fl.FlightCallOptions(timeout=left(deadline))
         try:
-            found = acted(client, options, "status", Empty(), Status).cluster_id
+            found = acted(client, options, "status", Empty(), Status)
         except _FLIGHT_ERRORS as error:
             raise from_flight(error, self.address) from error
-        self._identity.check(self.address, found)
+        self._identity.check(self.address, found.cluster_id)
         with self._lock:
             self._check_open()
+            self.broker_id = found.broker_id
             self._client = client
         return client
 

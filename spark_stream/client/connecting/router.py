@@ -14,7 +14,7 @@ from typing import Final
 from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.connecting.link import BrokerLink, left
 from spark_stream.client.connecting.routes import Route, Routes
-from spark_stream.client.connecting.watch import Watch, Watched
+from spark_stream.client.connecting.watch import Owed, Watch, Watched
 from spark_stream.errors import (
     BrokerStopping,
     BrokerUnavailable,
@@ -64,11 +64,11 @@ class Router:
 
     def link(self, route: Route) -> BrokerLink:
         """The link to the route's broker."""
-        return self._connection.at(route.address)
+        return self._connection.to(route.leader, route.address)
 
-    def watch(self, route: Route, patience_s: float, moved: Callable[[], None]) -> Watched:
-        """Looks after a call along the route; see :meth:`Watch.begin`."""
-        return self._watch.begin(route, patience_s, moved)
+    def watch(self, owed: Owed, patience_s: float, moved: Callable[[], None]) -> Watched:
+        """Looks after a call along a route; see :meth:`Watch.begin`."""
+        return self._watch.begin(owed, patience_s, moved)
 
     def route(
         self, topic: str, topic_id: str, partition: int, timeout_s: float | None = None

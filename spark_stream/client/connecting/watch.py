@@ -33,14 +33,18 @@ class LeaderNews(Protocol):
     def replaced(self, route: Route) -> bool: ...
 
 
+Owed = Callable[[], Route | None]
+"""Along which route a broker owes an answer now; None: it owes none."""
+
+
 class Watched:
-    """A call along a route. It waits for its broker from its beginning, and after each ``wake``."""
+    """A call that waits for its broker from its beginning, and after each ``wake``."""
 
     def __init__(
-        self, watch: Watch, route: Route, patience_s: float, moved: Callable[[], None]
+        self, watch: Watch, owed: Owed, patience_s: float, moved: Callable[[], None]
     ) -> None:
-        self.route = route
         self.moved = moved
+        self._owed = owed
         self._watch = watch
         self._patience_s = patience_s + SILENCE_S
         self._since: float | None = time.monotonic()
@@ -53,10 +57,10 @@ class Watched:
         """From now on the broker is expected to answer."""
         self._since = time.monotonic()
 
-    def silent(self, now: float) -> bool:
-        """Whether the broker has owed an answer for too long."""
+    def silent(self, now: float) -> Route | None:
+        """The route along which the broker has owed an answer for too long, if it does."""
         since = self._since
-        return since is not None and now - since > self._patience_s
+        return self._owed() if since is not None and now - since > self._patience_s else None
 
     def end(self) -> None:
         """The call is over."""
@@ -72,12 +76,12 @@ class Watch:
         self._calls: set[Watched] = set()
         self._running = False
 
-    def begin(self, route: Route, patience_s: float, moved: Callable[[], None]) -> Watched:
+    def begin(self, owed: Owed, patience_s: float, moved: Callable[[], None]) -> Watched:
         """Watches a call that begins now. ``patience_s``: how long it may well be silent.
 
         ``moved`` is called, perhaps more than once, when its leader was replaced; it does not wait.
         """
-        found = Watched(self, route, patience_s, moved)
+        found = Watched(self, owed, patience_s, moved)
         with self._lock:
             self._calls.add(found)
             if not self._running:
@@ -108,12 +112,14 @@ class Watch:
     def _look_after(self, calls: list[Watched]) -> None:
         now = time.monotonic()
         silent = [each for each in calls if each.silent(now)]
-        asked = {(each.route.topic, each.route.topic_id): None for each in silent}
+        routes = [route for each in silent if (route := each.silent(now)) is not None]
+        asked = {(route.topic, route.topic_id): None for route in routes}
         for topic, topic_id in asked:
             try:
                 self._news.refresh(topic, topic_id, _ASK_S)
             except IsologError as error:
                 logger.debug("nobody says who leads topic %r: %s", topic, error)
         for each in silent:
-            if each.silent(time.monotonic()) and self._news.replaced(each.route):
+            route = each.silent(time.monotonic())
+            if route is not None and self._news.replaced(route):
                 each.moved()

@@ -164,7 +164,7 @@ def fetch_once(
     asked = asked.model_copy(update={"start_epoch": start_epoch, "leader_epoch": route.epoch})
     timeout = router.timeout_s + wait_ms / 1000
     under_way = cancellation or Cancellation()
-    watched = router.watch(route, wait_ms / 1000, lambda: under_way.leave(link, client))
+    watched = router.watch(lambda: route, wait_ms / 1000, lambda: under_way.leave(link, client))
     try:
         reader = client.do_get(fl.Ticket(asked.to_bytes()), fl.FlightCallOptions(timeout=timeout))
         under_way.begin(reader)
