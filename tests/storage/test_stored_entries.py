@@ -260,7 +260,7 @@ def test_with_flush_batch_entries_are_on_the_disk_before_they_are_acknowledged(f
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.integers(0, (1 << 62) - 1), min_size=1, max_size=9))
+@given(st.lists(st.integers(0, (1 << 62) - 1), min_size=1, max_size=20))
 def test_a_moved_entry_has_the_checksum_of_what_it_says(positions):
     leader = new_log()
     fill(leader, 5, len(positions))
