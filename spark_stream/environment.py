@@ -1,4 +1,4 @@
-"""What a broker gets from outside: time and names that nobody else has.
+"""What a broker gets from outside: time, names that nobody else has, and the machine it is on.
 
 Code that takes them as arguments runs in a broker and under a simulator alike. Deadlines, timeouts
 and leases go by ``monotonic``; ages of what is in files by ``steady_us``; the wall clock is only
@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import time
 import uuid
-from typing import Protocol
+from pathlib import Path
+from typing import Final, Protocol
+
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Clock(Protocol):
@@ -30,6 +33,13 @@ class Ids(Protocol):
 
     def new_id(self) -> str:
         """32 hexadecimal digits that nobody else gets."""
+
+
+class Machine(Protocol):
+    """The machine whose kernel keeps what a process has written."""
+
+    def boot_id(self) -> str | None:
+        """Tells the machine's starts apart; None: it cannot, so any two starts may be two."""
 
 
 class SystemClock:
@@ -53,3 +63,16 @@ class SystemIds:
 
     def new_id(self) -> str:
         return uuid.uuid4().hex
+
+
+class SystemMachine:
+    """The host; where there is no Linux, it cannot tell its starts apart."""
+
+    def __init__(self, file: Path = _BOOT_ID) -> None:
+        self._file = file
+
+    def boot_id(self) -> str | None:
+        try:
+            return self._file.read_text("ascii").strip() or None
+        except (OSError, ValueError):
+            return None

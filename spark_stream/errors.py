@@ -61,6 +61,11 @@ class InvalidRequest(IsologError):
     hint = "Correct the request; the message names the field."
 
 
+class InvalidAssignment(IsologError):
+    code = "INVALID_ASSIGNMENT"
+    hint = "Name brokers that there are, each of them once; `isolog cluster status` shows them."
+
+
 class InvalidOption(IsologError):
     code = "INVALID_OPTION"
     hint = "Correct the option; the message names it and what it takes."
@@ -152,6 +157,24 @@ class NotLeader(IsologError):
     code = "NOT_LEADER"
     retriable = True
     hint = "Ask the broker that leads the topic; the message has its address, if it is known."
+
+
+class LeaderEpochFenced(IsologError):
+    code = "LEADER_EPOCH_FENCED"
+    retriable = True
+    hint = "The partition has a newer leader than the one that was asked: ask who leads it now."
+
+
+class UnknownLeaderEpoch(IsologError):
+    code = "UNKNOWN_LEADER_EPOCH"
+    retriable = True
+    hint = "The broker has not heard of this leader epoch yet: try again, or ask for the leader."
+
+
+class NotEnoughReplicas(IsologError):
+    code = "NOT_ENOUGH_REPLICAS"
+    retriable = True
+    hint = "Fewer replicas are in sync than min.insync.replicas asks for: try again once they are."
 
 
 class LeaderUnavailable(IsologError):
@@ -252,6 +275,17 @@ class StorageFailure(IsologError):
 class DamagedSegment(IsologError):
     code = "DAMAGED_SEGMENT"
     hint = "The file fails its checksum: restore it from a replica or a backup, or read past it."
+
+
+class DamagedEntries(IsologError):
+    code = "DAMAGED_ENTRIES"
+    retriable = True
+    hint = "They were damaged on their way or at the leader; the follower fetches them again."
+
+
+class EntriesGone(IsologError):
+    code = "ENTRIES_GONE"
+    hint = "The log starts later or ends earlier now; the follower compares its epochs anew."
 
 
 class UnknownLog(IsologError):

@@ -1,7 +1,8 @@
 """Who runs an action: a function for each name of the one table, ``wire.actions``.
 
-An action is added there, here with its function (in ``topic_actions`` or ``transaction_actions``),
-and to the table in ``docs/flight.md``; tests hold them against each other.
+An action is added there, here with its function (in ``topic_actions``, ``leader_actions`` or
+``transaction_actions``), and to the table in ``docs/flight.md``. Tests hold them against each
+other.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from spark_stream.broker import leader_actions as leaders
 from spark_stream.broker import topic_actions as topics
 from spark_stream.broker import transaction_actions as acts
 from spark_stream.broker.here import Here
@@ -23,6 +25,8 @@ HANDLERS: Final[Mapping[str, Callable[[Here, Any], Message]]] = {
     "describe-topic": topics.describe_topic,
     "list-topics": topics.list_topics,
     "list-offsets": topics.list_offsets,
+    "find-leaders": leaders.find_leaders,
+    "list-brokers": leaders.list_brokers,
     "status": topics.status,
     "new-producer": acts.new_producer,
     "init-transactions": acts.init_transactions,

@@ -17,6 +17,7 @@ from spark_stream.broker.host import HostedTopic
 from spark_stream.broker.joining import TakeBatch, take_in_transaction
 from spark_stream.broker.outcomes import Appended, Candidate, Taken
 from spark_stream.broker.partition import Partition
+from spark_stream.broker.refusals import check_leader_epoch
 from spark_stream.consistency.ids import NO_TRANSACTION
 from spark_stream.consistency.producers import Stamp
 from spark_stream.environment import Clock
@@ -84,6 +85,7 @@ class Append:
         try:
             target = self._hosted.partition(self.partition)
             if self._taken is None:
+                check_leader_epoch(target, self._envelope.leader_epoch)
                 self._taken = yield from self._take(target, patience_s)
             taken = self._taken
             if taken is None:
@@ -104,7 +106,7 @@ class Append:
                 InternalError(f"the append to {self._hosted.topic.name}/{self.partition} failed")
             )
         else:
-            self._acknowledge(taken.appended)
+            self._acknowledge(taken.appended, int(target.leader_epoch))
             taken.wake()
         return True
 
@@ -137,7 +139,7 @@ class Append:
             Ack(number=self._envelope.number, partition=self.partition, error=error.to_wire())
         )
 
-    def _acknowledge(self, done: Appended) -> None:
+    def _acknowledge(self, done: Appended, leader_epoch: int) -> None:
         self._write(
             Ack(
                 number=self._envelope.number,
@@ -146,6 +148,7 @@ class Append:
                 count=done.count,
                 duplicate=done.duplicate,
                 partitions=len(self._hosted.partitions),
+                leader_epoch=leader_epoch,
                 error=done.refused.to_wire() if done.refused else None,
             )
         )

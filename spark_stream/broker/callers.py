@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 
 from spark_stream.broker.outcomes import Acknowledgement, WakeUp
-from spark_stream.consistency.replica import Answer, Disown, Effects, Wake
+from spark_stream.consistency.effects import Abandon, Answer, Disown, Effects, Wake
 from spark_stream.errors import IsologError, UnknownOutcome
 
 
@@ -58,6 +58,11 @@ class Callers:
                 for number in effect.tickets:
                     self._appends.pop(number).settle(
                         UnknownOutcome(f"{self._partition}: a new leader cut it off")
+                    )
+            elif isinstance(effect, Abandon):
+                for number in effect.tickets:
+                    self._appends.pop(number).settle(
+                        UnknownOutcome(f"{self._partition}: another broker leads now")
                     )
         return woken
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from spark_stream.broker.host import Host, HostedTopic
 from spark_stream.broker.partition import Partition
+from spark_stream.broker.refusals import check_leader_epoch
 from spark_stream.broker.waiting import WaitingRead, WaitingReads
 from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.isolation import (
@@ -112,6 +113,7 @@ class FetchStream:
         self._clock = waiting.clock
         self._wait_s = follow_s if request.follow else request.wait_ms / 1000
         self._projection = projection_of(hosted, request.columns)
+        check_leader_epoch(self._partition, request.leader_epoch)
         self._position = self._start()
         self._check_epoch()
         self._visible()
@@ -131,19 +133,26 @@ class FetchStream:
         return upper_bound(bounds, isolation)
 
     def _check_epoch(self) -> None:
-        """DataLoss if the end that was asked for is one of records that were cut off."""
+        """DataLoss if the start or the end that was asked for is one of records that were cut off.
+
+        Its ``left`` is where to go on.
+        """
         request = self._request
-        if request.epoch is None or request.end is None:
-            return
-        left = int(self._partition.epoch_end(request.epoch))
-        if request.end > left:
-            raise DataLoss(
-                f"{request.topic}/{request.partition}: offsets {left} to {request.end - 1} were cut"
-                f" off: leader epoch {request.epoch}, in which they were seen, ended at {left}",
-                topic=request.topic,
-                partition=request.partition,
-                left=left,
-            )
+        for offset, epoch in (
+            (request.start, request.start_epoch),
+            (request.end, request.epoch),
+        ):
+            if epoch is None or offset is None:
+                continue
+            left = int(self._partition.epoch_end(epoch))
+            if offset > left:
+                raise DataLoss(
+                    f"{request.topic}/{request.partition}: offsets {left} to {offset - 1} were cut"
+                    f" off: leader epoch {epoch}, in which they were seen, ended at {left}",
+                    topic=request.topic,
+                    partition=request.partition,
+                    left=left,
+                )
 
     def _visible(self) -> VisibleRange:
         """What can be read now from the present position on.
@@ -152,6 +161,7 @@ class FetchStream:
             OffsetOutOfRange, OffsetEvicted: naming the offset asked for and the nearest there is.
         """
         request = self._request
+        check_leader_epoch(self._partition, request.leader_epoch)
         end = None if request.end is None else Offset(request.end)
         bounds = self._partition.bounds(request.isolation)
         found = visible_range(bounds, request.isolation, self._position, end)
@@ -234,6 +244,7 @@ class FetchStream:
             next=self._position,
             bounds=bounds_facts(self._partition.bounds()),
             partitions=self._host.partitions_now(self._topic),
+            leader_epoch=int(self._partition.leader_epoch),
         )
         empty = empty_batch(self.schema)
         return empty, facts.to_bytes()

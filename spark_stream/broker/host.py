@@ -114,6 +114,11 @@ class Host:
     def broker_id(self) -> str:
         return self._directory.broker_id
 
+    @property
+    def brokers(self) -> Brokers:
+        """The brokers of the cluster."""
+        return self._brokers
+
     def leads(self, topic: Topic) -> bool:
         """Whether this broker leads the topic's partitions."""
         return topic.leader == self.broker_id

@@ -33,6 +33,7 @@ from spark_stream.broker.outcomes import (
 )
 from spark_stream.broker.refusals import of_stamp
 from spark_stream.consistency.atomic import greatest_cut
+from spark_stream.consistency.effects import BOUND_OF, Effects
 from spark_stream.consistency.entries import Entry, Kind
 from spark_stream.consistency.extents import SpansSnapshot
 from spark_stream.consistency.ids import NO_TRANSACTION, LeaderEpoch, Offset
@@ -40,7 +41,7 @@ from spark_stream.consistency.isolation import Bounds, Isolation
 from spark_stream.consistency.joins import PendingJoin
 from spark_stream.consistency.leader import Boundary
 from spark_stream.consistency.producers import NOBODY, Duplicate, Refused, Stamp
-from spark_stream.consistency.replica import BOUND_OF, Effects, Replica
+from spark_stream.consistency.replica import Replica
 from spark_stream.environment import Clock
 from spark_stream.errors import BrokerStopping, IsologError, UnknownOutcome, UnknownTopic
 from spark_stream.storage.log_format import Prepared, marker_at
@@ -436,9 +437,12 @@ class Partition:
 
         By the steady clock, in microseconds.
         """
+        put_shorter = self.log.drop_tail() if self._closed is None else None
         with self._lock:
             if self._closed is not None:
                 return None
+            if put_shorter is not None:
+                put_shorter()
             now = self._clock.steady_us()
             self.log.housekeep(now, self.bounds().last_stable_offset)
             self._core.evict(self.log.start)

@@ -1,4 +1,4 @@
-"""What the rules refuse of a batch, as the errors that users get."""
+"""What the rules refuse of a request, as the errors that users get."""
 
 from __future__ import annotations
 
@@ -8,12 +8,33 @@ from spark_stream.consistency.producers import Refused, Stamp, Wrong
 from spark_stream.errors import (
     InvalidTransaction,
     IsologError,
+    LeaderEpochFenced,
     OutOfOrderSequence,
     ProducerFenced,
+    UnknownLeaderEpoch,
 )
 
 if TYPE_CHECKING:
     from spark_stream.broker.partition import Partition
+
+
+def check_leader_epoch(partition: Partition, known: int | None) -> None:
+    """Refuses a client that knows the partition's leader in another epoch; None: it knows none.
+
+    Raises:
+        LeaderEpochFenced: the client's epoch is over.
+        UnknownLeaderEpoch: it is newer: this broker may be a leader that was replaced.
+    """
+    present = int(partition.leader_epoch)
+    if known is None or known == present:
+        return
+    kind = LeaderEpochFenced if known < present else UnknownLeaderEpoch
+    raise kind(
+        f"{partition.topic}/{partition.number}: the leader epoch is {present} here, not {known}",
+        topic=partition.topic,
+        partition=partition.number,
+        leader_epoch=present,
+    )
 
 
 def of_stamp(partition: Partition, stamp: Stamp, refused: Refused) -> IsologError:

@@ -9,6 +9,7 @@ import psutil
 
 from spark_stream.broker.here import Here
 from spark_stream.broker.host import HostedTopic
+from spark_stream.broker.leader_actions import leaders_of
 from spark_stream.broker.partition import Partition
 from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.isolation import upper_bound
@@ -57,6 +58,19 @@ def list_topics(here: Here, asked: Empty) -> TopicNames:
 
 
 def list_offsets(here: Here, asked: ListOffsets) -> Offsets:
+    topic = here.host.find(asked.topic)
+    if not here.host.leads(topic):
+        numbers = asked.partitions
+        if numbers is None:
+            numbers = list(range(topic.partitions))
+        return Offsets(
+            topic_id=topic.id,
+            offsets={},
+            epochs={},
+            log_start_offsets={},
+            log_end_offsets={},
+            elsewhere=leaders_of(here, topic, numbers),
+        )
     hosted = here.host.topic(asked.topic)
     numbers = asked.partitions
     if numbers is None:
@@ -94,6 +108,7 @@ def status(here: Here, asked: Empty) -> Status:
         partitions=sum(len(each.partitions) for each in hosted),
         uptime_s=here.clock.monotonic() - here.facts.started,
         memory=own_memory(psutil.Process()),
+        broker_id=here.host.broker_id,
     )
 
 

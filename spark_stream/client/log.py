@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.consumer import Consumer
 from spark_stream.client.reading.cuts import Key, cut_of
-from spark_stream.client.reading.fetching import Source, fetch_once, fetch_range
+from spark_stream.client.reading.fetching import Source, check_place, fetch_range
 from spark_stream.client.reading.positions import Place, resolve
 from spark_stream.client.topics import TopicsClient, level
 from spark_stream.client.transactions import TransactionsClient, described
@@ -277,10 +276,10 @@ class Log(Closing):
 
     def _table(self, view: View, span: _Span, isolation: Isolation) -> pa.Table:
         def of_partition(number: int) -> list[pa.RecordBatch]:
-            source = Source(self._connection, view, span.topic.id, number, isolation)
+            source = Source(self._topics.router, view, span.topic.id, number, isolation)
             first, last = span.starts[number], span.ends[number]
             if first >= last:  # empty, unless there never was such an offset: the leader knows
-                deque(fetch_once(source, first, last), maxlen=0)
+                check_place(source, first, last)
             return [each.batch for each in fetch_range(source, first, last)]
 
         with ThreadPoolExecutor(_READERS_MAX) as readers:

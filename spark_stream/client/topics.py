@@ -11,6 +11,8 @@ from typing import Any, Final
 import pyarrow as pa
 
 from spark_stream.client.connecting.connection import Connection
+from spark_stream.client.connecting.router import Router
+from spark_stream.client.offsets import looked_up
 from spark_stream.client.values import PartitionDescription, PartitionOffsets, TopicDescription
 from spark_stream.consistency.isolation import CONSUMER_LEVELS, Isolation
 from spark_stream.errors import (
@@ -28,7 +30,6 @@ from spark_stream.wire.messages import (
     Empty,
     ListOffsets,
     NamedTopic,
-    Offsets,
     PartitionFacts,
     TopicFacts,
     TopicNames,
@@ -49,6 +50,8 @@ class TopicsClient:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self.router = Router(connection)
+        """The ways to the leaders of the topics' partitions."""
         self._lock = threading.Lock()
         self._known: dict[str, TopicDescription] = {}
 
@@ -156,28 +159,16 @@ class TopicsClient:
         ranges: Mapping[int, tuple[int, int]] | None = None,
     ) -> PartitionOffsets:
         """For each partition the offset of a place; see ``wire.messages.ListOffsets``."""
-        found = self._connection.act(
-            "list-offsets",
-            ListOffsets.of(
-                topic=topic,
-                partitions=partitions,
-                at=at,
-                timestamp=timestamp_us,
-                isolation=isolation,
-                epochs=sorted(set(epochs)),
-                ranges=dict(ranges or {}),
-            ),
-            Offsets,
+        asked = ListOffsets.of(
+            topic=topic,
+            partitions=partitions,
+            at=at,
+            timestamp=timestamp_us,
+            isolation=isolation,
+            epochs=sorted(set(epochs)),
+            ranges=dict(ranges or {}),
         )
-        return PartitionOffsets(
-            found.topic_id,
-            found.offsets,
-            found.epochs,
-            found.log_start_offsets,
-            found.log_end_offsets,
-            found.epoch_ends,
-            tuple(found.uncommitted),
-        )
+        return looked_up(self._connection, self.router, asked)
 
     def _remembered(self, facts: TopicFacts) -> TopicDescription:
         topic = TopicDescription(

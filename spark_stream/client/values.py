@@ -141,3 +141,4 @@ class BrokerStatus:
     partitions: int
     uptime_s: float
     memory: int
+    broker_id: str = ""

@@ -8,13 +8,18 @@ Records of the store:
 
 ``identity``      the cluster's id
 ``brokers``       who belongs to the cluster, and where each listens
-``leadership``    the leader epoch of each broker
+``vouching``      whether a broker may vouch for its logs when it starts
+``leadership``    the leader epoch of each broker, in releases before ``partitions``
 ``topics``        topics, those that were removed included
+``partitions``    who leads each partition, and where its replicas are
+``adoption``      partitions of topics that an earlier release made
+``controller``    which broker elects leaders
 ``transactions``  transactions
 ``consumers``     named consumers' positions
 ``numbers``       numbers that nobody else gets
 
 Beside the store:
 
+``view``          the cluster as a broker sees it: topics, partitions and brokers in memory
 ``leases``        who is alive; on one host in ``lease_files``
 """

@@ -6,12 +6,24 @@ A record says nothing of whether its broker is alive: that is what leases are fo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any, Final
 
 from spark_stream.cluster.store import MetadataStore
+from spark_stream.consistency.ids import Generation
 
 BROKERS: Final = "brokers/"
+NO_GENERATION: Final = Generation("")
+"""Of a broker whose release did not know generations."""
+
+
+class BrokerState(StrEnum):
+    """Whether a broker is to get replicas."""
+
+    ACTIVE = "active"
+    LEAVING = "leaving"
+    """It was decommissioned: it gives its replicas away, and is then removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +31,17 @@ class RegisteredBroker:
     """A broker as the others know it.
 
     ``id`` is its directory's and stays; ``incarnation`` is made anew with every start.
+    ``generation`` is that of its logs (``vouching``).
+    ``rack``: where it stands; None: nobody said so.
     """
 
     id: str
     address: str
     incarnation: str
     release: str
+    generation: Generation = NO_GENERATION
+    rack: str | None = None
+    state: BrokerState = BrokerState.ACTIVE
 
 
 class Brokers:
@@ -43,14 +60,30 @@ class Brokers:
         record = self._store.get(BROKERS + broker_id)
         return None if record is None else decode(broker_id, record.value)
 
-    def register(self, broker: RegisteredBroker) -> None:
-        """Puts the broker in the place of its earlier incarnation."""
+    def register(self, broker: RegisteredBroker) -> RegisteredBroker:
+        """Puts the broker in the place of its earlier incarnation; the broker as it is registered.
+
+        A broker that is leaving stays so: who decommissioned it decides that, not its next start.
+        """
         key = BROKERS + broker.id
         while True:
             record = self._store.get(key)
-            version = 0 if record is None else record.version
-            if self._store.put(key, encode(broker), version) is not None:
-                return
+            version, state = 0, broker.state
+            if record is not None:
+                version, state = record.version, decode(broker.id, record.value).state
+            registered = replace(broker, state=state)
+            if self._store.put(key, encode(registered), version) is not None:
+                return registered
+
+    def mark(self, broker_id: str, state: BrokerState) -> RegisteredBroker | None:
+        """Gives the broker this state; None: it is not registered."""
+        while True:
+            record = self._store.get(BROKERS + broker_id)
+            if record is None:
+                return None
+            marked = replace(decode(broker_id, record.value), state=state)
+            if self._store.put(record.key, encode(marked), record.version) is not None:
+                return marked
 
     def leave(self, broker_id: str, incarnation: str) -> None:
         """Removes the broker, unless a later incarnation has registered."""
@@ -68,14 +101,21 @@ def encode(broker: RegisteredBroker) -> dict[str, Any]:
         "address": broker.address,
         "incarnation": broker.incarnation,
         "release": broker.release,
+        "generation": broker.generation,
+        "rack": broker.rack,
+        "state": broker.state.value,
     }
 
 
 def decode(broker_id: str, value: Mapping[str, Any]) -> RegisteredBroker:
-    """The broker that a record's value holds."""
+    """The broker that a record's value holds; one of an earlier release lacks the last three."""
+    rack = value.get("rack")
     return RegisteredBroker(
         id=broker_id,
         address=str(value["address"]),
         incarnation=str(value["incarnation"]),
         release=str(value["release"]),
+        generation=Generation(str(value.get("generation", ""))),
+        rack=None if rack is None else str(rack),
+        state=BrokerState(value.get("state", BrokerState.ACTIVE)),
     )

@@ -11,13 +11,9 @@ it was left in order only after the logs are closed. A crash in between leaves i
 
 from __future__ import annotations
 
-from typing import Final
-
+from spark_stream.cluster.adoption import LEADERSHIP, ONLY_BROKER
 from spark_stream.cluster.store import MetadataStore, Record
 from spark_stream.consistency.ids import LeaderEpoch
-
-LEADERSHIP: Final = "leadership/"
-_ONLY_BROKER: Final = "leadership"  # the key of releases whose stores had one broker, without an id
 
 
 class Leadership:
@@ -40,7 +36,7 @@ class Leadership:
         """
         while True:
             own = self._store.get(self._key)
-            earlier = self._store.get(_ONLY_BROKER) if self._takes_over else None
+            earlier = self._store.get(ONLY_BROKER) if self._takes_over else None
             epoch = _next_epoch(own or earlier, ends, last)
             value = {"epoch": epoch, "ends": None}
             if self._store.put(self._key, value, 0 if own is None else own.version) is None:

@@ -6,6 +6,10 @@ module. Its own waiting is not fair, and it does not wait at all where a lock is
 to writing. The switch of a new file to a write-ahead log is such a place.
 
 Reads have a connection of their own and wait for no change.
+
+The table ``deleted`` says which keys were deleted, and at which revisions. What was deleted long
+ago, up to the revision ``forgotten``, is not in it. A file of an earlier release, which did not
+remember deletions, gets the table when it is opened.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from spark_stream.cluster.keys import end_of
-from spark_stream.cluster.store import Record
+from spark_stream.cluster.store import Changes, Delete, Put, Record, check_distinct
 from spark_stream.cluster.turns import Turns
 from spark_stream.environment import Clock, SystemClock
 from spark_stream.errors import DiskFull, NotALogDirectory, StorageFailure
@@ -33,12 +37,29 @@ _SCHEMA: Final = (
     "create table if not exists counter ("
     " name text primary key, value integer not null) without rowid",
     "insert or ignore into counter values ('version', 0)",
+    "insert or ignore into counter select 'forgotten', value from counter where name = 'version'",
+    "create index if not exists record_version on record (version)",
+    "create table if not exists deleted (revision integer primary key, key text not null)",
 )
 _TABLES: Final = "select name from sqlite_master where type = 'table'"
-_RAISE: Final = "update counter set value = value + 1 where name = 'version' returning value"
+_REVISION: Final = "version"  # names of counters
+_FORGOTTEN: Final = "forgotten"
+_COUNTER: Final = "select value from counter where name = ?"
+_COUNT: Final = "update counter set value = ? where name = ?"
 _INSERT: Final = "insert or ignore into record values (?, ?, ?)"
 _UPDATE: Final = "update record set value = ?, version = ? where key = ? and version = ?"
 _DELETE: Final = "delete from record where key = ? and version = ?"
+_NOTE_DELETED: Final = "insert into deleted values (?, ?)"
+_FIRST_DELETED: Final = "select min(revision) from deleted"
+_FORGET_DELETED: Final = "delete from deleted where revision <= ?"
+_CHANGED: Final = (
+    "select 'counter', name, null, value from counter"
+    " union all select 'deleted', key, null, revision from deleted where revision > ? and ({keys})"
+    " union all select 'record', key, value, version from record where version > ? and ({keys})"
+)
+_STAMP: Final = "pragma data_version"  # moves with every change of the file by somebody else
+DELETED_KEPT: Final = 100_000
+"""For as many changes a deletion is remembered: whoever asks later reads all records anew."""
 _WAIT_S: Final = 10.0  # no change takes so long: a process that has the file longer has stopped
 _CLOSE_WAIT_S: Final = 1.0
 _READ_PAUSE_S: Final = 0.001
@@ -52,6 +73,9 @@ class SqliteStore:
         self._clock = clock or SystemClock()
         self._reading = threading.Lock()
         self._closed = False
+        # SQLite's stamp of the file at the last look, the revision, and what to say until it moves.
+        self._unchanged: tuple[tuple[int], int] | None = None
+        self._nothing = Changes(0, {}, complete=True)
         with ExitStack() as undo, self._named():
             self._turns = Turns(path.with_name(path.name + "-turns"), self._clock)
             undo.callback(self._turns.close)
@@ -73,21 +97,78 @@ class SqliteStore:
         return self._read(f"{query} and key < ? order by key", prefix, end)
 
     def put(self, key: str, value: Mapping[str, Any], expected: int) -> int | None:
-        text = json.dumps(value, separators=(",", ":"))
-        with self._change() as connection:
-            version = int(connection.execute(_RAISE).fetchone()[0])
-            if expected == 0:
-                done = connection.execute(_INSERT, (key, text, version))
-            else:
-                done = connection.execute(_UPDATE, (text, version, key, expected))
-            if done.rowcount == 1:
-                return version
-            connection.execute("rollback")
-            return None
+        return self.put_many([Put(key, value, expected)])[0]
 
     def delete(self, key: str, expected: int) -> bool:
+        return self.delete_many([Delete(key, expected)])[0]
+
+    def put_many(self, puts: Sequence[Put]) -> Sequence[int | None]:
+        check_distinct(puts)
+        texts = [json.dumps(each.value, separators=(",", ":")) for each in puts]
+        versions: list[int | None] = []
         with self._change() as connection:
-            return connection.execute(_DELETE, (key, expected)).rowcount == 1
+            before = revision = _counter(connection, _REVISION)
+            for put, text in zip(puts, texts, strict=True):
+                following = revision + 1
+                if put.expected == 0:
+                    done = connection.execute(_INSERT, (put.key, text, following))
+                else:
+                    done = connection.execute(_UPDATE, (text, following, put.key, put.expected))
+                revision += done.rowcount
+                versions.append(following if done.rowcount else None)
+            if revision > before:
+                connection.execute(_COUNT, (revision, _REVISION))
+        return versions
+
+    def delete_many(self, deletes: Sequence[Delete]) -> Sequence[bool]:
+        check_distinct(deletes)
+        deleted = []
+        with self._change() as connection:
+            before = revision = _counter(connection, _REVISION)
+            for key, expected in deletes:
+                done = connection.execute(_DELETE, (key, expected)).rowcount == 1
+                if done:
+                    revision += 1
+                    connection.execute(_NOTE_DELETED, (revision, key))
+                deleted.append(done)
+            if revision > before:
+                connection.execute(_COUNT, (revision, _REVISION))
+                _forget_deleted(connection, revision)
+        return deleted
+
+    def changes(self, since: int, prefixes: Sequence[str] = ("",)) -> Changes:
+        # Every broker asks many times a second, and mostly nothing has changed: this is kept short.
+        with self._reading:
+            try:
+                stamp = self._reader.execute(_STAMP).fetchone()
+            except sqlite3.Error:
+                stamp = None  # what is wrong, or busy, the long way finds out
+            if stamp is not None and self._unchanged == (stamp, since):
+                return self._nothing
+        with self._named(), self._reading:
+            (stamp,) = self._fetch(_STAMP)
+            changes = self._changes_since(since, prefixes)
+            # A change between the two reads has another stamp, so the next call reads again.
+            self._unchanged = (stamp, changes.revision)
+            self._nothing = Changes(changes.revision, {}, complete=changes.revision == 0)
+            return changes
+
+    def _changes_since(self, since: int, prefixes: Sequence[str]) -> Changes:
+        condition, bounds = _within(prefixes)
+        query = _CHANGED.format(keys=condition)
+        rows = self._fetch(query, since, *bounds, since, *bounds)
+        counters = {name: number for kind, name, _, number in rows if kind == "counter"}
+        complete = since == 0 or not counters[_FORGOTTEN] <= since <= counters[_REVISION]
+        if complete:
+            rows = self._fetch(query, -1, *bounds, -1, *bounds)
+            counters = {name: number for kind, name, _, number in rows if kind == "counter"}
+        changed: dict[str, Record | None] = {}
+        if not complete:
+            changed = {key: None for kind, key, _, _ in rows if kind == "deleted"}
+        for kind, key, value, version in rows:
+            if kind == "record":
+                changed[key] = Record(key, json.loads(value), version)
+        return Changes(counters[_REVISION], changed, complete)
 
     def close(self) -> None:
         with self._named():
@@ -106,12 +187,12 @@ class SqliteStore:
     def _read(self, statement: str, *arguments: str) -> Sequence[Record]:
         with self._named():
             with self._reading:
-                rows = self._fetch(statement, arguments)
+                rows = self._fetch(statement, *arguments)
             return [
                 Record(str(key), json.loads(value), int(version)) for key, value, version in rows
             ]
 
-    def _fetch(self, statement: str, arguments: tuple[str, ...]) -> Sequence[tuple[Any, ...]]:
+    def _fetch(self, statement: str, *arguments: str | int) -> Sequence[tuple[Any, ...]]:
         deadline = None
         while True:
             try:
@@ -197,6 +278,32 @@ class SqliteStore:
 
 def _connected(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
+
+
+def _counter(connection: sqlite3.Connection, name: str) -> int:
+    return int(connection.execute(_COUNTER, (name,)).fetchone()[0])
+
+
+def _forget_deleted(connection: sqlite3.Connection, revision: int) -> None:
+    """Keeps at most twice as many as it promises, so that it seldom has to do anything."""
+    (first,) = connection.execute(_FIRST_DELETED).fetchone()
+    if revision - first >= 2 * DELETED_KEPT:
+        forgotten = revision - DELETED_KEPT
+        connection.execute(_FORGET_DELETED, (forgotten,))
+        connection.execute(_COUNT, (forgotten, _FORGOTTEN))
+
+
+def _within(prefixes: Sequence[str]) -> tuple[str, list[str]]:
+    """A condition that says that a key has one of the prefixes, and its arguments.
+
+    The plus keeps SQLite from going through the keys: the index of versions is far shorter.
+    """
+    conditions, bounds = ["false"], list[str]()
+    for prefix in prefixes:
+        end = end_of(prefix)
+        conditions.append("+key >= ?" if end is None else "(+key >= ? and +key < ?)")
+        bounds += [prefix] if end is None else [prefix, end]
+    return " or ".join(conditions), bounds
 
 
 def _is_busy(error: sqlite3.OperationalError) -> bool:

@@ -1,14 +1,15 @@
 """The seam to the metadata store. Every change is one compare-and-set on one record's version.
 
-A record is a key, a JSON object and a version. A version is a positive number that rises with every
-change of the key's record; version 0 means "there is no such record".
+A record is a key, a JSON object and a version. The store counts its changes: that is its revision.
+A record's version is the revision of its last change, so it is positive and never repeats. Version
+0 means "there is no such record".
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,35 @@ class Record:
     key: str
     value: Mapping[str, Any]
     version: int
+
+
+class Put(NamedTuple):
+    """A compare-and-set: writes if the record's version is ``expected`` (0: there is none)."""
+
+    key: str
+    value: Mapping[str, Any]
+    expected: int
+
+
+class Delete(NamedTuple):
+    """Deletes the record if its version is ``expected``."""
+
+    key: str
+    expected: int
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What became of a store's records since an earlier revision.
+
+    ``changed`` has the last state of each key that changed; None: the record was deleted.
+    ``complete``: the store does not remember what was deleted since then, so ``changed`` has every
+    record that there is, and a key that it lacks has none.
+    """
+
+    revision: int
+    changed: Mapping[str, Record | None]
+    complete: bool
 
 
 class MetadataStore(Protocol):
@@ -41,5 +71,29 @@ class MetadataStore(Protocol):
     def delete(self, key: str, expected: int) -> bool:
         """Deletes if the record's version is ``expected``; False if not: nothing changed then."""
 
+    def put_many(self, puts: Sequence[Put]) -> Sequence[int | None]:
+        """Many puts in one go: each is a compare-and-set of its own, with the answer of ``put``.
+
+        They cost about as much as one, because they are made durable together. If the call fails,
+        or its process dies, some of them may be done. ``ValueError`` if two have the same key.
+        """
+
+    def delete_many(self, deletes: Sequence[Delete]) -> Sequence[bool]:
+        """Many deletes in one go, as :meth:`put_many`."""
+
+    def changes(self, since: int, prefixes: Sequence[str] = ("",)) -> Changes:
+        """What changed after the revision ``since``, of keys with one of these prefixes.
+
+        Since 0: every record that there is. Whoever asks again and again, each time since the
+        revision of the answer before, misses no change that lasts. To ask where nothing has changed
+        is cheap.
+        """
+
     def close(self) -> None:
         """Lets go of the store."""
+
+
+def check_distinct(changes: Sequence[Put] | Sequence[Delete]) -> None:
+    """ValueError if two changes that go together are of the same key."""
+    if len({each.key for each in changes}) < len(changes):
+        raise ValueError("two changes of one key in one call")

@@ -36,8 +36,10 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 class Topic:
     """A topic as all brokers know it. ``config`` has what its creator set, as given.
 
-    ``leader`` is the id of the broker that leads all its partitions; "" in a record of a release
-    that knew one broker only.
+    ``replication_factor``: how many replicas each partition is to have. ``leader``: only in records
+    of releases whose topics were led as a whole, the id of the broker that leads all partitions;
+    "" in a record of a release that knew one broker only. ``adoption`` turns it into the records of
+    the partitions.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Topic:
     partitions: int
     config: Mapping[str, str]
     leader: str = ""
+    replication_factor: int = 1
 
 
 def check_name(name: object) -> str:
@@ -104,14 +107,15 @@ def unknown(name: str) -> UnknownTopic:
 
 def encode(topic: Topic) -> dict[str, Any]:
     """What the store holds of a topic, there or removed."""
-    return {
+    facts = {
         "name": topic.name,
         "id": topic.id,
         "schema": base64.b64encode(topic.schema.serialize()).decode(),
         "partitions": topic.partitions,
+        "replication_factor": topic.replication_factor,
         "config": dict(topic.config),
-        "leader": topic.leader,
     }
+    return facts | {"leader": topic.leader} if topic.leader else facts
 
 
 def decode(record: Record) -> Topic:
@@ -119,12 +123,12 @@ def decode(record: Record) -> Topic:
     value: Mapping[str, Any] = record.value
     schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(value["schema"])))
     return Topic(
-        # Records of earlier releases have neither name nor leader; and all theirs are of topics
-        # that are there.
+        # Records of early releases have no name; and all theirs are of topics that are there.
         name=str(value.get("name", record.key.removeprefix(TOPICS))),
         id=str(value["id"]),
         schema=schema,
         partitions=int(value["partitions"]),
         config={str(key): str(each) for key, each in value["config"].items()},
         leader=str(value.get("leader", "")),
+        replication_factor=int(value.get("replication_factor", 1)),
     )

@@ -1,13 +1,14 @@
-"""A partition's leader: what happens to LEO, HW and LSO. A state goes in, a new state comes out.
+"""A replica's bounds: what happens to LEO, HW and LSO. A state goes in, a new state comes out.
 
 Invariants, after every transition:
 
 * ``log_start <= LSO <= HW <= LEO``;
-* LEO, HW and the log start never move back (LEO only by truncation, which is a follower's act);
-* with no followers HW = LEO;
+* LEO, HW and the log start never move back (LEO only by truncation, which is a follower's act; HW
+  never for a reader, and in a follower only where committed records were lost, which is told);
+* with nobody to wait for HW = LEO;
 * LSO is the first undecided offset, or HW if there is none at or below it.
 
-Replication counts entries: the leader keeps the HW as an entry index, and the offset that belongs
+Replication counts entries: a replica keeps the HW as an entry index, and the offset that belongs
 to it beside it, because a marker moves the first and not the second.
 
 Source: Fluvio ("If there are no followers in the partition, the state is always COMMITTED once a
@@ -32,7 +33,10 @@ class Boundary(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LeaderState:
-    """What the leader of one partition knows of its log's bounds."""
+    """What a replica of a partition knows of its log's bounds.
+
+    ``followers``: how many others a record waits for at least; 0: HW = LEO.
+    """
 
     leader_epoch: LeaderEpoch
     log_start: Boundary
@@ -96,10 +100,25 @@ def evicted(state: LeaderState, log_start: Boundary) -> LeaderState:
     return replace(state, log_start=log_start)
 
 
-def truncated(state: LeaderState, log_end: Boundary) -> LeaderState:
-    """The log was cut back to ``log_end``; never below the HW, whose entries nobody takes back."""
-    if log_end.entry < state.high_watermark.entry:
-        raise ValueError(f"cut below the high watermark: {log_end} < {state.high_watermark}")
+def waiting_for(state: LeaderState, followers: int) -> LeaderState:
+    """A record waits for so many others from now on. HW itself moves when they have something."""
+    return state if state.followers == followers else replace(state, followers=followers)
+
+
+def truncated(state: LeaderState, log_end: Boundary, *, lost: bool = False) -> LeaderState:
+    """The log was cut back to ``log_end``.
+
+    Never below the HW, whose entries nobody takes back, unless a leader without them was elected:
+    ``lost`` says that, and HW goes back with the log.
+    """
+    high = state.high_watermark
+    if log_end.entry < high.entry and not lost:
+        raise ValueError(f"cut below the high watermark: {log_end} < {high}")
     if log_end.entry > state.log_end.entry:
         raise ValueError(f"cut past the log end: {log_end} > {state.log_end}")
-    return replace(state, log_end=log_end)
+    return replace(state, log_end=log_end, high_watermark=min(high, log_end))
+
+
+def emptied(state: LeaderState, at: Boundary) -> LeaderState:
+    """The log holds nothing and begins at this place: what was before it is evicted elsewhere."""
+    return replace(state, log_start=at, log_end=at, high_watermark=at, first_undecided=None)

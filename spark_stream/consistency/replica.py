@@ -17,6 +17,15 @@ once it is appended. Every other one, and each batch of a transaction, is answer
 are below the high watermark: so a commit never takes a transaction whose tail a failover lost. A
 batch that is there already is answered under the same rule as the first.
 
+**Roles.** A replica that was just opened has none. ``lead`` and ``lead_replicas`` make it the
+leader of an epoch, ``follow`` a follower in one; epochs never fall. A leader keeps its followers'
+progress (``consistency.progress``), a follower takes what its leader sends
+(``consistency.follower``) and believes its high watermark as far as its own log goes.
+
+**What a new leader knows.** Its high watermark is a lower bound until all that it had when it was
+elected is replicated: earlier leaders may have shown readers more. Until then ``hw_known`` is
+False, and nobody is told the high watermark or the last stable offset; what is below them is read.
+
 **Waiters** are numbers that the caller gives. They wait for one of three bounds to pass an offset;
 whoever is satisfied is named in an effect, once, and forgotten.
 """
@@ -24,24 +33,37 @@ whoever is satisfied is named in an effect, once, and forgotten.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from typing import Final
 
 from spark_stream.consistency import leader, producers
+from spark_stream.consistency.effects import (
+    Abandon,
+    Answer,
+    Bound,
+    Disown,
+    Effects,
+    HighWatermarkMoved,
+    ProposeIsr,
+    Wake,
+    offset_of,
+)
 from spark_stream.consistency.entries import Entry, Kind, Table
-from spark_stream.consistency.epochs import EpochStarts
+from spark_stream.consistency.epochs import EpochHistory, EpochStarts, agreement
 from spark_stream.consistency.extents import Spans
+from spark_stream.consistency.follower import Agreed, Refusal, misfit_of
 from spark_stream.consistency.ids import (
     NO_PRODUCER,
     NO_TRANSACTION,
+    EntryIndex,
     LeaderEpoch,
     Offset,
 )
-from spark_stream.consistency.isolation import Bounds, Isolation
+from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.joins import Joins
 from spark_stream.consistency.leader import Boundary, LeaderState
+from spark_stream.consistency.partition_record import Member, PartitionRecord
 from spark_stream.consistency.producers import (
     Accepted,
     Duplicate,
@@ -49,58 +71,28 @@ from spark_stream.consistency.producers import (
     Stamp,
     Wrong,
 )
+from spark_stream.consistency.progress import GenerationOf, IsrSettings, Progress
 from spark_stream.consistency.undecided import Undecided
 from spark_stream.consistency.waiting import Waiters
 
 
-class Bound(Enum):
-    """What a reader waits for: one of the offsets that bound what it sees."""
-
-    LOG_END = "log end offset"
-    HIGH_WATERMARK = "high watermark"
-    LAST_STABLE = "last stable offset"
-
-
-BOUND_OF: Final = {
-    Isolation.READ_UNCOMMITTED: Bound.LOG_END,
-    Isolation.READ_REPLICATED: Bound.HIGH_WATERMARK,
-    Isolation.READ_COMMITTED: Bound.LAST_STABLE,
-    Isolation.READ_ATOMIC: Bound.LAST_STABLE,  # its cut moves only when that does
-}
+def _nowhere(entry: EntryIndex) -> Boundary:
+    raise ValueError(f"this replica was not told where entry {entry} begins")
 
 
 @dataclass(frozen=True, slots=True)
-class Wake:
-    """These reads have something to see."""
+class Surroundings:
+    """What a replica asks of those who keep it, and is answered at once.
 
-    waiters: tuple[int, ...]
+    ``boundary_of`` finds the place before an entry of its log, ``generation_of`` the generation in
+    which a broker is registered and alive.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """These appends are as safe as they asked to be: acknowledge them."""
-
-    tickets: tuple[int, ...]
+    boundary_of: Callable[[EntryIndex], Boundary] = _nowhere
+    generation_of: GenerationOf = lambda _: None
 
 
-@dataclass(frozen=True, slots=True)
-class Disown:
-    """The records of these appends were cut off before they were acknowledged."""
-
-    tickets: tuple[int, ...]
-
-
-Effect = Wake | Answer | Disown
-Effects = list[Effect]
-
-
-def offset_of(bounds: Bounds, bound: Bound) -> Offset:
-    """Where the bound is."""
-    if bound is Bound.LOG_END:
-        return bounds.log_end_offset
-    if bound is Bound.HIGH_WATERMARK:
-        return bounds.high_watermark
-    return bounds.last_stable_offset
+_ALONE: Final = Surroundings()
 
 
 class Replica:
@@ -114,9 +106,18 @@ class Replica:
         now: int,
         producer_age: int,
         followers: int = 0,
+        surroundings: Surroundings = _ALONE,
     ) -> None:
-        """``tables``: the log's entries. ``now`` and ``producer_age`` are in microseconds."""
+        """``tables``: the log's entries. ``now`` and ``producer_age`` are in microseconds.
+
+        ``followers``: how many other replicas there are; with any, nothing of the log is known to
+        be replicated.
+        """
         self._producer_age = producer_age
+        self._surroundings = surroundings
+        self._isr_settings = IsrSettings()
+        self._session_numbers = itertools.count()
+        self.progress: Progress | None = None
         self.joins = Joins()
         self._tickets = Waiters()
         self._waiters = {bound: Waiters() for bound in Bound}
@@ -149,12 +150,180 @@ class Replica:
             return Refused(Wrong.ENDED, 0)
         return producers.judge(self.producers.get(stamp.producer_id), stamp, records)
 
-    # -- events -----------------------------------------------------------------------------------
+    @property
+    def hw_known(self) -> bool:
+        """Whether the high watermark is the partition's, and not a lower bound of it."""
+        progress, high = self.progress, self.bounds_state.high_watermark.entry
+        if progress is None:
+            return self.bounds_state.followers == 0
+        return high >= progress.inherited_end
+
+    def has_enough_replicas(self, stamp: Stamp | None, level: Isolation) -> bool:
+        """Whether there are in-sync replicas enough for an append that waits for them."""
+        progress = self.progress
+        return progress is None or progress.enough or not _waits(stamp, level)
+
+    def history(self) -> EpochHistory:
+        """The epochs of the log, to be compared with another replica's."""
+        state = self.bounds_state
+        return self.epochs.history(state.log_start.entry, state.log_end.entry)
+
+    # -- roles ------------------------------------------------------------------------------------
 
     def lead(self, epoch: LeaderEpoch) -> None:
-        """A new leader's epoch begins. Promises of earlier epochs no longer hold."""
+        """A new epoch of a leader begins. Promises of earlier epochs no longer hold."""
+        self._begin(epoch)
+
+    def lead_replicas(self, me: Member, record: PartitionRecord, version: int, now: int) -> Effects:
+        """The record, at this version in the store, makes this replica the leader of its epoch."""
+        self._begin(record.leader_epoch)
+        self.progress = Progress(
+            me,
+            record,
+            version,
+            self.bounds_state.log_end.entry,
+            self._isr_settings,
+            self._surroundings.generation_of,
+            now,
+        )
+        return self._settle(now)
+
+    def follow(self, epoch: LeaderEpoch) -> Effects:
+        """Another replica leads from this epoch on, or nobody does.
+
+        Appends that wait are abandoned, reads are woken: they find another leader.
+        """
+        self._begin(epoch)
+        self.progress = None
+        self.bounds_state = leader.waiting_for(self.bounds_state, 1)
+        abandoned = tuple(self._tickets.beyond(0))
+        woken = tuple(self._bound_of)
+        for waiter in woken:
+            self.stop_waiting(waiter)
+        effects: Effects = [Abandon(abandoned)] if abandoned else []
+        return [*effects, Wake(woken)] if woken else effects
+
+    def _begin(self, epoch: LeaderEpoch) -> None:
+        if epoch < self.leader_epoch:
+            raise ValueError(f"epoch {epoch} after {self.leader_epoch}: epochs never fall")
         self.joins.clear()
         self.bounds_state = replace(self.bounds_state, leader_epoch=epoch)
+
+    # -- the leader's followers -------------------------------------------------------------------
+
+    def follower_started(
+        self, member: Member, epoch: int, history: EpochHistory, now: int
+    ) -> tuple[Agreed | Refusal, Effects]:
+        """A follower of this epoch tells what its log holds, and takes frames from now on."""
+        progress = self.progress
+        wrong = misfit_of(self.leader_epoch, epoch)
+        if wrong is not None:
+            return wrong, []
+        if progress is None:
+            return Refusal.NOT_LEADING, []
+        if member.broker not in progress.record.replicas or member.broker == progress.me.broker:
+            return Refusal.NOT_A_REPLICA, []
+        shared = agreement(history, self.history())
+        state, session = self.bounds_state, next(self._session_numbers)
+        begin = state.log_start if shared is None else None
+        progress.started(session, member, EntryIndex(0) if shared is None else shared)
+        first = state.log_start.entry if shared is None else shared
+        agreed = Agreed(session, first, state.high_watermark.entry, begin)
+        return agreed, self._settle(now)
+
+    def follower_acked(self, session: int, entry: EntryIndex, now: int) -> Effects:
+        """The follower of this session has the entries below ``entry``."""
+        progress = self.progress
+        if progress is None:
+            return []
+        if entry > self.bounds_state.log_end.entry:
+            raise ValueError(f"acknowledged past the log end: {entry}")
+        if progress.reported(session, entry):
+            return self._settle(now)
+        return self._advance()
+
+    def follower_left(self, session: int, now: int) -> Effects:
+        """The session is over; what was reported in it still holds."""
+        if self.progress is None:
+            return []
+        self.progress.left(session)
+        return self._settle(now)
+
+    def tick(self, now: int) -> Effects:
+        """Some time has passed, or brokers have come or gone: who is in sync may change."""
+        return [] if self.progress is None else self._settle(now)
+
+    def tick_due(self) -> int | None:
+        """When ``tick`` may have something to say if nobody acknowledges meanwhile; None: never."""
+        progress = self.progress
+        return None if progress is None else progress.due(self.bounds_state.log_end.entry)
+
+    def isr_changed(self, record: PartitionRecord, version: int, now: int) -> Effects:
+        """The record is this now, at this version: a proposal was taken, or another changed it.
+
+        A record of another leader or epoch is for ``lead_replicas`` or ``follow``.
+        """
+        progress = self.progress
+        if progress is None or not progress.changed(record, version):
+            return []
+        return self._settle(now)
+
+    def isr_refused(self, record: PartitionRecord, version: int, now: int) -> Effects:
+        """The proposal was not taken and cannot be any more: the record was this instead."""
+        if self.progress is None:
+            return []
+        self.progress.refused(record, version)
+        return self._settle(now)
+
+    def configure(self, settings: IsrSettings, now: int) -> Effects:
+        """The topic's settings are these now."""
+        self._isr_settings = settings
+        if self.progress is None:
+            return []
+        self.progress.configure(settings)
+        return self._settle(now)
+
+    def _settle(self, now: int) -> Effects:
+        """What follows for the high watermark, and for who is in sync."""
+        effects = self._advance()
+        progress, state = self.progress, self.bounds_state
+        assert progress is not None
+        if progress.proposed is None:
+            isr = progress.propose(state.high_watermark.entry, state.log_end.entry, now)
+            if isr is not None:
+                effects.append(ProposeIsr(isr, progress.version))
+        return [*effects, *self._advance()]
+
+    def _advance(self) -> Effects:
+        """Moves the high watermark as far as the in-sync replicas are."""
+        progress, state = self.progress, self.bounds_state
+        assert progress is not None
+        waits = 0 if progress.alone else max(1, len(progress.maximal))
+        self.bounds_state = state = leader.waiting_for(state, waits)
+        upto = progress.replicated(state.log_end.entry)
+        if upto <= state.high_watermark.entry:
+            return []
+        return self._publish(leader.replicated(state, self._boundary(upto)))
+
+    def _boundary(self, entry: EntryIndex) -> Boundary:
+        end = self.bounds_state.log_end
+        return end if entry == end.entry else self._surroundings.boundary_of(entry)
+
+    # -- the follower's log -----------------------------------------------------------------------
+
+    def append_replicated(self, entries: Sequence[Entry], leader_hw: EntryIndex) -> Effects:
+        """The leader's entries are in the log, behind all others."""
+        return [*self.apply(*entries), *self.learn_high_watermark(leader_hw)]
+
+    def learn_high_watermark(self, leader_hw: EntryIndex) -> Effects:
+        """The leader's high watermark is at this entry, which the log may not have yet."""
+        state = self.bounds_state
+        upto = min(leader_hw, state.log_end.entry)
+        if upto <= state.high_watermark.entry:
+            return []
+        return self._publish(leader.replicated(state, self._boundary(upto)))
+
+    # -- events -----------------------------------------------------------------------------------
 
     def apply(self, *entries: Entry) -> Effects:
         """The entries are in the log, behind all others; they become visible together."""
@@ -168,6 +337,8 @@ class Replica:
             if entry.producer_id != NO_PRODUCER:
                 self._fold(entry)
             state = leader.appended(state, entry.count)
+        if self.progress is not None and entries:
+            self.progress.appended(entries[0].entry_index, entries[0].appended)
         return self._publish(state)
 
     def _fold(self, entry: Entry) -> None:
@@ -201,9 +372,7 @@ class Replica:
         self, ticket: int, stamp: Stamp | None, level: Isolation, last_offset: int
     ) -> bool:
         """Whether an append is answered at once; if not, an effect of a later event answers it."""
-        outside = stamp is None or stamp.transaction == NO_TRANSACTION
-        at_once = outside and level is Isolation.READ_UNCOMMITTED
-        if at_once or last_offset < self.bounds_state.high_watermark.offset:
+        if not _waits(stamp, level) or last_offset < self.bounds_state.high_watermark.offset:
             return True
         self._tickets.add(ticket, last_offset)
         return False
@@ -246,22 +415,32 @@ class Replica:
             del self.producers[producer_id], times[producer_id]
         return min(times.values(), default=None)
 
-    def truncate(self, tables: Sequence[Table], log_end: Boundary, now: int) -> Effects:
+    def truncate(
+        self, tables: Sequence[Table], log_end: Boundary, now: int, *, lost: bool = False
+    ) -> Effects:
         """The log was cut back to ``log_end``; ``tables`` are what is left of it.
 
         What the entries that are gone had done to producers, transactions and epochs is undone.
+        ``lost``: committed entries are among them, which a follower was told to give up.
         """
-        self._derive(tables, leader.truncated(self.bounds_state, log_end), now)
-        lost = self._tickets.beyond(log_end.offset)
+        self._derive(tables, leader.truncated(self.bounds_state, log_end, lost=lost), now)
+        disowned = self._tickets.beyond(log_end.offset)
         effects = self._publish(self.bounds_state)  # an open transaction may be gone as a whole
-        return [Disown(tuple(lost)), *effects] if lost else effects
+        return [Disown(tuple(disowned)), *effects] if disowned else effects
+
+    def reset(self, log_start: Boundary, now: int) -> None:
+        """The follower's log is empty and begins at this place."""
+        self._derive([], leader.emptied(self.bounds_state, log_start), now)
 
     # -- effects ----------------------------------------------------------------------------------
 
     def _publish(self, state: LeaderState) -> Effects:
+        moved = state.high_watermark != self.bounds_state.high_watermark
         self.undecided.replicated(state.high_watermark.entry)
         self.bounds_state = leader.undecided_from(state, self.undecided.first())
         effects: Effects = []
+        if moved and self.progress is not None:
+            effects.append(HighWatermarkMoved(state.high_watermark.entry))
         if self._tickets:
             answered = self._tickets.passed(state.high_watermark.offset)
             if answered:
@@ -280,3 +459,9 @@ class Replica:
             if woken:
                 effects.append(Wake(tuple(woken)))
         return effects
+
+
+def _waits(stamp: Stamp | None, level: Isolation) -> bool:
+    """Whether an append is acknowledged only once it is replicated."""
+    inside = stamp is not None and stamp.transaction != NO_TRANSACTION
+    return inside or level is not Isolation.READ_UNCOMMITTED

@@ -86,7 +86,7 @@ class RangeReader:
         if isolation is Isolation.READ_ATOMIC:
             isolation = Isolation.READ_COMMITTED  # what is atomic is the range: it ends at a cut
         return Source(
-            here.connection, view, asked.topic_id, asked.partition, isolation, asked.epoch
+            here.topics.router, view, asked.topic_id, asked.partition, isolation, asked.epoch
         )
 
     def _gone(self, asked: Range, first: int, end: int) -> DataLoss:
@@ -114,7 +114,7 @@ def _visible(source: Source, start: int, end: int) -> Iterator[Fetched]:
         yield fetched
     if position >= end:
         return
-    give_up = time.monotonic() + source.connection.timeout_s
+    give_up = time.monotonic() + source.router.timeout_s
     while True:
         try:
             for fetched in fetch_once(source, position, end):

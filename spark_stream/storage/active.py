@@ -11,6 +11,7 @@ before the first entry, with its name forced.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
@@ -21,7 +22,7 @@ from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE, Entry, Table
 from spark_stream.consistency.ids import EntryIndex, Offset
 from spark_stream.consistency.leader import Boundary
 from spark_stream.errors import IsologError
-from spark_stream.storage.codec import END_OF_STREAM, Codec, sealed
+from spark_stream.storage.codec import END_OF_STREAM, Codec, moved, sealed
 from spark_stream.storage.disk import Disk, DiskFile
 from spark_stream.storage.forcing import Forcing
 from spark_stream.storage.segment import Segment, SegmentName
@@ -60,13 +61,13 @@ class ActiveSegment(Segment):
         super().__init__(disk, name, codec, first, table, verified=True)
         self._facts = facts
         self._forcing = forcing
-        self._complete = len(table) > 0  # an entry is there: so are both names, for good
         self._data_end = data_end or 0  # 0: there are no files, else a schema message is there
         self._arrow: DiskFile = disk.open(name.arrow)
         self._entries: DiskFile = disk.open(name.entries)
         self._grow(table, 2 * len(table))
         self._table = self._grown[: len(table)]
         self._end = super().end
+        self._complete = self._end.offset > first.offset  # by a batch: both names are there to stay
         self.first_appended = int(table[0]["appended"]) if len(table) else None
         self._torn = False
         # An earlier process may have died before it forced them.
@@ -99,6 +100,17 @@ class ActiveSegment(Segment):
         self._data_end = len(header)
         self._complete = True
 
+    def make_first(self) -> None:
+        """Makes the files of a log's first segment, which does not start with entry 0.
+
+        Its schema message comes first and for good: nothing else tells which entry it starts with.
+        """
+        self._forcing.make_directory()
+        header = header_of(self._codec, self._facts, self.first)
+        self._disk.write_whole(self.name.arrow, [header])
+        self._forcing.force_names()
+        self._data_end = len(header)
+
     def append(self, entry: Entry, message: pa.Buffer | None, *, forced: bool = False) -> None:
         """Writes one entry and its batch (None: a marker has none); on an error neither is there.
 
@@ -107,26 +119,24 @@ class ActiveSegment(Segment):
         Raises:
             DiskFull, StorageFailure: nothing was kept, and the next append starts where this did.
         """
-        if self._torn:
-            self._take_back()
-        if not self._complete:
-            self._prepare()
+        self._make_ready()
         length = message.size if message is not None else 0
         written = sealed(entry.packed(self._data_end, length))
-        try:
-            if message is not None:
-                self._arrow.write(self._data_end, message)
-            self._entries.write(len(self._table) * ENTRY_SIZE, written)
-            self._unforced = True
-            if forced:
-                self._force()
-        except Exception:
-            self._torn = True
-            with suppress(IsologError):  # then the next append does it
-                self._take_back()
-            raise
-        self._publish(entry, written)
+        self._write(message, written, forced=forced)
+        self._publish(written, 1, entry.count, entry.appended)
         self._data_end += length
+
+    def append_rows(self, rows: Table, data: pa.Buffer, *, forced: bool = False) -> None:
+        """Writes entries of another replica's log, and the bytes of all their batches.
+
+        They must be valid. What an error leaves, and ``forced``: as :meth:`append`.
+        """
+        self._make_ready()
+        lengths = rows["length"]
+        written = moved(rows, self._data_end + np.cumsum(lengths) - lengths).tobytes()
+        self._write(data if data.size else None, written, forced=forced)
+        self._publish(written, len(rows), int(rows["count"].sum()), int(rows[0]["appended"]))
+        self._data_end += data.size
 
     def flush(self) -> None:
         """Forces what was appended to the disk: batches first, then the entries that name them.
@@ -168,6 +178,19 @@ class ActiveSegment(Segment):
         self._arrow.close()
         self._entries.close()
 
+    def remove(self, force_names: Callable[[], None]) -> None:
+        self.pin()
+        self.close()
+        if len(self._table):
+            super().remove(force_names)
+            return
+        there = self._disk.names(self.name.directory)
+        # The schema message goes last: it alone tells where an empty segment starts.
+        for path in (self.name.entries, self.name.arrow):
+            if path.name in there:
+                self._disk.remove(path)
+                force_names()
+
     def closed(self) -> Segment:
         """The same segment for readers only. What this process wrote needs no second check."""
         table = np.frombuffer(self._disk.map(self.name.entries), ENTRY, count=len(self._table))
@@ -185,19 +208,41 @@ class ActiveSegment(Segment):
     def _blank_mask(self) -> np.ndarray:
         return np.zeros(len(self._grown), np.bool_)
 
-    def _publish(self, entry: Entry, written: bytes) -> None:
+    def _make_ready(self) -> None:
+        if self._torn:
+            self._take_back()
+        if not self._complete:
+            self._prepare()
+
+    def _write(self, data: pa.Buffer | None, rows: bytes, *, forced: bool) -> None:
+        """Writes batches and their entries behind what is published, or neither."""
+        try:
+            if data is not None:
+                self._arrow.write(self._data_end, data)
+            self._entries.write(len(self._table) * ENTRY_SIZE, rows)
+            self._unforced = True
+            if forced:
+                self._force()
+        except Exception:
+            self._torn = True
+            with suppress(IsologError):  # then the next append does it
+                self._take_back()
+            raise
+
+    def _publish(self, written: bytes, entries: int, records: int, appended: int) -> None:
         rows = len(self._table)
-        if rows == len(self._grown):
-            self._grow(self._grown, max(_ROWS_MIN, 2 * rows))
+        if rows + entries > len(self._grown):
+            room = max(_ROWS_MIN, 2 * len(self._grown), rows + entries)
+            self._grow(self._grown, room)
             # Before the table: a reader takes the table first, so its mask is never the shorter.
             self.set_aborted(self._aborted)
-        self._raw[rows * ENTRY_SIZE : (rows + 1) * ENTRY_SIZE] = written
-        self._table = self._grown[: rows + 1]
+        self._raw[rows * ENTRY_SIZE : (rows + entries) * ENTRY_SIZE] = written
+        self._table = self._grown[: rows + entries]
         if not rows:
-            self.first_appended = entry.appended
+            self.first_appended = appended
         # After the table: what lies below the end can be found.
         end = self._end
-        self._end = Boundary(EntryIndex(end.entry + 1), Offset(end.offset + entry.count))
+        self._end = Boundary(EntryIndex(end.entry + entries), Offset(end.offset + records))
 
     def _grow(self, table: Table, rows: int) -> None:
         """Makes room for as many rows; the table's stay where they are."""
@@ -207,7 +252,7 @@ class ActiveSegment(Segment):
         self._grown = grown
 
     def _prepare(self) -> None:
-        """Sees to both files before the first entry.
+        """Sees to both files before the first batch.
 
         An earlier process that died while it made them may have left one of them, or both with
         names or a schema message that a power cut takes. The file with that message is kept: it
@@ -217,7 +262,8 @@ class ActiveSegment(Segment):
             self._forcing.make_directory()
             self.make()
             return
-        self._entries = self._disk.create(self.name.entries)
+        if not len(self._table):
+            self._entries = self._disk.create(self.name.entries)
         self._forcing.force(self._arrow)
         self._forcing.force_names()
         self._complete = True

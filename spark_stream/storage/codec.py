@@ -10,14 +10,15 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from functools import cache
+from typing import Any, Final
 
 import google_crc32c
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from spark_stream.consistency.entries import CRC_SPAN, ENTRY_SIZE, Table
+from spark_stream.consistency.entries import CRC_SPAN, ENTRY, ENTRY_SIZE, Table
 from spark_stream.errors import BrokerBusy
 from spark_stream.storage.settings import Compression
 
@@ -73,6 +74,41 @@ def intact_entries(table: Table) -> int:
             return checked + int(rows.argmin())
         checked += len(rows)
     return checked
+
+
+_FIELDS: Final[Any] = ENTRY.fields
+_POSITION_AT: Final = int(_FIELDS["position"][1])
+_POSITION_SIZE: Final = 8
+
+
+@cache
+def _differences() -> npt.NDArray[np.uint32]:
+    """By how much a byte of an entry's position changes the entry's checksum, shape (8, 256).
+
+    A CRC is linear: of two entries that differ in some bits, the checksums differ by what these
+    bits alone would make.
+    """
+    blank, found = bytearray(CRC_SPAN), np.zeros((_POSITION_SIZE, 256), np.uint32)
+    nothing = crc32c(bytes(blank))
+    for place in range(_POSITION_SIZE):
+        for value in range(256):
+            blank[_POSITION_AT + place] = value
+            found[place, value] = crc32c(bytes(blank)) ^ nothing
+        blank[_POSITION_AT + place] = 0
+    return found
+
+
+def moved(table: Table, positions: npt.NDArray[np.int64]) -> Table:
+    """The entries with these positions, and with the checksums that belong to them.
+
+    ``table`` must have its checksums; positions: int64, shape (rows,).
+    """
+    found = table.copy()
+    changed = (table["position"] ^ positions).astype("<i8").view(np.uint8)
+    parts = _differences()[np.arange(_POSITION_SIZE), changed.reshape(-1, _POSITION_SIZE)]
+    found["position"] = positions
+    found["entry_crc"] ^= np.bitwise_xor.reduce(parts, axis=1)
+    return found
 
 
 def first_broken_batch(table: Table, data: pa.Buffer, offset_in_file: int = 0) -> int:

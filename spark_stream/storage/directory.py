@@ -6,6 +6,7 @@
     broker.lock       locked (flock) by the one broker that serves the directory
     broker.json       where that broker listens, and its process id
     broker.log        what a broker in the background says
+    broker.run        the name of the last run of its broker: tells it from a copy of earlier
     metadata.sqlite   topics, transactions, positions, numbers (a shared store lies elsewhere)
     leases/           which brokers are alive; beside the store
     topics/<name>/<topic id>/<partition>/<base offset>.arrow and .entries
@@ -26,6 +27,7 @@ from spark_stream.storage.disk import HOST_DISK, Disk
 FORMAT_VERSION: Final = 1
 _FORMAT: Final = "isolog"
 _DESCRIPTION: Final = "isolog.json"
+_RUN: Final = "broker.run"
 _OURS: Final = frozenset(
     {"isolog.json", "isolog.json.new", "broker.lock", "broker.json", "broker.log", "start.lock"}
 )
@@ -96,6 +98,19 @@ def topic_folders(path: Path, disk: Disk = HOST_DISK) -> dict[str, str]:
 def recorded_cluster_id(path: Path, disk: Disk = HOST_DISK) -> str | None:
     """The id of the cluster that the directory belongs to; None: it is not one of ours yet."""
     return _described(path, disk).cluster_id if _is_described(path, disk) else None
+
+
+def recorded_run(path: Path, disk: Disk = HOST_DISK) -> str | None:
+    """The name of the run that used the directory last; None: it has none."""
+    if _RUN not in disk.names(path):
+        return None
+    return str(disk.map(path / _RUN).to_pybytes(), "ascii", "replace").strip()
+
+
+def record_run(path: Path, run: str, disk: Disk = HOST_DISK) -> None:
+    """Names the run that uses the directory from now on; that outlives a power cut."""
+    disk.write_whole(path / _RUN, [f"{run}\n".encode("ascii")])
+    disk.sync_directory(path)
 
 
 def open_directory(

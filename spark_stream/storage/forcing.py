@@ -28,7 +28,8 @@ from spark_stream.storage.disk import Disk, DiskFile
 MARK_NAME: Final = "flushed"
 _MARK: Final = struct.Struct("<qqI")  # entry index, offset, whether a force failed; then a CRC
 MARK_SIZE: Final = _MARK.size + 4
-_START: Final = Boundary(EntryIndex(0), Offset(0))
+_HINT: Final = "See to the disk, then restart the broker; reads go on meanwhile."
+START: Final = Boundary(EntryIndex(0), Offset(0))
 
 
 class Forcing:
@@ -41,7 +42,7 @@ class Forcing:
         self._directory = directory
         self._path = directory / MARK_NAME
         self._file: DiskFile | None = None
-        self._upto = _START
+        self._upto = START
         self._distrusted = False
         self._written = False
         if MARK_NAME in names:
@@ -98,6 +99,26 @@ class Forcing:
         with suppress(IsologError):
             self._write(failed=False)
 
+    def lower(self, upto: Boundary) -> None:
+        """Lets the mark say no more than ``upto``, for certain: what lies behind is to be cut.
+
+        Raises:
+            StorageFailure: it may still say more; after a force that failed, the log has failed.
+        """
+        self.check()
+        if self._upto.entry <= upto.entry:
+            return
+        self._upto = upto
+        self._write(failed=False)
+        if self._file is not None:
+            self.force(self._file)
+
+    def give_up(self, message: str) -> IsologError:
+        """Lets the log take no more until it is opened again; what to raise from now on."""
+        if self.failed is None:
+            self.failed = StorageFailure(message, hint=_HINT, path=str(self._directory))
+        return self.failed.again()
+
     def close(self) -> None:
         """Ends it; the mark is forced, so that a power cut after an orderly end leaves it right."""
         if self._file is None:
@@ -116,15 +137,13 @@ class Forcing:
 
     def _failure(self, error: IsologError) -> IsologError:
         """What to raise from now on, for this error of a force."""
-        self.failed = StorageFailure(
+        failure = self.give_up(
             f"{self._directory}: what was written could not be forced to the disk"
-            f" ({error.message}); the partition takes no more until it is opened again",
-            hint="See to the disk, then restart the broker; reads go on meanwhile.",
-            path=str(self._directory),
+            f" ({error.message}); the partition takes no more until it is opened again"
         )
         with suppress(IsologError):
             self._write(failed=True)
-        return self.failed.again()
+        return failure
 
     def _write(self, *, failed: bool) -> None:
         if self._file is None:

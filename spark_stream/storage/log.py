@@ -6,28 +6,28 @@ the tuple of segments as it was when they began.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from spark_stream.consistency.entries import (
-    ENTRY,
     Entry,
     Kind,
     Table,
-    aborted_rows,
     at_offset,
     first_at_or_after,
-    open_transactions,
 )
-from spark_stream.consistency.ids import NO_TRANSACTION, LeaderEpoch, Offset
+from spark_stream.consistency.ids import NO_TRANSACTION, EntryIndex, LeaderEpoch, Offset
 from spark_stream.consistency.leader import Boundary
 from spark_stream.consistency.producers import NOBODY, Stamp
-from spark_stream.errors import StorageFailure
+from spark_stream.errors import EntriesGone, IsologError, StorageFailure
 from spark_stream.storage.active import ActiveSegment
 from spark_stream.storage.disk import HOST_DISK, Disk
+from spark_stream.storage.endings import Endings
 from spark_stream.storage.flush_timer import FlushTimer
 from spark_stream.storage.forcing import Forcing
 from spark_stream.storage.log_format import UNLIMITED, LogFormat, Prepared, marker_at
@@ -35,8 +35,12 @@ from spark_stream.storage.looking import SegmentFiles, base_of, is_segment_file
 from spark_stream.storage.reading import Budget, Chunk, read_segment
 from spark_stream.storage.recovery import Recovered, Recovery
 from spark_stream.storage.retention import SegmentFacts, due_by_age, removable
+from spark_stream.storage.rolling import rows_that_fit
 from spark_stream.storage.segment import Segment, SegmentName
 from spark_stream.storage.settings import Flush
+from spark_stream.storage.stored import StoredEntries, check_entries, entries_of
+from spark_stream.storage.tails import ENDING, ShorterCopy
+from spark_stream.storage.truncation import Truncation
 
 __all__ = ["UNLIMITED", "LogFormat", "PartitionLog", "Prepared"]
 
@@ -50,16 +54,18 @@ class PartitionLog:
         self.directory = directory
         self.format = log_format
         self.cuts = found.cuts
+        self.intact = True
         self._disk = disk
         self._forcing = forcing
         self._flush_timer = FlushTimer()
-        self._closed = found.closed
-        self._active = found.active
-        tables = self.tables()
-        for segment, mask in zip(self.segments, aborted_rows(tables), strict=True):
-            segment.set_aborted(mask)
-        # (transaction, producer id) without a marker -> the index of its first entry
-        self._open = open_transactions(tables)
+        self._truncation = Truncation(disk, directory, log_format, forcing)
+        self._put(found.closed, found.active)
+        self._endings = Endings(self.segments)
+
+    def _put(self, closed: tuple[Segment, ...], active: ActiveSegment) -> None:
+        """Puts other segments in the place of all, in one step: readers take no lock."""
+        self._active = active
+        self._segments: tuple[Segment, ...] = (*closed, active)
 
     @classmethod
     def open(cls, directory: Path, log_format: LogFormat, disk: Disk = HOST_DISK) -> PartitionLog:
@@ -73,16 +79,23 @@ class PartitionLog:
         forcing = Forcing(disk, directory, names)
         files = SegmentFiles(disk, directory, codec, facts, names)
         found = Recovery(disk, directory, codec, facts, forcing, files).recovered()
-        if forcing.distrusted:
+        distrusted = forcing.distrusted
+        if distrusted:
             found.active.write_again(int(forcing.upto.entry))
         # A process may have ended between a write and its force; who sends that batch again is told
         # that it is there.
         promised = log_format.settings.flush is Flush.BATCH
         unforced = found.active.end.entry > forcing.upto.entry
-        if forcing.distrusted or (promised and unforced):
+        if distrusted or (promised and unforced):
             found.active.flush()
             forcing.mark(found.active.end)
-        return cls(directory, log_format, found, forcing, disk)
+        if names and not len(found.active.table):
+            # An earlier process may have died while it cut the log back: that is done for good now.
+            with suppress(IsologError):  # then the log has failed, and is read
+                forcing.force_names()
+        log = cls(directory, log_format, found, forcing, disk)
+        log.intact = not (distrusted or any(cut.grave for cut in found.cuts))
+        return log
 
     @property
     def failed(self) -> StorageFailure | None:
@@ -94,7 +107,7 @@ class PartitionLog:
     @property
     def start(self) -> Boundary:
         """The first position that is left."""
-        return (*self._closed, self._active)[0].first
+        return self._segments[0].first
 
     @property
     def end(self) -> Boundary:
@@ -104,18 +117,35 @@ class PartitionLog:
     @property
     def size(self) -> int:
         """Bytes on disk."""
-        return sum(segment.size for segment in self._closed) + self._active.size
+        return sum(segment.size for segment in self._segments)
 
     @property
     def segments(self) -> tuple[Segment, ...]:
         """All segments, oldest first; the last one is the one that grows."""
-        # The active one is taken first: a roll meanwhile then shows it twice, rather than not once.
-        active = self._active
-        return (*(each for each in self._closed if each.name != active.name), active)
+        return self._segments
+
+    @property
+    def _closed(self) -> tuple[Segment, ...]:
+        return self._segments[:-1]
 
     def tables(self) -> list[Table]:
         """The entries tables of all segments, oldest first, as they are now."""
         return [segment.table for segment in self.segments]
+
+    def boundary_of(self, entry: EntryIndex) -> Boundary:
+        """As the protocol says."""
+        return self._segment_of(entry).boundary_of(entry)
+
+    def _segment_of(self, entry: EntryIndex) -> Segment:
+        """The segment with this entry; the last one for the log's end."""
+        segments = self.segments
+        place = bisect_right(segments, entry, key=lambda segment: segment.first.entry) - 1
+        if place < 0 or entry > segments[place].end.entry:
+            raise EntriesGone(
+                f"{self.directory} has the entries {segments[0].first.entry} to"
+                f" {segments[-1].end.entry - 1}, and not {entry}"
+            )
+        return segments[place]
 
     # -- writing --------------------------------------------------------------------------------
 
@@ -133,9 +163,6 @@ class PartitionLog:
         end = self.end
         entry = batch.entry_at(end, leader_epoch, now, stamp)
         self._write(entry, batch.message)
-        if stamp.transaction != NO_TRANSACTION:
-            key = (stamp.transaction, stamp.producer_id)
-            self._open.setdefault(key, int(end.entry))
         return end.offset
 
     def mark(
@@ -160,18 +187,83 @@ class PartitionLog:
         end = self.end
         entry = marker_at(end, kind, producer_id, epoch, transaction, leader_epoch, now)
         self._write(entry, None)
-        first = self._open.pop((transaction, producer_id), None)
-        if kind is Kind.ABORT and first is not None:
-            for segment in reversed(self.segments):
-                segment.abort(transaction, producer_id, first)
-                if segment.first.entry <= first:
-                    break
+
+    def append_entries(self, rows: Table, data: pa.Buffer) -> list[Entry]:
+        """As the protocol says. For the age of a segment the entries' own times count."""
+        self._forcing.check()
+        if not len(rows):
+            return []
+        check_entries(rows, data, self.end, self._last_epoch, str(self.directory))
+        taken = read = 0
+        try:
+            while taken < len(rows):
+                fit = self._fitting(rows[taken:])
+                if not fit:
+                    self.roll()
+                    fit = self._fitting(rows[taken:])
+                part = rows[taken : taken + fit]
+                length = int(part["length"].sum())
+                self._active.append_rows(part, data.slice(read, length), forced=self._forced)
+                if self._forced:
+                    self._forcing.mark(self._active.end)
+                taken, read = taken + fit, read + length
+        except IsologError:
+            if not taken:
+                raise
+        entries = entries_of(rows[:taken])
+        for entry in entries:
+            self._endings.appended(entry, self._segments)
+        return entries
+
+    def _fitting(self, rows: Table) -> int:
+        """How many of these rows fit into the active segment."""
+        active = self._active
+        return rows_that_fit(
+            rows,
+            self.format.settings,
+            entries=len(active.table),
+            data_bytes=active.data_bytes,
+            first_appended=active.first_appended,
+            has_record=active.end.offset > active.first.offset,
+        )
+
+    @property
+    def _last_epoch(self) -> int:
+        """The epoch of the last entry; 0 without one."""
+        for segment in reversed(self._segments):
+            if len(segment.table):
+                return int(segment.table[-1]["leader_epoch"])
+        return 0
+
+    def truncate(self, to: EntryIndex) -> Boundary:
+        """As the protocol says; ``truncation`` does it."""
+        self._forcing.check()
+        boundary = self.boundary_of(to)
+        if boundary == self.end:
+            return boundary
+        gone = [each.table[max(0, to - each.first.entry) :] for each in self._segments]
+        self._put(*self._truncation.cut(self._closed, self._active, boundary))
+        if any((table["transaction"] != NO_TRANSACTION).any() for table in gone):
+            self._endings.derive(self._segments)
+        return boundary
+
+    def reset(self, start: Boundary) -> None:
+        """As the protocol says; ``truncation`` does it."""
+        self._forcing.check()
+        self._put((), self._truncation.empty(self._closed, self._active, start))
+        self._endings.derive(self._segments)
+
+    @property
+    def _forced(self) -> bool:
+        """Whether everything is on the disk before it is seen."""
+        return self.format.settings.flush is Flush.BATCH
 
     def _write(self, entry: Entry, message: pa.Buffer | None) -> None:
-        forced = self.format.settings.flush is Flush.BATCH
+        forced = self._forced
         self._active.append(entry, message, forced=forced)
         if forced:
             self._forcing.mark(self._active.end)
+        self._endings.appended(entry, self._segments)
 
     def _make_room(self, length: int, now: int) -> None:
         active, settings = self._active, self.format.settings
@@ -201,18 +293,9 @@ class PartitionLog:
         active.flush()
         self._forcing.mark(active.end)
         closed = active.closed()
-        following = ActiveSegment(
-            self._disk,
-            SegmentName(self.directory, int(active.end.offset)),
-            self.format.codec,
-            active.end,
-            np.zeros(0, ENTRY),
-            facts=dict(self.format.facts),
-            forcing=self._forcing,
-        )
+        following = self._truncation.segment(active.end)
         following.make()
-        self._closed = (*self._closed, closed)
-        self._active = following
+        self._put((*self._closed, closed), following)
         active.close()
 
     def flush(self) -> None:
@@ -289,6 +372,12 @@ class PartitionLog:
             if position < min(end, segment.end.offset):
                 return  # the budget is spent, or damage follows
 
+    def read_entries(
+        self, first: EntryIndex, max_bytes: int, upto: EntryIndex | None = None
+    ) -> StoredEntries | None:
+        """As the protocol says."""
+        return self._segment_of(first).stored(first, max_bytes, upto)
+
     def has_aborted(self, start: Offset, end: Offset) -> bool:
         """Whether a record of ``[start, end)`` is known to be aborted. Looks at no record."""
         for segment in self.segments:
@@ -345,10 +434,18 @@ class PartitionLog:
         ]
         gone = removable(facts, self._active.size, settings, now, int(last_stable_offset))
         if gone:
-            self._closed = closed[gone:]
+            self._put(closed[gone:], self._active)
             for segment in closed[:gone]:
                 segment.remove(self._forcing.force_names)
         return gone
+
+    def drop_tail(self) -> Callable[[], None] | None:
+        """As the protocol says."""
+        for segment in self._closed:
+            if segment.has_tail and self.failed is None:
+                copy = ShorterCopy(self._disk, segment)
+                return lambda: copy.settle(self._closed, self._forcing)
+        return None
 
     def housekeeping_due(self) -> int | None:
         """From when on :meth:`housekeep` has something to do if nothing else happens; None: never.
@@ -358,6 +455,8 @@ class PartitionLog:
         if self.failed is not None:
             return None
         active, closed = self._active, self._closed
+        if any(segment.has_tail for segment in closed):
+            return 0
         first = last = None
         if active.end.offset > active.first.offset:  # else it cannot roll
             first, last = active.first_appended, active.last_appended
@@ -370,14 +469,13 @@ def _tidied(disk: Disk, directory: Path) -> list[str]:
     names = disk.names(directory)
     tidy = True
     for name in names:
-        whole, _, ending = name.rpartition(".")
-        if not is_segment_file(whole):
-            continue
-        if ending == "new":  # a replacement that a crash kept from its place
+        whole = name.removesuffix(".new").removesuffix(ENDING)
+        if whole != name and is_segment_file(whole):  # a crash kept it from taking its place
             disk.remove(directory / name)
             tidy = False
-        if ending == "gone" and whole.endswith(".entries"):  # a removal left half done
-            removed = SegmentName(directory, base_of(whole))
-            removed.finish_removal(disk, lambda: disk.sync_directory(directory))
+        removed = name.removesuffix(".gone")
+        if removed != name and is_segment_file(removed):  # a removal left half done
+            segment = SegmentName(directory, base_of(removed))
+            segment.finish_removal(disk, lambda: disk.sync_directory(directory))
             tidy = False
     return names if tidy else disk.names(directory)

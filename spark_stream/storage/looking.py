@@ -29,7 +29,8 @@ NOTHING = pa.py_buffer(b"")
 class Found:
     """A segment as its entries tell: of the rows of ``table`` the first ``good`` are valid.
 
-    ``raw`` is the entries file; it may end with a part of a row.
+    ``raw`` is the entries file; it may end with a part of a row. ``data_size``: bytes of the
+    ``.arrow`` file.
     """
 
     name: SegmentName
@@ -37,6 +38,7 @@ class Found:
     raw: pa.Buffer
     table: Table
     good: int
+    data_size: int
 
     @property
     def kept(self) -> Table:
@@ -117,7 +119,8 @@ class SegmentFiles:
             if not (ends <= data_size).all():
                 good = int((ends > data_size).argmax())
         entry = self._first_entry(name, table[:good], expected)
-        return Found(name, Boundary(EntryIndex(entry), Offset(name.base_offset)), raw, table, good)
+        first = Boundary(EntryIndex(entry), Offset(name.base_offset))
+        return Found(name, first, raw, table, good, data_size)
 
     def told_entry(self, name: SegmentName) -> int | None:
         """Which entry a segment starts with, as its first entry or its schema message says."""
@@ -135,6 +138,13 @@ class SegmentFiles:
         if following.base_offset != found.end.offset:
             return False
         return self.told_entry(following) in (None, found.end.entry)
+
+    def starts_within(self, found: Found, following: SegmentName) -> bool:
+        """Whether the next segment starts before this one ends."""
+        told = self.told_entry(following)
+        earlier = told is not None and told < found.end.entry
+        before = following.base_offset - found.end.offset
+        return before < 0 or (before == 0 and earlier)
 
     def is_empty(self, name: SegmentName) -> bool:
         """Whether nothing was ever appended to a segment."""

@@ -98,7 +98,16 @@ class Recovery:
                 self._remove(behind.pop())
             if not behind or not self.files.follows(found, behind[0]):
                 break
-            closed.append(Segment(self.disk, name, self.codec, found.first, found.kept))
+            closed.append(
+                Segment(
+                    self.disk,
+                    name,
+                    self.codec,
+                    found.first,
+                    found.kept,
+                    has_tail=found.data_size > found.data_end + len(END_OF_STREAM),
+                )
+            )
             expected = found.end
         active, cut = self._last(found, behind)
         return Recovered(tuple(closed), active, () if cut is None else (cut,))
@@ -129,10 +138,13 @@ class Recovery:
         )
 
     def _is_left_over(self, found: Found, behind: list[SegmentName]) -> bool:
-        """Whether a roll failed and left the one segment behind, and this one then grew on."""
+        """Whether the one segment behind was made, and this one went on or was not shortened.
+
+        A roll that failed leaves that, and so does a crash while the log is cut back.
+        """
         return (
             len(behind) == 1
-            and behind[0].base_offset < found.end.offset
+            and self.files.starts_within(found, behind[0])
             and self.files.is_empty(behind[0])
         )
 

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from spark_stream.consistency.entries import Kind, Table
-from spark_stream.consistency.ids import LeaderEpoch, Offset
+import pyarrow as pa
+
+from spark_stream.consistency.entries import Entry, Kind, Table
+from spark_stream.consistency.ids import EntryIndex, LeaderEpoch, Offset
 from spark_stream.consistency.leader import Boundary
 from spark_stream.consistency.producers import NOBODY, Stamp
 from spark_stream.errors import StorageFailure
 from spark_stream.storage.aside import Cut
 from spark_stream.storage.log_format import UNLIMITED, LogFormat, Prepared
 from spark_stream.storage.reading import Chunk
+from spark_stream.storage.stored import StoredEntries
 
 
 class ReplicaLog(Protocol):
     """The log of one partition. One writer at a time; readers need no lock.
 
-    What each does, :class:`~spark_stream.storage.log.PartitionLog` says.
+    What each does that has no words here, :class:`~spark_stream.storage.log.PartitionLog` says.
     """
 
     directory: Path
@@ -29,6 +32,14 @@ class ReplicaLog(Protocol):
     @property
     def failed(self) -> StorageFailure | None: ...
     @property
+    def intact(self) -> bool:
+        """Whether the open found all that the log knows it once had, and no force had failed.
+
+        After a crash of the machine a log may have lost its last entries without a trace: that only
+        somebody who remembers its end can tell.
+        """
+
+    @property
     def start(self) -> Boundary: ...
     @property
     def end(self) -> Boundary: ...
@@ -36,6 +47,13 @@ class ReplicaLog(Protocol):
     def size(self) -> int: ...
 
     def tables(self) -> list[Table]: ...
+    def boundary_of(self, entry: EntryIndex) -> Boundary:
+        """The place before the entry with this index; from the log's start to its end.
+
+        Raises:
+            EntriesGone: the log starts behind it, or ends before it.
+        """
+
     def append(
         self, batch: Prepared, leader_epoch: LeaderEpoch, now: int, stamp: Stamp = NOBODY
     ) -> Offset: ...
@@ -48,11 +66,55 @@ class ReplicaLog(Protocol):
         leader_epoch: LeaderEpoch,
         now: int,
     ) -> None: ...
+    def append_entries(self, rows: Table, data: pa.Buffer) -> list[Entry]:
+        """Appends what a leader's log has given by :meth:`read_entries`, markers included.
+
+        Everything is checked before anything is written. Returns the entries that were appended:
+        fewer than given (at least one) if the disk refused the later ones, and the next call says
+        why.
+
+        Raises:
+            ValueError: the rows do not start at the log's end.
+            DamagedEntries: a checksum fails, or the rows are no valid table; nothing is kept.
+            DiskFull, StorageFailure: nothing is kept; a later call can succeed, unless the log has
+                ``failed``.
+        """
+
+    def truncate(self, to: EntryIndex) -> Boundary:
+        """Takes the entry with this index and all behind it out of the log; returns the new end.
+
+        Readers under way go on with what they have. A crash leaves a log that ends here or at a
+        later entry which it had.
+
+        Raises:
+            EntriesGone: the log starts behind it, or ends before it.
+            DiskFull, StorageFailure: the log is as it was, or has ``failed``.
+        """
+
+    def reset(self, start: Boundary) -> None:
+        """Takes everything out of the log; it is empty then, and begins at ``start``.
+
+        A crash leaves an older part of the log, or an empty log that begins at ``start`` or at 0.
+
+        Raises:
+            DiskFull, StorageFailure: the log is as it was, or has ``failed``.
+        """
+
     def roll(self) -> None: ...
     def flush(self) -> None: ...
     def next_flush_due(self, monotonic: float) -> float | None: ...
     def flush_if_due(self, monotonic: float) -> None: ...
     def housekeep(self, now: int, last_stable_offset: Offset) -> int: ...
+    def drop_tail(self) -> Callable[[], None] | None:
+        """Copies a file without what a truncation left in it; None: there is none.
+
+        That may take long and needs no lock; one thread at a time. What it returns puts the copy
+        in its place, and is for the writer to call.
+
+        Raises:
+            DiskFull, StorageFailure: the file stays as it is.
+        """
+
     def housekeeping_due(self) -> int | None: ...
     def close(self) -> None: ...
     def read(
@@ -65,5 +127,19 @@ class ReplicaLog(Protocol):
         *,
         committed: bool = False,
     ) -> Iterator[Chunk]: ...
+    def read_entries(
+        self, first: EntryIndex, max_bytes: int, upto: EntryIndex | None = None
+    ) -> StoredEntries | None:
+        """Entries from ``first`` to before ``upto`` (None: the log's end), as they are stored.
+
+        At least one, and no more than ``max_bytes`` of rows and data if that is more than one; all
+        from one segment. None: there is none yet. Any thread; what it gives stays as it is,
+        whatever becomes of the log.
+
+        Raises:
+            EntriesGone: the log starts behind ``first``, or ends before it.
+            DamagedSegment: the batch of ``first`` is damaged.
+        """
+
     def has_aborted(self, start: Offset, end: Offset) -> bool: ...
     def offset_at(self, timestamp: int) -> Offset | None: ...

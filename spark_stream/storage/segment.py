@@ -8,18 +8,21 @@ finishes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 import pyarrow as pa
 
 from spark_stream.consistency.entries import ENTRY_SIZE, Kind, Table, next_offset
-from spark_stream.consistency.ids import EntryIndex
+from spark_stream.consistency.ids import EntryIndex, Offset
 from spark_stream.consistency.leader import Boundary
-from spark_stream.errors import DamagedSegment
+from spark_stream.errors import DamagedSegment, IsologError
 from spark_stream.storage.codec import Codec, first_broken_batch, gathered
 from spark_stream.storage.disk import Disk
+from spark_stream.storage.stored import StoredEntries
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +75,19 @@ class Segment:
         table: Table,
         *,
         verified: bool = False,
+        has_tail: bool = False,
     ) -> None:
+        """``has_tail``: its ``.arrow`` file has more bytes than its entries name."""
         self.name = name
         self.first = first
+        self.has_tail = has_tail
         self._disk = disk
         self._codec = codec
         self._table = table
         self._aborted: np.ndarray | None = None
         self._mapped = pa.py_buffer(b"")
+        self._mapping = Lock()
+        self._pinned = False
         self._verified: np.ndarray | None = None if verified else np.zeros(len(table), np.bool_)
 
     @property
@@ -121,6 +129,45 @@ class Segment:
         return Boundary(
             EntryIndex(self.first.entry + len(table)), next_offset(table, self.first.offset)
         )
+
+    def boundary_of(self, entry: EntryIndex) -> Boundary:
+        """The place before the entry with this index, of this segment or the next behind it."""
+        table = self._table
+        row = entry - self.first.entry
+        if row < len(table):
+            return Boundary(entry, Offset(int(table[row]["base_offset"])))
+        return Boundary(entry, next_offset(table, self.first.offset))
+
+    def stored(
+        self, first: EntryIndex, max_bytes: int, upto: EntryIndex | None
+    ) -> StoredEntries | None:
+        """Entries from ``first`` on, and their bytes; None: this segment has none yet.
+
+        Raises:
+            DamagedSegment: the batch of ``first`` is damaged.
+        """
+        table = self._table
+        low = first - self.first.entry
+        most = max(1, max_bytes // ENTRY_SIZE)
+        high = min(len(table), low + most)
+        if upto is not None:
+            high = min(high, upto - self.first.entry)
+        if low >= high:
+            return None
+        rows = table[low:high]
+        position = int(rows[0]["position"])
+        if int(rows[-1]["position"] + rows[-1]["length"]) - position > max_bytes - rows.nbytes:
+            sizes = rows["position"] + rows["length"] - position
+            sizes += np.arange(ENTRY_SIZE, rows.nbytes + 1, ENTRY_SIZE)
+            rows = rows[: max(1, int(np.searchsorted(sizes, max_bytes, side="right")))]
+        length = int(rows[-1]["position"] + rows[-1]["length"]) - position
+        data = self._bytes(position, length) if length else pa.py_buffer(b"")
+        places = np.arange(low, low + len(rows))
+        if self._untrusted(places) or data.size != length:
+            sound = self._checked(rows, data, places, position)
+            rows = rows[:sound]
+            data = data.slice(0, int(rows[-1]["position"] + rows[-1]["length"]) - position)
+        return StoredEntries(rows, data)
 
     @property
     def data_end(self) -> int:
@@ -168,16 +215,30 @@ class Segment:
         length = int(starts[-1] + lengths[-1]) - position
         data = self._bytes(position, length)
         sound = len(rows)
-        trusted = self._verified is None or bool(self._verified[places].all())
-        if not trusted or data.size != length:
-            sound = first_broken_batch(rows, data, position)
-            if sound == 0:
-                raise self._batch_damage(rows[0])
-            if self._verified is not None:
-                self._verified[places[:sound]] = True
+        if self._untrusted(places) or data.size != length:
+            sound = self._checked(rows, data, places, position)
             starts, lengths = starts[:sound], lengths[:sound]
             data = data.slice(0, int(starts[-1] + lengths[-1]) - position)
         return gathered(data, starts - position, lengths), sound
+
+    def _untrusted(self, places: np.ndarray) -> bool:
+        """Whether a batch at these rows may differ from what was written."""
+        return self._verified is not None and not self._verified[places].all()
+
+    def _checked(self, rows: Table, data: pa.Buffer, places: np.ndarray, position: int) -> int:
+        """How many of these rows, from the first on, have sound batches.
+
+        ``places`` are theirs in the table; ``data`` holds the file from ``position`` on.
+
+        Raises:
+            DamagedSegment: the first has not.
+        """
+        sound = first_broken_batch(rows, data, position)
+        if sound == 0:
+            raise self._batch_damage(rows[0])
+        if self._verified is not None:
+            self._verified[places[:sound]] = True
+        return sound
 
     def _batch_damage(self, row: np.void) -> DamagedSegment:
         start, count = int(row["base_offset"]), int(row["count"])
@@ -191,12 +252,51 @@ class Segment:
 
     def _bytes(self, position: int, length: int) -> pa.Buffer:
         """The bytes, or as many of them as the file has."""
-        if position + length > self._mapped.size:
-            self._mapped = self._disk.map(self.name.arrow)
         mapped = self._mapped
+        if position + length > mapped.size:
+            with self._mapping:
+                if position + length > self._mapped.size and not self._pinned:
+                    self._mapped = self._disk.map(self.name.arrow)
+                mapped = self._mapped
         start = min(position, mapped.size)
         return mapped.slice(start, min(length, mapped.size - start))
 
+    def pin(self) -> None:
+        """From now on readers use a mapping, whatever becomes of the file and of its name."""
+        with self._mapping:
+            if self._mapped.size < self.data_end:
+                self._mapped = self._disk.map(self.name.arrow)
+            self._pinned = True
+
+    def unpin(self) -> None:
+        """The files are the segment's again."""
+        self._pinned = False
+
+    def shortened(self, table: Table) -> Segment:
+        """The same segment with its first entries only; their bytes stay where they are."""
+        shorter = Segment(
+            self._disk,
+            self.name,
+            self._codec,
+            self.first,
+            table,
+            verified=self._verified is None,
+        )
+        shorter.has_tail = self.has_tail or self.data_end > shorter.data_end
+        shorter.set_aborted(self.aborted(table))
+        shorter._mapped = self._mapped
+        if self._verified is not None:
+            shorter._verified = self._verified[: len(table)].copy()
+        return shorter
+
+    def flush(self) -> None:
+        """Nothing: a segment is forced before it is closed."""
+
+    def close(self) -> None:
+        """Nothing: only the active segment has open files."""
+
     def remove(self, force_names: Callable[[], None]) -> None:
-        """Deletes both files; readers that mapped them keep what they mapped."""
+        """Deletes both files; readers that have the segment go on with a mapping."""
+        with suppress(IsologError):  # without its file nothing can be read of it anyway
+            self.pin()
         self.name.remove(self._disk, force_names)

@@ -1,4 +1,4 @@
-"""What a topic may configure about its files, and how the values are written down.
+"""What a topic may configure about its files and its replicas, and how the values are written down.
 
 The names are those of Kafka's topic configuration where the meaning is the same. Values arrive as
 strings or numbers; every bad one is refused by name.
@@ -58,6 +58,9 @@ class LogSettings:
     flush: Flush = Flush.NONE
     flush_ms: Annotated[int, Range(10, 10**9)] = 1_000
     compression: Compression = Compression.NONE
+    min_insync_replicas: Annotated[int, Range(1, 1000)] = 1
+    replica_lag_time_max_ms: Annotated[int, Range(100, 10**9)] = 10_000
+    unclean_leader_election: bool = False
 
 
 def _setting(field: str) -> str:
@@ -87,7 +90,22 @@ def parse_settings(values: Mapping[str, Any], base: LogSettings | None = None) -
 
 def shown_settings(settings: LogSettings) -> dict[str, str]:
     """The settings as users write them: ``{"segment.bytes": "268435456", …}``."""
-    return {name: str(getattr(settings, field)) for name, field in SETTINGS.items()}
+    values = {name: getattr(settings, field) for name, field in SETTINGS.items()}
+    return {name: _shown(value) for name, value in values.items()}
+
+
+def _shown(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+_BOOLS: Final = {"true": True, "false": False}
+
+
+def _parse_bool(name: str, value: Any) -> bool:
+    found = _BOOLS.get(str(value).strip().lower())
+    if found is None:
+        raise InvalidConfig(f"{name} takes true | false, not {value!r}", setting=name)
+    return found
 
 
 def _parse(name: str, value: Any) -> Any:
@@ -99,6 +117,8 @@ def _parse(name: str, value: Any) -> Any:
             raise InvalidConfig(
                 f"{name} takes {' | '.join(kind)}, not {value!r}", setting=name
             ) from None
+    if kind is bool:
+        return _parse_bool(name, value)
     allowed: Range = kind.__metadata__[0]
     try:
         number = int(str(value).strip())

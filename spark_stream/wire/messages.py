@@ -84,7 +84,8 @@ class Fetch(Message):
     """Read a partition from ``start`` up to the isolation's bound, or ``end`` if that is lower.
 
     ``epoch``: the leader epoch under which ``end`` was seen; DATA_LOSS if offsets below it were cut
-    off since, and are other records now.
+    off since, and are other records now. ``start_epoch``: the same of ``start``, where the reader
+    is. ``leader_epoch``: the epoch in which the reader knows the leader that it asks.
     """
 
     topic: Name
@@ -99,6 +100,8 @@ class Fetch(Message):
     follow: bool = False
     topic_id: str | None = None
     epoch: OffsetField | None = None
+    start_epoch: OffsetField | None = None
+    leader_epoch: OffsetField | None = None
 
 
 class BoundsFacts(Message):
@@ -126,12 +129,14 @@ class EndFacts(Message):
     """The last message of a fetch: read on from ``next``, even if nothing was visible.
 
     ``partitions``: how many the topic has now, so that a consumer learns when there are more.
+    ``leader_epoch``: in which the leader answered.
     """
 
     next: OffsetField
     end: bool = True
     bounds: BoundsFacts
     partitions: int | None = None
+    leader_epoch: int | None = None
 
 
 class CutTopic(Message):
@@ -184,12 +189,14 @@ class StampFacts(Message):
 class Envelope(Message):
     """Which partition a batch is for; ``number`` comes back with its acknowledgement.
 
-    Without a ``stamp`` the batch has no producer: sent twice, it is there twice.
+    Without a ``stamp`` the batch has no producer: sent twice, it is there twice. ``leader_epoch``:
+    the epoch in which the writer knows the partition's leader.
     """
 
     number: Annotated[int, Field(ge=0, le=INT64_MAX)] = 0
     partition: PartitionField
     stamp: StampFacts | None = None
+    leader_epoch: OffsetField | None = None
 
 
 class Ack(Message):
@@ -197,6 +204,7 @@ class Ack(Message):
 
     ``duplicate``: the batch was there already; offset and count are those it got then.
     ``partitions``: how many the topic has now, so that a producer learns when there are more.
+    ``leader_epoch``: in which the leader answered.
     """
 
     number: int
@@ -205,6 +213,7 @@ class Ack(Message):
     count: int = 0
     duplicate: bool = False
     partitions: int | None = None
+    leader_epoch: int | None = None
     error: dict[str, Any] | None = None
 
 
@@ -272,6 +281,46 @@ class TopicNames(Message):
     topics: list[str]
 
 
+class FindLeaders(Message):
+    """Asks any broker who leads the partitions of a topic (of this id, if one is given)."""
+
+    topic: Name
+    topic_id: str | None = None
+
+
+class LeaderFacts(Message):
+    """Who leads a partition, as the broker that was asked knows it.
+
+    ``leader`` is the broker's id, None while there is no leader; ``address`` is "" where it is not
+    known. ``leader_epoch`` is None where only the leader itself can tell.
+    """
+
+    partition: int
+    leader: str | None = None
+    address: str = ""
+    leader_epoch: int | None = None
+
+
+class Leaders(Message):
+    """The leaders of all partitions of a topic."""
+
+    topic_id: str
+    partitions: list[LeaderFacts]
+
+
+class BrokerAddress(Message):
+    """A broker that is registered: it may have died since."""
+
+    id: str
+    address: str
+
+
+class BrokerList(Message):
+    """The brokers of the cluster."""
+
+    brokers: list[BrokerAddress]
+
+
 class ListOffsets(Message):
     """For each partition the offset that a place means, under an isolation level.
 
@@ -293,8 +342,10 @@ class ListOffsets(Message):
 class Offsets(Message):
     """What ListOffsets found, with what a streaming offset is made of.
 
-    ``epoch_ends``: partition → epoch → where it ended, which is the log's end for the present one.
-    ``uncommitted``: partitions with records of aborted or open transactions in their ranges.
+    ``epochs``: the leader epoch of each partition. ``epoch_ends``: partition → epoch → where it
+    ended, which is the log's end for the present one. ``uncommitted``: partitions with records of
+    aborted or open transactions in their ranges. ``elsewhere``: partitions that were asked for and
+    are led by other brokers, which are to be asked for them.
     """
 
     topic_id: str
@@ -304,6 +355,7 @@ class Offsets(Message):
     log_end_offsets: dict[int, int]
     epoch_ends: dict[int, dict[int, int]] = {}
     uncommitted: list[int] = []
+    elsewhere: list[LeaderFacts] = []
 
 
 class Status(Message):
@@ -318,6 +370,7 @@ class Status(Message):
     partitions: int
     uptime_s: float
     memory: int
+    broker_id: str = ""
 
 
 def json_bytes(value: object) -> bytes:

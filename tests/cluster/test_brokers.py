@@ -6,7 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from spark_stream.cluster.brokers import Brokers, RegisteredBroker
+from spark_stream.cluster.brokers import (
+    BROKERS,
+    NO_GENERATION,
+    Brokers,
+    BrokerState,
+    RegisteredBroker,
+    decode,
+    encode,
+)
+from spark_stream.consistency.ids import Generation
 
 ONE = RegisteredBroker("b1", "127.0.0.1:9092", "start-1", "0.1.0")
 TWO = RegisteredBroker("b2", "unix:/somewhere/socket", "start-7", "0.2.0")
@@ -41,3 +50,47 @@ def test_a_broker_leaves_but_never_a_later_incarnation(brokers):
     brokers.leave("b2", "start-7")
     brokers.leave("b3", "start-1")
     assert [each.incarnation for each in brokers.all()] == ["start-8"]
+
+
+def test_a_broker_is_known_with_its_generation_and_its_rack(brokers):
+    made = replace(ONE, generation=Generation("g7"), rack="cellar")
+    assert brokers.register(made) == made
+    assert brokers.get("b1") == made
+    assert decode("b1", encode(made)) == made
+
+
+def test_a_broker_of_an_earlier_release_has_no_generation(store, brokers):
+    store.put(BROKERS + "b1", {"address": "a", "incarnation": "s", "release": "0.1.0"}, 0)
+    found = brokers.get("b1")
+    assert found == RegisteredBroker("b1", "a", "s", "0.1.0")
+    assert (found.generation, found.rack, found.state) == (NO_GENERATION, None, BrokerState.ACTIVE)
+
+
+def test_a_broker_that_is_leaving_is_told_so_when_it_starts_again(brokers):
+    brokers.register(ONE)
+    leaving = replace(ONE, state=BrokerState.LEAVING)
+    assert brokers.mark("b1", BrokerState.LEAVING) == leaving
+    later = replace(ONE, incarnation="start-2")
+    assert brokers.register(later) == replace(later, state=BrokerState.LEAVING)
+    assert brokers.mark("b1", BrokerState.ACTIVE) == later
+    assert brokers.mark("b3", BrokerState.LEAVING) is None
+    assert brokers.get("b3") is None
+
+
+def test_a_mark_and_a_start_at_the_same_time_are_both_kept(store, another):
+    """The start reads, then somebody marks the broker, then the start writes."""
+    marking = Brokers(another())
+    marking.register(ONE)
+
+    class MarksInBetween:
+        def __getattr__(self, name):
+            return getattr(store, name)
+
+        def put(self, *arguments):
+            if marking.get("b1").state is BrokerState.ACTIVE:
+                marking.mark("b1", BrokerState.LEAVING)
+            return store.put(*arguments)
+
+    later = replace(ONE, incarnation="start-2")
+    assert Brokers(MarksInBetween()).register(later).state is BrokerState.LEAVING
+    assert marking.get("b1") == replace(later, state=BrokerState.LEAVING)

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from spark_stream.cluster import sqlite
 from spark_stream.cluster.sqlite import SqliteStore
+from spark_stream.cluster.store import Delete, Put
 from spark_stream.errors import DiskFull, NotALogDirectory, StorageFailure
 from tests.support import eventually
 
@@ -44,7 +46,9 @@ def test_many_stores_may_be_made_on_one_file_at_once(tmp_path):
 PROCESS = """
 import json, resource, sys
 from pathlib import Path
+from spark_stream.cluster import sqlite
 from spark_stream.cluster.sqlite import SqliteStore
+from spark_stream.cluster.store import Delete, Put
 from spark_stream.errors import DiskFull, NotALogDirectory, StorageFailure
 
 store = SqliteStore(Path(sys.argv[1]))
@@ -277,3 +281,103 @@ def test_a_file_that_is_no_database_says_so(tmp_path: Path):
 def test_a_folder_that_is_not_there_says_so(tmp_path: Path):
     with pytest.raises(StorageFailure, match="folder must be there"):
         SqliteStore(tmp_path / "missing" / "store")
+
+
+# -- what changed ----------------------------------------------------------------------------------
+
+EARLIER_RELEASE = (
+    "pragma journal_mode = wal",
+    "create table record (key text primary key, value text not null, version integer not null)"
+    " without rowid",
+    "create table counter (name text primary key, value integer not null) without rowid",
+    "insert into counter values ('version', 7)",
+    "insert into record values ('a', '{\"n\":1}', 3)",
+    "insert into record values ('b', '{\"n\":2}', 7)",
+)
+
+
+def test_a_store_of_an_earlier_release_is_opened_and_watched(tmp_path):
+    path = tmp_path / "metadata.sqlite"
+    with sqlite3.connect(path, isolation_level=None) as connection:
+        for statement in EARLIER_RELEASE:
+            connection.execute(statement)
+    connection.close()
+    for _ in range(2):  # the second start finds what the first has made of it
+        store = SqliteStore(path)
+        assert store.get("a").version == 3
+        told = store.changes(0)
+        assert told.complete
+        assert set(told.changed) >= {"b"}
+        store.close()
+    store = SqliteStore(path)
+    assert store.changes(5).complete, "what was deleted before the table was there is not known"
+    assert store.changes(7).changed == {}
+    assert not store.changes(7).complete
+    assert store.put("a", {"n": 3}, 3) == 8
+    assert store.delete("b", 7)
+    told = store.changes(7)
+    assert (told.revision, told.complete) == (9, False)
+    assert told.changed == {"a": store.get("a"), "b": None}
+    store.close()
+
+
+def test_deletions_are_remembered_for_a_while_and_then_all_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(sqlite, "DELETED_KEPT", 10)
+    store = SqliteStore(tmp_path / "metadata.sqlite")
+    store.put("kept", {}, 0)
+    revisions = [store.changes(0).revision]
+    for number in range(40):
+        store.delete(f"k{number}", store.put(f"k{number}", {}, 0))
+        revisions.append(store.changes(0).revision)
+        (rows,) = store._reader.execute("select count(*) from deleted").fetchone()
+        assert rows <= 20
+    assert store.changes(revisions[1]).complete
+    assert set(store.changes(revisions[1]).changed) == {"kept"}
+    told = store.changes(revisions[-5])
+    assert not told.complete
+    assert told.changed == {f"k{number}": None for number in range(36, 40)}
+    store.close()
+
+
+def test_an_idle_store_is_polled_without_a_query(tmp_path):
+    """Counted in the steps of SQLite's machine."""
+    store = SqliteStore(tmp_path / "metadata.sqlite")
+    store.put_many([Put(f"k{number}", {}, 0) for number in range(1_000)])
+    since = store.changes(0).revision
+    steps = []
+    store._reader.set_progress_handler(lambda: steps.append(1) and None, 1)
+    assert store.changes(since).changed == {}
+    assert len(steps) < 20
+    store.put("k7", {}, store.get("k7").version)
+    steps.clear()
+    assert set(store.changes(since).changed) == {"k7"}
+    assert len(steps) < 300, "what did not change is not looked at"
+    store.close()
+
+
+def test_many_changes_are_forced_once(tmp_path):
+    """A thousand puts are one transaction of SQLite, which forces its log once."""
+    store = SqliteStore(tmp_path / "metadata.sqlite")
+    commits = []
+    store._writer.set_trace_callback(lambda text: commits.append(text) if text == "commit" else 0)
+    versions = store.put_many([Put(f"k{number}", {}, 0) for number in range(1_000)])
+    assert store.delete_many(
+        [Delete(f"k{number}", version) for number, version in enumerate(versions)]
+    )
+    assert len(commits) == 2
+    assert store.list("") == []
+    store.close()
+
+
+def test_a_failure_among_many_changes_leaves_none(tmp_path):
+    store = SqliteStore(tmp_path / "metadata.sqlite")
+    version = store.put("kept", {"n": 0}, 0)
+    since = store.changes(0).revision
+    store._writer.execute("pragma max_page_count = 8")
+    with pytest.raises(DiskFull):
+        store.put_many([Put("kept", {}, version), Put("big", {"text": "x" * 100_000}, 0)])
+    store._writer.execute("pragma max_page_count = 100000")
+    assert store.get("kept").value == {"n": 0}
+    assert store.changes(since).changed == {}
+    assert store.put("kept", {"n": 1}, version) == since + 1
+    store.close()

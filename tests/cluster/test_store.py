@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from spark_stream.cluster.store import MetadataStore, Record
+from spark_stream.cluster.store import Delete, MetadataStore, Put, Record
 from spark_stream.errors import StorageFailure
 from tests.cluster.conftest import OF_PROCESSES, STORES
 from tests.storage import logs
@@ -26,8 +26,36 @@ KEYS = ["a", "a/1", "a/10", "a/2", "ab", "b", "a%", "a_", "A/1", "ä/1", "a\0b",
 PREFIXES = ["", "a", "a/", "a/1", "a%", "a_", "%", "_", "ä", "a\0", "🦆", "z"]
 
 
+class Watcher:
+    """Keeps a copy of the records with some prefixes by asking what has changed."""
+
+    def __init__(self, prefixes: tuple[str, ...]) -> None:
+        self.prefixes = prefixes
+        self.revision = 0
+        self.copy: dict[str, Record] = {}
+
+    def look(self, store: MetadataStore) -> None:
+        changes = store.changes(self.revision, self.prefixes)
+        assert changes.revision >= self.revision, "revisions do not fall"
+        assert changes.complete or self.revision, "the first answer is complete"
+        if changes.complete:
+            assert None not in changes.changed.values()
+            self.copy = {}
+        for key, record in changes.changed.items():
+            assert key.startswith(self.prefixes)
+            if record is None:
+                self.copy.pop(key, None)
+            else:
+                assert record.key == key
+                self.copy[key] = record
+        self.revision = changes.revision
+
+
 class StoreMachine(RuleBasedStateMachine):
-    """Puts and deletes with right and wrong versions, against a dictionary."""
+    """Puts and deletes with right and wrong versions, against a dictionary.
+
+    Watchers that look now and then have the dictionary's content whenever they have looked.
+    """
 
     kind: str
 
@@ -38,6 +66,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.store = self.opener()
         self.records: dict[str, Record] = {}
         self.highest: dict[str, int] = {}
+        self.watchers = [Watcher(("",)), Watcher(("a/", "b")), Watcher(("\U0001f986",))]
 
     def teardown(self):
         if hasattr(self, "folder"):
@@ -83,6 +112,46 @@ class StoreMachine(RuleBasedStateMachine):
             assert self.store.delete(key, self.highest[key]) is False
             assert self.store.put(key, {"lost": True}, self.highest[key]) is None
 
+    @rule(
+        puts=st.dictionaries(
+            st.sampled_from(KEYS), st.tuples(st.integers(), st.sampled_from([0, 0, 0, 1, -1]))
+        )
+    )
+    def put_many(self, puts):
+        """Some with the right version, some with another."""
+        asked = [
+            Put(key, {"n": number}, self.version(key) + step)
+            for key, (number, step) in puts.items()
+        ]
+        versions = self.store.put_many(asked)
+        assert len(versions) == len(asked)
+        for put, version in zip(asked, versions, strict=True):
+            assert (version is not None) == (put.expected == self.version(put.key))
+            if version is not None:
+                assert version > max(self.highest.values(), default=0) or version in versions
+                assert version > self.highest.get(put.key, 0)
+                self.highest[put.key] = version
+                self.records[put.key] = Record(put.key, put.value, version)
+
+    @rule(deletes=st.dictionaries(st.sampled_from(KEYS), st.sampled_from([0, 0, 0, 1, -1])))
+    def delete_many(self, deletes):
+        asked = [Delete(key, self.version(key) + step) for key, step in deletes.items()]
+        done = [
+            each.key in self.records and each.expected == self.version(each.key) for each in asked
+        ]
+        assert self.store.delete_many(asked) == done
+        for each, deleted in zip(asked, done, strict=True):
+            if deleted:
+                del self.records[each.key]
+
+    @rule(which=st.integers(0, 2))
+    def look(self, which):
+        watcher = self.watchers[which]
+        watcher.look(self.store)
+        assert watcher.copy == {
+            key: record for key, record in self.records.items() if key.startswith(watcher.prefixes)
+        }
+
     @rule()
     def restart(self):
         self.store.close()
@@ -103,6 +172,89 @@ class StoreMachine(RuleBasedStateMachine):
 def test_a_store_does_what_a_dictionary_with_versions_does(name):
     machine = type("Machine", (StoreMachine,), {"kind": name})
     run_state_machine_as_test(machine, settings=settings(max_examples=20, stateful_step_count=25))
+
+
+def test_what_changed_is_told_once_and_its_last_state(store, another):
+    store.put("a", {"n": 1}, 0)
+    first = store.changes(0)
+    assert set(first.changed) == {"a"}
+    assert first.complete
+    again = store.changes(first.revision)
+    assert (again.revision, again.changed, again.complete) == (first.revision, {}, False)
+    other = another()
+    version = other.put("b", {"n": 1}, 0)
+    other.put("b", {"n": 2}, version)
+    gone = other.put("c", {}, 0)
+    other.delete("c", gone)
+    other.delete("a", store.get("a").version)
+    told = store.changes(first.revision)
+    assert told.changed == {"a": None, "b": store.get("b"), "c": None}
+    assert not told.complete
+    assert store.changes(told.revision).changed == {}
+    assert store.changes(first.revision) == told, "whoever asks from an earlier revision gets it"
+
+
+def test_a_key_that_was_deleted_and_made_anew_is_there(store):
+    version = store.put("a", {"n": 1}, 0)
+    since = store.changes(0).revision
+    store.delete("a", version)
+    store.put("a", {"n": 2}, 0)
+    assert store.changes(since).changed == {"a": store.get("a")}
+
+
+def test_whoever_has_a_revision_that_the_store_never_had_gets_all(store):
+    """A copy of the store took its place: what changed since then cannot be known."""
+    store.put("a", {}, 0)
+    told = store.changes(1_000_000)
+    assert told.complete
+    assert told.changed == {"a": store.get("a")}
+    assert told.revision < 1_000_000
+
+
+def test_many_changes_are_each_a_compare_and_set_of_its_own(store):
+    first = store.put("a", {"n": 1}, 0)
+    asked = [Put("a", {"n": 2}, first + 7), Put("b", {"n": 2}, 0), Put("a/1", {}, 1)]
+    versions = store.put_many(asked)
+    assert [each is None for each in versions] == [True, False, True]
+    assert store.get("a").value == {"n": 1}
+    assert store.delete_many([Delete("a", first), Delete("b", first), Delete("z", 1)]) == [
+        True,
+        False,
+        False,
+    ]
+    assert store.get("b").version == versions[1]
+    assert store.put_many([]) == []
+    assert store.delete_many([]) == []
+
+
+def test_two_changes_of_one_key_in_one_call_are_refused(store):
+    version = store.put("a", {}, 0)
+    with pytest.raises(ValueError, match="one key"):
+        store.put_many([Put("b", {"n": 1}, 0), Put("b", {"n": 2}, 0)])
+    with pytest.raises(ValueError, match="one key"):
+        store.delete_many([Delete("a", version), Delete("a", 1)])
+    assert store.get("b") is None
+    assert store.get("a") is not None
+
+
+def test_of_many_changes_none_is_done_if_one_value_is_no_json(store):
+    with pytest.raises(TypeError):
+        store.put_many([Put("a", {}, 0), Put("b", {"n": object()}, 0)])
+    assert store.list("") == []
+
+
+def test_changes_of_other_prefixes_are_not_told(store):
+    for key in KEYS:
+        store.put(key, {}, 0)
+    for prefixes in [(each,) for each in PREFIXES] + [("a/", "b"), ()]:
+        told = store.changes(0, prefixes)
+        assert set(told.changed) == {key for key in KEYS if key.startswith(prefixes)}, prefixes
+    since = store.changes(0).revision
+    store.delete("b", store.get("b").version)
+    store.put("ab", {}, store.get("ab").version)
+    told = store.changes(since, ("a/", "z"))
+    assert told.changed == {}
+    assert told.revision > since
 
 
 def test_a_record_is_what_was_put(store):
@@ -186,6 +338,8 @@ def test_a_closed_store_says_so(store):
         store.get("k")
     with pytest.raises(StorageFailure):
         store.put("k", {}, 0)
+    with pytest.raises(StorageFailure):
+        store.changes(0)
 
 
 def counted_up(store: MetadataStore, times: int) -> list[int]:
@@ -212,6 +366,45 @@ def test_of_threads_that_write_at_once_exactly_one_wins_each_time(another):
     for thread in threads:
         thread.join()
     assert sorted(number for each in results for number in each) == list(range(1, 101))
+
+
+def test_a_watcher_beside_writing_threads_misses_nothing(another):
+    """It looks while they write; in the end it has seen what is there."""
+    stores = [another(), another()]
+    stop = threading.Event()
+
+    def write(store: MetadataStore, name: str) -> None:
+        versions = dict.fromkeys((f"{name}/{number}" for number in range(5)), 0)
+        for turn in range(30):
+            for key, version in list(versions.items()):
+                if turn % 3 == 2:
+                    assert store.delete(key, version)
+                    versions[key] = 0
+                else:
+                    versions[key] = store.put(key, {"turn": turn}, version)
+
+    watcher, reader = Watcher(("",)), another()
+
+    def watch() -> None:
+        while not stop.is_set():
+            watcher.look(reader)
+
+    threads = [
+        threading.Thread(target=write, args=(store, name))
+        for store, name in zip(stores, "xy", strict=True)
+    ]
+    watching = threading.Thread(target=watch)
+    for thread in (watching, *threads):
+        thread.start()
+    for thread in threads:
+        thread.join()
+    store = stores[0]
+    for number in range(3):
+        store.put(f"last/{number}", {}, 0)
+    stop.set()
+    watching.join()
+    watcher.look(reader)
+    assert watcher.copy == {record.key: record for record in store.list("")}
 
 
 def _count_in_process(kind: str, folder: Path, times: int, results) -> None:

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from hypothesis import strategies as st
 
+from spark_stream.consistency.effects import Effects
 from spark_stream.consistency.entries import ENTRY, Entry, Kind, Table
 from spark_stream.consistency.ids import NO_TRANSACTION, EntryIndex, LeaderEpoch, Offset
 from spark_stream.consistency.leader import Boundary
 from spark_stream.consistency.producers import Accepted, Stamp
-from spark_stream.consistency.replica import Effects, Replica
+from spark_stream.consistency.replica import Replica
 
 START = Boundary(EntryIndex(0), Offset(0))
 AGE = 1_000_000_000_000

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spark_stream.consistency.effects import Answer, Bound, Disown, Wake, offset_of
 from spark_stream.consistency.entries import Kind
 from spark_stream.consistency.ids import EntryIndex
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.producers import Duplicate, Refused, Stamp, Wrong
-from spark_stream.consistency.replica import Answer, Bound, Disown, Replica, Wake, offset_of
+from spark_stream.consistency.replica import Replica
 from tests.consistency.histories import STEPS, Leader, end_of, history, replica_of, table_of
 
 

@@ -51,9 +51,8 @@ def read(
     monkeypatch: pytest.MonkeyPatch, leader: Leader, asked: Range, **options: Any
 ) -> list[int]:
     topic = SimpleNamespace(id="id", schema=NUMBERS)
-    topics = SimpleNamespace(known=lambda name: topic)
-    connection = SimpleNamespace(timeout_s=10.0)
-    here = SimpleNamespace(topics=topics, connection=connection)
+    router = SimpleNamespace(timeout_s=10.0)
+    here = SimpleNamespace(topics=SimpleNamespace(known=lambda name: topic, router=router))
     monkeypatch.setattr(reader, "session", lambda place: here)
     monkeypatch.setattr(reader, "fetch_range", leader.fetch_range)
     monkeypatch.setattr(reader, "fetch_once", leader.fetch_once)

@@ -23,7 +23,7 @@ def test_it_says_the_defaults() -> None:
     default = BrokerConfig.load(None, dir=found.dir)
     assert found.model_dump(exclude={"topic"}) == default.model_dump(exclude={"topic"})
     assert found.topic_defaults == LogSettings()
-    said = {name: str(value) for name, value in found.topic.items()}
+    said = {name: str(value).lower() for name, value in found.topic.items()}
     assert said == shown_settings(LogSettings())
 
 

@@ -16,12 +16,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_stream.consistency.entries import Kind
+from spark_stream.consistency.entries import Kind, Table
+from spark_stream.consistency.ids import EntryIndex, Offset
+from spark_stream.consistency.leader import Boundary
 from spark_stream.consistency.producers import Stamp
 from spark_stream.errors import DamagedSegment, DiskFull, StorageFailure
 from spark_stream.storage.log import LogFormat, PartitionLog
 from spark_stream.storage.settings import Flush
+from spark_stream.storage.stored import StoredEntries
 from spark_stream.testing.simulation.disk import SimulatedDisk
+from spark_stream.testing.simulation.list_log import ListLog
 from tests.storage import logs
 from tests.storage.disks import Died
 from tests.storage.logs import EPOCH, NOW, everything, format_of, records
@@ -31,9 +35,16 @@ Row = tuple[int, int, int, int, int]
 """Of an entry: its index, kind, transaction, base offset and count."""
 
 
+NO_ROW: Row = (-1, -1, -1, -1, -1)
+
+
 def rows_of(log: PartitionLog) -> list[Row]:
+    return rows_of_tables(log.tables())
+
+
+def rows_of_tables(tables: list[Table]) -> list[Row]:
     names = ["entry_index", "kind", "transaction", "base_offset", "count"]
-    return [row for table in log.tables() for row in table[names].tolist()]
+    return [row for table in tables for row in table[names].tolist()]
 
 
 @dataclass
@@ -45,6 +56,11 @@ class Run:
     told: list[Row] = field(default_factory=list)
     refused: list[Row] = field(default_factory=list)
     forced: int = 0
+    cut_to: int | None = None
+    """A cut back to this entry, or a reset, that did not come to its end."""
+    reset_to: Boundary | None = None
+    distrusted: bool = False
+    """Whether a force failed since the log opened."""
 
     def __post_init__(self) -> None:
         self.log = PartitionLog.open(HERE, self.log_format, self.disk)
@@ -73,6 +89,7 @@ class Run:
                 self.disk.room = 1 << 62
             except StorageFailure:
                 assert self.log.failed is not None
+                self.distrusted = True
             except Died:
                 self.disk.before_change = lambda: None
                 self.disk.room = 1 << 62
@@ -80,28 +97,9 @@ class Run:
                 self.open_again(all_forced=False, died=True)
 
     def write(self, step: str, number: int) -> None:
-        log, end = self.log, self.log.end
-        if step in ("append", "mark"):
-            kind = Kind.DATA if step == "append" else Kind.ABORT
-            row = (int(end.entry), int(kind), number, int(end.offset), number * (step == "append"))
-            try:
-                if step == "append":
-                    batch = self.log_format.prepare(records(int(end.offset), number), NOW)
-                    log.append(batch, EPOCH, NOW, Stamp(1, 1, 0, number))
-                else:
-                    log.mark(kind, 1, 1, number, EPOCH, NOW)
-            except StorageFailure:
-                if self.log.failed is not None:
-                    self.refused.append(row)  # whether the disk has it nobody knows
-                raise
-            except Died:
-                self.refused.append(row)
-                raise
-            self.told.append(row)
-            rolled = sum(len(table) for table in log.tables()[:-1])
-            self.forced = max(self.forced, self.start + rolled)
-            if self.log_format.settings.flush is Flush.BATCH:
-                self.forced = len(self.told)
+        log = self.log
+        if step in ("append", "mark", "follow"):
+            self.put(step, number)
         elif step == "flush":
             log.flush()
             self.forced = len(self.told)
@@ -110,27 +108,111 @@ class Run:
             self.forced = self.start + sum(len(table) for table in log.tables()[:-1])
         elif step == "retain":
             log.housekeep(NOW, log.end.offset)
+        elif step == "tidy":
+            while (put_shorter := log.drop_tail()) is not None:
+                put_shorter()
+        elif log.failed is None:
+            self.shorten(step, number)
+
+    def put(self, step: str, number: int) -> None:
+        """Appends a batch, a marker, or so many entries of a leader."""
+        log, end = self.log, self.log.end
+        kind = Kind.ABORT if step == "mark" else Kind.DATA
+        rows = [(int(end.entry), int(kind), number, int(end.offset), number * (step == "append"))]
+        if step == "follow":
+            found = leader_of(log, number)
+            rows = rows_of_tables([found.rows])
+        taken, untouched = 0, log.failed is not None
+        try:
+            if step == "append":
+                batch = self.log_format.prepare(records(int(end.offset), number), NOW)
+                log.append(batch, EPOCH, NOW, Stamp(1, 1, 0, number))
+            elif step == "mark":
+                log.mark(kind, 1, 1, number, EPOCH, NOW)
+            else:
+                taken = len(log.append_entries(found.rows, found.data)) - len(rows)
+        except StorageFailure:
+            if log.failed is not None and not untouched:
+                self.refused = rows  # whether the disk has them nobody knows
+            raise
+        except Died:
+            self.refused = rows
+            raise
+        if taken < 0 and log.failed is not None:
+            self.refused, self.distrusted = rows[taken:], True
+        self.told += rows[: len(rows) + taken]
+        rolled = sum(len(table) for table in log.tables()[:-1])
+        self.forced = max(self.forced, self.start + rolled)
+        if self.log_format.settings.flush is Flush.BATCH:
+            self.forced = len(self.told)
+
+    def shorten(self, step: str, number: int) -> None:
+        """Cuts so many entries off, or all."""
+        log, before = self.log, (self.log.start, self.log.end, rows_of(self.log))
+        self.cut_to, forced = max(self.start, int(log.end.entry) - number), self.forced
+        if step == "reset":
+            self.cut_to, self.reset_to = (
+                self.start,
+                Boundary(EntryIndex(number), Offset(2 * number)),
+            )
+        self.forced = min(forced, self.cut_to)
+        try:
+            if step == "reset":
+                log.reset(Boundary(EntryIndex(number), Offset(2 * number)))
+            else:
+                assert log.truncate(EntryIndex(self.cut_to)) == log.end
+        except DiskFull:
+            assert (log.start, log.end, rows_of(log)) == before
+            self.cut_to = self.reset_to = None
+            raise
+        self.told = [NO_ROW] * number if step == "reset" else self.told[: self.cut_to]
+        self.forced = len(self.told)
+        self.cut_to = self.reset_to = None
 
     @property
     def start(self) -> int:
         return int(self.log.start.entry)
 
     def open_again(self, *, all_forced: bool, died: bool = False) -> None:
-        start, failed = self.start, self.log.failed or died
+        start, before, failed = self.start, self.log.start, self.log.failed or died
         log = self.log = PartitionLog.open(HERE, self.log_format, self.disk)
         found = rows_of(log)
+        if self.reset_to is not None and not found:
+            assert log.start == log.end
+            assert log.end in (self.reset_to, Boundary(EntryIndex(0), Offset(0)), before)
+            self.told, self.refused, start = [NO_ROW] * self.start, [], self.start
+            self.forced = self.cut_to = self.start
         assert self.start >= start or failed, "what could not be removed may be back"
-        whole = [*self.told, *self.refused[:1]]
+        whole = [*self.told, *self.refused]
         assert found == whole[self.start : self.start + len(found)]
         assert self.start + len(found) >= self.forced
         if not all_forced:
-            assert len(whole[self.start :]) - len(found) <= len(self.refused[:1])
+            least = len(self.told) if self.cut_to is None else self.cut_to
+            assert self.start + len(found) >= least
+            assert log.intact or self.distrusted
         known = [each for each in found if each[1] == Kind.DATA]
         expected = pa.Table.from_batches([records(each[3], each[4]) for each in known], logs.SCHEMA)
         assert everything(log).equals(expected)
         self.told = self.told[: self.start] + found
         self.refused = []
         self.forced = len(self.told) if all_forced else self.forced
+        self.cut_to = self.reset_to = None
+        self.distrusted = False
+
+
+def leader_of(log: PartitionLog, number: int) -> StoredEntries:
+    """So many entries of a leader whose log is this one's and goes on."""
+    leader = ListLog(format_of())
+    leader.reset(log.end)
+    for place in range(number):
+        if place % 3 == 2:
+            leader.mark(Kind.ABORT, 1, 1, place, EPOCH, NOW)
+        else:
+            batch = log.format.prepare(records(int(leader.end.offset), 1 + place), NOW)
+            leader.append(batch, EPOCH, NOW, Stamp(1, 1, place, place))
+    found = leader.read_entries(log.end.entry, 1 << 20)
+    assert found is not None
+    return found
 
 
 def dying_in(changes: int) -> Callable[[], None]:
@@ -148,7 +230,11 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("append"), st.integers(1, 30)),
         st.tuples(st.just("append"), st.integers(1, 30)),
-        st.tuples(st.sampled_from(["mark", "flush", "roll", "retain", "fail"]), st.integers(1, 3)),
+        st.tuples(
+            st.sampled_from(["mark", "flush", "roll", "retain", "tidy", "fail"]), st.integers(1, 3)
+        ),
+        st.tuples(st.sampled_from(["truncate", "follow"]), st.integers(1, 9)),
+        st.tuples(st.just("reset"), st.integers(0, 3)),
         st.tuples(st.just("room"), st.integers(0, 30)),
         st.tuples(st.just("die"), st.integers(0, 20)),
         st.tuples(st.sampled_from(["crash", "kill"]), st.integers(0, 1 << 20)),

@@ -24,12 +24,15 @@ NUMBERS = {
     "retention.ms": (100, 10**15),
     "retention.bytes": (1, 10**18),
     "flush.ms": (10, 10**9),
+    "min.insync.replicas": (1, 1000),
+    "replica.lag.time.max.ms": (100, 10**9),
 }
 CHOICES = {"flush": Flush, "compression": Compression}
+SWITCHES = ("unclean.leader.election",)
 
 
 def test_every_setting_is_tested_here():
-    assert set(SETTINGS) == set(NUMBERS) | set(CHOICES)
+    assert set(SETTINGS) == {*NUMBERS, *CHOICES, *SWITCHES}
 
 
 @pytest.mark.parametrize(("name", "bounds"), NUMBERS.items())
@@ -69,6 +72,18 @@ def test_a_choice_takes_its_words_in_any_case(name, kind):
     assert f"{name} takes {' | '.join(kind)}, not 'gzip'" in str(caught.value)
 
 
+@pytest.mark.parametrize("name", SWITCHES)
+def test_a_switch_is_true_or_false(name):
+    for good, value in (("true", True), (" False ", False), (True, True), (False, False)):
+        assert getattr(parse_settings({name: good}), SETTINGS[name]) is value
+    for bad in ("", "yes", "1", 1, 0, None, []):
+        with pytest.raises(InvalidConfig) as caught:
+            parse_settings({name: bad})
+        assert f"{name} takes true | false, not {bad!r}" in str(caught.value)
+        assert caught.value.details == {"setting": name}
+    assert shown_settings(parse_settings({name: "true"}))[name] == "true"
+
+
 @pytest.mark.parametrize(
     ("wrong", "meant"),
     [
@@ -106,6 +121,7 @@ def test_what_is_not_named_stays():
         retention_ms=st.just(-1) | st.integers(100, 10**15),
         flush=st.sampled_from(Flush),
         compression=st.sampled_from(Compression),
+        unclean_leader_election=st.booleans(),
     )
 )
 def test_shown_settings_are_read_back_as_they_were(settings):

@@ -7,17 +7,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_stream.consistency.entries import ENTRY, Kind
-from spark_stream.consistency.ids import Offset
+from spark_stream.consistency.entries import ENTRY, Kind, Table
+from spark_stream.consistency.ids import EntryIndex, Offset
+from spark_stream.consistency.leader import Boundary
 from spark_stream.consistency.producers import Stamp
 from spark_stream.errors import StorageFailure
 from spark_stream.storage.log import PartitionLog
 from spark_stream.storage.replica_log import ReplicaLog
 from spark_stream.storage.settings import Compression, Flush
+from spark_stream.storage.stored import digest
 from spark_stream.testing.simulation.disk import SimulatedDisk
 from spark_stream.testing.simulation.list_log import ListLog
 from tests.storage import logs
@@ -32,6 +36,8 @@ STEPS = st.lists(
         st.tuples(st.just("append"), st.integers(1, 5)),
         st.tuples(st.sampled_from(["commit", "abort"]), st.integers(1, 4)),
         st.tuples(st.sampled_from(["roll", "flush", "retain"]), st.integers(0, 60)),
+        st.tuples(st.sampled_from(["follow", "truncate"]), st.integers(0, 20)),
+        st.tuples(st.just("reset"), st.integers(0, 4)),
     ),
     max_size=25,
 )
@@ -53,7 +59,29 @@ def do(log: ReplicaLog, step: str, number: int, now: int) -> object:
         return log.mark(kind, number, 1, number, EPOCH, now)
     if step == "retain":
         return log.housekeep(now, Offset(min(number, int(log.end.offset))))
+    if step == "follow":
+        return log.append_entries(*sent(log, number, now))
+    if step == "truncate":
+        return log.truncate(EntryIndex(max(int(log.start.entry), int(log.end.entry) - number)))
+    if step == "reset":
+        return log.reset(Boundary(EntryIndex(2 * number), Offset(5 * number)))
     return log.roll() if step == "roll" else log.flush()
+
+
+def sent(log: ReplicaLog, number: int, now: int) -> tuple[Table, pa.Buffer]:
+    """Entries of a leader whose log is this one's and goes on."""
+    leader = ListLog(format_of())
+    leader.reset(log.end)
+    for place in range(number):
+        stamp = Stamp(50, 1, place, 1000 + int(log.end.entry))
+        moment = now + 700 * place
+        batch = log.format.prepare(records(int(leader.end.offset), 1 + place % 3), moment)
+        leader.append(batch, EPOCH, moment, stamp)
+    if number % 3:
+        kind = Kind(number % 3)
+        leader.mark(kind, 50, 1, 1000 + int(log.end.entry), EPOCH, now + 700 * number)
+    found = leader.read_entries(log.end.entry, 1 << 20)
+    return (np.zeros(0, ENTRY), pa.py_buffer(b"")) if found is None else (found.rows, found.data)
 
 
 def seen(log: ReplicaLog) -> dict[str, object]:
@@ -70,8 +98,24 @@ def seen(log: ReplicaLog) -> dict[str, object]:
         "first": [next(log.read(at, end)).base_offset for at in range(start, end)],
         "limited": [ids(list(log.read(at, end, ["id"], 3))) for at in range(start, end)],
         "aborted": [log.has_aborted(at, end) for at in range(start, end)],
+        "boundaries": [log.boundary_of(at) for at in range(log.start.entry, log.end.entry + 1)],
+        "stored": [stored_from(log, at) for at in range(log.start.entry, log.end.entry)],
+        "digest": digest(log.tables()),
+        "intact": log.intact,
         "times": [log.offset_at(NOW + second) for second in range(30)],
     }
+
+
+def stored_from(log: ReplicaLog, first: int) -> list[tuple[object, bytes]]:
+    """What another replica gets from here on: all, little, and up to an index."""
+    found = [
+        log.read_entries(EntryIndex(first), 1 << 20),
+        log.read_entries(EntryIndex(first), 1000),
+        log.read_entries(EntryIndex(first), 0),
+        log.read_entries(EntryIndex(first), 1 << 20, EntryIndex(first + 2)),
+    ]
+    assert log.read_entries(EntryIndex(first), 1 << 20, EntryIndex(first)) is None
+    return [(digest([each.rows]), each.data.to_pybytes()) for each in found if each is not None]
 
 
 @settings(max_examples=60, deadline=None)

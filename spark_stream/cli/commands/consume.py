@@ -127,7 +127,7 @@ def consume(
         shape = output or (Shape.RAW if is_default(schema) and columns is None else Shape.TABLE)
         view = View.of(topic, schema, _columns(topic, schema, shape, template, columns, metadata))
         wanted = Wanted(topic, chosen, tuple(partition or ()), first, last, follow)
-        spans = wanted.spans(opened, topics, view)
+        spans = wanted.spans(topics, view)
         batches = followed(spans, _check_reader) if follow else bounded(spans)
         batches = _watched(_first(batches, max_records), topic, _count(spans, max_records))
         with _standard_output() as sink:

@@ -11,10 +11,9 @@ from types import FrameType
 
 import pyarrow as pa
 
-from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.feed import Feed
-from spark_stream.client.reading.fetching import Source, fetch_once, fetch_range
+from spark_stream.client.reading.fetching import Source, check_place, fetch_range
 from spark_stream.client.reading.positions import Place, resolve
 from spark_stream.client.topics import TopicsClient
 from spark_stream.consistency.isolation import Isolation
@@ -62,7 +61,7 @@ class Wanted:
     end: Place | None
     follow: bool
 
-    def spans(self, connection: Connection, topics: TopicsClient, view: View) -> list[Span]:
+    def spans(self, topics: TopicsClient, view: View) -> list[Span]:
         """The offsets of each partition, as they are now.
 
         Raises:
@@ -82,7 +81,7 @@ class Wanted:
         ends = {} if end is None else self._resolved(topics, end)
         return [
             Span(
-                Source(connection, view, known.id, number, self.isolation),
+                Source(topics.router, view, known.id, number, self.isolation),
                 starts[number],
                 ends.get(number),
             )
@@ -104,8 +103,7 @@ def bounded(spans: list[Span]) -> Iterator[pa.RecordBatch]:
         if (
             span.start > span.end
         ):  # nothing, unless there never was such an offset: the leader knows
-            for _ in fetch_once(span.source, span.start, span.end):
-                pass
+            check_place(span.source, span.start, span.end)
         for fetched in fetch_range(span.source, span.start, span.end):
             yield fetched.batch
 

@@ -1,13 +1,14 @@
-"""Calls to a broker, with retries and a deadline: a lost broker is an error in time, never a hang.
+"""Calls to a log, by any of its brokers: a lost broker is an error in time, never a hang.
 
 A connection speaks to one log. Each broker that it meets is asked for the id of its cluster before
 anything else; one of another cluster is refused.
 
+Control calls go to one broker, which is kept while it answers; then another is looked for: of those
+that the user named, and of those that the cluster has besides. A broker that says who leads a topic
+has its caller sent there. What goes to the leader of a partition uses :meth:`Connection.at`.
+
 A connection belongs to the process that made it. (A process that has used gRPC and then forks
 hangs, so whoever forks makes a new one.)
-
-A Flight client is never closed, only dropped: other threads may be using it, and each call keeps it
-alive. It ends, and its connection with it, when the last of these calls has ended.
 """
 
 from __future__ import annotations
@@ -15,39 +16,42 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final, TypeVar
 
-import pyarrow as pa
 import pyarrow.flight as fl
 
 from spark_stream.client.connecting.embedded import (
-    answers,
     ensure_broker,
     live_address,
     recorded_cluster_id,
 )
+from spark_stream.client.connecting.link import BrokerLink, LogIdentity, acted, left
 from spark_stream.errors import (
+    BrokerStopping,
     BrokerUnavailable,
     InvalidOption,
     InvalidRequest,
     IsologError,
+    NotLeader,
     RequestTimeout,
-    WrongCluster,
 )
-from spark_stream.wire.addresses import location
-from spark_stream.wire.flight import from_flight
 from spark_stream.wire.limits import REQUEST_TIMEOUT_S
-from spark_stream.wire.messages import Empty, Message, Status
-from spark_stream.wire.sockets import end_connections
+from spark_stream.wire.messages import BrokerList, Empty, Message
 
 R = TypeVar("R", bound=Message)
 T = TypeVar("T")
 
-_FLIGHT_ERRORS: Final = (fl.FlightError, pa.ArrowException, OSError)
 _BACKOFF_FIRST_S: Final = 0.05
 _BACKOFF_MAX_S: Final = 1.0
+# How long one of several brokers may take: to say who it is, and to answer before another is asked.
+_GREETING_S: Final = 2.0
+_TURN_LEAST_S: Final = 2.0
+_TURN_PART: Final = 3
+_ASK_AGAIN_S: Final = 30.0
+# After these another broker may do better.
+_LOST: Final = (BrokerUnavailable, RequestTimeout, BrokerStopping)
 
 
 class Connection:
@@ -72,65 +76,96 @@ class Connection:
             raise InvalidOption("give either bootstrap (host:port) or path (a directory)")
         if not 0 < timeout_s < math.inf:
             raise InvalidOption(f"timeout takes a number of seconds above 0, not {timeout_s!r}")
-        self._addresses = _addresses(bootstrap) if bootstrap is not None else []
+        self._named = _addresses(bootstrap) if bootstrap is not None else []
         self._path = path
         self._idle_seconds = idle_seconds
         self._create = create
-        self._cluster_id = cluster_id
-        self._connecting = threading.Lock()  # one thread at a time looks for a broker
+        self._identity = LogIdentity(cluster_id)
+        self._choosing = threading.Lock()  # one thread at a time looks for a broker
         self._lock = threading.Lock()  # the innermost: guards the fields below
-        self._client: fl.FlightClient | None = None
-        self._address = ""
+        self._links: dict[str, BrokerLink] = {}
+        self._learned: list[str] = []
+        self._current: BrokerLink | None = None
+        self._lost = ""  # the address of the broker that was lost last
+        self._asked = -math.inf  # when, on the monotonic clock, the brokers were asked for
         self._closed = False
         self.timeout_s = timeout_s
 
     @property
     def address(self) -> str:
-        """The broker in use; empty before the first call."""
-        return self._address
+        """The broker of the control calls; empty before the first call."""
+        current = self._current
+        return self._lost if current is None else current.address
 
     @property
     def cluster_id(self) -> str | None:
         """The id of the log that is meant, or was met first; None before either is known."""
-        return self._cluster_id
+        return self._identity.cluster_id
 
-    def act(self, name: str, body: Message, result: type[R]) -> R:
-        """Runs an action and returns its result; retries what can be retried."""
+    # -- control calls --------------------------------------------------------------------------
 
-        return self.retried(lambda client, options: _acted(client, options, name, body, result))
+    def act(self, name: str, body: Message, result: type[R], timeout_s: float | None = None) -> R:
+        """Runs an action and returns its result; retries what can be retried.
 
-    def retried(self, call: Callable[[fl.FlightClient, fl.FlightCallOptions], T]) -> T:
-        """Calls until it succeeds, the error is final, or the time is over."""
-        deadline = time.monotonic() + self.timeout_s
+        ``timeout_s``: less than the connection's own.
+        """
+        return self.retried(
+            lambda client, options: acted(client, options, name, body, result), timeout_s
+        )
+
+    def retried(
+        self,
+        call: Callable[[fl.FlightClient, fl.FlightCallOptions], T],
+        timeout_s: float | None = None,
+    ) -> T:
+        """Calls until it succeeds, the error is final, or the time is over.
+
+        A broker that does not lead what the call is about names who does, and that one is asked.
+        """
+        deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
+        leader: BrokerLink | None = None
+        sent_on = False
         for pause in _pauses():
+            link = leader
             try:
-                return self.once(call, _left(deadline))
+                if link is None:
+                    link = self.link(left(deadline))
+                return link.once(call, self.turn(deadline))
             except IsologError as error:
+                if link is not None and isinstance(error, _LOST):
+                    self._give_up(link)
+                leader = self._leader_of(error)
                 if not error.retriable or time.monotonic() + pause > deadline:
                     raise
-                time.sleep(pause)
+                if leader is None or sent_on:
+                    time.sleep(pause)
+                sent_on = leader is not None
         raise AssertionError("unreachable: the pauses do not end")
 
-    def once(
-        self, call: Callable[[fl.FlightClient, fl.FlightCallOptions], T], timeout_s: float
-    ) -> T:
-        """One try; Flight's errors become ours, and a broken connection is dropped."""
-        deadline = time.monotonic() + timeout_s
-        client = self.client(timeout_s)
-        try:
-            return call(client, fl.FlightCallOptions(timeout=_left(deadline)))
-        except _FLIGHT_ERRORS as error:
-            raise self.translated(error, client) from error
+    def at(self, address: str) -> BrokerLink:
+        """The link to the broker at the address."""
+        with self._lock:
+            if self._closed:
+                raise InvalidRequest("the connection is closed", hint="Connect again.")
+            found = self._links.get(address)
+            if found is None:
+                found = BrokerLink(address, self._identity, self.timeout_s)
+                self._links[address] = found
+            return found
 
-    def translated(self, error: Exception, client: fl.FlightClient) -> IsologError:
-        """Flight's error as one of ours; if the broker is gone, the next call looks for one."""
-        mine = from_flight(error, self._address)
-        if isinstance(mine, BrokerUnavailable):
-            self._drop(client)
-        return mine
+    def to(self, broker_id: str, address: str) -> BrokerLink:
+        """The link to the broker of this id, which says that it is at the address.
 
-    def client(self, timeout_s: float | None = None) -> fl.FlightClient:
-        """A Flight client of a broker of this log that was there a moment ago.
+        If it is the one of the control calls it stays at the address where it was met: a broker
+        behind a proxy may know another one of itself.
+        """
+        current = self._current
+        if current is not None and current.broker_id == broker_id:
+            return current
+        return self.at(address)
+
+    def link(self, timeout_s: float | None = None) -> BrokerLink:
+        """A link to a broker of this log that was there a moment ago.
 
         Raises:
             BrokerUnavailable, RequestTimeout: none answers, or not in ``timeout_s``.
@@ -140,120 +175,120 @@ class Connection:
         found = self._present()
         if found is not None:
             return found
-        if not self._connecting.acquire(timeout=_left(deadline)):
+        if not self._choosing.acquire(timeout=left(deadline)):
             raise RequestTimeout("another thread looks for a broker and has found none in time")
         try:
-            return self._present() or self._connect(deadline)
+            return self._present() or self._choose(deadline)
         finally:
-            self._connecting.release()
+            self._choosing.release()
 
-    def _present(self) -> fl.FlightClient | None:
+    def client(self, timeout_s: float | None = None) -> fl.FlightClient:
+        """A Flight client of such a broker; raises as :meth:`link`."""
+        deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
+        return self.link(left(deadline)).client(left(deadline))
+
+    def turn(self, deadline: float) -> float:
+        """How long one try may take: not all of the time, if there is another broker to ask."""
+        if len(self._candidates()) < 2:
+            return left(deadline)
+        return min(left(deadline), max(_TURN_LEAST_S, self.timeout_s / _TURN_PART))
+
+    def learn(self, addresses: Iterable[str]) -> None:
+        """The cluster has brokers there, to be asked when the others do not answer.
+
+        Whoever means a directory means its broker, and goes to no other with control calls.
+        """
+        if self._path is not None:
+            return
         with self._lock:
-            self._check_open()
-            return self._client
+            for address in addresses:
+                if address and address not in self._learned:
+                    self._learned.append(address)
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise InvalidRequest("the connection is closed", hint="Connect again.")
+    # -- the brokers ----------------------------------------------------------------------------
 
-    def _connect(self, deadline: float) -> fl.FlightClient:
-        address, client, cluster_id = self._found(deadline)
+    def _leader_of(self, error: IsologError) -> BrokerLink | None:
+        address = error.details.get("address") if isinstance(error, NotLeader) else None
+        return self.at(address) if isinstance(address, str) and address else None
+
+    def _give_up(self, link: BrokerLink) -> None:
         with self._lock:
-            self._check_open()
-            self._cluster_id = cluster_id
-            self._address, self._client = address, client
-        return client
+            if self._current is link:
+                self._current, self._lost = None, link.address
 
-    def _found(self, deadline: float) -> tuple[str, fl.FlightClient, str]:
+    def _present(self) -> BrokerLink | None:
+        with self._lock:
+            if self._closed:
+                raise InvalidRequest("the connection is closed", hint="Connect again.")
+            return self._current
+
+    def _candidates(self) -> list[str]:
+        """Where brokers may be, the one that was lost last at the end."""
+        with self._lock:
+            known = dict.fromkeys([*self._named, *self._learned])
+            return sorted(known, key=lambda address: address == self._lost)
+
+    def _choose(self, deadline: float) -> BrokerLink:
         if self._path is not None:
             address = live_address(self._path) or self._started(self._path)
-            return address, *self._met(address, deadline)
-        names = ", ".join(self._addresses)
-        failure = BrokerUnavailable(f"no broker answers at {names}", address=names)
-        for address in self._addresses:
-            # A call would do as well, but a stopped broker does not answer it: calls have
-            # deadlines.
-            if answers(address):
-                try:
-                    return address, *self._met(address, deadline)
-                except BrokerUnavailable as error:
-                    failure = error
-        raise failure
+            found = self.at(address)
+            found.client(left(deadline))
+        else:
+            found = self._first_that_answers(deadline)
+            self._ask_for_brokers(found, deadline)
+        with self._lock:
+            self._current = found
+        return found
+
+    def _first_that_answers(self, deadline: float) -> BrokerLink:
+        addresses = self._candidates()
+        failure: IsologError | None = None
+        for number, address in enumerate(addresses, 1):
+            last = number == len(addresses)
+            try:
+                found = self.at(address)
+                found.client(left(deadline) if last else min(_GREETING_S, left(deadline)))
+                return found
+            except BrokerUnavailable as error:
+                failure = failure or error
+            except RequestTimeout as error:
+                failure = error  # there is a broker, though it does not answer
+        if len(addresses) == 1 and failure is not None:
+            raise failure
+        if isinstance(failure, RequestTimeout):
+            raise failure
+        names = ", ".join(addresses)
+        raise BrokerUnavailable(f"no broker answers at {names}", address=names)
+
+    def _ask_for_brokers(self, link: BrokerLink, deadline: float) -> None:
+        """Learns which brokers the cluster has, now and then. It is no harm if nobody tells."""
+        if time.monotonic() - self._asked < _ASK_AGAIN_S:
+            return
+        self._asked = time.monotonic()
+        try:
+            within = min(_GREETING_S, left(deadline))
+            found = link.act("list-brokers", Empty(), BrokerList, within)
+        except IsologError:
+            return
+        self.learn(each.address for each in found.brokers)
 
     def _started(self, directory: Path) -> str:
         """The address of the directory's broker; none is started for another log's directory."""
-        expected = self._cluster_id
+        expected = self._identity.cluster_id
         recorded = recorded_cluster_id(directory)
         if expected is not None and recorded is not None:
-            _check_cluster(str(directory), expected, recorded)
+            self._identity.check(str(directory), recorded)
         # A log that was met once and is gone now is an error, and no reason to make another.
         create = self._create and expected is None
         return ensure_broker(directory, self._idle_seconds, create=create)
-
-    def _met(self, address: str, deadline: float) -> tuple[fl.FlightClient, str]:
-        """A client of the broker there, and the id of its cluster, which is the right one."""
-        client = self._flight_client(address)
-        options = fl.FlightCallOptions(timeout=_left(deadline))
-        try:
-            found = _acted(client, options, "status", Empty(), Status).cluster_id
-        except _FLIGHT_ERRORS as error:
-            raise from_flight(error, address) from error
-        if self._cluster_id is not None:
-            _check_cluster(address, self._cluster_id, found)
-        return client, found
-
-    def break_off(self, client: fl.FlightClient, address: str) -> None:
-        """Ends all calls of this process to a broker that does not answer."""
-        self._drop(client)
-        end_connections(address)
-
-    def _flight_client(self, address: str) -> fl.FlightClient:
-        options = [
-            # A pool of its own: a new client then really connects anew, without an old one's
-            # back-off.
-            ("grpc.use_local_subchannel_pool", 1),
-            # How long an attempt to connect may take. gRPC's default is 20 s: longer than our
-            # own timeout may be.
-            ("grpc.min_reconnect_backoff_ms", max(100, int(self.timeout_s * 500))),
-        ]
-        return fl.FlightClient(location(address), generic_options=options)
-
-    def _drop(self, client: fl.FlightClient) -> None:
-        with self._lock:
-            if self._client is client:
-                self._client = None
 
     def close(self) -> None:
         """Closes the connection: no new calls; those under way end by themselves."""
         with self._lock:
             self._closed = True
-            self._client = None
-
-
-def _acted(
-    client: fl.FlightClient,
-    options: fl.FlightCallOptions,
-    name: str,
-    body: Message,
-    result: type[R],
-) -> R:
-    answers = list(client.do_action(fl.Action(name, body.to_bytes()), options))
-    return result.from_bytes(answers[0].body.to_pybytes())
-
-
-def _check_cluster(where: str, expected: str, found: str) -> None:
-    if found != expected:
-        raise WrongCluster(
-            f"{where} belongs to another log: its cluster id is {found}, not {expected}",
-            address=where,
-            expected=expected,
-            found=found,
-        )
-
-
-def _left(deadline: float) -> float:
-    """The seconds that are left until then, and always more than 0, as a call needs it."""
-    return max(0.001, deadline - time.monotonic())
+            links = list(self._links.values())
+        for each in links:
+            each.close()
 
 
 def _pauses() -> Iterator[float]:

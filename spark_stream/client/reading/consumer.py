@@ -14,7 +14,6 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from numbers import Integral
 from typing import Final
@@ -26,7 +25,7 @@ from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.cuts import Key, cut_of
 from spark_stream.client.reading.feed import WATCH_S, Feed
-from spark_stream.client.reading.fetching import Fetched, Source, fetch_once
+from spark_stream.client.reading.fetching import Fetched, Source, check_place
 from spark_stream.client.reading.positions import Place, resolve
 from spark_stream.client.reading.records import records_of
 from spark_stream.client.topics import TopicsClient, level
@@ -303,7 +302,7 @@ class Consumer(Closing):
     def _check_position(self, views: Mapping[str, View]) -> None:
         """Raises OffsetOutOfRange or OffsetEvicted if the log does not have the position."""
         for key, offset in self._position.items():
-            deque(fetch_once(self._source(views[key[0]], key), offset, offset), maxlen=0)
+            check_place(self._source(views[key[0]], key), offset, offset)
 
     def _taken_over(self, name: str) -> dict[Key, int]:
         """The stored positions, without those of topics that were deleted or made again since."""
@@ -314,7 +313,7 @@ class Consumer(Closing):
         }
 
     def _source(self, view: View, key: Key) -> Source:
-        return Source(self._connection, view, self._ids[key[0]], key[1], self._fetching)
+        return Source(self._topics.router, view, self._ids[key[0]], key[1], self._fetching)
 
     def _stop_feed(self) -> None:
         feed, self._feed = self._feed, None

@@ -9,12 +9,17 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final
 
 from spark_stream.client.reading.cuts import Key
-from spark_stream.client.reading.fetching import Cancellation, Fetched, Source, fetch_once
+from spark_stream.client.reading.fetching import (
+    Cancellation,
+    Fetched,
+    Source,
+    check_place,
+    fetch_once,
+)
 from spark_stream.errors import InternalError, IsologError
 
 POLL_MS: Final = 2_000
@@ -118,7 +123,7 @@ class Feed:
         failing_since: float | None = None
         partitions: int | None = None
         if end is not None and start > end:  # empty, or there never was such an offset
-            deque(fetch_once(source, start, end), maxlen=0)
+            check_place(source, start, end)
         while not self._stopped.is_set() and (end is None or position < end):
             try:
                 wait = POLL_MS if end is None else 0
@@ -135,7 +140,7 @@ class Feed:
             except IsologError as error:
                 now = time.monotonic()
                 failing_since = failing_since or now
-                lasting = now - failing_since > source.connection.timeout_s
+                lasting = now - failing_since > source.router.timeout_s
                 if not error.retriable or lasting:
                     raise
                 self._stopped.wait(_RETRY_PAUSE_S)

@@ -1,5 +1,8 @@
 """Bounded reads of one partition: fetch after fetch, from the next offset that the last one named.
 
+Each fetch goes to the leader that the partition has then. A reader's place is an offset and the
+leader epoch under which it got there: a new leader that lacks records below it says so.
+
 Each fetch has a size limit and a deadline, so a stopped broker is noticed; a reader that is itself
 slow between two batches may outlive the deadline, and then simply asks again from where it was.
 """
@@ -9,6 +12,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -17,7 +21,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from spark_stream.client.connecting.connection import Connection
+from spark_stream.client.connecting.link import BrokerLink, left
+from spark_stream.client.connecting.router import Router
+from spark_stream.client.connecting.routes import Route
 from spark_stream.client.reading.columns import Spans, View, offsets_of
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.errors import IsologError, RequestTimeout
@@ -33,6 +39,7 @@ class Fetched:
     """Rows with the view's columns; the first has offset ``base``; read on at ``next``.
 
     ``spans``, where offsets are missing in between: (first, count) of each run of rows.
+    ``epoch``: the leader epoch under which they were read, where it is known already.
     ``partitions``, at the end of a fetch: how many the topic has now.
     """
 
@@ -42,6 +49,7 @@ class Fetched:
     batch: pa.RecordBatch
     spans: Spans | None = None
     partitions: int | None = None
+    epoch: int | None = None
 
     def offsets(self) -> npt.NDArray[np.int64]:
         """The offset of each row."""
@@ -55,27 +63,30 @@ class Source:
     ``epoch``: the leader epoch under which the ends of ranges were seen, where that is known.
     """
 
-    connection: Connection
+    router: Router
     view: View
     topic_id: str
     partition: int
     isolation: Isolation
     epoch: int | None = None
 
-    def ticket(self, start: int, end: int | None, wait_ms: int, max_bytes: int) -> fl.Ticket:
-        return fl.Ticket(
-            Fetch.of(
-                topic=self.view.topic,
-                topic_id=self.topic_id,
-                partition=self.partition,
-                start=start,
-                end=end,
-                isolation=self.isolation,
-                columns=self.view.asked,
-                max_bytes=max_bytes,
-                wait_ms=wait_ms,
-                epoch=self.epoch,
-            ).to_bytes()
+    def route(self) -> Route:
+        """The way to the leader; raises as :meth:`Router.route`."""
+        return self.router.route(self.view.topic, self.topic_id, self.partition)
+
+    def fetch(self, start: int, end: int | None, wait_ms: int, max_bytes: int) -> Fetch:
+        """What the leader is asked."""
+        return Fetch.of(
+            topic=self.view.topic,
+            topic_id=self.topic_id,
+            partition=self.partition,
+            start=start,
+            end=end,
+            isolation=self.isolation,
+            columns=self.view.asked,
+            max_bytes=max_bytes,
+            wait_ms=wait_ms,
+            epoch=self.epoch,
         )
 
 
@@ -96,6 +107,14 @@ class Cancellation:
             self.asked = True
             if self._reader is not None:
                 self._reader.cancel()
+
+    def leave(self, link: BrokerLink, client: fl.FlightClient) -> None:
+        """Ends the fetch that is under way, which its broker does not answer."""
+        with self._lock:
+            if self._reader is not None:
+                self._reader.cancel()
+                return
+        link.break_off(client)  # not even a reader is there yet
 
     def begin(self, reader: fl.FlightStreamReader) -> None:
         """A fetch begins; it is cancelled at once if that was asked for."""
@@ -119,22 +138,35 @@ def fetch_once(
     wait_ms: int = 0,
     max_bytes: int = FETCH_BYTES_DEFAULT,
     cancellation: Cancellation | None = None,
+    start_epoch: int | None = None,
 ) -> Iterator[Fetched]:
     """One fetch. The last item has no rows; its ``next`` is where to read on.
 
-    One that is cancelled just ends.
+    ``start_epoch``: the leader epoch under which the reader got to ``start``. A fetch that is
+    cancelled just ends.
 
     Raises:
         OffsetOutOfRange, OffsetEvicted, DamagedSegment, UnknownTopic: as the leader says.
-        BrokerUnavailable, RequestTimeout: retriable, from the last ``next``.
+        DataLoss: records below ``start``, or ``end``, were cut off; ``left`` is where to go on.
+        BrokerUnavailable, RequestTimeout, NotLeader, LeaderUnavailable, …: retriable, from the
+            last ``next``.
     """
-    connection = source.connection
-    client = connection.client()
-    timeout = connection.timeout_s + wait_ms / 1000
-    ticket = source.ticket(start, end, wait_ms, max_bytes)
-    under_way = cancellation or Cancellation()
+    router = source.router
+    deadline = time.monotonic() + router.timeout_s
+    asked = source.fetch(start, end, wait_ms, max_bytes)
+    route = source.route()
     try:
-        reader = client.do_get(ticket, fl.FlightCallOptions(timeout=timeout))
+        link = router.link(route)
+        client = link.client(left(deadline))
+    except IsologError as error:
+        router.failed(route, error)
+        raise
+    asked = asked.model_copy(update={"start_epoch": start_epoch, "leader_epoch": route.epoch})
+    timeout = router.timeout_s + wait_ms / 1000
+    under_way = cancellation or Cancellation()
+    watched = router.watch(lambda: route, wait_ms / 1000, lambda: under_way.leave(link, client))
+    try:
+        reader = client.do_get(fl.Ticket(asked.to_bytes()), fl.FlightCallOptions(timeout=timeout))
         under_way.begin(reader)
         while True:
             try:
@@ -144,38 +176,50 @@ def fetch_once(
             facts = json.loads(chunk.app_metadata.to_pybytes())
             base = facts.get("base", facts["next"])
             if chunk.data is None or facts.get("end"):
+                epoch = facts.get("leader_epoch", route.epoch)
+                router.answered(route, epoch)
+                watched.rest()
                 yield Fetched(
                     source.partition,
                     base,
                     facts["next"],
                     _empty(source.view),
                     partitions=facts.get("partitions"),
+                    epoch=epoch,
                 )
                 continue
             spans = facts.get("spans")
             batch = source.view.of_chunk(chunk.data, source.partition, base, spans)
-            yield Fetched(source.partition, base, facts["next"], batch, spans)
+            watched.rest()  # while the reader has the batch nothing is asked of the broker
+            yield Fetched(source.partition, base, facts["next"], batch, spans, epoch=route.epoch)
+            watched.wake()
     except (fl.FlightError, pa.ArrowException, OSError) as error:
         if under_way.asked:
             return
-        raise connection.translated(error, client) from error
+        mine = link.translated(error, client)
+        router.failed(route, mine)
+        raise mine from error
     finally:
+        watched.end()
         under_way.end()
 
 
-def fetch_range(source: Source, start: int, end: int) -> Iterator[Fetched]:
+def fetch_range(
+    source: Source, start: int, end: int, start_epoch: int | None = None
+) -> Iterator[Fetched]:
     """All that is visible of ``[start, end)``; returns when the range is done.
 
     A bound below ``end`` (records that are not visible yet) ends it as well: the last ``next``
     tells.
     """
-    position = start
+    position, epoch = start, start_epoch
     failing_since: float | None = None
     while position < end:
         before = position
         try:
-            for fetched in fetch_once(source, position, end):
+            for fetched in fetch_once(source, position, end, start_epoch=epoch):
                 position = fetched.next
+                epoch = fetched.epoch if fetched.epoch is not None else epoch
                 if fetched.batch.num_rows:
                     yield fetched
         except IsologError as error:
@@ -188,13 +232,30 @@ def fetch_range(source: Source, start: int, end: int) -> Iterator[Fetched]:
                 failing_since = now
             if isinstance(error, RequestTimeout) and position == before:
                 raise
-            if failing_since is not None and now - failing_since > source.connection.timeout_s:
+            if failing_since is not None and now - failing_since > source.router.timeout_s:
                 raise
             time.sleep(_RETRY_PAUSE_S)
             continue
         failing_since = None
         if position == before:
             return
+
+
+def check_place(source: Source, start: int, end: int, start_epoch: int | None = None) -> None:
+    """Asks the leader whether there are, or were, these offsets; fetches nothing.
+
+    Raises:
+        OffsetOutOfRange, OffsetEvicted, DataLoss: as :func:`fetch_once`.
+    """
+    give_up = time.monotonic() + source.router.timeout_s
+    while True:
+        try:
+            deque(fetch_once(source, start, end, start_epoch=start_epoch), maxlen=0)
+            return
+        except IsologError as error:
+            if not error.retriable or time.monotonic() > give_up:
+                raise
+            time.sleep(_RETRY_PAUSE_S)
 
 
 def _empty(view: View) -> pa.RecordBatch:

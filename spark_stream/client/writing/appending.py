@@ -22,7 +22,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from spark_stream.client.connecting.connection import Connection
+from spark_stream.client.connecting.link import BrokerLink
 from spark_stream.client.values import TopicDescription
 from spark_stream.errors import BrokerUnavailable, IsologError
 from spark_stream.wire.messages import AppendTo
@@ -85,16 +85,15 @@ class AppendStream:
 
     def __init__(
         self,
-        connection: Connection,
+        link: BrokerLink,
         client: fl.FlightClient,
         topic: TopicDescription,
         request: AppendTo,
         answered: Answered,
         ended: Ended,
     ) -> None:
-        self._connection = connection
+        self._link = link
         self._client = client
-        self._address = connection.address
         self._timeout_s = request.timeout_ms / 1000
         self._answered = answered
         self._ended = ended
@@ -123,7 +122,7 @@ class AppendStream:
     def break_off(self, reason: IsologError) -> None:
         """Ends the stream and its connection: a write may be stuck, and the broker is to know."""
         self._end(reason)
-        self._connection.break_off(self._client, self._address)
+        self._link.break_off(self._client)
 
     def close(self) -> None:
         """Says that no more batches come, and waits for the last acknowledgements.
@@ -151,7 +150,7 @@ class AppendStream:
         self._end(ended if failure is None else self._reason(failure))
 
     def _reason(self, error: Exception) -> IsologError:
-        return self._connection.translated(error, self._client)
+        return self._link.translated(error, self._client)
 
     def _end(self, reason: IsologError) -> None:
         with self._state_lock:

@@ -1,53 +1,61 @@
-"""One topic's batches on their way to the leader: sent, answered, and sent again if need be.
+"""One topic's batches on their way to the leaders of its partitions: sent, answered, sent again.
 
 A batch that was entered is settled exactly once: by its acknowledgement, by an error that the
-broker gave it, or when its time is over. When a stream breaks, what it did not answer goes out
-again on the next, in its order and under its old stamps: the leader knows what it has already. So a
-lost connection, or a broker that comes back in time, costs nothing but the wait.
+leader gave it, or when its time is over. When a stream breaks, or a broker leads a partition no
+more, what it did not answer goes to the partition's present leader, in its order and under its old
+stamps: the leaders know what they have already. So a lost connection, a broker that comes back in
+time, and one that is replaced cost nothing but the wait.
 
-What was sent and not answered in time has an *unknown outcome*. What was never sent has the error
-that kept it from being sent.
+Each leader has a channel of its own, so that one that is lost holds up no other's partitions. With
+one leader the callers themselves write; with several each channel's thread does.
+
+What was sent and not answered in time has an *unknown outcome*. What was never sent, or surely not
+appended, has the error that kept it from the log.
 
 Locks: ``_lock`` is the innermost, and nothing that takes time or another lock is called under it.
-One thread at a time writes.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, Final
 
 import pyarrow as pa
 
-from spark_stream.client.connecting.connection import Connection
+from spark_stream.client.connecting.router import Router
 from spark_stream.client.values import TopicDescription
 from spark_stream.client.writing.appending import AppendStream
-from spark_stream.client.writing.lanes import Identity, Lane, Outgoing, Settle
+from spark_stream.client.writing.channel import Author, Channel, PlacedLane
+from spark_stream.client.writing.lanes import Lane, Outgoing, Settle
 from spark_stream.errors import (
     BrokerStopping,
     BrokerUnavailable,
     InternalError,
     IsologError,
+    LeaderEpochFenced,
+    LeaderUnavailable,
+    NotEnoughReplicas,
+    NotLeader,
     OutOfOrderSequence,
+    UnknownLeaderEpoch,
     UnknownOutcome,
     from_wire,
 )
-from spark_stream.wire.messages import AppendTo, Envelope
+from spark_stream.wire.messages import AppendTo
 
-_PAUSE_FIRST_S: Final = 0.05
-_PAUSE_MAX_S: Final = 1.0
-
-
-@dataclass(slots=True)
-class Author:
-    """The identity that a producer writes under at the moment; None until it has one."""
-
-    identity: Identity | None = None
-    transactional_id: str | None = None
+_FIND_S: Final = 5.0
+# A batch that is answered by one of these is sent again, where it belongs. It is not in the log,
+# unless the error's details say that it was ``appended`` by a leader that was replaced then.
+_NOT_TAKEN: Final = (
+    NotLeader,
+    LeaderEpochFenced,
+    UnknownLeaderEpoch,
+    LeaderUnavailable,
+    NotEnoughReplicas,
+)
 
 
 class Delivery:
@@ -55,35 +63,39 @@ class Delivery:
 
     def __init__(
         self,
-        connection: Connection,
+        router: Router,
         topic: TopicDescription,
         author: Author,
         request: AppendTo,
         wanted: Callable[[Delivery], None],
     ) -> None:
-        self._connection = connection
+        self._router = router
         self._topic = topic
         self._author = author
         self._request = request
         self._wanted = wanted
         self._lock = threading.Lock()
-        self._stream: AppendStream | None = None
-        self._pumping = False
-        self._lanes: dict[int, Lane] = {}
-        self._ready: deque[Lane] = deque()
-        self._next_number = 0
-        self._reason: IsologError | None = None
-        self._failures = 0
-        self._progress = 0.0
-        self.retry_at = 0.0
-        """When, on the monotonic clock, :meth:`serve` may try again."""
+        self._lanes: dict[int, PlacedLane] = {}
+        self._homeless: dict[int, PlacedLane] = {}  # those that are in no channel
+        self._channels: dict[str, Channel] = {}  # by the address of their links
+        self._nobody_until = 0.0  # until then it makes no sense to ask for an identity
+        self._closed = False
         self.partitions = len(topic.partitions)
         """How many the topic has, as the last answer said."""
 
     @property
+    def retry_at(self) -> float:
+        """When, on the monotonic clock, :meth:`serve` may try again."""
+        with self._lock:
+            waiting = [each.retry_at for each in self._homeless.values() if len(each.lane)]
+        return max(self._nobody_until, min(waiting, default=0.0))
+
+    @property
     def live(self) -> bool:
-        """Whether a batch that is entered now can go at once."""
-        return self._stream is not None and self._author.identity is not None
+        """Whether a batch that is entered now may go at once."""
+        return self._author.identity is not None and any(
+            each.stream is not None for each in list(self._channels.values())
+        )
 
     @property
     def topic(self) -> TopicDescription:
@@ -97,51 +109,95 @@ class Delivery:
         """
         deadline = time.monotonic() + self._request.timeout_ms / 1000
         with self._lock:
-            lane = self._lanes.get(partition)
-            if lane is None:
-                lane = self._lanes[partition] = Lane()
-            lane.add(Outgoing(batch, partition, deadline, settle))
-            self._list(lane)
+            placed = self._lanes.get(partition)
+            if placed is None:
+                placed = self._lanes[partition] = PlacedLane(partition, Lane())
+                self._homeless[partition] = placed
+            placed.lane.add(Outgoing(batch, partition, deadline, settle))
+            if placed.channel is not None:
+                placed.channel.list(placed)
 
     def pump(self) -> None:
-        """Sends what can go now, from the calling thread."""
+        """Sends what can go now: from the calling thread, if all goes to one leader."""
         with self._lock:
-            if self._pumping:
-                return  # the thread that is sending takes these too
-            self._pumping = True
-        while True:
-            with self._lock:
-                found = self._taken()
-                if found is None:
-                    self._pumping = False
-                    wanting = self._wanting()
-                    break
-            stream, batch = found
-            envelope = Envelope(number=batch.number, partition=batch.partition, stamp=batch.stamp)
-            try:
-                stream.write(batch.batch, envelope.to_bytes())
-            except BaseException:  # the caller was interrupted: the batch goes again in time
-                with self._lock:
-                    self._pumping = False
-                raise
+            used = [each for each in self._channels.values() if each.lanes]
+            alone = used[0] if len(used) == 1 and used[0].stream is not None else None
+            if alone is None:
+                for each in used:
+                    if each.waiting:
+                        each.wake()
+        if alone is not None:
+            alone.pump()
+        self.want()
+
+    def want(self) -> None:
+        """Asks to be served, if there is something that needs it."""
+        with self._lock:
+            wanting = self._wanting()
         if wanting:
             self._wanted(self)
 
     def serve(self) -> None:
-        """Connects if need be, and sends. A failure is tried again later, or settles the batches.
+        """Finds leaders where they are not known, and sends. What fails is tried again later.
 
-        For the one thread that may wait for a connection.
+        For a thread that may wait for the broker that is asked; one at a time.
         """
-        if self._stream is None and any(map(len, self._lanes.values())):
-            try:
-                self._connect()
-            except IsologError as error:
-                self.postpone(error)
-                return
+        now = time.monotonic()
         with self._lock:
-            for lane in self._lanes.values():
-                self._list(lane)
+            waiting = [each for each in self._homeless.values() if len(each.lane)]
+        due = [each for each in waiting if each.retry_at <= now]
+        try:
+            self._find_leaders(due)
+        except IsologError as error:
+            if not _passing(error):
+                self.clear(error)
+                return
+            with self._lock:
+                for each in due:
+                    each.failed(error)
+        else:
+            for each in due:
+                self._place(each)
+        with self._lock:
+            for channel in self._channels.values():
+                for placed in channel.lanes.values():
+                    channel.list(placed)
         self.pump()
+
+    def _find_leaders(self, lanes: list[PlacedLane]) -> None:
+        """Asks once for all leaders, if one is not known."""
+        name, topic_id = self._topic.name, self._topic.id
+        if any(self._router.known(name, topic_id, each.partition) is None for each in lanes):
+            self._router.refresh(name, topic_id, min(_FIND_S, self._router.timeout_s))
+
+    def _place(self, placed: PlacedLane) -> None:
+        """Puts the lane into the channel to its partition's leader, if it has one now."""
+        name, number = self._topic.name, placed.partition
+        route = self._router.known(name, self._topic.id, number)
+        link = None if route is None else self._router.link(route)
+        with self._lock:
+            if route is None or link is None:
+                placed.failed(
+                    LeaderUnavailable(
+                        f"{name}/{number} has no leader now", topic=name, partition=number
+                    )
+                )
+                return
+            if self._closed:
+                return
+            channel = self._channels.get(link.address)
+            if channel is None:
+                channel = self._channels[link.address] = Channel(
+                    link, self._router, self._topic, self._author, self._request, self._lock, self
+                )
+            del self._homeless[number]
+            channel.place(placed, route)
+
+    def _take_out(self, channel: Channel, placed: PlacedLane, reason: IsologError) -> None:
+        """The lane looks for a leader anew; the caller holds the lock."""
+        channel.remove(placed)
+        placed.failed(reason)
+        self._homeless[placed.partition] = placed
 
     def postpone(self, error: IsologError) -> None:
         """After a failure before anything was sent: tries again later if that may help."""
@@ -149,7 +205,10 @@ class Delivery:
             self.clear(error)
             return
         with self._lock:
-            self._pause(error)
+            for each in self._lanes.values():
+                if len(each.lane):
+                    each.failed(error)
+                    self._nobody_until = each.retry_at
         self._wanted(self)
 
     def expire(self) -> None:
@@ -159,16 +218,15 @@ class Delivery:
         """
         now = time.monotonic()
         with self._lock:
-            stream = self._stream
-            late = any(lane.late(now) for lane in self._lanes.values())
-            under_way = any(lane.sent for lane in self._lanes.values())
-            stuck = under_way and now - self._progress > self._connection.timeout_s
-        if stream is not None and (late or stuck):
-            stream.break_off(self._silence())
+            late = [each for each in self._channels.values() if each.late(now)]
+        for channel in late:
+            channel.break_off(self._silence(channel))
+        over = []
         with self._lock:
-            over = [batch for lane in self._lanes.values() for batch in lane.expired(now)]
-            reason = self._reason or self._silence()
-        for batch in over:
+            for placed in self._lanes.values():
+                reason = placed.reason or self._silence(placed.channel)
+                over += [(batch, reason) for batch in placed.lane.expired(now)]
+        for batch, reason in over:
             batch.settle(-1, self._outcome(batch, reason))
         if over:
             self._wanted(self)
@@ -176,116 +234,98 @@ class Delivery:
     def clear(self, error: IsologError) -> None:
         """Settles all that is not answered with the error; answers that still come are ignored."""
         with self._lock:
-            left = [batch for lane in self._lanes.values() for batch in lane.cleared()]
+            left = [batch for each in self._lanes.values() for batch in each.lane.cleared()]
         for batch in left:
             batch.settle(-1, error)
 
     def close(self) -> None:
         """Waits for the last acknowledgements."""
-        stream = self._stream
-        if stream is not None:
-            stream.close()
-
-    # -- sending --------------------------------------------------------------------------------
-
-    def _list(self, lane: Lane) -> None:
-        if not lane.listed and lane.sent < len(lane):
-            lane.listed = True
-            self._ready.append(lane)
-
-    def _taken(self) -> tuple[AppendStream, Outgoing] | None:
-        """The next batch to send, with the stream for it; the caller holds the lock."""
-        while self._stream is not None and self._ready:
-            lane = self._ready[0]
-            if not lane.sent:
-                self._progress = time.monotonic()
-            batch = lane.next(self._author.identity)
-            if batch is not None:
-                batch.number = self._next_number
-                self._next_number += 1
-                return self._stream, batch
-            self._ready.popleft()
-            lane.listed = False
-            if lane.used_up(self._author.identity):
-                self._author.identity = None
-        return None
+        with self._lock:
+            self._closed = True
+            channels = list(self._channels.values())
+        for each in channels:
+            each.close()
 
     def _wanting(self) -> bool:
-        """Whether something waits for a stream or an identity."""
-        if self._stream is not None and self._author.identity is not None:
-            return False
-        return any(map(len, self._lanes.values()))
+        """Whether something waits for a leader or an identity."""
+        if self._author.identity is not None:
+            return any(len(each.lane) for each in self._homeless.values())
+        return any(len(each.lane) for each in self._lanes.values())
 
-    def _connect(self) -> None:
-        request = self._request.model_copy(
-            update={"transactional_id": self._author.transactional_id}
-        )
-        stream = self._connection.once(
-            lambda client, _: AppendStream(
-                self._connection, client, self._topic, request, self._answered, self._ended
-            ),
-            self._connection.timeout_s,
-        )
-        # Before anybody can write to it; its answers wait for the lock.
-        with self._lock:
-            stream.start()
-            self._stream = stream
-            self._progress = time.monotonic()
+    # -- answers: called by channels --------------------------------------------------------------
 
-    # -- answers --------------------------------------------------------------------------------
-
-    def _answered(self, stream: AppendStream, ack: dict[str, Any]) -> None:
+    def answered(self, channel: Channel, stream: AppendStream, ack: dict[str, Any]) -> None:
+        """A batch was answered on a stream of the channel."""
         refused = ack.get("error")
         error = from_wire(refused) if isinstance(refused, dict) else None
         if isinstance(error, BrokerStopping):
-            self._ended(stream, error)
+            self.ended(channel, stream, error)
             return
         self.partitions = ack.get("partitions", self.partitions)
+        route = None
         with self._lock:
-            lane = self._lanes.get(ack["partition"])
-            if stream is not self._stream or lane is None:
+            placed = channel.lanes.get(ack["partition"])
+            if stream is not channel.stream or placed is None:
                 return
+            lane = placed.lane
+            if isinstance(error, _NOT_TAKEN) and not error.details.get("appended"):
+                lane.refused(ack["number"])
             batch = lane.head(ack["number"])
             if batch is None:
                 return  # settled meanwhile, or sent again
-            self._progress = time.monotonic()
-            self._failures = 0
-            self._reason = None
-            if isinstance(error, OutOfOrderSequence) and lane.begins_anew(error):
+            channel.progressed()
+            if isinstance(error, _NOT_TAKEN):
+                route = placed.route
+                self._take_out(channel, placed, error)
+                batch = None
+            elif isinstance(error, OutOfOrderSequence) and lane.begins_anew(error):
                 lane.anew()
                 batch = None
             else:
                 lane.pop()
-            self._list(lane)
-            more = lane.listed
+                placed.got_through()
+            if placed.channel is channel:
+                channel.list(placed)
+                if placed.listed:
+                    channel.wake()
+                self._note_epoch(placed, ack.get("leader_epoch"))
+        if route is not None and error is not None:
+            self._router.failed(route, error)
         if batch is not None:
             offset = ack.get("offset")
             batch.settle(-1 if offset is None else int(offset), self._told(batch, error))
-        if more:
+        if route is not None:
             self._wanted(self)
 
-    def _ended(self, stream: AppendStream, reason: IsologError) -> None:
+    def _note_epoch(self, placed: PlacedLane, epoch: int | None) -> None:
+        """Learns the leader's epoch, if only the leader could tell it."""
+        if epoch is not None and placed.route is not None and placed.route.epoch is None:
+            placed.route = replace(placed.route, epoch=epoch)
+
+    def ended(self, channel: Channel, stream: AppendStream | None, reason: IsologError) -> None:
+        """A stream of the channel has ended (None: could not be opened): its lanes look anew."""
         with self._lock:
-            if stream is not self._stream:
+            if not channel.lost(stream):
                 return
-            self._stream = None
-            for lane in self._lanes.values():
-                lane.lost()
-                self._list(lane)
-            self._pause(reason)
-            waiting = any(map(len, self._lanes.values()))
+            placed = list(channel.lanes.values())
+            routes = [each.route for each in placed if each.route is not None]
+            for each in placed:
+                self._take_out(channel, each, reason)
+            waiting = any(len(each.lane) for each in placed)
+        for route in routes:
+            self._router.failed(route, reason)
         if not _passing(reason):
-            self.clear(reason)
+            self._clear_lanes(placed, reason)
         elif waiting:
             self._wanted(self)
 
-    def _pause(self, reason: IsologError) -> None:
-        self._reason = reason
-        pause = min(_PAUSE_MAX_S, _PAUSE_FIRST_S * 2 ** min(self._failures, 10))
-        self._failures += 1
-        self.retry_at = time.monotonic() + pause
+    def _clear_lanes(self, placed: list[PlacedLane], error: IsologError) -> None:
+        with self._lock:
+            left = [batch for each in placed for batch in each.lane.cleared()]
+        for batch in left:
+            batch.settle(-1, error)
 
-    # -- outcomes -------------------------------------------------------------------------------
+    # -- outcomes ---------------------------------------------------------------------------------
 
     def _told(self, batch: Outgoing, error: IsologError | None) -> IsologError | None:
         """The error as the caller gets it."""
@@ -294,7 +334,7 @@ class Delivery:
         return error
 
     def _outcome(self, batch: Outgoing, reason: IsologError) -> IsologError:
-        return reason if batch.stamp is None else self._unknown(batch, reason)
+        return self._unknown(batch, reason) if batch.unanswered else reason
 
     def _unknown(self, batch: Outgoing, reason: IsologError) -> IsologError:
         name = self._topic.name
@@ -305,10 +345,10 @@ class Delivery:
             partition=batch.partition,
         )
 
-    def _silence(self) -> IsologError:
+    def _silence(self, channel: Channel | None) -> BrokerUnavailable:
+        where = "any broker" if channel is None else channel.link.address
         return BrokerUnavailable(
-            f"no acknowledgement from {self._connection.address} in"
-            f" {self._request.timeout_ms / 1000:g} s"
+            f"no acknowledgement from {where} in {self._request.timeout_ms / 1000:g} s"
         )
 
 

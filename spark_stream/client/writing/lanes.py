@@ -44,7 +44,8 @@ class Identity:
 class Outgoing:
     """A batch until it is settled. ``deadline`` is on the monotonic clock.
 
-    ``stamp`` is None until it is sent; ``number`` is that of its last sending.
+    ``stamp`` is None until it is sent; ``number`` is that of its last sending. ``unanswered``: how
+    often it was sent without an answer; unless 0, it may be in the log.
     """
 
     batch: pa.RecordBatch
@@ -53,17 +54,14 @@ class Outgoing:
     settle: Settle
     stamp: StampFacts | None = None
     number: int = -1
+    unanswered: int = 0
 
 
 class Lane:
-    """The unanswered batches of one partition, in their order; the first ``sent`` are on the way.
-
-    ``listed`` is for whoever keeps a list of the lanes that may have something to send.
-    """
+    """The unanswered batches of a partition, in their order; the first ``sent`` are on the way."""
 
     def __init__(self) -> None:
         self.sent = 0
-        self.listed = False
         self._batches: deque[Outgoing] = deque()
         self._given: Identity | None = None
         self._used: Identity | None = None
@@ -90,6 +88,7 @@ class Lane:
             if identity is None or not self._ready_for(identity):
                 return None
             batch.stamp = self._stamp()
+        batch.unanswered += 1
         self.sent += 1
         return batch
 
@@ -107,6 +106,12 @@ class Lane:
         """The batch that is answered next, if that was sent under this number."""
         found = self._batches[0] if self.sent else None
         return found if found is not None and found.number == number else None
+
+    def refused(self, number: int) -> None:
+        """The batch that was sent under this number was not taken; it stays in the lane."""
+        for batch in self._batches:
+            if batch.number == number and batch.unanswered:
+                batch.unanswered -= 1
 
     def pop(self) -> Outgoing:
         """The first batch is answered."""
@@ -131,7 +136,7 @@ class Lane:
     def anew(self) -> None:
         """All batches get new stamps, of the next epoch."""
         for batch in self._batches:
-            batch.stamp = None
+            batch.stamp, batch.unanswered = None, 0
         self.sent = 0
         self._gap = True
 

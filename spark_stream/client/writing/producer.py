@@ -26,7 +26,7 @@ from spark_stream.client.writing.batches import (
     completed,
     one_batch,
 )
-from spark_stream.client.writing.delivery import Author
+from spark_stream.client.writing.channel import Author
 from spark_stream.client.writing.frames import ArrowData
 from spark_stream.client.writing.lanes import Identity
 from spark_stream.client.writing.partitioner import partitions_of

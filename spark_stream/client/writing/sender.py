@@ -3,8 +3,9 @@
 Memory is bounded: what is not settled counts against ``buffer_bytes``, and a caller that is faster
 than the broker waits (``buffer``). Records of one partition stay in the order of the calls.
 
-Threads: callers send what can go at once; ``isolog-sender`` sends what has waited, connects, and is
-the only one that waits for a broker; ``isolog-deadlines`` settles what took too long.
+Threads: callers send what can go at once; ``isolog-sender`` sends what has waited. Neither waits
+for a broker: whoever needs to find a leader or to get an identity is served by a thread made for
+it, and each channel to a leader has one. ``isolog-deadlines`` settles what took too long.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.topics import TopicsClient
 from spark_stream.client.values import TopicDescription, Written
 from spark_stream.client.writing.buffer import Buffer
-from spark_stream.client.writing.delivery import Author, Delivery
+from spark_stream.client.writing.channel import Author
+from spark_stream.client.writing.delivery import Delivery
 from spark_stream.client.writing.lanes import Identity
 from spark_stream.client.writing.pending import Pending, split
 from spark_stream.client.writing.promises import Failures, Gathering, Promise
@@ -83,6 +85,8 @@ class Sender:
         self._pending: dict[str, list[Pending]] = {}
         self._deliveries: dict[str, Delivery] = {}  # by topic id
         self._asking: dict[Delivery, None] = {}  # those that want to be served, in their order
+        self._serving: dict[Delivery, threading.Thread] = {}  # those that are being served
+        self._identifying = threading.Lock()  # one thread at a time asks for an identity
         # Not from 0: many short-lived producers would all write to partition 0.
         self._keyless = itertools.count(random.randrange(1 << 16))
         self._ended = threading.Event()
@@ -180,6 +184,10 @@ class Sender:
         """Lets go of threads and streams; takes nothing more."""
         self.buffer.close()
         self._thread.join()
+        with self._lock:
+            serving = list(self._serving.values())
+        for thread in serving:
+            thread.join(self._connection.timeout_s)
         for delivery in list(self._deliveries.values()):
             delivery.close()
         self._ended.set()
@@ -201,7 +209,7 @@ class Sender:
                 with self._order:
                     self._send_waiting(topic)
             for delivery in asking:
-                self._serve(delivery)
+                self._start_serving(delivery)
 
     def _due(self) -> list[str]:
         now = time.monotonic()
@@ -218,7 +226,11 @@ class Sender:
         if not self._asking:
             return []
         now = time.monotonic()
-        found = [delivery for delivery in self._asking if delivery.retry_at <= now]
+        found = [
+            delivery
+            for delivery in self._asking
+            if delivery.retry_at <= now and delivery not in self._serving
+        ]
         for delivery in found:
             del self._asking[delivery]
         return found
@@ -226,7 +238,8 @@ class Sender:
     def _next_due(self) -> float | None:
         """Seconds until something is due; None while nothing waits."""
         moments = [waiting[0].since + self._settings.linger_s for waiting in self._pending.values()]
-        moments += [delivery.retry_at for delivery in self._asking]
+        # One that is being served wakes the sender when that is over.
+        moments += [each.retry_at for each in self._asking if each not in self._serving]
         return max(0.0, min(moments) - time.monotonic()) if moments else None
 
     def _ask(self, delivery: Delivery) -> None:
@@ -235,15 +248,27 @@ class Sender:
                 self._asking[delivery] = None
                 self.buffer.work.notify()
 
+    def _start_serving(self, delivery: Delivery) -> None:
+        thread = threading.Thread(
+            target=self._serve, args=(delivery,), name="isolog-serving", daemon=True
+        )
+        with self._lock:
+            self._serving[delivery] = thread
+        thread.start()
+
     def _serve(self, delivery: Delivery) -> None:
-        if self._author.identity is None:
-            try:
-                self._connection.client()  # quick to fail where nobody answers
-                self._author.identity = self._identified()
-            except IsologError as error:
-                delivery.postpone(error)
-                return
-        delivery.serve()
+        try:
+            with self._identifying:
+                if self._author.identity is None:
+                    self._connection.client()  # quick to fail where nobody answers
+                    self._author.identity = self._identified()
+            delivery.serve()
+        except IsologError as error:
+            delivery.postpone(error)
+        finally:
+            with self._lock:
+                del self._serving[delivery]
+                self.buffer.work.notify()
 
     def _expire(self) -> None:
         """Looks for batches whose time is over; on a thread of its own: others may be stuck."""
@@ -303,7 +328,7 @@ class Sender:
                     isolation=self._settings.isolation,
                     timeout_ms=self._settings.timeout_ms,
                 )
-                found = Delivery(self._connection, known, self._author, request, self._ask)
+                found = Delivery(self._topics.router, known, self._author, request, self._ask)
                 self._deliveries[known.id] = found
             return found
 

@@ -21,7 +21,7 @@ from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE, Entry, Kind, Tab
 from spark_stream.consistency.ids import NO_TRANSACTION, EntryIndex, LeaderEpoch, Offset
 from spark_stream.consistency.leader import Boundary
 from spark_stream.consistency.producers import NOBODY, Stamp
-from spark_stream.errors import StorageFailure
+from spark_stream.errors import EntriesGone, IsologError, StorageFailure
 from spark_stream.storage.aside import Cut
 from spark_stream.storage.codec import sealed
 from spark_stream.storage.flush_timer import FlushTimer
@@ -30,6 +30,7 @@ from spark_stream.storage.reading import Budget, Chunk
 from spark_stream.storage.replica_log import ReplicaLog
 from spark_stream.storage.retention import SegmentFacts, due_by_age, removable
 from spark_stream.storage.settings import Flush
+from spark_stream.storage.stored import StoredEntries, check_entries, entries_of
 
 
 @dataclass(slots=True)
@@ -57,6 +58,7 @@ class ListLog(ReplicaLog):
         self.format = log_format
         self.cuts: tuple[Cut, ...] = ()
         self.forced = 0
+        self._intact = True
         self._failed: StorageFailure | None = None
         self._flush_timer = FlushTimer()
         self._entries: list[_Kept] = []
@@ -72,12 +74,7 @@ class ListLog(ReplicaLog):
         del self._entries[max(0, kept) :]
         end = self.end.entry
         self._segments = [each for each in self._segments if each.entry <= end]
-        self._aborted = {
-            (each.entry.transaction, each.entry.producer_id)
-            for each in self._entries
-            if each.entry.kind is Kind.ABORT
-        }
-        self._data_bytes = sum(each.size - ENTRY_SIZE for each in self._of_segment(-1))
+        self._derive()
         self._failed = None
         self.forced = int(end)
 
@@ -87,6 +84,7 @@ class ListLog(ReplicaLog):
 
     def reopen(self) -> None:
         """A broker opens it anew: what could not be forced is written once more."""
+        self._intact = self._failed is None
         if self._failed is not None:
             self._failed = None
             self.forced = int(self.end.entry)
@@ -100,6 +98,10 @@ class ListLog(ReplicaLog):
     @property
     def failed(self) -> StorageFailure | None:
         return self._failed
+
+    @property
+    def intact(self) -> bool:
+        return self._intact
 
     @property
     def start(self) -> Boundary:
@@ -120,6 +122,13 @@ class ListLog(ReplicaLog):
         rows = np.frombuffer(b"".join(each.row for each in self._entries), ENTRY)
         edges = [each.entry - self.start.entry for each in self._segments[1:]]
         return list(np.split(rows, edges))
+
+    def boundary_of(self, entry: EntryIndex) -> Boundary:
+        self._check_index(entry)
+        if entry == self.end.entry:
+            return self.end
+        kept = self._entries[entry - self.start.entry]
+        return Boundary(entry, Offset(kept.entry.base_offset))
 
     def append(
         self, batch: Prepared, leader_epoch: LeaderEpoch, now: int, stamp: Stamp = NOBODY
@@ -144,8 +153,46 @@ class ListLog(ReplicaLog):
         self._make_room(0, now)
         entry = marker_at(self.end, kind, producer_id, epoch, transaction, leader_epoch, now)
         self._keep(entry, None)
-        if kind is Kind.ABORT:
-            self._aborted.add((transaction, producer_id))
+        self._note(entry)
+
+    def append_entries(self, rows: Table, data: pa.Buffer) -> list[Entry]:
+        self._check()
+        if not len(rows):
+            return []
+        epoch = self._entries[-1].entry.leader_epoch if self._entries else 0
+        check_entries(rows, data, self.end, epoch, str(self.directory))
+        taken: list[Entry] = []
+        read = 0
+        try:
+            for entry, length in zip(entries_of(rows), rows["length"].tolist(), strict=True):
+                self._make_room(length, entry.appended)
+                self._keep(entry, data.slice(read, length) if length else None)
+                self._note(entry)
+                taken.append(entry)
+                read += length
+        except IsologError:
+            if not taken:
+                raise
+        return taken
+
+    def truncate(self, to: EntryIndex) -> Boundary:
+        self._check()
+        end = self.boundary_of(to)
+        if end != self.end:
+            del self._entries[to - self.start.entry :]
+            self._segments = [each for each in self._segments if each.entry <= to]
+            if self._segments[-1].offset < end.offset:
+                self._segments.append(end)
+            self._derive()
+            self.forced = int(to)
+        return end
+
+    def reset(self, start: Boundary) -> None:
+        self._check()
+        self._entries.clear()
+        self._segments = [start]
+        self._derive()
+        self.forced = int(start.entry)
 
     def roll(self) -> None:
         self._check()
@@ -189,6 +236,9 @@ class ListLog(ReplicaLog):
         del self._entries[: self._segments[gone].entry - self.start.entry]
         del self._segments[:gone]
         return gone
+
+    def drop_tail(self) -> None:
+        return None
 
     def housekeeping_due(self) -> int | None:
         if self._failed is not None:
@@ -236,6 +286,22 @@ class ListLog(ReplicaLog):
             start = upto
             yield chunk
 
+    def read_entries(
+        self, first: EntryIndex, max_bytes: int, upto: EntryIndex | None = None
+    ) -> StoredEntries | None:
+        self._check_index(first)
+        bounds = [*(each.entry for each in self._segments[1:]), self.end.entry]
+        last = bounds[min(bisect_right(bounds, first), len(bounds) - 1)]
+        last = last if upto is None else min(last, upto)
+        found = self._entries[first - self.start.entry : max(first, last) - self.start.entry]
+        sizes = np.cumsum([each.size for each in found])
+        found = found[: max(1, int(np.searchsorted(sizes, max_bytes, side="right")))]
+        if not found:
+            return None
+        rows = np.frombuffer(b"".join(each.row for each in found), ENTRY)
+        data = b"".join(memoryview(each.message) for each in found if each.message is not None)
+        return StoredEntries(rows, pa.py_buffer(data))
+
     def has_aborted(self, start: Offset, end: Offset) -> bool:
         return any(
             self._is_aborted(each)
@@ -262,6 +328,10 @@ class ListLog(ReplicaLog):
         if self._failed is not None:
             raise self._failed.again()
 
+    def _check_index(self, entry: int) -> None:
+        if not self.start.entry <= entry <= self.end.entry:
+            raise EntriesGone(f"{self.directory} does not have the entry {entry}")
+
     def _keep(self, entry: Entry, message: pa.Buffer | None) -> None:
         position = 0
         if self._entries and entry.entry_index > self._segments[-1].entry:
@@ -272,6 +342,17 @@ class ListLog(ReplicaLog):
         self._data_bytes += 0 if message is None else message.size
         if self.format.settings.flush is Flush.BATCH:
             self.forced = entry.entry_index + 1
+
+    def _note(self, entry: Entry) -> None:
+        if entry.kind is Kind.ABORT:
+            self._aborted.add((entry.transaction, entry.producer_id))
+
+    def _derive(self) -> None:
+        """What is known of the entries that are left."""
+        self._aborted = set()
+        for each in self._entries:
+            self._note(each.entry)
+        self._data_bytes = sum(each.size - ENTRY_SIZE for each in self._of_segment(-1))
 
     def _of_segment(self, number: int) -> list[_Kept]:
         bounds = [*(each.entry for each in self._segments), self.end.entry]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
-from spark_stream.cluster.store import Record
+from spark_stream.cluster.store import Changes, Delete, Put, Record, check_distinct
 from spark_stream.errors import StorageFailure
 
 
@@ -20,14 +20,24 @@ from spark_stream.errors import StorageFailure
 class MemoryRecords:
     """What the store holds: key → (value as JSON, version), and the version that was given last.
 
+    ``deleted``: key → the revision at which its record was deleted last. Deletions up to the
+    revision ``forgotten`` are not remembered: :meth:`forget_deleted` makes it so.
     ``changes`` is filled with every change, for whoever takes them out: key, value before, value
     after (None: there was, or is, no such record).
     """
 
     kept: dict[str, tuple[str, int]] = field(default_factory=dict)
+    deleted: dict[str, int] = field(default_factory=dict)
     last_version: int = 0
+    forgotten: int = 0
     changes: list[tuple[str, str | None, str | None]] = field(default_factory=list)
     changing: Lock = field(default_factory=Lock)
+
+    def forget_deleted(self) -> None:
+        """As a store does in time: whoever asks for changes since now reads all records anew."""
+        with self.changing:
+            self.deleted.clear()
+            self.forgotten = self.last_version
 
 
 class MemoryStore:
@@ -56,6 +66,7 @@ class MemoryStore:
                 return None
             self._records.last_version += 1
             self._note(key, text)
+            self._records.deleted.pop(key, None)
             self._records.kept[key] = (text, self._records.last_version)
             return self._records.last_version
 
@@ -64,9 +75,40 @@ class MemoryStore:
         with self._records.changing:
             if expected == 0 or self._version(key) != expected:
                 return False
+            self._records.last_version += 1
             self._note(key, None)
+            self._records.deleted[key] = self._records.last_version
             del self._records.kept[key]
             return True
+
+    def put_many(self, puts: Sequence[Put]) -> Sequence[int | None]:
+        """One put after the other: who may stop within a put may stop between two of them."""
+        check_distinct(puts)
+        json.dumps([each.value for each in puts])  # if one of them is no JSON, nothing is done
+        return [self.put(*each) for each in puts]
+
+    def delete_many(self, deletes: Sequence[Delete]) -> Sequence[bool]:
+        check_distinct(deletes)
+        return [self.delete(*each) for each in deletes]
+
+    def changes(self, since: int, prefixes: Sequence[str] = ("",)) -> Changes:
+        self._check_open()
+        meant = tuple(prefixes)
+        with self._records.changing:
+            complete = since == 0 or not (
+                self._records.forgotten <= since <= self._records.last_version
+            )
+            found = {
+                key: _record(key, kept)
+                for key, kept in self._records.kept.items()
+                if key.startswith(meant) and (complete or kept[1] > since)
+            }
+            gone = {
+                key: None
+                for key, revision in self._records.deleted.items()
+                if key.startswith(meant) and revision > since and not complete
+            }
+            return Changes(self._records.last_version, {**found, **gone}, complete)
 
     def close(self) -> None:
         self._closed = True

@@ -24,6 +24,7 @@ from tests.support import values
 
 def end_streams(address: str, until: float) -> int:
     connection = Connection(address)
+    link = connection.link()
     topic = replace(TopicsClient(connection).describe("t"), id="another")
     request = AppendTo(
         topic=topic.name, topic_id=topic.id, isolation=Isolation.READ_UNCOMMITTED, timeout_ms=5000
@@ -34,8 +35,8 @@ def end_streams(address: str, until: float) -> int:
     while time.monotonic() < until:
         ended = threading.Event()
         stream = AppendStream(
-            connection,
-            connection.client(),
+            link,
+            link.client(5),
             topic,
             request,
             lambda *_: None,

@@ -217,7 +217,7 @@ def test_a_gap_that_nobody_can_fill_is_no_error(log, topic):
     with log.producer() as producer:
         producer.append(topic, values("0")).result(20)
         (delivery,) = producer._sender._deliveries.values()
-        lane = delivery._lanes[0]
+        lane = delivery._lanes[0].lane
         identity = lane._used
         assert isinstance(identity, Identity)
         assert lane._sequence == 1

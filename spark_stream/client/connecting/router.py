@@ -1,0 +1,193 @@
+"""Finds the way to the leaders of partitions: asks any broker, and remembers what it said.
+
+``routes`` has the rules of what is believed. Here are the calls: one thread at a time asks about a
+topic, and all who wait for the same get its answer.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from spark_stream.client.connecting.connection import Connection
+from spark_stream.client.connecting.link import BrokerLink, left
+from spark_stream.client.connecting.routes import Route, Routes
+from spark_stream.client.connecting.watch import Owed, Watch, Watched
+from spark_stream.errors import (
+    BrokerStopping,
+    BrokerUnavailable,
+    IsologError,
+    LeaderEpochFenced,
+    LeaderUnavailable,
+    NotLeader,
+    RequestTimeout,
+    UnknownLeaderEpoch,
+    UnknownTopic,
+)
+from spark_stream.wire.messages import FindLeaders, LeaderFacts, Leaders
+
+# After these somebody has to be asked who leads the partition.
+_DOUBTFUL: Final = (
+    BrokerStopping,
+    BrokerUnavailable,
+    LeaderEpochFenced,
+    LeaderUnavailable,
+    NotLeader,
+    RequestTimeout,
+    UnknownLeaderEpoch,
+)
+
+
+class _Topic:
+    """A topic's routes; ``asking`` is held by the thread that asks about it."""
+
+    def __init__(self, topic: str, topic_id: str) -> None:
+        self.asking = threading.Lock()
+        self.routes = Routes(topic, topic_id)
+
+
+class Router:
+    """The leaders of all partitions that a client has to do with; for any thread."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()  # the innermost: guards the topics and their routes
+        self._topics: dict[tuple[str, str], _Topic] = {}
+        self._watch = Watch(self)
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a call and its retries may take."""
+        return self._connection.timeout_s
+
+    def link(self, route: Route) -> BrokerLink:
+        """The link to the route's broker."""
+        return self._connection.to(route.leader, route.address)
+
+    def watch(self, owed: Owed, patience_s: float, moved: Callable[[], None]) -> Watched:
+        """Looks after a call along a route; see :meth:`Watch.begin`."""
+        return self._watch.begin(owed, patience_s, moved)
+
+    def route(
+        self, topic: str, topic_id: str, partition: int, timeout_s: float | None = None
+    ) -> Route:
+        """The way to the partition's leader.
+
+        Raises:
+            LeaderUnavailable: it has none now, or nobody knows its present one: try again.
+            UnknownTopic: there is no topic of this id.
+            BrokerUnavailable, RequestTimeout: nobody answers.
+        """
+        known = self.known(topic, topic_id, partition)
+        if known is not None:
+            return known
+        deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
+        place = self._place(topic, topic_id)
+        if not place.asking.acquire(timeout=left(deadline)):
+            raise RequestTimeout(f"another thread asks for the leaders of topic {topic!r}")
+        try:
+            known = self.known(topic, topic_id, partition)  # another thread may have asked
+            if known is not None:
+                return known
+            self._ask(place, topic, topic_id, left(deadline))
+        finally:
+            place.asking.release()
+        known = self.known(topic, topic_id, partition)
+        if known is None:
+            raise LeaderUnavailable(
+                f"{topic}/{partition} has no leader now, as far as {self._connection.address}"
+                " knows",
+                topic=topic,
+                partition=partition,
+            )
+        return known
+
+    def known(self, topic: str, topic_id: str, partition: int) -> Route | None:
+        """The way to the leader as far as it is known; asks nobody."""
+        with self._lock:
+            place = self._topics.get((topic, topic_id))
+            return None if place is None else place.routes.get(partition)
+
+    def refresh(self, topic: str, topic_id: str, timeout_s: float) -> None:
+        """Asks who leads the topic's partitions now; raises as :meth:`route`."""
+        place = self._place(topic, topic_id)
+        with place.asking:
+            self._ask(place, topic, topic_id, timeout_s)
+
+    def told(self, topic: str, topic_id: str, facts: LeaderFacts) -> bool:
+        """A broker has said, beside something else, who leads a partition; False: once it did."""
+        self._connection.learn([facts.address])
+        place = self._place(topic, topic_id)
+        with self._lock:
+            return place.routes.told(facts)
+
+    def seen(self, topic: str, topic_id: str, partition: int, epoch: int) -> bool:
+        """A leader of the partition has answered in this epoch; False: it was replaced since."""
+        place = self._place(topic, topic_id)
+        with self._lock:
+            return place.routes.seen(partition, epoch)
+
+    def failed(self, route: Route, error: IsologError) -> None:
+        """A call along the route failed; if that may be because of the leader, ask before the next.
+
+        A broker that names the leader spares the question.
+        """
+        if not isinstance(error, _DOUBTFUL):
+            return
+        place = self._place(route.topic, route.topic_id)
+        with self._lock:
+            place.routes.failed(route)
+            if isinstance(error, NotLeader):
+                named = _named(route.partition, error)
+                if named is not None and named.leader != route.leader:
+                    place.routes.told(named)
+
+    def answered(self, route: Route, epoch: int | None) -> bool:
+        """The route's broker has answered in this epoch; False: it is not the leader any more."""
+        if epoch is None or epoch == route.epoch:
+            return True
+        place = self._place(route.topic, route.topic_id)
+        with self._lock:
+            return place.routes.answered(route, epoch)
+
+    def replaced(self, route: Route) -> bool:
+        """Whether another leader, or a later epoch of the same, is known by now."""
+        with self._lock:
+            place = self._topics.get((route.topic, route.topic_id))
+            return place is not None and place.routes.replaced(route)
+
+    def _place(self, topic: str, topic_id: str) -> _Topic:
+        with self._lock:
+            found = self._topics.get((topic, topic_id))
+            if found is None:
+                found = self._topics[topic, topic_id] = _Topic(topic, topic_id)
+            return found
+
+    def _ask(self, place: _Topic, topic: str, topic_id: str, timeout_s: float) -> None:
+        asked = FindLeaders.of(topic=topic, topic_id=topic_id)
+        try:
+            found = self._connection.act("find-leaders", asked, Leaders, timeout_s)
+        except UnknownTopic:
+            with self._lock:
+                self._topics.pop((topic, topic_id), None)
+            raise
+        with self._lock:
+            for each in found.partitions:
+                place.routes.told(each)
+        self._connection.learn(each.address for each in found.partitions)
+
+
+def _named(partition: int, error: NotLeader) -> LeaderFacts | None:
+    """The leader that the error names."""
+    leader, address = error.details.get("leader"), error.details.get("address")
+    if not (isinstance(leader, str) and isinstance(address, str) and address):
+        return None
+    epoch = error.details.get("leader_epoch")
+    return LeaderFacts(
+        partition=partition,
+        leader=leader,
+        address=address,
+        leader_epoch=epoch if isinstance(epoch, int) else None,
+    )

@@ -1,0 +1,84 @@
+"""The controller: the broker that elects leaders while it lives. One record says who it is.
+
+A broker takes the place of a controller whose lease is over, or whose incarnation is. Nothing
+depends on there being only one controller: each of its decisions is a compare-and-set on the record
+that it is about, so one that does not know yet that it was replaced does no harm. The record is
+there so that not all brokers try the same at once.
+
+The term rises with each new controller. It tells them apart in what brokers log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from spark_stream.cluster.store import MetadataStore
+from spark_stream.consistency.ids import BrokerId
+
+CONTROLLER: Final = "controller"
+
+
+@dataclass(frozen=True, slots=True)
+class Controller:
+    """One broker's time as the controller: it ends with the broker's incarnation at the latest."""
+
+    broker: BrokerId
+    incarnation: str
+    term: int
+
+
+Alive = Callable[[BrokerId, str], bool]
+"""Whether a broker is alive in this very incarnation."""
+
+
+def successor(
+    held: Controller | None, broker: BrokerId, incarnation: str, alive: Alive
+) -> Controller | None:
+    """What the broker should put on record; None: nothing, because there is a controller."""
+    if held is None:
+        return Controller(broker, incarnation, 0)
+    is_mine = (held.broker, held.incarnation) == (broker, incarnation)
+    if is_mine or alive(held.broker, held.incarnation):
+        return None
+    return Controller(broker, incarnation, held.term + 1)
+
+
+class ControllerSeat:
+    """The record, as one incarnation of a broker uses it."""
+
+    def __init__(self, store: MetadataStore, broker: BrokerId, incarnation: str) -> None:
+        self._store = store
+        self._broker = broker
+        self._incarnation = incarnation
+
+    def holds(self, held: Controller | None) -> bool:
+        """Whether the record names this incarnation of this broker."""
+        mine = (self._broker, self._incarnation)
+        return held is not None and (held.broker, held.incarnation) == mine
+
+    def take(self, alive: Alive) -> Controller | None:
+        """Makes this broker the controller unless there is one; None: another broker is it."""
+        record = self._store.get(CONTROLLER)
+        held = None if record is None else decode(record.value)
+        following = successor(held, self._broker, self._incarnation, alive)
+        if following is None:
+            return held if self.holds(held) else None
+        version = 0 if record is None else record.version
+        done = self._store.put(CONTROLLER, encode(following), version)
+        return None if done is None else following
+
+
+def encode(controller: Controller) -> dict[str, Any]:
+    """What the store holds of the controller."""
+    return {
+        "broker": controller.broker,
+        "incarnation": controller.incarnation,
+        "term": controller.term,
+    }
+
+
+def decode(value: Mapping[str, Any]) -> Controller:
+    """The controller that the record's value names."""
+    return Controller(BrokerId(str(value["broker"])), str(value["incarnation"]), int(value["term"]))

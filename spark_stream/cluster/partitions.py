@@ -1,0 +1,106 @@
+"""Partitions as records of the metadata store: who leads each, and where its replicas are.
+
+There is one record for each partition, ``partitions/<topic id>/<number>``. A topic's partitions are
+on record before the topic is, and are deleted after it: the topic's record decides whether there is
+a topic, and whoever finds that record finds those of its partitions.
+
+``consistency/election`` says which changes of a record are allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from spark_stream.cluster.store import MetadataStore, Put, Record
+from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
+from spark_stream.consistency.partition_record import Member, PartitionRecord
+
+PARTITIONS: Final = "partitions/"
+
+
+class PartitionId(NamedTuple):
+    """Which partition, whatever its topic is called."""
+
+    topic_id: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPartition:
+    """A partition's record, with the version that a change of it must expect."""
+
+    id: PartitionId
+    record: PartitionRecord
+    version: int
+
+
+class Partitions:
+    """The partitions of a store."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+
+    def get(self, partition: PartitionId) -> StoredPartition | None:
+        """The partition, or None."""
+        record = self._store.get(key_of(partition))
+        return None if record is None else decode(record)
+
+    def of_topic(self, topic_id: str) -> list[StoredPartition]:
+        """The topic's partitions that are on record, by number."""
+        found = [decode(each) for each in self._store.list(f"{PARTITIONS}{topic_id}/")]
+        return sorted(found, key=lambda each: each.id.number)
+
+
+def key_of(partition: PartitionId) -> str:
+    """The key of a partition's record."""
+    return f"{PARTITIONS}{partition.topic_id}/{partition.number}"
+
+
+def id_of(key: str) -> PartitionId:
+    """The partition whose record has this key."""
+    topic_id, _, number = key.removeprefix(PARTITIONS).rpartition("/")
+    return PartitionId(topic_id, int(number))
+
+
+def put_of(partition: PartitionId, record: PartitionRecord, expected: int) -> Put:
+    """The compare-and-set that gives the partition this record."""
+    return Put(key_of(partition), encode(record), expected)
+
+
+def encode(record: PartitionRecord) -> dict[str, Any]:
+    """What the store holds of a partition."""
+    return {
+        "replicas": list(record.replicas),
+        "leader": record.leader,
+        "epoch": record.leader_epoch,
+        "isr": [list(each) for each in record.isr],
+        "adding": list(record.adding),
+        "removing": list(record.removing),
+    }
+
+
+def decode(record: Record) -> StoredPartition:
+    """The partition that a record holds."""
+    return StoredPartition(id_of(record.key), decode_value(record.value), record.version)
+
+
+def decode_value(value: Mapping[str, Any]) -> PartitionRecord:
+    """The partition's record, from the value that the store holds."""
+    leader = value["leader"]
+    return PartitionRecord(
+        replicas=_brokers(value["replicas"]),
+        leader=None if leader is None else BrokerId(str(leader)),
+        leader_epoch=LeaderEpoch(int(value["epoch"])),
+        isr=tuple(
+            Member(BrokerId(str(broker)), Generation(str(generation)))
+            for broker, generation in value["isr"]
+        ),
+        adding=_brokers(value["adding"]),
+        removing=_brokers(value["removing"]),
+    )
+
+
+def _brokers(ids: Any) -> tuple[BrokerId, ...]:
+    return tuple(BrokerId(str(each)) for each in ids)

@@ -1,0 +1,223 @@
+"""The cluster as a broker sees it: topics, partitions and brokers, in memory.
+
+The view follows the store: :meth:`ClusterView.refresh` asks what has changed and takes it over. A
+thread of the broker calls it again and again; so does whoever has just changed a record and wants
+to see that in the view. What is seen may be old by one refresh. So nothing is decided by the view
+alone: a decision is a compare-and-set that expects the version which the view has shown.
+
+Readers take ``now``, a snapshot that never changes, and wait for nobody. A refresh copies only the
+tables in which something has changed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeVar
+
+from spark_stream.cluster import brokers, controller, partitions, topics
+from spark_stream.cluster.brokers import BROKERS, RegisteredBroker
+from spark_stream.cluster.controller import CONTROLLER, Controller
+from spark_stream.cluster.partitions import PARTITIONS, PartitionId, StoredPartition
+from spark_stream.cluster.store import Changes, MetadataStore, Record
+from spark_stream.cluster.topics import TOPICS, Topic
+from spark_stream.consistency.ids import BrokerId
+
+logger = logging.getLogger(__name__)
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
+PREFIXES: Final = (TOPICS, PARTITIONS, BROKERS, CONTROLLER)
+PAUSE_S: Final = 0.025
+"""How long to pause between two refreshes. One that finds nothing new takes some 10 us."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The cluster at one revision of the store."""
+
+    revision: int = 0
+    topics: Mapping[str, Topic] = field(default_factory=dict)
+    """By name."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Of topics, by their ids."""
+    partitions: Mapping[str, Mapping[int, StoredPartition]] = field(default_factory=dict)
+    """By topic id, and number; also of topics that are being made or deleted."""
+    brokers: Mapping[BrokerId, RegisteredBroker] = field(default_factory=dict)
+    controller: Controller | None = None
+
+    def topic(self, topic_id: str) -> Topic | None:
+        """The topic of this id."""
+        name = self.names.get(topic_id)
+        return None if name is None else self.topics[name]
+
+    def partition(self, partition: PartitionId) -> StoredPartition | None:
+        """The partition's record."""
+        return self.partitions.get(partition.topic_id, {}).get(partition.number)
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What a refresh has found changed, made or gone."""
+
+    topics: frozenset[str] = frozenset()
+    """By name."""
+    partitions: frozenset[PartitionId] = frozenset()
+    brokers: frozenset[BrokerId] = frozenset()
+    controller: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.topics or self.partitions or self.brokers or self.controller)
+
+
+NO_NEWS: Final = News()
+
+Listener = Callable[[News, Snapshot], None]
+
+
+class ClusterView:
+    """One broker's view. Any thread may refresh it, and any may read ``now``."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        """The view is empty until the first refresh."""
+        self._store = store
+        self._lock = threading.Lock()
+        self._revision = 0
+        self._versions: dict[str, int] = {}
+        self._listeners: list[Listener] = []
+        self.now = Snapshot()
+
+    def tell(self, listener: Listener) -> None:
+        """Calls the listener after each refresh that finds something, in the order of refreshes.
+
+        It is called in the thread that refreshes, so it must be quick, and must not refresh.
+        """
+        with self._lock:
+            self._listeners.append(listener)
+
+    def refresh(self) -> News:
+        """Takes over what has changed in the store; what that was.
+
+        Raises:
+            StorageFailure: the view is as it was before.
+        """
+        with self._lock:
+            changes = self._store.changes(self._revision, PREFIXES)
+            changed = self._really_changed(changes)
+            self._revision = changes.revision
+            if not changed:
+                return NO_NEWS
+            update = _Update(self.now)
+            for key, record in changed.items():
+                update.take(key, record)
+            self.now = update.snapshot(changes.revision)
+            news = update.news()
+            for listener in self._listeners:
+                _call(listener, news, self.now)
+            return news
+
+    def _really_changed(self, changes: Changes) -> dict[str, Record | None]:
+        """Without what is known already; and with what a complete answer lacks, as gone."""
+        changed: dict[str, Record | None] = {}
+        if changes.complete:
+            changed = dict.fromkeys(self._versions.keys() - changes.changed.keys())
+        for key, record in changes.changed.items():
+            version = None if record is None else record.version
+            if self._versions.get(key) != version:
+                changed[key] = record
+        for key, record in changed.items():
+            if record is None:
+                self._versions.pop(key)
+            else:
+                self._versions[key] = record.version
+        return changed
+
+
+class _Update:
+    """A snapshot in the making. It shares with the one before what does not change."""
+
+    def __init__(self, before: Snapshot) -> None:
+        self._before = before
+        self._topics: dict[str, Topic | None] = {}
+        self._partitions: dict[str, dict[int, StoredPartition | None]] = defaultdict(dict)
+        self._brokers: dict[BrokerId, RegisteredBroker | None] = {}
+        self._controllers: list[Controller | None] = []
+
+    def take(self, key: str, record: Record | None) -> None:
+        """Takes over a record, or that it is gone (None). One that cannot be read changes nothing.
+
+        A later release may have written it, and this broker has other partitions to look after.
+        """
+        try:
+            self._take(key, record)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            logger.exception("the record %s of the metadata store cannot be read", key)
+
+    def _take(self, key: str, record: Record | None) -> None:
+        if key.startswith(PARTITIONS):
+            partition = partitions.id_of(key)
+            seen = None if record is None else partitions.decode(record)
+            self._partitions[partition.topic_id][partition.number] = seen
+        elif key.startswith(TOPICS):
+            topic = None if record is None else topics.decode(record)
+            self._topics[key.removeprefix(TOPICS)] = topic
+        elif key.startswith(BROKERS):
+            broker_id = BrokerId(key.removeprefix(BROKERS))
+            broker = None if record is None else brokers.decode(broker_id, record.value)
+            self._brokers[broker_id] = broker
+        elif key == CONTROLLER:
+            held = None if record is None else controller.decode(record.value)
+            self._controllers.append(held)
+
+    def snapshot(self, revision: int) -> Snapshot:
+        """The one before, with all that was taken over."""
+        after = replace(self._before, revision=revision)
+        if self._topics:
+            named = _changed(self._before.topics, self._topics)
+            names = {topic.id: name for name, topic in named.items()}
+            after = replace(after, topics=named, names=names)
+        if self._partitions:
+            numbered = {
+                topic_id: _changed(self._before.partitions.get(topic_id, {}), changes) or None
+                for topic_id, changes in self._partitions.items()
+            }
+            after = replace(after, partitions=_changed(self._before.partitions, numbered))
+        if self._brokers:
+            after = replace(after, brokers=_changed(self._before.brokers, self._brokers))
+        if self._controllers:
+            after = replace(after, controller=self._controllers[-1])
+        return after
+
+    def news(self) -> News:
+        """What was taken over."""
+        return News(
+            topics=frozenset(self._topics),
+            partitions=frozenset(
+                PartitionId(topic_id, number)
+                for topic_id, changes in self._partitions.items()
+                for number in changes
+            ),
+            brokers=frozenset(self._brokers),
+            controller=bool(self._controllers),
+        )
+
+
+def _changed(before: Mapping[_K, _V], changes: Mapping[_K, _V | None]) -> dict[_K, _V]:
+    after = dict(before)
+    for key, value in changes.items():
+        if value is None:
+            after.pop(key, None)
+        else:
+            after[key] = value
+    return after
+
+
+def _call(listener: Callable[..., Any], news: News, now: Snapshot) -> None:
+    try:
+        listener(news, now)
+    except Exception:  # the others are to hear of it all the same
+        logger.exception("a listener of the cluster's view failed")

@@ -1,0 +1,174 @@
+"""Whether a broker may vouch for its logs when it starts: a record for each broker.
+
+An in-sync replica is a broker in a *generation* of its logs. A broker keeps its generation for as
+long as it can vouch that every log holds all that it ever told others to be in it. If it cannot, it
+makes a new generation, and by that it is in sync nowhere until its logs have been compared with
+their leaders' (``consistency/partition_record``).
+
+Invariant: whatever a broker acknowledged in a generation is in its logs for as long as the broker
+has this generation. It vouches for that at its start if nothing speaks against it, and
+
+* it had ended in order, which is after all logs were forced to the disk, and every log ends where
+  it ended then; or
+* it had lost its process only. The machine was not started anew since, so the kernel has kept every
+  write, whether forced or not.
+
+What speaks against it: a log was cut below what had been forced, a log is damaged or missing, or a
+force had failed, after which the kernel may have dropped what it had not written. And the directory
+must be the one that the broker used last. So each start writes the name of its *run* into the
+record and into the directory: one that is empty, or a copy of an earlier run, has no name or
+another. (A copy that was taken while the last run was under way cannot be told from it.)
+
+Order of a start: all logs are open; the record gets the generation, the run, and no end; then the
+directory gets the run; then the broker registers with the generation, and takes its lease. It can
+be elected only then. A crash in between costs a generation at worst. Order of an end: the broker
+has ceased to serve, all logs are forced and closed, and then the record gets where they end.
+
+A broker whose force fails says so in the record at once, and before it does anything else: it may
+have been killed when it starts the next time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, Final
+
+from spark_stream.cluster.store import MetadataStore
+from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation
+
+VOUCHING: Final = "vouching/"
+
+
+@dataclass(frozen=True, slots=True)
+class LeftBehind:
+    """What the record says of a broker's last run.
+
+    ``ends`` tells where all logs ended when the run had ended in order; None: it has not.
+    ``boot`` is the start of the machine that the run belonged to; None: that is not known.
+    """
+
+    generation: Generation
+    run: str
+    ends: str | None
+    boot: str | None
+    force_failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a broker finds when it starts and has opened its logs.
+
+    ``run``: the run that the directory names; None: none. ``intact``: no log is missing or damaged,
+    and none was cut below what had been forced. ``boot``: the machine's start; None: not known.
+    """
+
+    run: str | None
+    ends: str
+    intact: bool
+    boot: str | None
+
+
+class Doubt(StrEnum):
+    """Why a broker cannot vouch for its logs."""
+
+    NEW = "the broker starts for the first time"
+    OTHER_DIRECTORY = "the directory is not as the broker used it last: it is new, or an older copy"
+    FORCE_FAILED = "its disk had failed to force what was written"
+    DAMAGED = "a log is missing or damaged, or lost what had been forced"
+    MOVED_ENDS = "the logs do not end where the broker had left them"
+    MACHINE_ENDED = "the broker had not ended in order, and its machine was started anew"
+
+
+def doubt(left: LeftBehind | None, found: Found) -> Doubt | None:
+    """Why the broker cannot vouch for its logs; None: it can."""
+    if left is None:
+        return Doubt.NEW
+    if left.run != found.run:
+        return Doubt.OTHER_DIRECTORY
+    if left.force_failed:
+        return Doubt.FORCE_FAILED
+    if not found.intact:
+        return Doubt.DAMAGED
+    if left.ends is not None:
+        return None if left.ends == found.ends else Doubt.MOVED_ENDS
+    same_boot = left.boot is not None and left.boot == found.boot
+    return None if same_boot else Doubt.MACHINE_ENDED
+
+
+class Vouching:
+    """One broker's record, through its starts and ends."""
+
+    def __init__(self, store: MetadataStore, broker_id: BrokerId) -> None:
+        self._store = store
+        self._key = VOUCHING + broker_id
+
+    def begin(
+        self, found: Found, run: str, new_generation: Callable[[], str]
+    ) -> tuple[Generation, Doubt | None]:
+        """The generation from now on; and why it is a new one, if it is.
+
+        ``run`` is a name that no other start has. When this returns, it must be written into the
+        directory before the broker registers.
+        """
+        while True:
+            record = self._store.get(self._key)
+            left = None if record is None else decode(record.value)
+            reason = doubt(left, found)
+            if left is None or reason is not None:
+                generation = Generation(new_generation())
+            else:
+                generation = left.generation
+            begun = LeftBehind(generation, run, None, found.boot)
+            version = 0 if record is None else record.version
+            if self._store.put(self._key, encode(begun), version) is not None:
+                return generation, reason
+
+    def end(self, run: str, ends: str) -> None:
+        """The run has ended in order: all logs are forced and closed, and end there."""
+        self._change(run, lambda left: replace(left, ends=ends))
+
+    def force_failed(self, run: str) -> None:
+        """A force has failed: nobody may vouch for what this run has written."""
+        self._change(run, lambda left: replace(left, force_failed=True))
+
+    def _change(self, run: str, change: Callable[[LeftBehind], LeftBehind]) -> None:
+        """Does nothing if a later run has begun."""
+        while True:
+            record = self._store.get(self._key)
+            left = None if record is None else decode(record.value)
+            if record is None or left is None or left.run != run:
+                return
+            if self._store.put(self._key, encode(change(left)), record.version) is not None:
+                return
+
+
+def digest_of_ends(ends: Iterable[tuple[str, int, EntryIndex]]) -> str:
+    """A short text that differs if one log ends elsewhere: (topic id, partition, end) of each."""
+    rows = [[topic_id, number, int(entry)] for topic_id, number, entry in sorted(ends)]
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+
+
+def encode(left: LeftBehind) -> dict[str, Any]:
+    """What the store holds."""
+    return {
+        "generation": left.generation,
+        "run": left.run,
+        "ends": left.ends,
+        "boot": left.boot,
+        "force_failed": left.force_failed,
+    }
+
+
+def decode(value: Mapping[str, Any]) -> LeftBehind:
+    """What a record's value says."""
+    return LeftBehind(
+        generation=Generation(str(value["generation"])),
+        run=str(value["run"]),
+        ends=None if value["ends"] is None else str(value["ends"]),
+        boot=None if value["boot"] is None else str(value["boot"]),
+        force_failed=bool(value["force_failed"]),
+    )

@@ -1,0 +1,187 @@
+"""Which brokers get the replicas of which partition, and which assignments by hand are refused.
+
+What :func:`assign` aims at, in this order:
+
+1. a partition's replicas are on different brokers;
+2. they are in as many racks as there are, or as there are replicas;
+3. the brokers' numbers of replicas differ by one at most, and so do their numbers of leaders (the
+   first replica of a partition is its preferred leader). What brokers have already counts;
+4. those that follow one broker are spread, so that what it leads is shared out when it dies.
+
+3 gives way to 2 where racks differ in size, and both count what is there before: a broker that has
+less than the others is filled first.
+
+Source: Kafka's replica placer (racks first, then brokers).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import permutations
+
+from spark_stream.consistency.ids import BrokerId
+
+Assignment = tuple[tuple[BrokerId, ...], ...]
+"""For each partition, from 0 on, its replicas, the preferred leader first."""
+
+Racks = Mapping[BrokerId, str | None]
+"""The brokers that may get replicas, each with its rack; None: it is a rack of its own."""
+
+
+class Misfit(StrEnum):
+    """What is wrong with an assignment."""
+
+    NO_PARTITIONS = "no partitions"
+    NO_REPLICAS = "no replicas"
+    TOO_MANY_REPLICAS = "too many replicas"
+    UNKNOWN_BROKER = "unknown broker"
+    REPEATED_BROKER = "repeated broker"
+    DIFFERENT_LENGTHS = "different lengths"
+
+
+@dataclass(frozen=True, slots=True)
+class Misassigned:
+    """An assignment that cannot be; ``message`` says it to a person.
+
+    ``partition`` and ``broker`` are named where one is to blame.
+    """
+
+    why: Misfit
+    message: str
+    partition: int | None = None
+    broker: BrokerId | None = None
+
+
+@dataclass(slots=True)
+class Load:
+    """What each broker has: replicas, preferred leaders, and partitions shared with another."""
+
+    replicas: Counter[BrokerId] = field(default_factory=Counter)
+    leaders: Counter[BrokerId] = field(default_factory=Counter)
+    shared: Counter[tuple[BrokerId, BrokerId]] = field(default_factory=Counter)
+
+    def add(self, replicas: Sequence[BrokerId]) -> None:
+        """One more partition has these replicas."""
+        self.replicas.update(replicas)
+        self.leaders.update(replicas[:1])
+        self.shared.update(permutations(replicas, 2))
+
+    def remove(self, replicas: Sequence[BrokerId]) -> None:
+        """One partition less has these replicas."""
+        self.replicas.subtract(replicas)
+        self.leaders.subtract(replicas[:1])
+        self.shared.subtract(permutations(replicas, 2))
+
+
+def load_of(partitions: Iterable[Sequence[BrokerId]]) -> Load:
+    """The load that these partitions make."""
+    load = Load()
+    for replicas in partitions:
+        load.add(replicas)
+    return load
+
+
+def assign(partitions: int, factor: int, racks: Racks, load: Load) -> Assignment | Misassigned:
+    """Replicas for so many new partitions, ``factor`` of each; ``load`` grows by them."""
+    if partitions < 1:
+        return Misassigned(Misfit.NO_PARTITIONS, f"{partitions} partitions: one at least")
+    wrong = _wrong_factor(factor, racks)
+    if wrong is not None:
+        return wrong
+    found = []
+    for _ in range(partitions):
+        chosen: list[BrokerId] = []
+        while len(chosen) < factor:
+            chosen.append(_next_replica(chosen, racks, load))
+        # Whoever leads least often comes first.
+        first = min(chosen, key=lambda broker: (load.leaders[broker], chosen.index(broker)))
+        replicas = (first, *(broker for broker in chosen if broker != first))
+        load.add(replicas)
+        found.append(replicas)
+    return tuple(found)
+
+
+def replace_broker(
+    replicas: Sequence[BrokerId], leaving: BrokerId, racks: Racks, load: Load
+) -> tuple[BrokerId, ...] | Misassigned:
+    """The replicas with another broker in the place of the leaving one; ``load`` is moved along.
+
+    ``racks`` are the brokers that may take over; the leaving one is not looked at there.
+    """
+    stay = [broker for broker in replicas if broker != leaving]
+    others = {broker: rack for broker, rack in racks.items() if broker != leaving}
+    if not set(others) - set(stay):
+        message = f"no broker is left to take the place of {leaving!r} beside {_named(stay)}"
+        return Misassigned(Misfit.TOO_MANY_REPLICAS, message, broker=leaving)
+    heir = _next_replica(stay, others, load)
+    found = tuple(heir if broker == leaving else broker for broker in replicas)
+    load.remove(replicas)
+    load.add(found)
+    return found
+
+
+def misassigned(
+    assignment: Sequence[Sequence[str]], brokers: Collection[str], *, first_partition: int = 0
+) -> Misassigned | None:
+    """What is wrong with replicas that a person chose, partition by partition; None: nothing."""
+    if not assignment:
+        return Misassigned(Misfit.NO_PARTITIONS, "the assignment names no partition")
+    for number, replicas in enumerate(assignment, first_partition):
+        where = f"partition {number}"
+        if not replicas:
+            return Misassigned(Misfit.NO_REPLICAS, f"{where} gets no replica", number)
+        if len(replicas) != len(assignment[0]):
+            message = (
+                f"{where} gets {len(replicas)} replicas, partition {first_partition} gets"
+                f" {len(assignment[0])}: all partitions of a topic have as many"
+            )
+            return Misassigned(Misfit.DIFFERENT_LENGTHS, message, number)
+        for place, broker in enumerate(replicas):
+            if broker not in brokers:
+                message = f"{where}: there is no broker {broker!r}; there are {_named(brokers)}"
+                return Misassigned(Misfit.UNKNOWN_BROKER, message, number, BrokerId(broker))
+            if broker in replicas[:place]:
+                message = f"{where} names broker {broker!r} twice"
+                return Misassigned(Misfit.REPEATED_BROKER, message, number, BrokerId(broker))
+    return None
+
+
+def _wrong_factor(factor: int, racks: Racks) -> Misassigned | None:
+    if factor < 1:
+        return Misassigned(Misfit.NO_REPLICAS, f"a replication factor of {factor}: one at least")
+    if factor > len(racks):
+        message = f"a replication factor of {factor} needs as many brokers; {_count(racks)}"
+        return Misassigned(Misfit.TOO_MANY_REPLICAS, message)
+    return None
+
+
+def _next_replica(chosen: Sequence[BrokerId], racks: Racks, load: Load) -> BrokerId:
+    """Where one more replica of a partition goes, which has these already."""
+    used = Counter(_rack(broker, racks) for broker in chosen)
+    return min(
+        (broker for broker in racks if broker not in chosen),
+        key=lambda broker: (
+            used[_rack(broker, racks)],
+            load.replicas[broker],
+            sum(load.shared[broker, other] for other in chosen),
+            load.leaders[broker],
+            broker,
+        ),
+    )
+
+
+def _rack(broker: BrokerId, racks: Racks) -> tuple[str, str]:
+    """The broker's rack, or the broker itself where it has none (or is not known)."""
+    rack = racks.get(broker)
+    return ("rack", rack) if rack is not None else ("broker", broker)
+
+
+def _named(brokers: Iterable[str]) -> str:
+    return ", ".join(sorted(brokers)) or "none"
+
+
+def _count(racks: Racks) -> str:
+    return f"there are {len(racks)} ({_named(racks)})" if len(racks) != 1 else "there is one"

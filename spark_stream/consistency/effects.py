@@ -1,0 +1,93 @@
+"""What a replica's core asks of those who keep it, after an event: its effects.
+
+Those who wait are numbers that they were given. Reads wait for one of three bounds to pass an
+offset, appends for their acknowledgement; each is named in one effect, once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from spark_stream.consistency.ids import EntryIndex, Offset
+from spark_stream.consistency.isolation import Bounds, Isolation
+from spark_stream.consistency.partition_record import Member
+
+
+class Bound(Enum):
+    """What a reader waits for: one of the offsets that bound what it sees."""
+
+    LOG_END = "log end offset"
+    HIGH_WATERMARK = "high watermark"
+    LAST_STABLE = "last stable offset"
+
+
+BOUND_OF: Final = {
+    Isolation.READ_UNCOMMITTED: Bound.LOG_END,
+    Isolation.READ_REPLICATED: Bound.HIGH_WATERMARK,
+    Isolation.READ_COMMITTED: Bound.LAST_STABLE,
+    Isolation.READ_ATOMIC: Bound.LAST_STABLE,  # its cut moves only when that does
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """These reads have something to see."""
+
+    waiters: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """These appends are as safe as they asked to be: acknowledge them."""
+
+    tickets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Disown:
+    """The records of these appends were cut off before they were acknowledged."""
+
+    tickets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """These appends waited when the replica ceased to lead.
+
+    Their records may stay or be cut off: the next leader knows.
+    """
+
+    tickets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProposeIsr:
+    """Put these members on the partition's record, by a compare-and-set on this version of it.
+
+    ``isr_changed`` or ``isr_refused`` tells the outcome; where it cannot be known, neither does.
+    """
+
+    members: tuple[Member, ...]
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class HighWatermarkMoved:
+    """Followers are to hear of the leader's high watermark."""
+
+    entry: EntryIndex
+
+
+Effect = Wake | Answer | Disown | Abandon | ProposeIsr | HighWatermarkMoved
+Effects = list[Effect]
+
+
+def offset_of(bounds: Bounds, bound: Bound) -> Offset:
+    """Where the bound is."""
+    if bound is Bound.LOG_END:
+        return bounds.log_end_offset
+    if bound is Bound.HIGH_WATERMARK:
+        return bounds.high_watermark
+    return bounds.last_stable_offset

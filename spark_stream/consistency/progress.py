@@ -1,0 +1,301 @@
+"""What a leader knows of its followers: how far they are, who is in sync, what is replicated.
+
+**Invariant.** Whoever is in the partition's ISR, or may be in it by now, has every entry below the
+high watermark. So the leader waits for the *maximal* ISR: the members on the record as it knows it,
+those whom it has proposed, and those whom it is about to propose. A member that is on its way out
+counts until its removal is on record.
+
+**Sessions.** A follower reports under a session, in the generation of its logs. What it reported
+counts for the member of that generation only, also when the session is over; a new session begins
+with what both logs share. Reports of earlier sessions are ignored.
+
+**Who leaves.** A member leaves that lacks an entry which the leader appended longer than
+``lag_max_us`` ago, and one that is not alive in its generation.
+
+**Who joins.** A follower joins that is alive in the generation of its session, has reached the high
+watermark, and has all that the leader had when it was elected (its *inherited end*: all that
+earlier leaders may have committed is below it). A follower that is close behind is *admitted*
+first: from then on the high watermark waits for it, so that it can be reached while appends go on.
+
+**Order.** One proposal at a time is under way. Its outcome is the record after the compare-and-set,
+or as it was found instead. While the outcome is not known, whoever was proposed counts.
+
+Source: Kafka's Partition (maximal ISR, caught-up time, leader epoch start) and KIP-903.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from spark_stream.consistency.election import leads
+from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation
+from spark_stream.consistency.partition_record import Member, PartitionRecord
+
+GenerationOf = Callable[[BrokerId], Generation | None]
+"""The generation in which a broker is registered and alive; None: it is not alive."""
+
+_NEAR: Final = 16  # a follower is close behind that lacks nothing older than this part of the lag
+_MARKS: Final = 64  # how many times are remembered within the greatest lag
+
+
+@dataclass(frozen=True, slots=True)
+class IsrSettings:
+    """``min_insync``: with fewer in-sync replicas the high watermark stands still.
+
+    A partition with fewer replicas than that needs all it has. ``lag_max_us``: how long a member
+    may lack an entry, in microseconds.
+    """
+
+    min_insync: int = 1
+    lag_max_us: int = 10_000_000
+
+
+@dataclass(slots=True)
+class _Follower:
+    """A follower in one generation: it has the entries below ``acked``."""
+
+    member: Member
+    acked: EntryIndex
+    session: int | None = None
+    admitted: bool = False
+
+
+class Ages:
+    """When a leader appended which entry: to within a part of ``span``, and back to ``span``."""
+
+    def __init__(self, now: int, span: int) -> None:
+        """What is there already counts as appended now."""
+        self.span = span
+        self._entries = [0]
+        self._times = [now]
+
+    @property
+    def step(self) -> int:
+        """How much older than it is an entry may be said to be."""
+        return self.span // _MARKS
+
+    def appended(self, entry: int, now: int) -> None:
+        """The entry of this index was appended, and maybe some behind it."""
+        if now - self._times[-1] >= self.step:
+            self._entries.append(entry)
+            self._times.append(now)
+            old = bisect_right(self._times, now - self.span - 2 * self.step) - 1
+            if old > 0:
+                del self._entries[:old], self._times[:old]
+
+    def time_of(self, entry: int) -> int:
+        """When the entry was appended: at this time, or a step later."""
+        return self._times[max(0, bisect_right(self._entries, entry) - 1)]
+
+
+class Progress:
+    """A leader's followers, in one epoch. All times are the leader's, in microseconds."""
+
+    def __init__(
+        self,
+        me: Member,
+        record: PartitionRecord,
+        version: int,
+        inherited_end: EntryIndex,
+        settings: IsrSettings,
+        generation_of: GenerationOf,
+        now: int,
+    ) -> None:
+        """``record``, at ``version`` in the store, says that ``me`` leads."""
+        if not leads(record, me):
+            raise ValueError(f"{me} does not lead by this record: {record}")
+        self.me = me
+        self.record = record
+        self.version = version
+        self.inherited_end = inherited_end
+        self.settings = settings
+        self.proposed: tuple[Member, ...] | None = None
+        self._generation_of = generation_of
+        self._followers: dict[Member, _Follower] = {}
+        self._sessions: dict[int, _Follower] = {}
+        self._ages = Ages(now, settings.lag_max_us)
+        self._find_maximal()
+
+    # -- what is known ----------------------------------------------------------------------------
+
+    @property
+    def maximal(self) -> tuple[Member, ...]:
+        """Whom the high watermark waits for, besides the leader."""
+        return tuple(each.member for each in self._awaited)
+
+    @property
+    def enough(self) -> bool:
+        """Whether the ISR is large enough for the high watermark to move."""
+        needed = min(self.settings.min_insync, len(self.record.replicas))
+        return len(self.record.isr) >= needed
+
+    @property
+    def alone(self) -> bool:
+        """Whether what the leader appends is replicated at once."""
+        return not self._awaited and self.enough
+
+    def acked(self, member: Member) -> EntryIndex | None:
+        """How far the member is, as far as the leader knows; None: it has never reported."""
+        found = self._followers.get(member)
+        return None if found is None else found.acked
+
+    def sessions(self) -> Iterator[tuple[int, Member, EntryIndex]]:
+        """(number, whose it is, how far it is) of each session."""
+        return ((number, each.member, each.acked) for number, each in self._sessions.items())
+
+    def replicated(self, log_end: EntryIndex) -> EntryIndex:
+        """All entries below this index are on the maximal ISR; 0 where that is too small."""
+        if not self.enough:
+            return EntryIndex(0)
+        return min((each.acked for each in self._awaited), default=log_end)
+
+    # -- events -----------------------------------------------------------------------------------
+
+    def appended(self, entry: int, now: int) -> None:
+        """The leader appended this entry, and maybe some behind it."""
+        self._ages.appended(entry, now)
+
+    def started(self, session: int, member: Member, acked: EntryIndex) -> None:
+        """A follower's session begins; it has the entries below ``acked``, the same as here.
+
+        An earlier session of the broker ends with that.
+        """
+        for number, each in list(self._sessions.items()):
+            if each.member.broker == member.broker:
+                self.left(number)
+        found = self._followers.get(member)
+        if found is None:
+            found = self._followers[member] = _Follower(member, acked)
+        found.acked = acked
+        found.session = session
+        self._sessions[session] = found
+        self._find_maximal()
+
+    def reported(self, session: int, acked: EntryIndex) -> bool:
+        """The follower has the entries below ``acked``. True: it may join by that."""
+        found = self._sessions.get(session)
+        if found is None or acked <= found.acked:
+            return False
+        found.acked = acked
+        return found.member not in self.record.isr
+
+    def left(self, session: int) -> None:
+        """The session is over. What its follower reported still holds."""
+        found = self._sessions.pop(session, None)
+        if found is not None:
+            found.session = None
+            found.admitted = False
+            self._find_maximal()
+
+    def changed(self, record: PartitionRecord, version: int) -> bool:
+        """The record is this now, at this version. False: that is nothing new.
+
+        A record that has another leader, or another epoch, ends this leader's epoch: it is not
+        taken in here, and what was counted counts on.
+        """
+        if version <= self.version:
+            return False
+        if not leads(record, self.me) or record.leader_epoch != self.record.leader_epoch:
+            return False
+        self.record, self.version, self.proposed = record, version, None
+        for each in self._followers.values():
+            each.admitted = each.admitted and each.member not in record.isr
+        self._find_maximal()
+        return True
+
+    def refused(self, record: PartitionRecord, version: int) -> None:
+        """The proposal was not taken, and will not be: the record was another, this one."""
+        self.changed(record, version)
+        self.proposed = None
+        self._find_maximal()
+
+    def configure(self, settings: IsrSettings) -> None:
+        """The topic's settings are these now."""
+        self.settings = settings
+        self._ages.span = settings.lag_max_us
+
+    def propose(
+        self, high_watermark: EntryIndex, log_end: EntryIndex, now: int
+    ) -> tuple[Member, ...] | None:
+        """Who should be in sync instead of whom; None: nobody else, or a proposal is under way.
+
+        What is proposed counts from now on, until :meth:`changed` or :meth:`refused`. Followers
+        that are close behind are admitted on the way, and those that fell back are not any more.
+        """
+        if self.proposed is not None:
+            return None
+        reach = max(high_watermark, self.inherited_end)
+        members = {
+            each.broker: each
+            for each in self.record.isr
+            if each == self.me or self._stays(each, log_end, now)
+        }
+        for each in self._sessions.values():
+            if each.member in self.record.isr:
+                continue
+            each.admitted = self._is_near(each, log_end, now)
+            if each.acked >= reach and self._may_join(each.member):
+                members[each.member.broker] = each.member
+        isr = tuple(members[broker] for broker in self.record.replicas if broker in members)
+        if set(isr) != set(self.record.isr):
+            self.proposed = isr
+        self._find_maximal()
+        return self.proposed
+
+    def due(self, log_end: EntryIndex) -> int | None:
+        """When :meth:`propose` may have more to say if nobody reports meanwhile; None: never."""
+        if self.proposed is not None:
+            return None
+        return min(
+            (
+                self._ages.time_of(each.acked) + self._patience(each) + 1
+                for each in self._awaited
+                if each.acked < log_end
+            ),
+            default=None,
+        )
+
+    # -- who is waited for ------------------------------------------------------------------------
+
+    def _may_join(self, member: Member) -> bool:
+        in_generation = self._generation_of(member.broker) == member.generation
+        return member.broker in self.record.replicas and in_generation
+
+    def _is_near(self, follower: _Follower, log_end: EntryIndex, now: int) -> bool:
+        """Whether a follower that is not in sync is to be waited for, so that it can be."""
+        if follower.acked < self.inherited_end or not self._may_join(follower.member):
+            return False
+        near = self.settings.lag_max_us // _NEAR
+        within = self._patience(follower) if follower.admitted else near
+        return self._lag(follower.acked, log_end, now) <= within
+
+    def _stays(self, member: Member, log_end: EntryIndex, now: int) -> bool:
+        if self._generation_of(member.broker) != member.generation:
+            return False
+        follower = self._followers[member]
+        return self._lag(follower.acked, log_end, now) <= self._patience(follower)
+
+    def _patience(self, follower: _Follower) -> int:
+        """How long one that is waited for may lack an entry."""
+        lag = self.settings.lag_max_us
+        return (2 * (lag // _NEAR) if follower.admitted else lag) + self._ages.step
+
+    def _lag(self, acked: EntryIndex, log_end: EntryIndex, now: int) -> int:
+        """How long the oldest entry that a follower lacks has been there; 0: it lacks none."""
+        return 0 if acked >= log_end else now - self._ages.time_of(acked)
+
+    def _find_maximal(self) -> None:
+        """Finds whom the high watermark waits for, and forgets followers that are nowhere."""
+        admitted = [each.member for each in self._followers.values() if each.admitted]
+        members = {*self.record.isr, *(self.proposed or ()), *admitted} - {self.me}
+        self._followers = {
+            member: each
+            for member, each in self._followers.items()
+            if each.session is not None or member in members
+        }
+        for member in members - self._followers.keys():
+            self._followers[member] = _Follower(member, EntryIndex(0))
+        self._awaited = [self._followers[member] for member in sorted(members)]

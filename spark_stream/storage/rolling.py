@@ -1,0 +1,33 @@
+"""When the active segment is full. No file is touched here."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from spark_stream.consistency.entries import Table
+from spark_stream.storage.settings import LogSettings
+
+
+def rows_that_fit(
+    rows: Table,
+    settings: LogSettings,
+    *,
+    entries: int,
+    data_bytes: int,
+    first_appended: int | None,
+    has_record: bool,
+) -> int:
+    """How many leading rows go into a segment before the next one begins.
+
+    The segment has so many ``entries`` and ``data_bytes``; ``first_appended`` is when its first
+    entry came. Without a record it is never full: the next segment would have the same name.
+    """
+    if first_appended is None:
+        first_appended = int(rows[0]["appended"])
+    places = np.arange(len(rows))
+    full = data_bytes + np.cumsum(rows["length"]) > settings.segment_bytes
+    full |= entries + places >= settings.segment_entries
+    full |= rows["appended"] - first_appended > settings.segment_ms * 1000
+    if not has_record:
+        full &= np.cumsum(rows["count"]) > rows["count"]
+    return int(full.argmax()) if full.any() else len(rows)

@@ -1,0 +1,144 @@
+"""Who leads what, as any broker tells it, and the epoch in which a client knows its leader."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pyarrow.flight as fl
+import pytest
+
+import spark_stream as isolog
+from spark_stream.errors import (
+    DataLoss,
+    IsologError,
+    LeaderEpochFenced,
+    UnknownLeaderEpoch,
+    UnknownTopic,
+    from_wire,
+)
+from tests.broker.stamped import refused
+from tests.broker.test_two_brokers import pair
+from tests.support import CALL, NUMBERS, BrokerProcess, act, fetched, numbers
+
+
+@pytest.fixture(scope="module")
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[BrokerProcess]]:
+    """A leads topic ``a``, B leads topic ``b``, each of two partitions."""
+    with pair(tmp_path_factory.mktemp("leaders")) as (first, second):
+        yield [first, second]
+
+
+def test_any_broker_tells_who_leads(brokers):
+    for asked in brokers:
+        flight = asked.flight()
+        for topic, leader in zip("ab", brokers, strict=True):
+            found = act(flight, "find-leaders", topic=topic)
+            addresses = {each["address"] for each in found["partitions"]}
+            assert addresses == {leader.address}
+            assert [each["partition"] for each in found["partitions"]] == [0, 1]
+            ids = {each["leader"] for each in found["partitions"]}
+            assert len(ids) == 1
+            # Only the leader itself knows the epoch, in this release.
+            epochs = [each.get("leader_epoch") for each in found["partitions"]]
+            assert epochs == ([0, 0] if asked is leader else [None, None])
+
+
+def test_leaders_of_a_topic_that_was_made_anew_are_not_told_for_the_old(brokers):
+    error = refused(lambda: act(brokers[0].flight(), "find-leaders", topic="a", topic_id="old"))
+    assert isinstance(error, UnknownTopic)
+
+
+def test_any_broker_names_all_brokers(brokers):
+    for asked in brokers:
+        found = act(asked.flight(), "list-brokers")["brokers"]
+        assert sorted(each["address"] for each in found) == sorted(each.address for each in brokers)
+        assert len({each["id"] for each in found}) == 2
+
+
+def test_offsets_of_partitions_that_others_lead_are_left_to_those(brokers):
+    for asked in brokers:
+        flight = asked.flight()
+        for topic, leader in zip("ab", brokers, strict=True):
+            found = act(flight, "list-offsets", topic=topic, partitions=[1])
+            here = asked is leader
+            assert list(found["offsets"]) == (["1"] if here else [])
+            elsewhere = [(each["partition"], each["address"]) for each in found["elsewhere"]]
+            assert elsewhere == ([] if here else [(1, leader.address)])
+
+
+def test_the_client_finds_the_offsets_whoever_it_is_connected_to(brokers):
+    for asked in brokers:
+        with asked.connect() as log:
+            for topic in "ab":
+                assert log.read(topic).num_rows == 0
+                with log.consumer(topic, start="latest") as consumer:
+                    assert consumer.position() == {(topic, 0): 0, (topic, 1): 0}
+
+
+# -- the leader epoch in requests and answers ------------------------------------------------------
+
+
+@pytest.fixture
+def led(tmp_path) -> Iterator[tuple[isolog.Log, BrokerProcess]]:
+    """A broker in its second leader epoch, with a topic ``t`` of ten numbers from the first."""
+    with BrokerProcess(tmp_path / "log") as broker:
+        with broker.connect() as log:
+            log.create_topic("t", schema=NUMBERS)
+            with log.producer() as producer:
+                producer.append("t", numbers(0, 10))
+        broker.kill()
+        broker.restart()
+        with broker.connect() as log:
+            yield log, broker
+
+
+def put(flight: fl.FlightClient, leader_epoch: int | None) -> dict:
+    command = json.dumps({"topic": "t"}).encode()
+    writer, acks = flight.do_put(fl.FlightDescriptor.for_command(command), NUMBERS, CALL)
+    envelope = {"partition": 0} | ({} if leader_epoch is None else {"leader_epoch": leader_epoch})
+    writer.write_with_metadata(numbers(0, 1), json.dumps(envelope).encode())
+    ack = dict(json.loads(acks.read().to_pybytes()))
+    writer.close()
+    return ack
+
+
+def epoch_of(flight: fl.FlightClient) -> int:
+    return int(act(flight, "find-leaders", topic="t")["partitions"][0]["leader_epoch"])
+
+
+def test_a_fetch_in_another_epoch_is_refused_and_tells_the_present_one(led):
+    flight = led[1].flight()
+    present = epoch_of(flight)
+    assert present > 0
+    assert fetched(flight, "t", leader_epoch=present)[1]["leader_epoch"] == present
+    assert fetched(flight, "t")[1]["leader_epoch"] == present
+    for asked, kind in ((present - 1, LeaderEpochFenced), (present + 1, UnknownLeaderEpoch)):
+        error = refused(lambda asked=asked: fetched(flight, "t", leader_epoch=asked))
+        assert type(error) is kind
+        assert error.retriable
+        assert error.details["leader_epoch"] == present
+
+
+def test_an_append_in_another_epoch_is_refused_and_appends_nothing(led):
+    flight = led[1].flight()
+    present = epoch_of(flight)
+    for asked, kind in ((present - 1, LeaderEpochFenced), (present + 1, UnknownLeaderEpoch)):
+        ack = put(flight, asked)
+        error: IsologError = from_wire(ack["error"])
+        assert type(error) is kind
+    assert led[0].read("t").num_rows == 10
+    for asked in (None, present):
+        assert put(flight, asked)["leader_epoch"] == present
+    assert led[0].read("t").num_rows == 12
+
+
+def test_a_start_above_the_end_of_its_epoch_is_a_loss_that_names_where_to_go_on(led):
+    flight = led[1].flight()
+    put(flight, None)  # offset 10 is of the second epoch
+    batches, end = fetched(flight, "t", start=10, start_epoch=0)
+    assert (sum(each.num_rows for each, _ in batches), end["next"]) == (1, 11)
+    error = refused(lambda: fetched(flight, "t", start=11, start_epoch=0))
+    assert type(error) is DataLoss
+    assert error.details["left"] == 10
+    assert fetched(flight, "t", start=11, start_epoch=epoch_of(flight))[1]["next"] == 11

@@ -1,0 +1,351 @@
+"""Whether a broker may vouch for its logs: only if they hold all that it ever acknowledged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_stream.cluster import vouching as vouching_module
+from spark_stream.cluster.vouching import (
+    Doubt,
+    Found,
+    LeftBehind,
+    Vouching,
+    decode,
+    digest_of_ends,
+    doubt,
+    encode,
+)
+from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation
+from spark_stream.environment import SystemMachine
+from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
+
+LEFT = LeftBehind(Generation("g"), "run-1", None, "boot-1")
+FOUND = Found("run-1", "ten", intact=True, boot="boot-1")
+
+
+def left(**changes) -> LeftBehind:
+    facts = {"generation": Generation("g"), "run": "run-1", "ends": None, "boot": "boot-1"}
+    return LeftBehind(**(facts | changes))
+
+
+def found(**changes) -> Found:
+    return Found(**({"run": "run-1", "ends": "ten", "intact": True, "boot": "boot-1"} | changes))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "reason"),
+    [
+        (None, found(), Doubt.NEW),
+        (left(), found(), None),
+        (left(), found(run=None), Doubt.OTHER_DIRECTORY),
+        (left(), found(run="run-0"), Doubt.OTHER_DIRECTORY),
+        (left(), found(intact=False), Doubt.DAMAGED),
+        (left(), found(boot="boot-2"), Doubt.MACHINE_ENDED),
+        (left(), found(boot=None), Doubt.MACHINE_ENDED),
+        (left(boot=None), found(boot=None), Doubt.MACHINE_ENDED),
+        (left(force_failed=True), found(), Doubt.FORCE_FAILED),
+        (left(ends="ten"), found(), None),
+        (left(ends="ten"), found(boot="boot-2"), None),
+        (left(ends="ten", boot=None), found(boot=None), None),
+        (left(ends="ten"), found(ends="nine"), Doubt.MOVED_ENDS),
+        (left(ends="ten"), found(run="run-0"), Doubt.OTHER_DIRECTORY),
+        (left(ends="ten"), found(intact=False), Doubt.DAMAGED),
+        (left(ends="ten", force_failed=True), found(), Doubt.FORCE_FAILED),
+    ],
+)
+def test_what_a_broker_may_vouch_for(before, now, reason):
+    assert doubt(before, now) is reason
+
+
+@given(
+    st.builds(
+        LeftBehind,
+        generation=st.text(max_size=3).map(Generation),
+        run=st.text(max_size=3),
+        ends=st.none() | st.text(max_size=3),
+        boot=st.none() | st.text(max_size=3),
+        force_failed=st.booleans(),
+    )
+)
+def test_the_codec_keeps_what_was_left_behind(before):
+    assert decode(encode(before)) == before
+
+
+def names(prefix: str) -> Callable[[], str]:
+    numbers = count(1)
+    return lambda: f"{prefix}{next(numbers)}"
+
+
+@pytest.fixture
+def vouching(store) -> Vouching:
+    return Vouching(store, BrokerId("b1"))
+
+
+def test_a_broker_keeps_its_generation_over_a_kill_and_over_an_end_in_order(vouching):
+    fresh = names("g")
+    assert vouching.begin(found(run=None), "run-1", fresh) == ("g1", Doubt.NEW)
+    assert vouching.begin(found(run="run-1"), "run-2", fresh) == ("g1", None)
+    vouching.end("run-2", "ten")
+    assert vouching.begin(found(run="run-2", boot="boot-2"), "run-3", fresh) == ("g1", None)
+
+
+def test_a_broker_whose_machine_ended_makes_a_new_generation(vouching):
+    fresh = names("g")
+    vouching.begin(found(run=None), "run-1", fresh)
+    again = vouching.begin(found(boot="boot-2"), "run-2", fresh)
+    assert again == ("g2", Doubt.MACHINE_ENDED)
+    assert vouching.begin(found(run="run-2", boot="boot-2"), "run-3", fresh) == ("g2", None)
+
+
+def test_an_end_in_order_counts_for_one_start(vouching):
+    fresh = names("g")
+    vouching.begin(found(run=None), "run-1", fresh)
+    vouching.end("run-1", "ten")
+    assert vouching.begin(found(), "run-2", fresh) == ("g1", None)
+    later = found(run="run-2", boot="boot-2")
+    assert vouching.begin(later, "run-3", fresh) == ("g2", Doubt.MACHINE_ENDED)
+
+
+def test_after_a_force_that_failed_nobody_vouches_until_a_new_generation(vouching):
+    fresh = names("g")
+    vouching.begin(found(run=None), "run-1", fresh)
+    vouching.force_failed("run-1")
+    vouching.end("run-1", "ten")
+    assert vouching.begin(found(), "run-2", fresh) == ("g2", Doubt.FORCE_FAILED)
+    assert vouching.begin(found(run="run-2"), "run-3", fresh) == ("g2", None)
+
+
+def test_what_an_earlier_run_says_late_is_not_heard(vouching):
+    fresh = names("g")
+    vouching.end("run-0", "ten")
+    vouching.begin(found(run=None), "run-1", fresh)
+    vouching.begin(found(), "run-2", fresh)
+    vouching.end("run-1", "ten")
+    vouching.force_failed("run-1")
+    later = found(run="run-2", boot="boot-2")
+    assert vouching.begin(later, "run-3", fresh) == ("g2", Doubt.MACHINE_ENDED)
+
+
+def test_a_broker_that_dies_before_its_directory_has_the_run_makes_a_new_generation(vouching):
+    fresh = names("g")
+    vouching.begin(found(run=None), "run-1", fresh)
+    vouching.begin(found(), "run-2", fresh)
+    again = vouching.begin(found(), "run-3", fresh)
+    assert again == ("g2", Doubt.OTHER_DIRECTORY)
+
+
+def test_brokers_vouch_each_for_itself(store):
+    fresh = names("g")
+    one, two = (Vouching(store, BrokerId(each)) for each in ("b1", "b2"))
+    assert one.begin(found(run=None), "run-1", fresh)[0] == "g1"
+    assert two.begin(found(run=None), "run-1", fresh)[0] == "g2"
+    assert one.begin(found(), "run-2", fresh) == ("g1", None)
+
+
+def test_the_digest_of_ends_is_of_all_logs_whatever_their_order():
+    ends = [("t1", 0, EntryIndex(3)), ("t1", 1, EntryIndex(4)), ("t2", 0, EntryIndex(0))]
+    assert digest_of_ends(ends) == digest_of_ends(reversed(ends))
+    others = [
+        ends[:2],
+        [],
+        [*ends, ("t2", 1, EntryIndex(0))],
+        [("t1", 0, EntryIndex(2)), *ends[1:]],
+    ]
+    assert len({digest_of_ends(each) for each in [ends, *others]}) == 1 + len(others)
+
+
+def test_a_machine_tells_its_starts_apart_where_it_can(tmp_path):
+    assert SystemMachine(tmp_path / "missing").boot_id() is None
+    (tmp_path / "empty").write_text("\n")
+    assert SystemMachine(tmp_path / "empty").boot_id() is None
+    (tmp_path / "noise").write_bytes(b"\xff\xfe")
+    assert SystemMachine(tmp_path / "noise").boot_id() is None
+    (tmp_path / "boot").write_text("5f3c\n")
+    assert SystemMachine(tmp_path / "boot").boot_id() == "5f3c"
+    assert SystemMachine().boot_id() == SystemMachine().boot_id()
+
+
+# -- the invariant, against a machine that loses what a machine can lose ---------------------------
+
+
+class BrokerOnAMachine:
+    """A broker with one log: entries, of which some are forced; and a directory that has the run.
+
+    A kill keeps all that was written. A power cut keeps what was forced and any part of the rest.
+    A force that fails drops a part of what was not forced.
+    """
+
+    def __init__(self) -> None:
+        self.vouching = Vouching(MemoryStore(MemoryRecords()), BrokerId("b1"))
+        self.fresh = names("g")
+        self.runs = names("run-")
+        self.boot = 0
+        self.log: list[int] = []
+        self.forced = 0
+        self.lost_forced = False
+        self.directory: str | None = None
+        self.backup: tuple[list[int], str | None] = ([], None)
+        self.run = ""
+        self.acknowledged: dict[Generation, list[int]] = {}
+        self.kept = 0
+
+    def start(self) -> None:
+        seen = Found(
+            self.directory,
+            str(len(self.log)),
+            intact=not self.lost_forced,
+            boot=f"boot-{self.boot}",
+        )
+        self.run = self.runs()
+        self.generation, reason = self.vouching.begin(seen, self.run, self.fresh)
+        self.kept += reason is None
+        assert (reason is None) == (self.generation in self.acknowledged)
+        held = self.acknowledged.setdefault(self.generation, list(self.log))
+        assert self.log[: len(held)] == held, f"{self.generation} lacks what it acknowledged"
+        self.lost_forced = False
+        self.forced = min(self.forced, len(self.log))
+        self.force_failed = False
+
+    def name_directory(self) -> None:
+        self.directory = self.run
+
+    def append(self, entry: int) -> None:
+        if not self.force_failed:
+            self.log.append(entry)
+            self.acknowledged[self.generation] = list(self.log)
+
+    def force(self) -> None:
+        if not self.force_failed:
+            self.forced = len(self.log)
+
+    def fail_force(self, lost: int) -> None:
+        if not self.force_failed:
+            self.force_failed = True
+            self.vouching.force_failed(self.run)
+            del self.log[max(self.forced, len(self.log) - lost) :]
+
+    def end(self) -> None:
+        if not self.force_failed:
+            self.force()
+            self.vouching.end(self.run, str(len(self.log)))
+
+    def lose_power(self, lost: int) -> None:
+        self.boot += 1
+        del self.log[max(self.forced, len(self.log) - lost) :]
+
+    def damage(self, lost: int) -> None:
+        """The disk lies: forced entries are gone, which the log finds out when it opens."""
+        if lost and self.log:
+            del self.log[max(0, len(self.log) - lost) :]
+            self.lost_forced = True
+
+    def cut(self, lost: int) -> None:
+        """Somebody removes the last files of a broker that does not run: that leaves no trace."""
+        del self.log[max(0, len(self.log) - lost) :]
+
+    def save(self) -> None:
+        self.backup = (list(self.log), self.directory)
+
+    def restore(self) -> None:
+        """Somebody puts a copy from an earlier run in the directory's place, or an empty one."""
+        log, run = self.backup
+        if run == self.run:
+            return
+        self.log, self.directory = list(log), run
+        self.forced = len(log)
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["append"] * 4
+            + ["force", "kill", "kill", "end", "power", "end and power", "damage", "save"]
+            + ["restore", "fail", "die early", "end and cut"]
+        ),
+        st.integers(0, 3),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=400)
+@given(EVENTS)
+def test_a_generation_has_all_that_was_acknowledged_in_it(events):
+    broker = BrokerOnAMachine()
+    broker.start()
+    broker.name_directory()
+    for number, (what, much) in enumerate(events):
+        match what:
+            case "append":
+                broker.append(number)
+                continue
+            case "force":
+                broker.force()
+                continue
+            case "save":
+                broker.save()
+                continue
+            case "fail":
+                broker.fail_force(much)
+                continue
+            case "end":
+                broker.end()
+            case "power":
+                broker.lose_power(much)
+            case "end and power":
+                broker.end()
+                broker.lose_power(much)
+            case "damage":
+                broker.damage(much)
+            case "end and cut":
+                broker.end()
+                broker.cut(much)
+            case "restore":
+                broker.restore()
+            case "die early":
+                broker.start()
+        broker.start()
+        broker.name_directory()
+
+
+def test_a_broker_that_only_loses_its_process_vouches_each_time():
+    """The property above would hold for one that never vouches, too."""
+    broker = BrokerOnAMachine()
+    broker.start()
+    broker.name_directory()
+    for number in range(10):
+        broker.append(number)
+        if number % 2:
+            broker.end()
+            broker.lose_power(3)
+        broker.start()
+        broker.name_directory()
+    assert broker.kept == 10
+
+
+@pytest.mark.parametrize("ignored", ["run", "ends", "boot", "intact", "force_failed"])
+def test_each_fact_is_needed(ignored, monkeypatch):
+    """A decision that ignores one of the facts breaks the invariant."""
+
+    def careless(before: LeftBehind | None, now: Found) -> Doubt | None:
+        if before is None:
+            return doubt(before, now)
+        facts = {
+            "run": {"run": before.run},
+            "ends": {"ends": before.ends or now.ends},
+            "boot": {"boot": before.boot},
+            "intact": {"intact": True},
+        }.get(ignored, {})
+        seen = {name: getattr(now, name) for name in ("run", "ends", "intact", "boot")}
+        if ignored == "force_failed":
+            before = LeftBehind(before.generation, before.run, before.ends, before.boot)
+        return doubt(before, Found(**(seen | facts)))
+
+    monkeypatch.setattr(vouching_module, "doubt", careless)
+    with pytest.raises(AssertionError, match="lacks what it acknowledged"):
+        test_a_generation_has_all_that_was_acknowledged_in_it()
