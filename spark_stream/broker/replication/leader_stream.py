@@ -89,7 +89,7 @@ class LeaderStream:
         self._changed = threading.Condition()  # guards what follows
         self._turns = Turns(opened.window_bytes)
         self._outbox = [welcome.pack()]
-        self._high_watermarks: dict[int, EntryIndex] = {}  # by slot, what no frame has told yet
+        self._moved: dict[int, Slot] = {}  # whose high watermark no frame has told yet
         self._tell_at: float | None = None
         self._calls = 1  # that are under way
         self._ending = False
@@ -101,10 +101,12 @@ class LeaderStream:
         """What is said to the follower, until the stream ends; on the thread of the DoGet."""
         try:
             while (step := self._next_step()) is not None:
-                if not isinstance(step, Slot):
+                if isinstance(step, list):
                     for packed in step:
                         yield NO_BODY, packed
-                elif (said := self._take_turn(step)) is not None:
+                    continue
+                said = self._take_turn(step) if isinstance(step, Slot) else _high_watermarks(step)
+                if said is not None:
                     yield said
         finally:
             self.stop()
@@ -235,7 +237,7 @@ class LeaderStream:
     def _end_session(self, number: int) -> None:
         with self._changed:
             slot = self._turns.remove(number)
-            self._high_watermarks.pop(number, None)
+            self._moved.pop(number, None)
             self._changed.notify()
         if slot is not None:
             slot.session.close()
@@ -253,11 +255,18 @@ class LeaderStream:
 
     # -- what it is told -------------------------------------------------------------------------
 
-    def _take_news(self, number: int) -> None:
+    def _take_news(self, number: int, is_urgent: bool) -> None:
         with self._changed:
             slot = self._turns.get(number)
-            if slot is not None and not slot.has_news:
+            if slot is None or slot.has_news:
+                return
+            if is_urgent:
                 self._turns.take_news(slot)
+                self._changed.notify()
+                return
+            self._moved[number] = slot
+            if self._tell_at is None:  # else the sender looks by itself then
+                self._tell_at = self._clock.monotonic() + HIGH_WATERMARK_LINGER_S
                 self._changed.notify()
 
     def _say(self, message: Refused) -> None:
@@ -265,8 +274,11 @@ class LeaderStream:
             self._outbox.append(message.pack())
             self._changed.notify()
 
-    def _next_step(self) -> Slot | list[bytes] | None:
-        """What to do next, once there is something: a slot's turn, or messages. None: it ends."""
+    def _next_step(self) -> Slot | dict[int, Slot] | list[bytes] | None:
+        """What to do next, once there is something. None: the stream ends.
+
+        A slot's turn, those whose high watermark is to be told, or messages.
+        """
         with self._changed:
             while True:
                 if self._outbox:
@@ -276,7 +288,9 @@ class LeaderStream:
                     return None if self._bye_is_said() else [Bye().pack()]
                 now = self._clock.monotonic()
                 if self._tell_at is not None and now >= self._tell_at:
-                    return self._due_high_watermarks()
+                    moved, self._moved, self._tell_at = self._moved, {}, None
+                    if moved:
+                        return moved
                 slot = self._turns.next_slot()
                 if slot is not None:
                     return slot
@@ -294,16 +308,6 @@ class LeaderStream:
         said, self._said_bye = self._said_bye, True
         return said
 
-    def _due_high_watermarks(self) -> list[bytes]:
-        found = tuple((number, int(entry)) for number, entry in self._high_watermarks.items())
-        for number, entry in self._high_watermarks.items():
-            slot = self._turns.get(number)
-            if slot is not None:
-                slot.high_watermark_told = entry
-        self._high_watermarks.clear()
-        self._tell_at = None
-        return [HighWatermarks(found).pack()] if found else []
-
     def _take_turn(self, slot: Slot) -> Sent | None:
         session = slot.session
         try:
@@ -315,29 +319,30 @@ class LeaderStream:
             logger.exception("reading for follower %s", self.follower)
             return self._refusal(slot, InternalError(f"{type(error).__name__}: {error}"))
         if found is None:
-            if high_watermark > slot.high_watermark_told:
-                self._linger(slot, high_watermark)
             return None
-        rows, data = found
-        frame = Frame(slot.number, slot.epoch, slot.next, high_watermark, rows, data)
+        frame = Frame(slot.number, slot.epoch, slot.next, high_watermark, found.rows, found.data)
         end = EntryIndex(frame.end)
         is_behind = session.end > end
         with self._changed:
             slot.high_watermark_told = high_watermark
-            self._high_watermarks.pop(slot.number, None)
+            if self._tell_at is None:  # the next move of it will not have to wake this thread
+                self._tell_at = self._clock.monotonic() + HIGH_WATERMARK_LINGER_S
+            self._moved.pop(slot.number, None)
             self._turns.sent(slot, end, frame.size, is_behind=is_behind)
         metadata, batch = frame.pack()
         return batch, metadata
 
-    def _linger(self, slot: Slot, high_watermark: EntryIndex) -> None:
-        """The high watermark goes with the next frame, or alone if none comes soon."""
-        with self._changed:
-            if self._turns.get(slot.number) is None:
-                return
-            self._high_watermarks[slot.number] = high_watermark
-            if self._tell_at is None:
-                self._tell_at = self._clock.monotonic() + HIGH_WATERMARK_LINGER_S
-
     def _refusal(self, slot: Slot, error: IsologError) -> Sent:
         self._end_session(slot.number)
         return NO_BODY, Refused(slot.number, error).pack()
+
+
+def _high_watermarks(moved: dict[int, Slot]) -> Sent | None:
+    """The message that tells them; None: frames have done so meanwhile."""
+    found = []
+    for number, slot in moved.items():
+        high_watermark = slot.session.high_watermark
+        if high_watermark > slot.high_watermark_told:
+            slot.high_watermark_told = high_watermark
+            found.append((number, int(high_watermark)))
+    return (NO_BODY, HighWatermarks(tuple(found)).pack()) if found else None
