@@ -437,9 +437,12 @@ class Partition:
 
         By the steady clock, in microseconds.
         """
+        put_shorter = self.log.drop_tail() if self._closed is None else None
         with self._lock:
             if self._closed is not None:
                 return None
+            if put_shorter is not None:
+                put_shorter()
             now = self._clock.steady_us()
             self.log.housekeep(now, self.bounds().last_stable_offset)
             self._core.evict(self.log.start)

@@ -40,7 +40,7 @@ from spark_stream.broker.topics import TopicDesk
 from spark_stream.broker.transactions import TransactionDesk
 from spark_stream.cluster.brokers import Brokers, RegisteredBroker
 from spark_stream.cluster.lease_files import LeaseFiles
-from spark_stream.cluster.leases import DURATION_S, Leases
+from spark_stream.cluster.leases import Leases
 from spark_stream.environment import Clock, Ids, SystemClock, SystemIds
 from spark_stream.errors import InvalidConfig, PortInUse
 from spark_stream.storage.directory import check_directory
@@ -140,7 +140,7 @@ class Broker:
             self._keeper("housekeeper", config.housekeeping_seconds, self._host.housekeep),
             self._keeper("keepalive", keepalive.limit_s / 4, keepalive.end_silent_connections),
             self._keeper("flusher", _FLUSH_SECONDS, self._host.flush_due),
-            self._keeper("lease", DURATION_S / 4, self._renew_lease),
+            self._keeper("lease", leases.pause_s, self._renew_lease),
             self._keeper("transactions", _SWEEP_SECONDS, self._desk.sweep),
             self._keeper("memory", LOOK_S, SpareMemory().give_back),
         ]

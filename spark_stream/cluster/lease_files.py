@@ -3,18 +3,23 @@
 A renewal rewrites some bytes of an open file. It takes no lock, makes no room on the disk and waits
 for no flush: a lease need not outlive the host. A new incarnation puts a new file in the place of
 the old one; whoever still has that open writes into a file that nobody finds.
+
+The holder has its file locked (flock). The kernel lets go of the lock when the process ends,
+however it does; so a file that is not locked is nobody's lease any more. A holder locks its file
+before it is in place, so nobody who looks at the lock is ever in its way.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from spark_stream.cluster.leases import Renewal
+from spark_stream.cluster.leases import DURATION_S, Renewal
 from spark_stream.errors import StorageFailure
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,200}")
@@ -28,21 +33,26 @@ class LeaseFiles:
         self.folder = folder
         self._make_folder()
 
-    def take_place(self, broker_id: str, incarnation: str) -> LeaseFile:
+    def take_place(self, broker_id: str, incarnation: str, duration_s: float) -> LeaseFile:
         self._make_folder()  # a broker takes its place again if somebody removed all of it
-        return LeaseFile(self._path(broker_id), _checked(incarnation))
+        return LeaseFile(self._path(broker_id), _checked(incarnation), duration_s)
 
     def read(self, broker_id: str) -> Renewal | None:
         path = self._path(broker_id)
         with _named(path):
-            try:
-                with path.open("rb") as file:
-                    text = file.read(_LENGTH_MAX)
-            except FileNotFoundError:
-                return None
-        incarnation, _, count = text.decode("ascii", "replace").partition(" ")
-        # After a power cut it may hold anything: then it is nobody's, and is not renewed.
-        return Renewal(incarnation, int(count)) if count.isdecimal() else Renewal("", 0)
+            while True:
+                try:
+                    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                except FileNotFoundError:
+                    return None
+                try:
+                    shown = _renewal(os.pread(descriptor, _LENGTH_MAX, 0))
+                    if _is_locked(descriptor):
+                        return shown
+                    if os.fstat(descriptor).st_nlink:  # no later file had its place meanwhile
+                        return None
+                finally:
+                    os.close(descriptor)
 
     def _make_folder(self) -> None:
         with _named(self.folder):
@@ -55,9 +65,10 @@ class LeaseFiles:
 class LeaseFile:
     """One incarnation's file, open until it is cleared."""
 
-    def __init__(self, path: Path, incarnation: str) -> None:
+    def __init__(self, path: Path, incarnation: str, duration_s: float) -> None:
         self._path = path
         self._incarnation = incarnation
+        self._duration_ms = round(duration_s * 1000)
         # The same name at every start: what a crash leaves of one start, the next one removes.
         made = path.with_name(f"{path.name}.new")
         with _named(path):
@@ -65,6 +76,7 @@ class LeaseFile:
             self._descriptor = os.open(
                 made, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
             )
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._rewrite(0)
             os.replace(made, path)
 
@@ -87,7 +99,26 @@ class LeaseFile:
         return self._descriptor >= 0 and os.fstat(self._descriptor).st_nlink > 0
 
     def _rewrite(self, count: int) -> None:
-        os.pwrite(self._descriptor, f"{self._incarnation} {count:020}".encode(), 0)
+        shown = f"{self._incarnation} {count:020} {self._duration_ms}\n"
+        os.pwrite(self._descriptor, shown.encode(), 0)
+
+
+def _renewal(content: bytes) -> Renewal:
+    line, _, _ = content.decode("ascii", "replace").partition("\n")
+    incarnation, *numbers = line.split(" ")
+    if len(numbers) == 2 and all(each.isdecimal() for each in numbers):
+        return Renewal(incarnation, int(numbers[0]), int(numbers[1]) / 1000)
+    # Somebody has tampered with it: it is nobody's, and is not renewed.
+    return Renewal("", 0, DURATION_S)
+
+
+def _is_locked(descriptor: int) -> bool:
+    """Whether somebody has the file locked. Several may look at once."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
 
 
 def _checked(name: str) -> str:

@@ -1,17 +1,26 @@
 """Leases: which brokers are alive, without a clock that they share.
 
 A broker renews its lease by changing what is written on a board. Others see it change, and judge by
-their own clocks how long ago that was.
+their own clocks how long ago that was. The board also shows how long the holder counts on it, so
+brokers need not be set to the same duration.
 
 Invariant: whenever somebody finds a lease over, its holder's own clock had said so before, and the
-holder's next renewal says so as well. (As long as their clocks run equally fast: a broker steps
-down a little earlier.) It holds because each side counts on its safe side:
+holder's next renewal says so as well; or the holder has given it up; or the holder's process has
+ended, so that it cannot act on a lease at all. (As long as their clocks run equally fast: a broker
+steps down a little earlier.) It holds because each side counts on its safe side:
 
 * the holder counts from the moment before it wrote a renewal;
 * an observer counts from the moment after it first read that renewal, up to the moment before it
   read that there is no later one.
 
+A board shows nothing of a process that has ended, if it can know that: the lease is over at once. A
+process that stands still keeps its lease until the time is over.
+
 Whoever looks for the first time knows only what is there now: the lease gets its full time.
+
+A holder whose lease was over once may not act on it again (:meth:`Lease.may_serve`), though it can
+renew it: others may have taken its place meanwhile. It steps down, holds a new lease, and looks at
+what the others have put on record before it serves.
 """
 
 from __future__ import annotations
@@ -22,15 +31,19 @@ from typing import Final, Protocol
 
 from spark_stream.environment import Clock
 
-DURATION_S: Final = 10.0
+DURATION_S: Final = 3.0
+"""How long a lease lasts without a renewal, where nobody sets something else."""
+_RENEWALS: Final = 6  # in a lease's duration: it outlives five of them that come late
+_MARGIN: Final = 0.1  # of a lease's duration: how much earlier its holder ceases to serve
 
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """What a board shows of a lease: whose it is, and a number that each renewal changes."""
+    """What a board shows of a lease: whose it is, how often it was renewed, how long it lasts."""
 
     incarnation: str
     count: int
+    duration_s: float
 
 
 class Place(Protocol):
@@ -46,14 +59,14 @@ class Place(Protocol):
 class Board(Protocol):
     """Where leases are written, and read by all; its calls may raise ``StorageFailure``."""
 
-    def take_place(self, broker_id: str, incarnation: str) -> Place:
+    def take_place(self, broker_id: str, incarnation: str, duration_s: float) -> Place:
         """The broker's place from now on; its earlier incarnation's writes are not seen any more.
 
         Shows count 0 at once.
         """
 
     def read(self, broker_id: str) -> Renewal | None:
-        """What the broker's place shows; None: nothing."""
+        """What the broker's place shows; None: nothing, or its process has ended."""
 
 
 class Lease:
@@ -65,8 +78,9 @@ class Lease:
         self._clock = clock
         self._duration = duration_s
         self._count = 0
+        self._was_over = False
         self._renewed_at = clock.monotonic()
-        self._place = board.take_place(broker_id, incarnation)
+        self._place = board.take_place(broker_id, incarnation, duration_s)
 
     def renew(self) -> bool:
         """Renews it. False: it was over in between, or another incarnation took its place.
@@ -74,10 +88,13 @@ class Lease:
         Others may have acted on that: the broker has to step down.
         """
         started = self._clock.monotonic()
+        in_time = started < self._renewed_at + self._duration
+        if not in_time:
+            self._was_over = True  # before the time is set anew: other threads ask meanwhile
         self._count += 1
         if not self._place.write(self._count):
+            self._was_over = True
             return False
-        in_time = started < self._renewed_at + self._duration
         self._renewed_at = started
         return in_time
 
@@ -85,8 +102,14 @@ class Lease:
         """How long the broker holds the lease if it is not renewed; not above 0: it is over."""
         return self._renewed_at + self._duration - self._clock.monotonic()
 
+    def may_serve(self) -> bool:
+        """Whether the broker may act on the lease: it was never over, and it is not nearly over."""
+        # In this order: a renewal that comes too late says so before it moves the time.
+        return self.left_s() > self._duration * _MARGIN and not self._was_over
+
     def release(self) -> None:
-        """Ends it: whoever looks finds it over."""
+        """Ends it: whoever looks finds it over. The broker has ceased to serve by then."""
+        self._was_over = True
         self._place.clear()
 
 
@@ -107,16 +130,16 @@ def note(before: Sighting | None, shown: Renewal | None, read_at: float) -> Sigh
     return Sighting(shown, read_at)
 
 
-def time_left(sighting: Sighting, asked_at: float, duration_s: float) -> float:
+def time_left(sighting: Sighting, asked_at: float) -> float:
     """How long the lease lasts by what was seen; ``asked_at`` is not after it was read last."""
-    return sighting.first_read_at + duration_s - asked_at
+    return sighting.first_read_at + sighting.renewal.duration_s - asked_at
 
 
 class Leases:
     """All leases of a board, as one broker sees them. From any thread."""
 
     def __init__(self, board: Board, clock: Clock, duration_s: float = DURATION_S) -> None:
-        """``duration_s``: how long a lease lasts; the same for all brokers of a cluster."""
+        """``duration_s``: how long a lease lasts that this broker holds."""
         self._board = board
         self._clock = clock
         self._duration = duration_s
@@ -127,9 +150,22 @@ class Leases:
         """The broker's own lease, in the place of its earlier incarnation's."""
         return Lease(self._board, broker_id, incarnation, self._clock, self._duration)
 
+    @property
+    def pause_s(self) -> float:
+        """How long to pause between two renewals of the own lease."""
+        return self._duration / _RENEWALS
+
     def alive(self, broker_id: str) -> bool:
         """Whether the broker has a lease that may not be over."""
         return self.left_s(broker_id) > 0
+
+    def holder(self, broker_id: str) -> str | None:
+        """The incarnation of the broker whose lease may not be over; None: there is none."""
+        if self.left_s(broker_id) <= 0:
+            return None
+        with self._lock:
+            seen = self._seen.get(broker_id)
+            return None if seen is None else seen.renewal.incarnation
 
     def left_s(self, broker_id: str) -> float:
         """How long the broker's lease lasts at least, if nobody sees it renewed."""
@@ -141,4 +177,4 @@ class Leases:
                 self._seen.pop(broker_id, None)
                 return 0.0
             self._seen[broker_id] = seen
-            return max(0.0, time_left(seen, asked_at, self._duration))
+            return max(0.0, time_left(seen, asked_at))

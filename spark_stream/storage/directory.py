@@ -104,7 +104,7 @@ def recorded_run(path: Path, disk: Disk = HOST_DISK) -> str | None:
     """The name of the run that used the directory last; None: it has none."""
     if _RUN not in disk.names(path):
         return None
-    return disk.map(path / _RUN).to_pybytes().decode("ascii", "replace").strip()
+    return str(disk.map(path / _RUN).to_pybytes(), "ascii", "replace").strip()
 
 
 def record_run(path: Path, run: str, disk: Disk = HOST_DISK) -> None:

@@ -7,7 +7,7 @@ the tuple of segments as it was when they began.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -39,6 +39,7 @@ from spark_stream.storage.rolling import rows_that_fit
 from spark_stream.storage.segment import Segment, SegmentName
 from spark_stream.storage.settings import Flush
 from spark_stream.storage.stored import StoredEntries, check_entries, entries_of
+from spark_stream.storage.tails import ENDING, ShorterCopy
 from spark_stream.storage.truncation import Truncation
 
 __all__ = ["UNLIMITED", "LogFormat", "PartitionLog", "Prepared"]
@@ -438,6 +439,14 @@ class PartitionLog:
                 segment.remove(self._forcing.force_names)
         return gone
 
+    def drop_tail(self) -> Callable[[], None] | None:
+        """As the protocol says."""
+        for segment in self._closed:
+            if segment.has_tail and self.failed is None:
+                copy = ShorterCopy(self._disk, segment)
+                return lambda: copy.settle(self._closed, self._forcing)
+        return None
+
     def housekeeping_due(self) -> int | None:
         """From when on :meth:`housekeep` has something to do if nothing else happens; None: never.
 
@@ -446,6 +455,8 @@ class PartitionLog:
         if self.failed is not None:
             return None
         active, closed = self._active, self._closed
+        if any(segment.has_tail for segment in closed):
+            return 0
         first = last = None
         if active.end.offset > active.first.offset:  # else it cannot roll
             first, last = active.first_appended, active.last_appended
@@ -458,14 +469,13 @@ def _tidied(disk: Disk, directory: Path) -> list[str]:
     names = disk.names(directory)
     tidy = True
     for name in names:
-        whole, _, ending = name.rpartition(".")
-        if not is_segment_file(whole):
-            continue
-        if ending == "new":  # a replacement that a crash kept from its place
+        whole = name.removesuffix(".new").removesuffix(ENDING)
+        if whole != name and is_segment_file(whole):  # a crash kept it from taking its place
             disk.remove(directory / name)
             tidy = False
-        if ending == "gone" and whole.endswith(".entries"):  # a removal left half done
-            removed = SegmentName(directory, base_of(whole))
-            removed.finish_removal(disk, lambda: disk.sync_directory(directory))
+        removed = name.removesuffix(".gone")
+        if removed != name and is_segment_file(removed):  # a removal left half done
+            segment = SegmentName(directory, base_of(removed))
+            segment.finish_removal(disk, lambda: disk.sync_directory(directory))
             tidy = False
     return names if tidy else disk.names(directory)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -105,6 +105,16 @@ class ReplicaLog(Protocol):
     def next_flush_due(self, monotonic: float) -> float | None: ...
     def flush_if_due(self, monotonic: float) -> None: ...
     def housekeep(self, now: int, last_stable_offset: Offset) -> int: ...
+    def drop_tail(self) -> Callable[[], None] | None:
+        """Copies a file without what a truncation left in it; None: there is none.
+
+        That may take long and needs no lock; one thread at a time. What it returns puts the copy
+        in its place, and is for the writer to call.
+
+        Raises:
+            DiskFull, StorageFailure: the file stays as it is.
+        """
+
     def housekeeping_due(self) -> int | None: ...
     def close(self) -> None: ...
     def read(

@@ -13,7 +13,7 @@ from spark_stream.broker.host import Host
 from spark_stream.broker.step_table import StepTable
 from spark_stream.broker.topics import TopicDesk
 from spark_stream.broker.transactions import TransactionDesk
-from spark_stream.cluster.leases import DURATION_S, Lease, Leases
+from spark_stream.cluster.leases import Lease, Leases
 from spark_stream.consistency import transaction_events as rules
 from spark_stream.consistency.producers import Stamp
 from spark_stream.consistency.transactions import Joined, State, Transaction
@@ -31,6 +31,7 @@ from tests.clocks import FakeClock
 from tests.support import NUMBERS, BrokerProcess, eventually, numbers
 
 TIMEOUT_S = 60.0
+LEASE_S = 10.0
 STEP_S = 2.0  # well below a lease's duration
 
 
@@ -61,7 +62,7 @@ class TwoBrokers:
         directory = LogDirectory(path / name, "cluster", name)
         host = Host(directory, store, LogSettings(), clock, holds_store=False)
         driver = Driver(StepTable(store, host), NoPeers())
-        leases = Leases(self._board, clock)
+        leases = Leases(self._board, clock, LEASE_S)
         desk = TransactionDesk(driver, host, clock, name, leases, adopts=False)
         topics = TopicDesk(driver, host, LogSettings(), SystemIds())
         return OneBroker(host, desk, topics, leases.hold(name, "start"))
@@ -116,7 +117,7 @@ def test_an_open_transaction_of_a_dead_broker_is_expired_by_another(brokers):
     """When the lease is over, the timeout begins: as after a restart of the dead one."""
     brokers.begin_at_a()
     brokers.pass_time(TIMEOUT_S, a_lives=True)
-    brokers.pass_time(DURATION_S + TIMEOUT_S - STEP_S, a_lives=False)
+    brokers.pass_time(LEASE_S + TIMEOUT_S - STEP_S, a_lives=False)
     assert (brokers.state(), brokers.stable()) == (State.OPEN, 0)
     brokers.pass_time(3 * STEP_S, a_lives=False)
     assert (brokers.state(), brokers.stable()) == (State.ABORTED, 1)
@@ -138,7 +139,7 @@ def renew_at_a_change(script: Script[None], lease: Lease) -> Script[None]:
 def test_a_broker_that_is_back_keeps_what_a_sweep_has_not_come_to(brokers):
     for name in ("x", "y"):
         brokers.begin_at_a(name)
-    brokers.pass_time(DURATION_S + TIMEOUT_S - STEP_S, a_lives=False)
+    brokers.pass_time(LEASE_S + TIMEOUT_S - STEP_S, a_lives=False)
     brokers.clock.pass_us(int(3 * STEP_S * 1e6))
     brokers.b.desk.run(renew_at_a_change(brokers.b.desk.sweeping(), brokers.a.lease))
     assert (brokers.state("x"), brokers.state("y")) == (State.ABORTED, State.OPEN)
@@ -149,9 +150,9 @@ def test_a_decided_transaction_is_finished_by_another_broker_once_the_lease_is_o
     taken = [begun.producer_id]
     commit = records.ruled(lambda found: rules.commit(found, "me", begun.number, taken))
     brokers.a.desk.run(records.change("x", commit))
-    brokers.pass_time(3 * DURATION_S, a_lives=True)
+    brokers.pass_time(3 * LEASE_S, a_lives=True)
     assert (brokers.state(), brokers.stable()) == (State.COMMITTING, 0)
-    brokers.pass_time(DURATION_S - STEP_S, a_lives=False)
+    brokers.pass_time(LEASE_S - STEP_S, a_lives=False)
     assert (brokers.state(), brokers.stable()) == (State.COMMITTING, 0)
     brokers.pass_time(2 * STEP_S, a_lives=False)
     assert (brokers.state(), brokers.stable()) == (State.COMMITTED, 1)
@@ -177,7 +178,7 @@ def test_a_lost_marker_of_what_another_broker_had_finished_is_written_later(
 
 def test_a_broker_that_comes_back_looks_after_its_own_again(brokers):
     brokers.begin_at_a()
-    brokers.pass_time(DURATION_S + TIMEOUT_S / 2, a_lives=False)
+    brokers.pass_time(LEASE_S + TIMEOUT_S / 2, a_lives=False)
     brokers.a.lease.renew()
     brokers.pass_time(2 * TIMEOUT_S, a_lives=True)
     assert (brokers.state(), brokers.stable()) == (State.OPEN, 0)

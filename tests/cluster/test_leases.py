@@ -7,13 +7,14 @@ import os
 import random
 import signal
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spark_stream.cluster import lease_files
 from spark_stream.cluster.lease_files import LeaseFiles
 from spark_stream.cluster.leases import (
     Board,
@@ -124,6 +125,70 @@ def test_a_lease_is_its_incarnations_alone(holders, observers, moments):
     assert not observers.alive("b1")
 
 
+def test_a_lease_lasts_as_long_as_its_holder_counts_on_it(board, moments):
+    """Whatever the observer's own leases last."""
+    long = Leases(board, HandClock(moments, 50.0), 20.0)
+    short = Leases(board, HandClock(moments, 60.0), 2.0)
+    long.hold("b1", "s"), short.hold("b2", "s")
+    assert short.left_s("b1") == 20.0
+    assert long.left_s("b2") == 2.0
+    moments.append(2.0)
+    assert short.alive("b1")
+    assert not long.alive("b2")
+
+
+def test_who_holds_a_lease_is_one_incarnation(holders, observers, moments):
+    assert observers.holder("b1") is None
+    holders.hold("b1", "start-1")
+    assert observers.holder("b1") == "start-1"
+    holders.hold("b1", "start-2")
+    assert observers.holder("b1") == "start-2"
+    moments.append(10.0)
+    assert observers.holder("b1") is None
+
+
+def test_a_broker_ceases_to_serve_before_its_lease_is_over(holders, observers, moments):
+    lease = holders.hold("b1", "start-1")
+    assert observers.alive("b1")
+    assert lease.may_serve()
+    moments.append(8.9)
+    assert lease.may_serve()
+    moments.append(9.1)
+    assert not lease.may_serve()
+    assert lease.renew()
+    assert lease.may_serve(), "it was not over"
+    lease.release()
+    assert not lease.may_serve()
+
+
+def test_a_lease_that_was_over_is_never_served_on_again(holders, observers, moments):
+    """Others may have taken over meanwhile: its holder has to find that out first."""
+    lease = holders.hold("b1", "start-1")
+    moments.append(10.5)
+    assert not lease.renew()
+    assert lease.renew()
+    assert lease.left_s() == 10.0
+    assert not lease.may_serve()
+    assert holders.hold("b1", "start-1").may_serve()
+
+
+def test_a_renewal_is_due_several_times_in_a_leases_duration(holders):
+    assert holders.pause_s == 10.0 / 6
+    assert Leases(MemoryBoard(), HandClock([0.0])).pause_s == 0.5
+
+
+def test_a_board_that_knows_that_a_process_has_ended_shows_nothing_of_it(observers, moments):
+    board = MemoryBoard()
+    leases = Leases(board, HandClock(moments), 10.0)
+    lease = leases.hold("b1", "s")
+    assert leases.alive("b1")
+    board.gone("b1")
+    board.gone("b2")
+    assert not leases.alive("b1")
+    assert not lease.renew()
+    assert not leases.alive("b1")
+
+
 def test_leases_of_several_brokers_have_nothing_to_do_with_each_other(holders, observers, moments):
     first, _ = holders.hold("b1", "s"), holders.hold("b2", "s")
     assert observers.alive("b1")
@@ -147,9 +212,9 @@ class SlowBoard(MemoryBoard):
     happen: Callable[[], None] = staticmethod(lambda: None)
     happen_after_write: Callable[[], None] = staticmethod(lambda: None)
 
-    def take_place(self, broker_id: str, incarnation: str) -> Place:
-        place = super().take_place(broker_id, incarnation)
-        return SlowPlace(self, place.broker_id, place.incarnation)
+    def take_place(self, broker_id: str, incarnation: str, duration_s: float) -> Place:
+        place = super().take_place(broker_id, incarnation, duration_s)
+        return SlowPlace(self, place.broker_id, place.incarnation, place.duration_s)
 
     def read(self, broker_id: str) -> Renewal | None:
         self.happen()
@@ -200,6 +265,7 @@ def observed_run(chance: random.Random) -> tuple[int, int]:
         # If it is over, it was so before the look: the first renewal during the look says so, too.
         holds = held[0] if held else lease.left_s() > 0
         assert alive or not holds, moments
+        assert alive or not lease.may_serve(), moments
     return concluded[True], concluded[False]
 
 
@@ -215,12 +281,13 @@ def test_an_observer_counts_from_when_it_first_read_what_is_shown(counts, durati
     """Looks a second apart, against the obvious way to say it."""
     sighting = None
     for moment, count in enumerate(counts):
-        sighting = note(sighting, Renewal("s", count), float(moment))
+        shown = Renewal("s", count, duration)
+        sighting = note(sighting, shown, float(moment))
         first = moment
         while first > 0 and counts[first - 1] == count:
             first -= 1
-        assert sighting == Sighting(Renewal("s", count), float(first))
-        assert time_left(sighting, float(moment), duration) == first + duration - moment
+        assert sighting == Sighting(shown, float(first))
+        assert time_left(sighting, float(moment)) == first + duration - moment
     assert note(sighting, None, 1e9) is None
 
 
@@ -276,19 +343,98 @@ def test_a_renewal_waits_for_nobody_who_changes_the_store(tmp_path):
     store.close()
 
 
-@pytest.mark.parametrize("content", [b"", b"\0" * 40, b"start-1", b"start-1 x", b"\xff\xfe 7"])
+NOISE = [b"", b"\0" * 40, b"start-1", b"start-1 x", b"start-1 7", b"a 1 2 3", b"\xff\xfe 7 8"]
+
+
+@pytest.mark.parametrize("content", NOISE)
 def test_a_file_of_which_a_power_cut_left_something_else_is_nobodys_lease(tmp_path, content):
     board = LeaseFiles(tmp_path)
     (tmp_path / "b1").write_bytes(content)
-    moments = [0.0]
-    observers = Leases(board, HandClock(moments), 10.0)
-    assert board.read("b1").incarnation != "start-1"
-    assert observers.alive("b1"), "it may be somebody's who is about to renew it"
-    moments.append(10.0)
+    observers = Leases(board, HandClock([0.0]), 10.0)
+    assert board.read("b1") is None
     assert not observers.alive("b1")
-    Leases(board, HandClock(moments), 10.0).hold("b1", "start-2")
-    assert board.read("b1") == Renewal("start-2", 0)
+    Leases(board, HandClock([0.0]), 10.0).hold("b1", "start-2")
+    assert board.read("b1") == Renewal("start-2", 0, 10.0)
     assert observers.alive("b1")
+
+
+@pytest.mark.parametrize("content", NOISE)
+def test_a_file_that_was_tampered_with_is_its_holders_until_the_time_is_over(tmp_path, content):
+    moments = [0.0]
+    observers = Leases(LeaseFiles(tmp_path), HandClock(moments), 10.0)
+    lease = observers.hold("b1", "start-1")
+    with (tmp_path / "b1").open("r+b") as file:
+        file.truncate(0)
+        file.write(content)
+    assert observers.alive("b1"), "it may be about to renew it"
+    assert observers.holder("b1") != "start-1"
+    moments.append(5.0)
+    assert not observers.alive("b1")
+    assert lease.renew()
+    assert observers.holder("b1") == "start-1"
+
+
+def test_a_place_that_is_taken_while_somebody_looks_is_not_found_empty(tmp_path, monkeypatch):
+    """The observer has the earlier incarnation's file open, whose process ends then."""
+    board = LeaseFiles(tmp_path)
+    earlier = board.take_place("b1", "start-1", 10.0)
+    is_locked = lease_files._is_locked
+    looks = []
+
+    def is_locked_after_a_start(descriptor: int) -> bool:
+        looks.append(descriptor)
+        if len(looks) == 1:
+            board.take_place("b1", "start-2", 10.0)
+            earlier.clear()
+        return is_locked(descriptor)
+
+    monkeypatch.setattr(lease_files, "_is_locked", is_locked_after_a_start)
+    assert board.read("b1") == Renewal("start-2", 0, 10.0)
+    assert len(looks) == 2
+
+
+def _hold_and_stand_still(folder: Path, said) -> None:
+    Leases(LeaseFiles(folder), SystemClock(), 1_000.0).hold("b1", "start-1")
+    said.send("held")
+    signal.pause()
+
+
+@pytest.fixture
+def holder(tmp_path) -> Iterator[multiprocessing.process.BaseProcess]:
+    """A process that holds a lease for a thousand seconds, and does not renew it."""
+    context = multiprocessing.get_context("spawn")
+    mine, its = context.Pipe()
+    process = context.Process(target=_hold_and_stand_still, args=(tmp_path / "leases", its))
+    process.start()
+    assert mine.poll(60)
+    assert mine.recv() == "held"
+    yield process
+    process.kill()
+    process.join()
+
+
+def test_the_lease_of_a_process_that_was_killed_is_over_at_once(holder, tmp_path):
+    observers = Leases(LeaseFiles(tmp_path / "leases"), SystemClock())
+    assert observers.left_s("b1") > 900
+    assert observers.holder("b1") == "start-1"
+    holder.kill()
+    holder.join()
+    assert not observers.alive("b1")
+    assert observers.holder("b1") is None
+    later = observers.hold("b1", "start-2")
+    assert observers.holder("b1") == "start-2"
+    later.release()
+
+
+def test_a_process_that_stands_still_keeps_its_lease_until_the_time_is_over(holder, tmp_path):
+    moments = [0.0]
+    observers = Leases(LeaseFiles(tmp_path / "leases"), HandClock(moments))
+    os.kill(holder.pid, signal.SIGSTOP)
+    assert observers.left_s("b1") == 1_000.0
+    moments.append(999.0)
+    assert observers.alive("b1")
+    moments.append(1_000.0)
+    assert not observers.alive("b1")
 
 
 def test_what_a_broker_left_that_died_while_it_took_its_place_goes(tmp_path, monkeypatch):
@@ -305,16 +451,16 @@ def test_what_a_broker_left_that_died_while_it_took_its_place_goes(tmp_path, mon
         with monkeypatch.context() as patched:
             patched.setattr(os, "replace", die)
             with pytest.raises(Died):
-                board.take_place("b1", incarnation)
+                board.take_place("b1", incarnation, 10.0)
         assert board.read("b1") is None
-    board.take_place("b1", "start-3")
-    assert board.read("b1") == Renewal("start-3", 0)
+    board.take_place("b1", "start-3", 10.0)
+    assert board.read("b1") == Renewal("start-3", 0, 10.0)
     assert [each.name for each in tmp_path.iterdir()] == ["b1"]
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", "a b", "ä", "x" * 201])
 def test_a_name_that_is_no_files_name_is_refused(tmp_path, name):
     with pytest.raises(ValueError, match="file's name"):
-        LeaseFiles(tmp_path).take_place(name, "s")
+        LeaseFiles(tmp_path).take_place(name, "s", 1.0)
     with pytest.raises(ValueError, match="file's name"):
-        LeaseFiles(tmp_path).take_place("b1", name)
+        LeaseFiles(tmp_path).take_place("b1", name, 1.0)

@@ -108,6 +108,9 @@ class Run:
             self.forced = self.start + sum(len(table) for table in log.tables()[:-1])
         elif step == "retain":
             log.housekeep(NOW, log.end.offset)
+        elif step == "tidy":
+            while (put_shorter := log.drop_tail()) is not None:
+                put_shorter()
         elif log.failed is None:
             self.shorten(step, number)
 
@@ -227,7 +230,9 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("append"), st.integers(1, 30)),
         st.tuples(st.just("append"), st.integers(1, 30)),
-        st.tuples(st.sampled_from(["mark", "flush", "roll", "retain", "fail"]), st.integers(1, 3)),
+        st.tuples(
+            st.sampled_from(["mark", "flush", "roll", "retain", "tidy", "fail"]), st.integers(1, 3)
+        ),
         st.tuples(st.sampled_from(["truncate", "follow"]), st.integers(1, 9)),
         st.tuples(st.just("reset"), st.integers(0, 3)),
         st.tuples(st.just("room"), st.integers(0, 30)),

@@ -22,7 +22,7 @@ from spark_stream.broker.step_table import StepTable
 from spark_stream.broker.steps import facts_of, step_of
 from spark_stream.broker.topics import TopicDesk
 from spark_stream.broker.transactions import TransactionDesk
-from spark_stream.cluster.leases import DURATION_S, Lease
+from spark_stream.cluster.leases import Lease
 from spark_stream.cluster.topics import Topic
 from spark_stream.errors import IsologError, LeaderUnavailable
 from spark_stream.scripts import topics as topic_scripts
@@ -31,7 +31,7 @@ from spark_stream.storage.directory import LogDirectory
 from spark_stream.storage.settings import LogSettings
 from spark_stream.testing.simulation.clock import SeededIds, VirtualClock
 from spark_stream.testing.simulation.driving import CarriedOut, SimulatedDriver
-from spark_stream.testing.simulation.leases import MemoryBoard, WatchedLeases
+from spark_stream.testing.simulation.leases import LEASE_S, MemoryBoard, WatchedLeases
 from spark_stream.testing.simulation.logs import DiskLogs, ListLogs, MachineLogs
 from spark_stream.testing.simulation.network import Call, Network, NoAnswer
 from spark_stream.testing.simulation.schedule import NOW, Body, Schedule
@@ -189,7 +189,7 @@ class SimulatedBroker:
         yield from self.run(self.topic_desk.removing_left_overs())
         yield from self.run(self.desk.recovering())
         self.serves = True
-        self._keep("lease", DURATION_S / 4, self._renew_lease)
+        self._keep("lease", LEASE_S / 4, self._renew_lease)
         self._keep("sweep", SWEEP_S, lambda: self.run(self.desk.sweeping()))
         self._keep("flush", FLUSH_S, lambda: _at_once(self.host.flush_due))
         self._keep("housekeeping", HOUSEKEEPING_S, lambda: _at_once(self.host.housekeep))

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 from spark_stream.cluster.leases import Board, Leases, Renewal
 from spark_stream.environment import Clock
+
+LEASE_S: Final = 10.0
+"""How long a lease lasts in a run."""
 
 
 @dataclass(slots=True)
@@ -15,12 +19,16 @@ class MemoryBoard:
 
     shown: dict[str, Renewal] = field(default_factory=dict)
 
-    def take_place(self, broker_id: str, incarnation: str) -> MemoryPlace:
-        self.shown[broker_id] = Renewal(incarnation, 0)
-        return MemoryPlace(self, broker_id, incarnation)
+    def take_place(self, broker_id: str, incarnation: str, duration_s: float) -> MemoryPlace:
+        self.shown[broker_id] = Renewal(incarnation, 0, duration_s)
+        return MemoryPlace(self, broker_id, incarnation, duration_s)
 
     def read(self, broker_id: str) -> Renewal | None:
         return self.shown.get(broker_id)
+
+    def gone(self, broker_id: str) -> None:
+        """The broker's process has ended, and the board knows that."""
+        self.shown.pop(broker_id, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +38,12 @@ class MemoryPlace:
     board: MemoryBoard
     broker_id: str
     incarnation: str
+    duration_s: float
 
     def write(self, count: int) -> bool:
         if not self._is_mine():
             return False
-        self.board.shown[self.broker_id] = Renewal(self.incarnation, count)
+        self.board.shown[self.broker_id] = Renewal(self.incarnation, count, self.duration_s)
         return True
 
     def clear(self) -> None:
@@ -51,7 +60,7 @@ class WatchedLeases(Leases):
 
     def __init__(self, board: Board, clock: Clock, found_over: Callable[[str], None]) -> None:
         """``found_over`` is called with the holder of a lease that is found to be over."""
-        super().__init__(board, clock)
+        super().__init__(board, clock, LEASE_S)
         self.over: set[str] = set()
         """Brokers whose lease was over at the last look."""
         self._found_over = found_over

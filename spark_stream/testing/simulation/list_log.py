@@ -237,6 +237,9 @@ class ListLog(ReplicaLog):
         del self._segments[:gone]
         return gone
 
+    def drop_tail(self) -> None:
+        return None
+
     def housekeeping_due(self) -> int | None:
         if self._failed is not None:
             return None
