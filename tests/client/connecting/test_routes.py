@@ -1,4 +1,4 @@
-"""What a client believes of what brokers say about leaders: a table of answers, and what follows."""
+"""What a client believes of what brokers say about leaders: tables of answers."""
 
 from __future__ import annotations
 
