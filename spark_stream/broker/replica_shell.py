@@ -56,7 +56,8 @@ from spark_stream.storage.stored import StoredEntries
 
 logger = logging.getLogger(__name__)
 
-News = Callable[[], None]
+News = Callable[[bool], None]
+"""Tells a follower's stream of news: of entries, or (False) only of the high watermark."""
 
 
 class Part(Enum):
@@ -368,7 +369,7 @@ class ReplicaShell:
         """The sessions' followers are told so: they find another leader."""
         news, self._news = self._news, {}
         for each in news.values():
-            each()
+            each(True)
 
     # -- from its leader ---------------------------------------------------------------------------
 
@@ -377,7 +378,7 @@ class ReplicaShell:
         with self._lock:
             return self._core.history()
 
-    def agree(self, epoch: LeaderEpoch, agreed: Agreed) -> EntryIndex:
+    def agree(self, agreed: Agreed) -> EntryIndex:
         """Cuts the log back to what it shares with its leader's; where it ends now.
 
         Raises:
@@ -385,8 +386,11 @@ class ReplicaShell:
             DiskFull, StorageFailure: it is as it was.
         """
         with self._lock:
+            epoch = agreed.leader_epoch
             self._check_follows(epoch)
             prepared = preparation(self._core.bounds_state, agreed)
+            if isinstance(prepared, Refusal):
+                raise self._refused(prepared, epoch)
             before, now = self.log.end.entry, self._clock.steady_us()
             effects: Effects = []
             if isinstance(prepared, Cut | BeginAnew) and prepared.lost_from is not None:
@@ -469,11 +473,11 @@ class ReplicaShell:
 
     def _tell_followers(self, effects: Effects) -> None:
         if self._news and any(isinstance(each, HighWatermarkMoved) for each in effects):
-            self._give_news()
+            self._give_news(entries=False)
 
-    def _give_news(self) -> None:
+    def _give_news(self, *, entries: bool = True) -> None:
         for news in self._news.values():
-            news()
+            news(entries)
 
     def _take_isr_settings(self, settings: LogSettings) -> Effects:
         lag_us = settings.replica_lag_time_max_ms * 1_000
