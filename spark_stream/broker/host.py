@@ -293,6 +293,19 @@ class Host:
             self._links = self._links if links is None else links
             self._assign(self._open())
 
+    def change_generation(self, generation: Generation) -> None:
+        """This broker's logs are of this generation from now on."""
+        with self._applying:
+            self.generation = generation
+            for partition in self._open():
+                self._links.unfollow(partition)
+                partition.rest(partition.leader_epoch)
+            self._assign(self._open())
+
+    def failed_logs(self) -> set[str]:
+        """The partitions whose logs have failed, by name."""
+        return {each.name for each in self._open() if each.log.failed is not None}
+
     def placed(self) -> list[Placed]:
         """The partitions of which this broker has a replica, with their records."""
         found = []
@@ -372,7 +385,7 @@ class Host:
             elif record.leader in (None, self.broker_id):
                 self._links.unfollow(partition)
                 partition.rest(record.leader_epoch)
-            elif partition.follow(record.leader_epoch):
+            elif partition.log.failed is None and partition.follow(record.leader_epoch):
                 self._links.follow(partition, record.leader, generation)
 
     def _close_gone(self) -> None:
