@@ -81,6 +81,11 @@ class UnknownTopic(IsologError):
     hint = "Create it with `isolog topic create`, or let the sink do so with createTopic=true."
 
 
+class UnknownBroker(IsologError):
+    code = "UNKNOWN_BROKER"
+    hint = "`isolog cluster status` shows the brokers that there are."
+
+
 class UnknownPartition(IsologError):
     code = "UNKNOWN_PARTITION"
     hint = "Partitions are numbered from 0; `isolog topic describe` shows how many there are."

@@ -1,8 +1,8 @@
 """Who runs an action: a function for each name of the one table, ``wire.actions``.
 
-An action is added there, here with its function (in ``topic_actions``, ``leader_actions`` or
-``transaction_actions``), and to the table in ``docs/flight.md``. Tests hold them against each
-other.
+An action is added there, here with its function (in ``topic_actions``, ``leader_actions``,
+``cluster_actions`` or ``transaction_actions``), and to the table in ``docs/flight.md``. Tests hold
+them against each other.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from spark_stream.broker import cluster_actions as cluster
 from spark_stream.broker import leader_actions as leaders
 from spark_stream.broker import topic_actions as topics
 from spark_stream.broker import transaction_actions as acts
@@ -27,6 +28,11 @@ HANDLERS: Final[Mapping[str, Callable[[Here, Any], Message]]] = {
     "list-offsets": topics.list_offsets,
     "find-leaders": leaders.find_leaders,
     "list-brokers": leaders.list_brokers,
+    "describe-cluster": cluster.describe_cluster,
+    "move-replicas": cluster.move_replicas,
+    "cancel-moves": cluster.cancel_moves,
+    "elect-preferred": cluster.elect_preferred,
+    "decommission": cluster.decommission,
     "status": topics.status,
     "new-producer": acts.new_producer,
     "init-transactions": acts.init_transactions,

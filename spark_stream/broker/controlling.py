@@ -12,10 +12,13 @@ from typing import Final
 
 from spark_stream.broker.host import Host
 from spark_stream.broker.members import Members
+from spark_stream.cluster.brokers import BrokerState
 from spark_stream.cluster.controller import ControllerSeat
+from spark_stream.consistency.assignment import load_of
 from spark_stream.consistency.election import Alive
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.consistency.transactions import Joined
+from spark_stream.scripts import moving
 from spark_stream.scripts.electing import Changed, Placed, attend, needs_attention
 from spark_stream.scripts.steps import Script
 
@@ -33,6 +36,7 @@ class Controlling:
         self._members = members
         self._seat = seat
         self._seen: tuple[int, Alive] | None = None  # after a round that left nothing to do
+        self._complaint = ""
 
     def rounds(self) -> Script[None]:
         """One round, step by step."""
@@ -52,8 +56,27 @@ class Controlling:
         due = [each for each in self._partitions() if needs_attention(each.stored.record, alive)]
         for change in (yield from attend(due, alive, self._members.registered())):
             tell_change(change)
-        if not due:
+        leaving = [each.id for each in now.brokers.values() if each.state is BrokerState.LEAVING]
+        for broker in leaving:
+            yield from self._send_away(BrokerId(broker))
+        if not due and self._host.view.now.revision == now.revision:
             self._seen = (now.revision, alive)
+
+    def _send_away(self, broker: BrokerId) -> Script[None]:
+        """Moves the replicas of a broker that was decommissioned; removes one that has none."""
+        stored = {each.stored.id: each.stored for each in self._partitions()}
+        if not any(broker in each.record.replicas for each in stored.values()):
+            if (yield from moving.remove_broker(broker)):
+                logger.info("broker %s has no replicas any more: it is removed", broker)
+            return
+        load = load_of(each.record.replicas for each in stored.values())
+        if (yield from moving.move_away(stored, broker, self._members.takers(), load)):
+            self._complain(f"broker {broker} leaves; some of its replicas have no other place")
+
+    def _complain(self, what: str) -> None:
+        if what != self._complaint:
+            self._complaint = what
+            logger.warning("%s", what)
 
     def _lives(self, broker: BrokerId, incarnation: str) -> bool:
         known = self._members.get(broker)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from spark_stream.broker.host import Host
+from spark_stream.broker.members import Members
 from spark_stream.broker.topics import TopicDesk
 from spark_stream.broker.transactions import TransactionDesk
 from spark_stream.environment import Clock
@@ -27,5 +28,6 @@ class Here:
     host: Host
     topics: TopicDesk
     desk: TransactionDesk
+    members: Members
     facts: BrokerFacts
     clock: Clock

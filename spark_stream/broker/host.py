@@ -231,6 +231,10 @@ class Host:
         found = self._stored(topic.id, number)
         return None if found is None else found.record
 
+    def view_of(self, partition: PartitionId) -> StoredPartition | None:
+        """The partition's record, with its version, as this broker sees it."""
+        return self.view.now.partition(partition)
+
     def _stored(self, topic_id: str, number: int) -> StoredPartition | None:
         return self.view.now.partition(PartitionId(topic_id, number))
 

@@ -152,7 +152,7 @@ class Partition(ReplicaShell):
         if not self._lock.acquire(timeout=patience_s):
             return None
         try:
-            self._check_leads()
+            self._check_takes()
             if not self._core.has_enough_replicas(stamp, isolation):
                 raise self._too_few_replicas()
             done, effects = self._judge_and_append(candidate.prepared, stamp)
@@ -338,7 +338,7 @@ class Partition(ReplicaShell):
         written: list[Entry] = []
         woken: tuple[WakeUp, ...] = ()
         with self._lock:
-            self._check_leads()
+            self._check_takes()
             try:
                 for producer_id, part in self._core.undecided.parts(transaction):
                     if ends(producer_id):

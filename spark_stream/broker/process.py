@@ -27,6 +27,7 @@ from spark_stream.broker.activity import Activity
 from spark_stream.broker.config import BrokerConfig
 from spark_stream.broker.controlling import ROUND_S, Controlling, tell_change
 from spark_stream.broker.driver import Driver
+from spark_stream.broker.handover import handing_over
 from spark_stream.broker.here import BrokerFacts, Here
 from spark_stream.broker.host import Host
 from spark_stream.broker.keepalive import Keepalive
@@ -141,6 +142,7 @@ class Broker:
                         self._host,
                         self._topics,
                         self._desk,
+                        self._members,
                         BrokerFacts(
                             self._named(port), str(path), directory.cluster_id, clock.monotonic()
                         ),
@@ -248,6 +250,8 @@ class Broker:
 
     def stop(self) -> None:
         """Stops; everything that was acknowledged is in the files."""
+        with contextlib.suppress(IsologError):  # then its leases' end tells the others
+            self._driver.run(handing_over(self._host, self._members))
         self._stop_asked.set()
         self._fetchers.stop()
         in_order = self._host.close()

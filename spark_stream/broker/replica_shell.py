@@ -43,6 +43,7 @@ from spark_stream.consistency.progress import GenerationOf, IsrSettings
 from spark_stream.consistency.replica import Replica, Surroundings
 from spark_stream.environment import Clock
 from spark_stream.errors import (
+    BrokerStopping,
     IsologError,
     LeaderEpochFenced,
     LeaderUnavailable,
@@ -55,7 +56,8 @@ from spark_stream.storage.stored import StoredEntries
 
 logger = logging.getLogger(__name__)
 
-News = Callable[[], None]
+News = Callable[[bool], None]
+"""Tells a follower's stream of news: of entries, or (False) only of the high watermark."""
 
 
 class Part(Enum):
@@ -106,6 +108,7 @@ class ReplicaShell:
             surroundings=Surroundings(log.boundary_of, generation_of),
         )
         self._part = Part.LEADER if alone else Part.NONE
+        self._hands_over = False
         self._serves: Callable[[], bool] = lambda: True
         self._callers = Callers(self.name)
         self._moved = moved
@@ -236,6 +239,16 @@ class ReplicaShell:
         _wake(woken)
         return True
 
+    def begin_hand_over(self) -> None:
+        """From now on nothing is appended: another broker is to lead as soon as it has all."""
+        with self._lock:
+            self._hands_over = True
+
+    def is_all_replicated(self) -> bool:
+        """Whether all in-sync replicas have all that is there; or it leads no more."""
+        state = self._core.bounds_state
+        return not self.leads or state.high_watermark.entry >= state.log_end.entry
+
     def take_isr(self, record: PartitionRecord, version: int) -> None:
         """The in-sync replicas that were proposed are on record."""
         with self._lock:
@@ -268,6 +281,12 @@ class ReplicaShell:
     def check_leads(self) -> None:
         """NotLeader unless it leads; why it is closed if it is."""
         self._check_leads()
+
+    def _check_takes(self) -> None:
+        """As :meth:`check_leads`; BrokerStopping once it hands over."""
+        self._check_leads()
+        if self._hands_over:
+            raise BrokerStopping(f"{self.name}: the broker hands the partition over")
 
     def _check_leads(self) -> None:
         if self._closed is not None:
@@ -350,7 +369,7 @@ class ReplicaShell:
         """The sessions' followers are told so: they find another leader."""
         news, self._news = self._news, {}
         for each in news.values():
-            each()
+            each(True)
 
     # -- from its leader ---------------------------------------------------------------------------
 
@@ -359,7 +378,7 @@ class ReplicaShell:
         with self._lock:
             return self._core.history()
 
-    def agree(self, epoch: LeaderEpoch, agreed: Agreed) -> EntryIndex:
+    def agree(self, agreed: Agreed) -> EntryIndex:
         """Cuts the log back to what it shares with its leader's; where it ends now.
 
         Raises:
@@ -367,8 +386,11 @@ class ReplicaShell:
             DiskFull, StorageFailure: it is as it was.
         """
         with self._lock:
+            epoch = agreed.leader_epoch
             self._check_follows(epoch)
             prepared = preparation(self._core.bounds_state, agreed)
+            if isinstance(prepared, Refusal):
+                raise self._refused(prepared, epoch)
             before, now = self.log.end.entry, self._clock.steady_us()
             effects: Effects = []
             if isinstance(prepared, Cut | BeginAnew) and prepared.lost_from is not None:
@@ -451,11 +473,11 @@ class ReplicaShell:
 
     def _tell_followers(self, effects: Effects) -> None:
         if self._news and any(isinstance(each, HighWatermarkMoved) for each in effects):
-            self._give_news()
+            self._give_news(entries=False)
 
-    def _give_news(self) -> None:
+    def _give_news(self, *, entries: bool = True) -> None:
         for news in self._news.values():
-            news()
+            news(entries)
 
     def _take_isr_settings(self, settings: LogSettings) -> Effects:
         lag_us = settings.replica_lag_time_max_ms * 1_000

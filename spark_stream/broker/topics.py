@@ -189,7 +189,10 @@ class TopicDesk:
                 for broker in left_overs.makers(record)
                 if (starts if broker == me else not self._members.is_alive(broker))
             }
-            if (yield from left_overs.remove_left_over(record, me, gone)):
+            lost = {
+                each for each in left_overs.brokers_of(record) if self._members.get(each) is None
+            }
+            if (yield from left_overs.remove_left_over(record, me, gone, lost - {me})):
                 removed.append(left_overs.name_of(record))
         return removed
 

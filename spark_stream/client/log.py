@@ -200,10 +200,12 @@ class Log(Closing):
         columns: list[str] | None = None,
         metadata: bool = False,
         headers: bool = False,
+        on_loss: str = "fail",
     ) -> Consumer:
         """A consumer; ``columns``, ``metadata`` and ``headers`` are for its ``batches()``.
 
-        With a ``name`` it goes on where the last position was stored under that name.
+        With a ``name`` it goes on where the last position was stored under that name. ``on_loss``
+        (``fail`` or ``continue``): what it does when records are gone.
         """
         names = [topics] if isinstance(topics, str) else list(topics)
         return Consumer(
@@ -216,6 +218,7 @@ class Log(Closing):
             metadata=metadata,
             headers=headers,
             name=name,
+            on_loss=on_loss,
         )
 
     # One topic gives a table, a list of them a dict of tables: an overload would say so to a type

@@ -23,6 +23,16 @@ from spark_stream.consistency.ids import EntryIndex, LeaderEpoch
 from spark_stream.consistency.leader import Boundary, LeaderState
 
 
+class Refusal(Enum):
+    """Why a request, or a frame, of another broker is not taken."""
+
+    NOT_LEADING = "this broker does not lead the partition"
+    FENCED = "it is of an epoch that is over"
+    UNKNOWN_EPOCH = "it is of an epoch that this broker has not heard of yet"
+    NOT_A_REPLICA = "the broker is none of the partition's replicas"
+    GAP = "it does not go on where the log ends"
+
+
 @dataclass(frozen=True, slots=True)
 class Agreed:
     """A leader's answer to a follower that begins: they share the entries below ``entry``.
@@ -31,6 +41,7 @@ class Agreed:
     is where the leader's log starts. ``high_watermark`` is an entry index.
     """
 
+    leader_epoch: LeaderEpoch
     session: int
     entry: EntryIndex
     high_watermark: EntryIndex
@@ -67,8 +78,11 @@ class BeginAnew:
 Preparation = GoOn | Cut | BeginAnew
 
 
-def preparation(state: LeaderState, agreed: Agreed) -> Preparation:
+def preparation(state: LeaderState, agreed: Agreed) -> Preparation | Refusal:
     """What the follower does with its log before it takes frames."""
+    wrong = misfit_of(state.leader_epoch, agreed.leader_epoch)
+    if wrong is not None:
+        return wrong
     high = state.high_watermark.entry
     if agreed.begin is not None:
         if state.log_start == state.log_end == agreed.begin:
@@ -81,16 +95,6 @@ def preparation(state: LeaderState, agreed: Agreed) -> Preparation:
     if agreed.entry == state.log_end.entry:
         return GoOn()
     return Cut(agreed.entry, agreed.entry if agreed.entry < high else None)
-
-
-class Refusal(Enum):
-    """Why a request, or a frame, of another broker is not taken."""
-
-    NOT_LEADING = "this broker does not lead the partition"
-    FENCED = "it is of an epoch that is over"
-    UNKNOWN_EPOCH = "it is of an epoch that this broker has not heard of yet"
-    NOT_A_REPLICA = "the broker is none of the partition's replicas"
-    GAP = "it does not go on where the log ends"
 
 
 @dataclass(frozen=True, slots=True)

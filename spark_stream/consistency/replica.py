@@ -228,7 +228,7 @@ class Replica:
         begin = state.log_start if shared is None else None
         progress.started(session, member, EntryIndex(0) if shared is None else shared)
         first = state.log_start.entry if shared is None else shared
-        agreed = Agreed(session, first, state.high_watermark.entry, begin)
+        agreed = Agreed(self.leader_epoch, session, first, state.high_watermark.entry, begin)
         return agreed, self._settle(now)
 
     def follower_acked(self, session: int, entry: EntryIndex, now: int) -> Effects:
@@ -435,11 +435,12 @@ class Replica:
     # -- effects ----------------------------------------------------------------------------------
 
     def _publish(self, state: LeaderState) -> Effects:
-        moved = state.high_watermark != self.bounds_state.high_watermark
+        leads = self.progress is not None
+        moved = leads and state.high_watermark != self.bounds_state.high_watermark
         self.undecided.replicated(state.high_watermark.entry)
         self.bounds_state = leader.undecided_from(state, self.undecided.first())
         effects: Effects = []
-        if moved and self.progress is not None:
+        if moved:
             effects.append(HighWatermarkMoved(state.high_watermark.entry))
         if self._tickets:
             answered = self._tickets.passed(state.high_watermark.offset)

@@ -76,16 +76,26 @@ def makers(record: Record) -> tuple[BrokerId, ...]:
     return () if maker is None else (maker,)
 
 
+def brokers_of(record: Record) -> tuple[BrokerId, ...]:
+    """The brokers that may have files of an announcement's topic."""
+    return decode_left_over(record).brokers
+
+
 def name_of(record: Record) -> str:
     """The name of an announcement's topic."""
     return decode_left_over(record).topic.name
 
 
-def remove_left_over(record: Record, broker: BrokerId, gone: Collection[BrokerId]) -> Script[bool]:
+def remove_left_over(
+    record: Record,
+    broker: BrokerId,
+    gone: Collection[BrokerId],
+    lost: Collection[BrokerId] = (),
+) -> Script[bool]:
     """Does this broker's part for an announcement; whether it removed anything.
 
     ``gone``: the brokers that will not go on with what they were making; this one is among them if
-    it has just started.
+    it has just started. ``lost``: those that do not belong to the cluster any more.
 
     Raises:
         StorageFailure: some files are left; to be tried again.
@@ -98,11 +108,11 @@ def remove_left_over(record: Record, broker: BrokerId, gone: Collection[BrokerId
         if left.maker is not None:
             yield from delete(record.key, record.version)
         return False
-    if left.maker is None and broker not in left.brokers and left.brokers:
+    if left.maker is None and left.brokers and not {broker, *lost} & set(left.brokers):
         return False
     if broker in left.brokers:
         yield RemoveFiles(left.topic)
-    others = tuple(each for each in left.brokers if each != broker)
+    others = tuple(each for each in left.brokers if each != broker and each not in lost)
     return (yield from _take_off(record, replace(left, brokers=others, maker=None)))
 
 

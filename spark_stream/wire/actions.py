@@ -9,6 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from spark_stream.wire.cluster_messages import (
+    ClusterFacts,
+    Elected,
+    ElectPreferred,
+    MoveReplicas,
+    NamedBroker,
+)
 from spark_stream.wire.messages import (
     AlterTopic,
     AtomicCut,
@@ -70,6 +77,11 @@ ACTIONS: Final[dict[str, Action]] = {
     "list-offsets": Action(ListOffsets, Offsets),
     "find-leaders": Action(FindLeaders, Leaders),
     "list-brokers": Action(Empty, BrokerList),
+    "describe-cluster": Action(Empty, ClusterFacts),
+    "move-replicas": Action(MoveReplicas, Empty),
+    "cancel-moves": Action(MoveReplicas, Empty),
+    "elect-preferred": Action(ElectPreferred, Elected),
+    "decommission": Action(NamedBroker, Empty),
     "status": Action(Empty, Status),
     "new-producer": Action(Empty, ProducerFacts),
     "init-transactions": Action(InitTransactions, TransactionFacts),

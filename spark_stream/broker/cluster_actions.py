@@ -1,0 +1,127 @@
+"""DoActions on the cluster: its state, and where replicas and leaderships are to be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from spark_stream.broker.here import Here
+from spark_stream.cluster.partitions import PartitionId
+from spark_stream.cluster.topics import Topic
+from spark_stream.consistency import election
+from spark_stream.consistency.assignment import misassigned
+from spark_stream.consistency.election import Obstacle, Unchanged
+from spark_stream.consistency.ids import BrokerId
+from spark_stream.errors import InvalidAssignment, LeaderUnavailable
+from spark_stream.scripts import moving
+from spark_stream.wire.cluster_messages import (
+    BrokerFacts,
+    ClusterFacts,
+    Elected,
+    ElectPreferred,
+    MoveReplicas,
+    NamedBroker,
+)
+from spark_stream.wire.messages import Empty
+
+
+def describe_cluster(here: Here, asked: Empty) -> ClusterFacts:
+    here.host.refresh()
+    now, members = here.host.view.now, here.members
+    there = [
+        stored.record
+        for topic in now.topics.values()
+        for number, stored in now.partitions.get(topic.id, {}).items()
+        if number < topic.partitions
+    ]
+    alive = members.alive()
+    brokers = [
+        BrokerFacts(
+            id=each.id,
+            address=each.address,
+            release=each.release,
+            rack=each.rack,
+            state=each.state.value,
+            alive=broker in alive,
+            leaders=sum(record.leader == broker for record in there),
+            replicas=sum(broker in record.replicas for record in there),
+            in_sync=sum(record.member(broker) is not None for record in there),
+        )
+        for broker, each in sorted(now.brokers.items())
+    ]
+    return ClusterFacts(
+        cluster_id=here.facts.cluster_id,
+        controller=None if now.controller is None else now.controller.broker,
+        brokers=brokers,
+        topics=len(now.topics),
+        partitions=len(there),
+        without_leader=sum(record.leader not in alive for record in there),
+        under_replicated=sum(len(record.isr) < len(record.replicas) for record in there),
+        moving=sum(bool(record.adding or record.removing) for record in there),
+    )
+
+
+def move_replicas(here: Here, asked: MoveReplicas) -> Empty:
+    topic = here.host.find(asked.topic)
+    hosted = here.host.topic(asked.topic, topic.id)
+    targets = {}
+    for number, brokers in asked.partitions.items():
+        hosted.check_number(number)
+        wrong = misassigned([brokers], here.members.registered().keys(), first_partition=number)
+        if wrong is not None:
+            raise InvalidAssignment(
+                f"topic {topic.name!r}: {wrong.message}", topic=topic.name, partition=number
+            )
+        targets[PartitionId(topic.id, number)] = [BrokerId(each) for each in brokers]
+    here.desk.run(
+        moving.change_records(
+            list(targets),
+            here.host.view_of,
+            lambda at, record: election.begin_move(record, targets[at]),
+        )
+    )
+    return Empty()
+
+
+def cancel_moves(here: Here, asked: MoveReplicas) -> Empty:
+    topic = here.host.find(asked.topic)
+    numbers = asked.partitions or range(topic.partitions)
+    places = [PartitionId(topic.id, number) for number in numbers]
+    alive = here.members.alive()
+    here.desk.run(
+        moving.change_records(
+            places, here.host.view_of, lambda _, record: election.cancel_move(record, alive)
+        )
+    )
+    return Empty()
+
+
+def elect_preferred(here: Here, asked: ElectPreferred) -> Elected:
+    here.host.refresh()
+    topics: Sequence[Topic] = (
+        [here.host.find(asked.topic)] if asked.topic else list(here.host.view.now.topics.values())
+    )
+    alive = here.members.alive()
+    places = [PartitionId(each.id, number) for each in topics for number in range(each.partitions)]
+    outcomes = here.desk.run(
+        moving.change_records(
+            places, here.host.view_of, lambda _, record: election.prefer(record, alive)
+        )
+    )
+    found = list(outcomes.values())
+    obstacles = [each.why for each in found if isinstance(each, Unchanged)]
+    return Elected(
+        elected=len(found) - len(obstacles), not_in_sync=obstacles.count(Obstacle.NOT_PREFERRED)
+    )
+
+
+def decommission(here: Here, asked: NamedBroker) -> Empty:
+    here.host.refresh()
+    others = here.members.takers().keys() - {asked.broker}
+    if here.members.get(asked.broker) is not None and not others:
+        raise LeaderUnavailable(
+            f"broker {asked.broker} is the only one that can keep replicas",
+            broker=asked.broker,
+            hint="Start another broker first.",
+        )
+    here.desk.run(moving.mark_leaving(BrokerId(asked.broker)))
+    return Empty()

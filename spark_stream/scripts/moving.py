@@ -1,0 +1,123 @@
+"""Replicas move to other brokers, leaderships to preferred ones: what operators ask for.
+
+A move only puts the target on record (``election.begin_move``). The new replicas catch up, leaders
+take them into the ISR, and the controller finishes the move (``electing.attend``). So a move goes
+on whatever becomes of the broker that was asked for it.
+
+A broker is decommissioned by its registration: it is *leaving*. From then on it gets no new
+replicas, and the controller moves away those that it has. When it has none, its registration goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from spark_stream.cluster.brokers import BROKERS, BrokerState, decode, encode
+from spark_stream.cluster.partitions import PartitionId, StoredPartition, put_of
+from spark_stream.consistency import assignment, election
+from spark_stream.consistency.assignment import Load, Misassigned, Racks
+from spark_stream.consistency.election import Unchanged
+from spark_stream.consistency.ids import BrokerId
+from spark_stream.consistency.partition_record import PartitionRecord
+from spark_stream.errors import UnknownBroker
+from spark_stream.scripts.steps import Refresh, Script, get, put, put_many
+from spark_stream.scripts.steps import delete as delete_record
+
+_TRIES: Final = 10
+
+
+def change_records(
+    partitions: Sequence[PartitionId],
+    find: Callable[[PartitionId], StoredPartition | None],
+    change: Callable[[PartitionId, PartitionRecord], election.Outcome],
+) -> Script[dict[PartitionId, election.Outcome]]:
+    """Changes the records of these partitions, each by itself; what came of each.
+
+    ``find`` looks a record up in this broker's view. A change that loses against another is tried
+    again on the record as it is then.
+    """
+    outcomes: dict[PartitionId, election.Outcome] = {}
+    left = list(partitions)
+    for _ in range(_TRIES):
+        puts = []
+        for each in left:
+            stored = find(each)
+            if stored is None:
+                continue
+            outcome = change(each, stored.record)
+            outcomes[each] = outcome
+            if not isinstance(outcome, Unchanged):
+                puts.append((each, put_of(each, outcome, stored.version)))
+        if not puts:
+            return outcomes
+        versions = yield from put_many(asked for _, asked in puts)
+        yield Refresh()
+        left = [each for (each, _), version in zip(puts, versions, strict=True) if version is None]
+        if not left:
+            break
+    return outcomes
+
+
+def mark_leaving(broker: BrokerId) -> Script[None]:
+    """Decommissions a broker.
+
+    Raises:
+        UnknownBroker: there is none of this id.
+    """
+    while True:
+        record = yield from get(BROKERS + broker)
+        if record is None:
+            raise UnknownBroker(f"there is no broker {broker!r}", broker=broker)
+        known = decode(broker, record.value)
+        if known.state is BrokerState.LEAVING:
+            return
+        value = encode(known) | {"state": BrokerState.LEAVING.value}
+        if (yield from put(record.key, value, record.version)):
+            break
+    yield Refresh()
+
+
+def target_without(
+    record: PartitionRecord, leaving: BrokerId, racks: Racks, load: Load
+) -> Sequence[BrokerId] | Misassigned:
+    """The replicas that a partition is to have without a broker that leaves."""
+    return assignment.replace_broker(election.staying(record), leaving, racks, load)
+
+
+def move_away(
+    stored: Mapping[PartitionId, StoredPartition],
+    leaving: BrokerId,
+    racks: Racks,
+    load: Load,
+) -> Script[bool]:
+    """Begins to move the replicas of a leaving broker; whether some are left without a place.
+
+    A partition whose only replicas are on leaving brokers stays where it is until there is another.
+    """
+    puts = []
+    stuck = False
+    for each, found in stored.items():
+        if leaving not in election.staying(found.record):
+            continue
+        target = target_without(found.record, leaving, racks, load)
+        if isinstance(target, Misassigned):
+            stuck = True
+            continue
+        outcome = election.begin_move(found.record, target)
+        if not isinstance(outcome, Unchanged):
+            puts.append(put_of(each, outcome, found.version))
+    if puts:
+        yield from put_many(puts)
+        yield Refresh()
+    return stuck
+
+
+def remove_broker(broker: BrokerId) -> Script[bool]:
+    """Removes the registration of a broker that was decommissioned; False: it is not leaving."""
+    record = yield from get(BROKERS + broker)
+    if record is None or decode(broker, record.value).state is not BrokerState.LEAVING:
+        return False
+    done = yield from delete_record(record.key, record.version)
+    yield Refresh()
+    return done

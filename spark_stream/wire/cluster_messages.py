@@ -1,0 +1,64 @@
+"""The control messages about the cluster: its brokers, and where replicas and leaders are to be."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from spark_stream.wire.messages import Message, Name, PartitionField
+
+
+class BrokerFacts(Message):
+    """A broker of the cluster.
+
+    ``state`` is "active", or "leaving" for one that was decommissioned. ``leaders``, ``replicas``
+    and ``in_sync`` count partitions.
+    """
+
+    id: str
+    address: str
+    release: str
+    rack: str | None = None
+    state: str
+    alive: bool
+    leaders: int
+    replicas: int
+    in_sync: int
+
+
+class ClusterFacts(Message):
+    """The cluster as the broker that was asked sees it."""
+
+    cluster_id: str
+    controller: str | None = None
+    brokers: list[BrokerFacts]
+    topics: int
+    partitions: int
+    without_leader: int
+    under_replicated: int
+    moving: int
+
+
+class MoveReplicas(Message):
+    """The brokers on which each partition is to be, the preferred leader first."""
+
+    topic: Name
+    partitions: dict[PartitionField, list[str]] = Field(default_factory=dict)
+
+
+class ElectPreferred(Message):
+    """Lets the first replica of each partition lead; ``topic`` None: of all topics."""
+
+    topic: Name | None = None
+
+
+class Elected(Message):
+    """``elected``: leaderships that moved; ``not_in_sync``: preferred leaders that cannot lead."""
+
+    elected: int
+    not_in_sync: int
+
+
+class NamedBroker(Message):
+    """The broker an action is about."""
+
+    broker: Name
