@@ -24,6 +24,7 @@ from spark_stream.cluster.topics import TOPICS, Topic, decode
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.errors import IsologError
 from spark_stream.scripts.steps import (
+    Put,
     RemoveFiles,
     Script,
     delete,
@@ -40,17 +41,20 @@ def announce_making(topic: Topic, brokers: Iterable[BrokerId], maker: BrokerId) 
     yield from put(REMOVED + topic.id, encode_left_over(left), 0)
 
 
-def announce_removal(topic: Topic, brokers: Iterable[BrokerId]) -> Script[None]:
-    """Puts on record that the topic is being removed, and who may have files of it."""
+def announce_removal(topic: Topic, brokers: Iterable[BrokerId]) -> Script[int]:
+    """Puts on record that the topic is being removed, and who may have files of it; the version.
+
+    The announcement always gets a new version: whoever is about to delete it, because the topic was
+    there when he looked, does not.
+    """
     while True:
         record = yield from get(REMOVED + topic.id)
         known = () if record is None else decode_left_over(record).brokers
         left = LeftOver(topic, tuple(sorted({*known, *brokers})))
-        version = 0 if record is None else record.version
-        if record is not None and decode_left_over(record) == left:
-            return
-        if (yield from put(REMOVED + topic.id, encode_left_over(left), version)):
-            return
+        expected = 0 if record is None else record.version
+        version: int | None = yield Put(REMOVED + topic.id, encode_left_over(left), expected)
+        if version is not None:
+            return version
 
 
 def forget_making(topic: Topic) -> Script[bool]:

@@ -15,12 +15,10 @@ import pytest
 from spark_stream.broker import append, fetching, joining, step_table
 from spark_stream.broker.outcomes import Appended
 from spark_stream.broker.partition import Partition
-from spark_stream.cluster import leadership
 from spark_stream.cluster.leases import Leases
 from spark_stream.cluster.numbers import Numbers
 from spark_stream.consistency import leader, producers, replica
 from spark_stream.consistency import transactions as rules
-from spark_stream.consistency.ids import LeaderEpoch
 from spark_stream.consistency.joins import Joins
 from spark_stream.consistency.producers import Accepted, Duplicate
 from spark_stream.consistency.transactions import State
@@ -216,14 +214,6 @@ def a_start_aborts_what_is_open(patch: Patch) -> None:
         return []
 
     patch.setattr(sweeping, "restore_markers", restore)
-
-
-@bug
-def a_leader_epoch_is_used_again(patch: Patch) -> None:
-    def same(record: Any, ends: str, last: Any) -> LeaderEpoch:
-        return LeaderEpoch(0 if record is None else int(record.value["epoch"]))
-
-    patch.setattr(leadership, "_next_epoch", same)
 
 
 # -- partitions -----------------------------------------------------------------------------------
