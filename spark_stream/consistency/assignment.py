@@ -21,7 +21,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import permutations
+from itertools import pairwise, permutations
 
 from spark_stream.consistency.ids import BrokerId
 
@@ -58,23 +58,29 @@ class Misassigned:
 
 @dataclass(slots=True)
 class Load:
-    """What each broker has: replicas, preferred leaders, and partitions shared with another."""
+    """What each broker has: replicas, preferred leaders, partitions that it shares with another.
+
+    ``heirs``: of how many partitions of one broker another is the next in line.
+    """
 
     replicas: Counter[BrokerId] = field(default_factory=Counter)
     leaders: Counter[BrokerId] = field(default_factory=Counter)
     shared: Counter[tuple[BrokerId, BrokerId]] = field(default_factory=Counter)
+    heirs: Counter[tuple[BrokerId, BrokerId]] = field(default_factory=Counter)
 
     def add(self, replicas: Sequence[BrokerId]) -> None:
         """One more partition has these replicas."""
         self.replicas.update(replicas)
         self.leaders.update(replicas[:1])
         self.shared.update(permutations(replicas, 2))
+        self.heirs.update(pairwise(replicas[:2]))
 
     def remove(self, replicas: Sequence[BrokerId]) -> None:
         """One partition less has these replicas."""
         self.replicas.subtract(replicas)
         self.leaders.subtract(replicas[:1])
         self.shared.subtract(permutations(replicas, 2))
+        self.heirs.subtract(pairwise(replicas[:2]))
 
 
 def load_of(partitions: Iterable[Sequence[BrokerId]]) -> Load:
@@ -99,9 +105,8 @@ def assign(partitions: int, factor: int, racks: Racks, load: Load) -> Assignment
             chosen.append(_next_replica(chosen, racks, load))
         # Whoever leads least often comes first.
         first = min(chosen, key=lambda broker: (load.leaders[broker], chosen.index(broker)))
-        others = sorted(broker for broker in chosen if broker != first)
-        turn = load.leaders[first] % max(1, len(others))  # another is next in line each time
-        replicas = (first, *others[turn:], *others[:turn])
+        others = (broker for broker in chosen if broker != first)
+        replicas = (first, *sorted(others, key=lambda broker: (load.heirs[first, broker], broker)))
         load.add(replicas)
         found.append(replicas)
     return tuple(_with_even_leaders(found, load))
