@@ -171,7 +171,7 @@ class FollowerStream:
 
     def look(self, now: float) -> None:
         """Lets another thread read where one is stuck; ends the connection of a dead leader."""
-        if self._workers.replaces_reader(now):
+        if self._workers.replaces_reader(self, now):
             logger.warning("a partition that follows broker %s is slow", self._leader)
             self._start_reading()
             return
@@ -298,7 +298,7 @@ class FollowerStream:
         following = self._slots.get(number)
         if following is None:
             return True  # it has ended, and this was on its way
-        return self._workers.do(following, partial(self._guarded, number, following, work))
+        return self._workers.do(self, following, partial(self._guarded, number, following, work))
 
     def _guarded(
         self, number: int, following: Following, work: Callable[[Following], None]
