@@ -32,6 +32,7 @@ from spark_stream.environment import Clock
 from spark_stream.errors import (
     BrokerStopping,
     BrokerUnavailable,
+    InternalError,
     InvalidRequest,
     IsologError,
     LeaderUnavailable,
@@ -141,6 +142,10 @@ class FollowerStream:
             history = partition.history()
         except IsologError as error:
             self._fail(following, error)
+            return
+        except Exception as error:
+            logger.exception("a replica of broker %s", self._leader)
+            self._fail(following, InternalError(f"{type(error).__name__}: {error}"))
             return
         with self._changed:
             following.slot = number
@@ -311,7 +316,7 @@ class FollowerStream:
             self._fail(following, error)
         except Exception as error:
             logger.exception("a replica of broker %s", self._leader)
-            self._fail(following, BrokerUnavailable(f"{type(error).__name__}: {error}"))
+            self._fail(following, InternalError(f"{type(error).__name__}: {error}"))
 
     def _append(self, frame: Frame, following: Following) -> None:
         partition = following.partition

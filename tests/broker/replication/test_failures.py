@@ -130,6 +130,26 @@ def test_half_a_stream_is_ended():
         del reader
 
 
+def test_a_stream_whose_follower_is_gone_before_the_first_word_is_forgotten():
+    with Node("1", {KEY: LeadPartition()}) as leader:
+        said = leader.leading.open("ipv4:127.0.0.1:1", opening())
+        assert leader.leading._streams
+        del said
+        assert not leader.leading._streams
+
+
+def test_a_copy_that_cannot_tell_its_history_holds_no_other_up():
+    partitions, bad, good = pair()
+    bad.history = lambda: 1 / 0
+    with Node("1", partitions) as leader, Node("2") as follower:
+        follow(follower, leader, bad, good)
+        partitions[OTHER].wait_for(partitions[OTHER].append(b"x"))
+        eventually(lambda: follower.fetchers._fetchers["1"].failures > 2)
+        del bad.history
+        partitions[KEY].wait_for(partitions[KEY].append(b"x"))
+        assert len(good.agreements) == 1
+
+
 def test_a_leader_that_is_deposed_tells_its_followers_at_once():
     partition, copy = LeadPartition(), Copy(KEY)
     with Node("1", {KEY: partition}) as leader, Node("2") as follower:
