@@ -19,7 +19,7 @@ from spark_stream.wire.addresses import location
 from spark_stream.wire.replication_messages import BODY, OpenReplication
 from tests.broker.replication.partitions import LeadPartition, LeadPartitions
 
-QUICK = ReplicationSettings(beat_s=0.1, death_s=0.6)
+QUICK = ReplicationSettings(beat_s=0.1, death_s=1.0)
 
 
 class Node:
