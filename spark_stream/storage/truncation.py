@@ -64,16 +64,17 @@ class Truncation:
         segments = (*closed, active)
         place = sum(segment.first.entry <= to.entry for segment in segments) - 1
         last, behind = segments[place], segments[place + 1 :]
-        with self._pinned(segments[place:]):
-            self.forcing.lower(to)
-            with self._failing(if_any=bool(behind)):
-                for segment in reversed(behind):
-                    segment.remove(self.forcing.force_names)
-                if to.offset == last.first.offset:
-                    kept, following = segments[:place], self._made_anew(last, to)
-                else:
-                    following = self._made_behind(last, to)
-                    kept = (*segments[:place], last.shortened(self._table_of(last, to)))
+        for segment in segments[place:]:
+            segment.hold()
+        self.forcing.lower(to)
+        with self._failing(if_any=bool(behind)):
+            for segment in reversed(behind):
+                segment.remove(self.forcing.force_names)
+            if to.offset == last.first.offset:
+                kept, following = segments[:place], self._made_anew(last, to)
+            else:
+                following = self._made_behind(last, to)
+                kept = (*segments[:place], last.shortened(self._table_of(last, to)))
         active.close()
         self.forcing.mark(to)
         return kept, following
@@ -84,13 +85,14 @@ class Truncation:
         """The only segment once the log is empty and begins at ``start``; errors as :meth:`cut`."""
         segments = (*closed, active)
         following = self.segment(start)
-        with self._pinned(segments):
-            self.forcing.lower(START)
-            with self._failing(if_any=True):
-                for segment in reversed(segments):
-                    segment.remove(self.forcing.force_names)
-                if start != START:  # a log without files begins there
-                    following.make_first()
+        for segment in segments:
+            segment.hold()
+        self.forcing.lower(START)
+        with self._failing(if_any=True):
+            for segment in reversed(segments):
+                segment.remove(self.forcing.force_names)
+            if start != START:  # a log without files begins there
+                following.make_first()
         self.forcing.mark(start)
         return following
 
@@ -140,19 +142,6 @@ class Truncation:
     def _table_of(self, last: Segment, to: Boundary) -> Table:
         rows = to.entry - last.first.entry
         return np.frombuffer(self.disk.map(last.name.entries), ENTRY, count=rows)
-
-    @contextmanager
-    def _pinned(self, segments: Sequence[Segment]) -> Iterator[None]:
-        """Readers of these segments use mappings; after an error that changed nothing, no more."""
-        try:
-            for segment in segments:
-                segment.pin()
-            yield
-        except IsologError:
-            if self.forcing.failed is None:
-                for segment in segments:
-                    segment.unpin()
-            raise
 
     @contextmanager
     def _failing(self, *, if_any: bool) -> Iterator[None]:

@@ -261,6 +261,9 @@ class Cluster:
         self.writes.remove(write)
         taken = write.version == self.version
         if taken:
+            if write.loses_records:
+                whole = [m for m in self.record.isr if self.generations[m.broker] == m.generation]
+                assert not whole, f"records are given up that {whole} would bring back"
             self.record, self.version = write.record, self.version + 1
             if write.loses_records:
                 self.forget()

@@ -135,6 +135,8 @@ class SimulatedBroker:
         self._around.schedule.resume(self.owner)
         self._around.schedule.drop(self.owner)
         self.logs.end_process()
+        if self._around.chance.random() < 0.5:  # as on one host, where others know that; or not
+            self._around.board.gone(self.broker_id)
         calls, self.calls = self.calls, {}
         for call in calls:
             call.fail(NoAnswer(f"the connection to {self.broker_id} broke"))
