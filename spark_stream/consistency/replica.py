@@ -298,8 +298,8 @@ class Replica:
         """Moves the high watermark as far as the in-sync replicas are."""
         progress, state = self.progress, self.bounds_state
         assert progress is not None
-        waits = 0 if progress.alone else max(1, len(progress.maximal))
-        self.bounds_state = state = leader.waiting_for(state, waits)
+        if state.followers != progress.waits:
+            self.bounds_state = state = leader.waiting_for(state, progress.waits)
         upto = progress.replicated(state.log_end.entry)
         if upto <= state.high_watermark.entry:
             return []

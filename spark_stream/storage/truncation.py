@@ -73,8 +73,8 @@ class Truncation:
             if to.offset == last.first.offset:
                 kept, following = segments[:place], self._made_anew(last, to)
             else:
-                following = self._made_behind(last, to)
-                kept = (*segments[:place], last.shortened(self._table_of(last, to)))
+                shorter, following = self._parted(last, to)
+                kept = (*segments[:place], shorter)
         active.close()
         self.forcing.mark(to)
         return kept, following
@@ -111,20 +111,22 @@ class Truncation:
             data_end=data_end,
         )
 
-    def _made_behind(self, last: Segment, to: Boundary) -> ActiveSegment:
+    def _parted(self, last: Segment, to: Boundary) -> tuple[Segment, ActiveSegment]:
         """Makes the segment behind the cut, and shortens the entries of the one before it."""
         last.flush()
         following = self.segment(to)
         following.make()
+        rows = to.entry - last.first.entry
         try:
-            rows = last.table[: to.entry - last.first.entry]
-            self.disk.write_whole(last.name.entries, [rows.tobytes()])
+            self.disk.write_whole(last.name.entries, [last.table[:rows].tobytes()])
         except IsologError:
             with suppress(IsologError):  # what is left of it, recovery removes
                 following.remove(self.forcing.force_names)
             raise
-        self.forcing.force_names()
-        return following
+        with self._failing(if_any=True):
+            self.forcing.force_names()
+            table = np.frombuffer(self.disk.map(last.name.entries), ENTRY, count=rows)
+        return last.shortened(table), following
 
     def _made_anew(self, last: Segment, to: Boundary) -> ActiveSegment:
         """The segment with nothing but the markers before its first record, where it has some."""
@@ -138,10 +140,6 @@ class Truncation:
             self.disk.write_whole(last.name.arrow, [header])
             self.forcing.force_names()
         return self.segment(last.first, rows, len(header))
-
-    def _table_of(self, last: Segment, to: Boundary) -> Table:
-        rows = to.entry - last.first.entry
-        return np.frombuffer(self.disk.map(last.name.entries), ENTRY, count=rows)
 
     @contextmanager
     def _failing(self, *, if_any: bool) -> Iterator[None]:

@@ -535,7 +535,8 @@ class Cluster:
     def settled(self) -> bool:
         record = self.record
         leader = self.running[record.leader or BrokerId("nobody")]
-        if not leader.leads or len(record.isr) < len(record.replicas) or record.removing:
+        present = {Member(broker, self.generations[broker]) for broker in record.replicas}
+        if not leader.leads or set(record.isr) != present or record.removing:
             return False
         end = leader.log.end
         logs = [self.logs[broker] for broker in record.replicas]

@@ -196,6 +196,7 @@ class Run:
             assert self.start + len(found) >= least
         if not all_forced or self.sure:
             assert log.intact or self.distrusted
+        assert not self.sure or not any("hole" in cut.reason for cut in log.cuts)
         known = [each for each in found if each[1] == Kind.DATA]
         expected = pa.Table.from_batches([records(each[3], each[4]) for each in known], logs.SCHEMA)
         assert everything(log).equals(expected)
@@ -311,6 +312,7 @@ SHAPES = {
     "only markers": ["append", "roll", "mark", "mark", "append", "mark", "mark"],
     "the first of all": ["append", "append", "append"],
     "of a log that was cut before": ["append"] * 5 + ["truncate"] + ["append"] * 2,
+    "empty, and begun elsewhere": ["reset", "append", "truncate"],
     "its tail dropped": ["append"] * 5 + ["truncate", "tidy", "append"],
 }
 

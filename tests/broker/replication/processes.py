@@ -25,7 +25,7 @@ class NodeProcess:
         partitions: int,
         *,
         beat_s: float = 0.1,
-        death_s: float = 0.6,
+        death_s: float = 1.0,
     ) -> None:
         self.name = name
         self.partitions = partitions

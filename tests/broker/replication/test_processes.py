@@ -7,11 +7,13 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
 from spark_stream.broker.replication.partitions import PartitionKey
+from spark_stream.broker.replication.settings import ReplicationSettings
 from tests.broker.replication.nodes import QUICK, Node
 from tests.broker.replication.partitions import Copy, DiskLog, LeadPartition
 from tests.broker.replication.processes import NodeProcess
@@ -78,6 +80,43 @@ def test_a_thousand_partitions_at_rest_cost_next_to_nothing(tmp_path):
         time.sleep(2)
         assert [each.reads for each in partitions.values()] == before[0]
         assert time.process_time() - before[1] < 0.3
+
+
+def test_an_end_takes_no_longer_than_a_moment_while_the_leader_is_stopped(tmp_path):
+    copy = Copy(PartitionKey("1", 0))
+    patient = ReplicationSettings(beat_s=1.0, death_s=60.0)
+    before = threading.active_count()
+    with NodeProcess("1", tmp_path, 1, death_s=60) as leader:
+        follower = Node("2", settings=patient)
+        follower.addresses["1"] = leader.address
+        follower.fetchers.follow("1", copy)
+        leader.ask("append", 0, 100, 10)
+        leader.pause()
+        began = time.monotonic()
+        follower.stop()
+        assert time.monotonic() - began < 5
+        eventually(lambda: threading.active_count() <= before)
+
+
+def test_a_process_that_was_stopped_itself_does_not_end_its_streams(tmp_path):
+    """Its clock went on while it could not listen: what came meanwhile waits in its sockets."""
+    partition = LeadPartition(log=DiskLog(tmp_path / "log"))
+    leads = {PartitionKey("1", 0): partition}
+    settings = ReplicationSettings(beat_s=0.5, death_s=1.0)
+    with (
+        Node("1", leads, settings=ReplicationSettings(death_s=30)) as leader,
+        NodeProcess("2", tmp_path, 0, beat_s=settings.beat_s, death_s=settings.death_s) as follower,
+    ):
+        follower.ask("peer", "1", leader.address, 1)
+        partition.wait_for(partition.append(b"x"))
+        (stream,) = leader.leading._streams.values()
+        follower.pause()
+        partition.append(b"y")
+        time.sleep(3 * settings.death_s)
+        follower.signal(signal.SIGCONT)
+        partition.wait_for(2)
+        time.sleep(settings.death_s)
+        assert leader.leading._streams == {"2": stream}
 
 
 @pytest.mark.chaos
