@@ -95,9 +95,7 @@ class Followed:
 
     def agreed(self, agreement: Agreement) -> EntryIndex:
         """Cuts the log back to the agreement; its end after that."""
-        agreed = Agreed(
-            self.epoch, -1, agreement.entry, agreement.high_watermark, agreement.reset
-        )
+        agreed = Agreed(self.epoch, -1, agreement.entry, agreement.high_watermark, agreement.reset)
         return self.partition.agree(agreed)
 
     def append_frame(
