@@ -223,8 +223,11 @@ class Replica:
             return Refusal.NOT_LEADING, []
         if member.broker not in progress.record.replicas or member.broker == progress.me.broker:
             return Refusal.NOT_A_REPLICA, []
-        shared = agreement(history, self.history())
         state, session = self.bounds_state, next(self._session_numbers)
+        shared = agreement(history, self.history())
+        if shared is None and state.log_start.entry <= history.start <= state.log_end.entry:
+            # What the follower evicted was committed: both logs are the same up to its start.
+            shared = EntryIndex(history.start)
         begin = state.log_start if shared is None else None
         progress.started(session, member, EntryIndex(0) if shared is None else shared)
         first = state.log_start.entry if shared is None else shared

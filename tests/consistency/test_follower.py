@@ -11,6 +11,7 @@ from spark_stream.consistency.follower import (
     GoOn,
     Refusal,
     Take,
+    estranged,
     judge_frame,
     preparation,
 )
@@ -74,3 +75,9 @@ def test_a_leader_cannot_share_more_than_the_follower_has():
 )
 def test_a_frame_is_taken_where_the_log_ends_and_in_its_own_epoch(epoch, first, count, verdict):
     assert judge_frame(EPOCH, 7, epoch, first, count) == verdict
+
+
+def test_a_log_of_another_past_begins_anew():
+    """Of the same entry index, but of other offsets: what it had evicted was given up elsewhere."""
+    assert estranged(at(7), 70) is None
+    assert estranged(at(7), 69) == BeginAnew(at(0), lost_from=0)

@@ -81,6 +81,38 @@ def test_a_follower_behind_the_logs_start_begins_at_the_start():
     assert made.logs["2"].end == leader(made).log.end
 
 
+def test_a_follower_whose_retention_has_taken_all_goes_on_where_it_is():
+    """It is in sync, and would be elected: it does not begin again with less."""
+    made = cluster()
+    follower = made.running["1"]
+    made.run_down(made.links["1"])
+    made.choose = max
+    made.evict(follower)
+    made.connect(follower)
+    made.deliver_up(made.links["1"])
+    made.deliver_down(made.links["1"])
+    assert (follower.log.start.entry, follower.log.end.entry) == (4, 4)
+    made.check()
+    fail_over(made)
+    made.heal()
+
+
+def test_an_ex_leader_whose_retention_has_taken_all_but_its_tail_goes_on_where_it_starts():
+    made = cluster()
+    dead = leader(made)
+    made.choose = max
+    made.evict(dead)
+    made.append(dead, 1)  # nobody gets this
+    fail_over(made)
+    made.append(leader(made), 1)
+    made.start(dead.me.broker)
+    again = made.running[dead.me.broker]
+    made.connect(again)
+    made.run_down(made.links[dead.me.broker])
+    assert (again.log.start.entry, again.log.end.entry) == (4, 5)
+    made.heal()
+
+
 def test_a_committed_record_outlives_the_deaths_of_leader_after_leader():
     made = cluster()
     for _ in range(2):
