@@ -47,7 +47,10 @@ from spark_stream.wire.messages import Message
 
 REPLICATION_VERSION: Final = 1
 BODY: Final = pa.schema([pa.field("data", pa.uint8(), nullable=False)])
-NO_BODY: Final = pa.RecordBatch.from_arrays([pa.array([], pa.uint8())], schema=BODY)
+# Not by pa.array, which imports pandas if that is installed: half of a broker's memory.
+NO_BODY: Final = pa.RecordBatch.from_arrays(
+    [pa.Array.from_buffers(pa.uint8(), 0, [None, pa.py_buffer(b"")])], schema=BODY
+)
 _PREFIX: Final = b"isolog-replication:"
 
 NO_OFFSET: Final = -1

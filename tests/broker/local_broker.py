@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_stream.broker.controlling import Controlling
-from spark_stream.broker.driver import Driver, RemoteStep
+from spark_stream.broker.driver import Driver, Peers, RemoteStep
 from spark_stream.broker.host import Host
 from spark_stream.broker.members import Members
 from spark_stream.broker.partition import Partition
@@ -105,6 +105,7 @@ class LocalBroker:
         logs: Logs | None = None,
         store: MetadataStore | None = None,
         folder: Path | None = None,
+        peers: Peers | None = None,
     ) -> None:
         self.around = around
         self.id = BrokerId(name)
@@ -127,7 +128,7 @@ class LocalBroker:
             generation_of=self.members.generation_of,
         )
         self.table = StepTable(self.store, self.host)
-        self.driver = Driver(self.table, LocalPeers(around))
+        self.driver = Driver(self.table, LocalPeers(around) if peers is None else peers)
         self.desk = TopicDesk(self.driver, self.host, self.members, LogSettings(), SystemIds())
         self.generation = self.host.generation = Generation(generation)
         Brokers(self.store).register(
