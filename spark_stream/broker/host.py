@@ -350,7 +350,8 @@ class Host:
             settings = parse_settings(topic.config, self._defaults)
             replicas = {} if hosted is None else hosted.replicas
             for number in sorted(replicas.keys() - wanted):
-                self._remove_replica(topic, number, replicas.pop(number))
+                if self.record(topic, number) is not None:  # else it is missing: that says nothing
+                    self._remove_replica(topic, number, replicas.pop(number))
             added = sorted(wanted - replicas.keys())
             if added:
                 self._open_replicas(topic, settings, added, replicas)
@@ -397,13 +398,10 @@ class Host:
             self._close_topic(hosted)
 
     def _close_topic(self, hosted: HostedTopic) -> None:
+        """Its files go when its deletion is found announced: the record may just be missing."""
         for partition in hosted.open_partitions():
             self._links.unfollow(partition)
             partition.close(deleted=True)
-        try:
-            self.remove_files(hosted.topic)
-        except IsologError:
-            logger.exception("topic %s was deleted; its files are left", hosted.topic.name)
 
     def _remove_replica(self, topic: Topic, number: int, replica: Partition | IsologError) -> None:
         """This broker has no replica of the partition any more."""
