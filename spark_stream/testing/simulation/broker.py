@@ -9,7 +9,7 @@ second; and its machine may lose power, fail a force, or be full.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -52,7 +52,7 @@ from spark_stream.storage.directory import LogDirectory
 from spark_stream.storage.settings import LogSettings
 from spark_stream.testing.simulation.clock import SeededIds, VirtualClock
 from spark_stream.testing.simulation.driving import SimulatedDriver
-from spark_stream.testing.simulation.leases import MemoryBoard, WatchedLeases
+from spark_stream.testing.simulation.leases import LEASE_S, MemoryBoard, WatchedLeases
 from spark_stream.testing.simulation.logs import DiskLogs, ListLogs, MachineLogs
 from spark_stream.testing.simulation.network import Call, Network, NoAnswer
 from spark_stream.testing.simulation.replication import SimulatedLinks, Stream
@@ -60,10 +60,11 @@ from spark_stream.testing.simulation.schedule import NOW, Body, Schedule, Signal
 from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
 from spark_stream.wire.messages import Ack, AppendTo, Envelope
 
-SWEEP_S: Final = 1.5
+SWEEP_S: Final = 2.0
+LEFT_OVERS_S: Final = 2.5
 FLUSH_S: Final = 2.0
 HOUSEKEEPING_S: Final = 30.0
-CONTROL_S: Final = 0.7
+CONTROL_S: Final = 0.9
 _RETRY_S: Final = 1.0
 _LATE: Final = 0.1  # how often a broker sees late what has changed in the store
 _LATE_S: Final = 1.5
@@ -273,7 +274,7 @@ class SimulatedBroker:
         self.tenure = Tenure(self.leases, self.broker_id, incarnation, self.host.refresh)
         seat = ControllerSeat(store, BrokerId(self.broker_id), incarnation)
         controlling = Controlling(self.host, members, seat)
-        self._keep("lease", self.leases.pause_s, self._renew_lease)
+        self._keep("lease", LEASE_S / 3, lambda: self.tenure.renew())
         self.serves = True
         yield NOW
         self.host.refresh()
@@ -286,10 +287,12 @@ class SimulatedBroker:
         self._start_task("watcher", self._watch())
         self._start_task("proposals", self._put_proposals())
         self._keep("controller", CONTROL_S, lambda: self._control(controlling))
-        self._keep("left-overs", SWEEP_S, lambda: self.run(self.topic_desk.removing_left_overs()))
+        self._keep(
+            "left-overs", LEFT_OVERS_S, lambda: self.run(self.topic_desk.removing_left_overs())
+        )
         self._keep("sweep", SWEEP_S, lambda: self.run(self.desk.sweeping()))
-        self._keep("flush", FLUSH_S, lambda: _at_once(self.host.upkeep.flush_due))
-        self._keep("housekeeping", HOUSEKEEPING_S, lambda: _at_once(self.host.upkeep.housekeep))
+        self._keep("flush", FLUSH_S, self.host.upkeep.flush_due)
+        self._keep("housekeeping", HOUSEKEEPING_S, self.host.upkeep.housekeep)
 
     def _vouch(self) -> Generation:
         """As ``broker.process`` does: the generation of the logs, which are open."""
@@ -322,18 +325,18 @@ class SimulatedBroker:
     def _start_task(self, name: str, body: Body) -> None:
         self._around.schedule.start(f"{self.broker_id} {name}", body, self.owner)
 
-    def _keep(self, name: str, pause_s: float, task: Callable[[], Body]) -> None:
+    def _keep(self, name: str, pause_s: float, task: Callable[[], Body | float | None]) -> None:
+        """A task that does this again and again: at once, or as a body."""
+
         def keep() -> Body:
             while True:
                 yield pause_s
                 with contextlib.suppress(IsologError):  # as a broker does, which logs it
-                    yield from task()
+                    body = task()
+                    if isinstance(body, Generator):
+                        yield from body
 
         self._start_task(name, keep())
-
-    def _renew_lease(self) -> Body:
-        yield NOW
-        self.tenure.renew()
 
     def _watch(self) -> Body:
         """Sees what has changed in the store, now and then late."""
@@ -358,11 +361,10 @@ class SimulatedBroker:
                 self._proposed.give()
 
     def _control(self, controlling: Controlling) -> Body:
-        yield NOW
         if self.members.look():
             self.host.tick_all()
         self.host.upkeep.tick_due()
-        yield from self.run(controlling.rounds())
+        return self.run(controlling.rounds())
 
     def _carried_out(self, step: RemoteStep, answer: Answer) -> None:
         self._around.carried_out(self, step, answer)
@@ -488,8 +490,3 @@ class _NoPeers:
 
     def run_steps(self, broker_id: str, steps: Sequence[RemoteStep]) -> list[Any]:
         raise AssertionError(f"{len(steps)} steps for {broker_id} in a thread")
-
-
-def _at_once(act: Callable[[], object]) -> Body:
-    yield NOW
-    act()

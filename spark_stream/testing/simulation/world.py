@@ -185,6 +185,7 @@ class World:
         for broker in self.brokers:
             broker.start()
         self._wait_until(self._all_serve, "brokers have not started")
+        self._wait_until(self._all_is_led, "partitions have no leaders")
         self._wait_until(self._all_is_replicated, "replicas have not caught up")
         self._advance_for(_REST_S)
         folders = {each.broker_id: each.logs.folders() for each in self.brokers}
@@ -228,6 +229,9 @@ class World:
     def _all_is_marked(self) -> bool:
         lines = [self.history.led(course.place) for course in self.history.there()]
         return all(line is not None and not line.open for line in lines)
+
+    def _all_is_led(self) -> bool:
+        return all(self._view.partition(each.place) for each in self.history.there())
 
     def _all_is_replicated(self) -> bool:
         return all(map(self._is_replicated, self.history.there()))
@@ -351,10 +355,10 @@ class World:
         grown = end != len(line.entries)
         if grown:
             self._take_entries(line, partition, broker)
+        if partition.replica.progress is not None:
+            self._take_committed(line, partition)
         if whole and (grown or line.state is not state):
             line.state = state
-            if partition.replica.progress is not None:
-                self._take_committed(line, partition)
             self.notice("observed", line, partition)
 
     def _open_line(self, broker: SimulatedBroker, partition: Partition) -> Line:

@@ -54,7 +54,7 @@ class DeletedTopicsLeaveNoFiles(Invariant):
                 if course.record is not None and broker in course.record.replicas
             }
             for folder in found:
-                place = (folder.parent.name, int(folder.name))
+                place = (folder.parts[4], int(folder.parts[5]))  # /broker/topics/name/id/number
                 self.require(place in mine, f"{broker} has {folder}, of no replica that it has")
 
 
