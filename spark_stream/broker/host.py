@@ -291,6 +291,7 @@ class Host:
         with self._applying:
             self._has_begun, self._serves = True, serves
             self._links = self._links if links is None else links
+            self._remove_strays()
             self._assign(self._open())
 
     def placed(self) -> list[Placed]:
@@ -392,11 +393,24 @@ class Host:
         except IsologError:
             logger.exception("topic %s was deleted; its files are left", hosted.topic.name)
 
+    def _remove_strays(self) -> None:
+        """Removes the files of replicas that moved to others while this broker was away."""
+        for topic in self.view.now.topics.values():
+            here = set(self._numbers_here(topic))
+            if not self._logs.has_folder(self._directory.topic(topic.name, topic.id)):
+                continue
+            for number in range(topic.partitions):
+                if number not in here and self.record(topic, number) is not None:
+                    self._remove_files_of(topic, number)
+
     def _remove_replica(self, topic: Topic, number: int, replica: Partition | IsologError) -> None:
         """This broker has no replica of the partition any more."""
         if isinstance(replica, Partition):
             self._links.unfollow(replica)
             replica.close(deleted=True)
+        self._remove_files_of(topic, number)
+
+    def _remove_files_of(self, topic: Topic, number: int) -> None:
         try:
             self._logs.remove(self._directory.partition(topic.name, topic.id, number))
         except IsologError:

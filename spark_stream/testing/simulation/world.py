@@ -73,6 +73,7 @@ class World:
         self._board = MemoryBoard()
         self._news = News(self.schedule)
         self._topics: dict[str, Topic] = {}
+        self._incarnations: dict[str, str] = {}
         around = Surroundings(
             self.clock,
             self.schedule,
@@ -467,11 +468,14 @@ class World:
         if after is None:
             self.history.generations.pop(broker, None)
             return
-        generation = json.loads(after)["generation"]
+        value = json.loads(after)
+        generation, incarnation = value["generation"], value["incarnation"]
         if self.history.generations.get(broker) != generation:
             self.tell(f"{broker} is in generation {generation[-6:]}")
         self.history.generations[broker] = generation
-        self.notice("registered", broker, generation)
+        if self._incarnations.get(broker) != incarnation:
+            self._incarnations[broker] = incarnation
+            self.notice("registered", broker, generation)
 
     def _tell_step(self, broker: SimulatedBroker, step: RemoteStep, answer: Answer) -> None:
         outcome = f": {answer.message}" if isinstance(answer, IsologError) else ""
