@@ -386,12 +386,19 @@ class Host:
 
     def _close_topic(self, hosted: HostedTopic) -> None:
         for partition in hosted.open_partitions():
-            self._links.unfollow(partition)
-            partition.close(deleted=True)
+            self._close_for_good(partition)
         try:
             self.remove_files(hosted.topic)
         except IsologError:
             logger.exception("topic %s was deleted; its files are left", hosted.topic.name)
+
+    def _close_for_good(self, partition: Partition) -> None:
+        """Closes what is to be removed: whether its files can still be forced does not matter."""
+        self._links.unfollow(partition)
+        try:
+            partition.close(deleted=True)
+        except IsologError as error:
+            logger.warning("%s: closing what is to be removed: %s", partition.name, error)
 
     def _remove_strays(self) -> None:
         """Removes the files of replicas that moved to others while this broker was away."""
@@ -406,8 +413,7 @@ class Host:
     def _remove_replica(self, topic: Topic, number: int, replica: Partition | IsologError) -> None:
         """This broker has no replica of the partition any more."""
         if isinstance(replica, Partition):
-            self._links.unfollow(replica)
-            replica.close(deleted=True)
+            self._close_for_good(replica)
         self._remove_files_of(topic, number)
 
     def _remove_files_of(self, topic: Topic, number: int) -> None:

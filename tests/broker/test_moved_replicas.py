@@ -1,4 +1,4 @@
-"""A replica that moved to another broker while this one was away leaves no files behind."""
+"""Replicas that moved, and topics that were deleted: their files go, and nothing is held up."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from spark_stream.cluster.view import ClusterView
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
 from spark_stream.consistency.partition_record import Member, PartitionRecord
 from spark_stream.storage.directory import LogDirectory
+from spark_stream.storage.logs import FileLogs
 from spark_stream.storage.settings import LogSettings
+from spark_stream.testing.simulation.disk import SimulatedDisk
 from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
 from tests.clocks import FakeClock
-from tests.support import NUMBERS
+from tests.support import NUMBERS, numbers
 
 ME, OTHER = BrokerId("me"), BrokerId("other")
 
@@ -40,4 +42,25 @@ def test_files_of_replicas_that_moved_are_removed_when_the_broker_begins(tmp_pat
     host.generation = Generation("g")
     host.begin(lambda: True)
     assert [folder.exists() for folder in folders] == [True, False, True]
+    host.close()
+
+
+def test_what_is_closed_for_good_and_cannot_be_forced_holds_nothing_up(tmp_path: Path):
+    store, disk = MemoryStore(MemoryRecords()), SimulatedDisk()
+    directory = LogDirectory(tmp_path, "cluster", ME)
+    logs = FileLogs(disk)
+    for name in ("gone", "new"):
+        store.put(*put_of(PartitionId(name, 0), led_by(ME), 0))
+        logs.make_folder(directory.topic(name, name))
+    gone = store.put(TOPICS + "gone", encode(Topic("gone", "gone", NUMBERS, 1, {})), 0)
+    assert gone is not None
+    host = Host(directory, ClusterView(store), LogSettings(), FakeClock(), logs=logs)
+    host.generation = Generation("g")
+    host.begin(lambda: True)
+    host.topic("gone").partition(0).append(numbers(0, 3))
+    store.delete(TOPICS + "gone", gone)
+    store.put(TOPICS + "new", encode(Topic("new", "new", NUMBERS, 1, {})), 0)
+    disk.fail_next_force()
+    host.refresh()
+    assert host.topic("new").partition(0).leads
     host.close()

@@ -22,6 +22,7 @@ from spark_stream.testing.simulation.schedule import NOW, Body, Schedule, Signal
 _LATE: Final = 0.25  # how often something may happen between a step and its answer
 _STILL: Final = 0.03  # how often a thread stands still there, and much may happen
 _STILL_S: Final = 2.0
+_UNHURRIED: Final = 10  # scripts that look again and again do it so much more seldom here
 _LOOKS: Final = 2  # how often a step looks for its leader, as in a broker
 
 AskPeer = Callable[[str, Sequence[RemoteStep]], Body]
@@ -98,7 +99,7 @@ class SimulatedDriver:
                 raise answer
             return answer
         if isinstance(step, Pause):
-            yield step.seconds
+            yield step.seconds * _UNHURRIED
             return None
         yield NOW
         if isinstance(step, AwaitAcknowledgement):

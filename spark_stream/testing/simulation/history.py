@@ -167,8 +167,8 @@ class Line(Fold):
         self.broker = broker
         self.lost_power = False
         """Its machine has lost power since it was opened last."""
-        self.was_wiped = False
-        """Somebody has removed it, since it was opened last."""
+        self.may_be_gone = False
+        """Somebody was to remove it, since it was opened last."""
         self.state: object = None
         """The bounds of the replica when it was looked at last."""
 

@@ -145,7 +145,7 @@ class World:
         broker.wipe(topic)
         for (name, place), line in self.history.lines.items():
             if name == broker.broker_id and place[0] == topic.id:
-                line.lost_power = line.was_wiped = True
+                line.lost_power = line.may_be_gone = True
 
     def topics(self) -> list[Topic]:
         """The topics that are there now."""
@@ -462,6 +462,9 @@ class World:
             self.tell(f"{by}: {course.name} {describe_partition(course.record)}")
         if course.record.leader is not None:
             course.leaders[int(course.record.leader_epoch)] = course.record.leader
+        gone = set(() if before is None else before.replicas) - set(course.record.replicas)
+        for broker in gone:
+            self.history.line(broker, course.place).may_be_gone = True
         self.notice("placed", course, before, course.record, by)
 
     def _note_broker(self, broker: str, after: str | None) -> None:

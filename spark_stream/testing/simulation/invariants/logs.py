@@ -41,8 +41,8 @@ class WhatIsThereStays(Invariant):
         return record is not None and len(record.replicas) == 1
 
     def opened(self, line: Line, lost: Sequence[Seen], partition: Partition, power: bool) -> None:
-        if line.was_wiped:
-            line.was_wiped = False
+        if line.may_be_gone:
+            line.may_be_gone = False
             return
         flush = line.course.flush
         for each in lost:
