@@ -291,6 +291,7 @@ class Host:
         with self._applying:
             self._has_begun, self._serves = True, serves
             self._links = self._links if links is None else links
+            self._remove_strays()
             self._assign(self._open())
 
     def change_generation(self, generation: Generation) -> None:
@@ -400,14 +401,33 @@ class Host:
     def _close_topic(self, hosted: HostedTopic) -> None:
         """Its files go when its deletion is found announced: the record may just be missing."""
         for partition in hosted.open_partitions():
-            self._links.unfollow(partition)
+            self._close_for_good(partition)
+
+    def _close_for_good(self, partition: Partition) -> None:
+        """Closes what is to be removed: whether its files can still be forced does not matter."""
+        self._links.unfollow(partition)
+        try:
             partition.close(deleted=True)
+        except IsologError as error:
+            logger.warning("%s: closing what is to be removed: %s", partition.name, error)
+
+    def _remove_strays(self) -> None:
+        """Removes the files of replicas that moved to others while this broker was away."""
+        for topic in self.view.now.topics.values():
+            here = set(self._numbers_here(topic))
+            if not self._logs.has_folder(self._directory.topic(topic.name, topic.id)):
+                continue
+            for number in range(topic.partitions):
+                if number not in here and self.record(topic, number) is not None:
+                    self._remove_files_of(topic, number)
 
     def _remove_replica(self, topic: Topic, number: int, replica: Partition | IsologError) -> None:
         """This broker has no replica of the partition any more."""
         if isinstance(replica, Partition):
-            self._links.unfollow(replica)
-            replica.close(deleted=True)
+            self._close_for_good(replica)
+        self._remove_files_of(topic, number)
+
+    def _remove_files_of(self, topic: Topic, number: int) -> None:
         try:
             self._logs.remove(self._directory.partition(topic.name, topic.id, number))
         except IsologError:

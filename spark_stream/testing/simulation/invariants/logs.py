@@ -20,7 +20,7 @@ from spark_stream.testing.simulation.invariants.base import Invariant, View
 
 
 class WhatIsThereStays(Invariant):
-    """No entry is lost, but by a power cut, and then none that the topic's flush has promised."""
+    """No log loses an entry, but by a power cut, and then none that was to be forced."""
 
     def __init__(self, view: View) -> None:
         super().__init__(view)
@@ -28,19 +28,32 @@ class WhatIsThereStays(Invariant):
 
     def asked(self, commit: Commit) -> None:
         """What is there by now is what its client means; a batch on its way is its own affair."""
-        lengths = {line.place: len(line.entries) for line in self.history.lines.values()}
+        lengths = {
+            line.place: len(line.entries)
+            for line in self.history.lines.values()
+            if self._is_alone(line)
+        }
         self._when_asked.setdefault(commit.number, lengths)
 
+    def _is_alone(self, line: Line) -> bool:
+        """Only the forces of leaders are promised: a partition with followers has them instead."""
+        record = line.course.record
+        return record is not None and len(record.replicas) == 1
+
     def opened(self, line: Line, lost: Sequence[Seen], partition: Partition, power: bool) -> None:
+        if line.may_be_gone:
+            line.may_be_gone = False
+            return
+        flush = line.course.flush
         for each in lost:
             what = f"{line.name}: entry {each.entry.entry_index} is gone"
             self.require(power, what)
-            self.require(line.flush is not Flush.BATCH, f"{what}; every batch is flushed there")
+            self.require(flush is not Flush.BATCH, f"{what}; every batch is flushed there")
             data = each.entry.kind is Kind.DATA
             committed = data and each.part[0] >= 0 and self.history.is_committed(each.part)
             meant = self._when_asked.get(each.part[0], {}).get(line.place, 0)
             of_commit = bool(committed) and each.entry.entry_index < meant
-            promised = of_commit and line.flush is not Flush.NONE
+            promised = of_commit and flush is not Flush.NONE and self._is_alone(line)
             self.require(not promised, f"{what}, of the committed transaction {each.part[0]}")
 
 
@@ -109,11 +122,13 @@ class EpochsRise(Invariant):
 
 
 class OnlyTheLeaderWrites(Invariant):
-    """What is in a topic's logs was written by the broker that leads it."""
+    """An entry of a leader epoch was written by the leader of that epoch."""
 
     def appended(self, line: Line, seen: Seen, broker: SimulatedBroker) -> None:
-        who = broker.broker_id
-        self.require(who == line.leader, f"{who} wrote {line.name}, which {line.leader} leads")
+        epoch = seen.entry.leader_epoch
+        leader = line.course.leaders.get(epoch)
+        what = f"{line.name}: an entry of epoch {epoch}, which {leader} leads"
+        self.require(broker.broker_id == leader, what)
 
 
 class BatchesAreWhole(Invariant):
@@ -178,17 +193,18 @@ class SequencesHaveNoGap(Invariant):
 
 
 class BoundsNeverGoBack(Invariant):
-    """Log start, last stable offset, high watermark and log end are in order, and none falls."""
+    """Log start, last stable offset, high watermark and log end are in order; a leader's rise."""
 
     def __init__(self, view: View) -> None:
         super().__init__(view)
-        self._seen: dict[Place, tuple[Partition, Bounds]] = {}
+        self._seen: dict[Partition, tuple[int, Bounds]] = {}
 
     def observed(self, line: Line, partition: Partition) -> None:
         bounds = partition.bounds()  # raises where they are out of order
-        known = self._seen.get(line.place)
-        self._seen[line.place] = (partition, bounds)
-        if known is None or known[0] is not partition or known[1] == bounds:
+        epoch = int(partition.leader_epoch)
+        known = self._seen.get(partition)
+        self._seen[partition] = (epoch, bounds)
+        if known is None or known[0] != epoch or not partition.leads or known[1] == bounds:
             return
         before = known[1]
         risen = (
@@ -201,12 +217,14 @@ class BoundsNeverGoBack(Invariant):
 
 
 class UndecidedHoldsBack(Invariant):
-    """The last stable offset is where the first open part of a transaction begins, or the end."""
+    """The last stable offset is where the first undecided part begins, or the high watermark."""
 
     def observed(self, line: Line, partition: Partition) -> None:
+        state = partition.replica.bounds_state
         bounds = partition.bounds()
-        first = min(line.open.values(), default=line.end)
-        wanted = max(first, int(bounds.log_start_offset))
+        first = line.undecided(int(state.high_watermark.entry))
+        high = int(bounds.high_watermark)
+        wanted = max(high if first is None else min(first, high), int(bounds.log_start_offset))
         found = int(bounds.last_stable_offset)
         self.require(found == wanted, f"{line.name}: it is {found}, not {wanted}")
 
