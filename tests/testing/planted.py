@@ -142,6 +142,7 @@ def a_transaction_is_finished_before_its_markers(patch: Patch) -> None:
 @bug
 def what_others_decided_counts_as_finished(patch: Patch) -> None:
     patch.setattr(Finished, "holds", lambda self, found: True)
+    patch.setattr(Finished, "forget", lambda self, found: None)
 
 
 @bug
@@ -255,6 +256,15 @@ def a_follower_counts_before_it_has_appended(patch: Patch) -> None:
 @bug
 def a_leader_takes_followers_of_any_epoch(patch: Patch) -> None:
     patch.setattr(replica, "misfit_of", lambda epoch, asked: None)
+
+
+@bug
+def markers_are_looked_for_in_any_epoch(patch: Patch) -> None:
+    def is_replicated(self: ReplicaShell, entry: Any, epoch: int) -> bool:
+        self.check_leads()
+        return self.replica.bounds_state.high_watermark.entry >= entry
+
+    patch.setattr(ReplicaShell, "is_replicated", is_replicated)
 
 
 @bug
@@ -401,7 +411,7 @@ def a_batch_is_answered_before_it_is_appended(patch: Patch) -> None:
 
     def hasty(self: Any, target: Partition, patience_s: float) -> Any:
         end = target.bounds().log_end_offset
-        self._acknowledge(Appended(end, self._batch.num_rows))
+        self._acknowledge(Appended(end, self._batch.num_rows), int(target.leader_epoch))
         return (yield from original(self, target, patience_s))
 
     patch.setattr(append.Append, "_take", hasty)
@@ -422,11 +432,11 @@ def a_duplicate_is_appended(patch: Patch) -> None:
 def a_duplicate_is_answered_with_the_end(patch: Patch) -> None:
     original = append.Append._acknowledge
 
-    def acknowledge(self: Any, done: Appended) -> None:
+    def acknowledge(self: Any, done: Appended, epoch: int) -> None:
         if done.duplicate:
             end = self._hosted.partition(self.partition).bounds().log_end_offset
             done = Appended(end, done.count, duplicate=True)
-        original(self, done)
+        original(self, done, epoch)
 
     patch.setattr(append.Append, "_acknowledge", acknowledge)
 

@@ -29,7 +29,7 @@ from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch, Offs
 from spark_stream.consistency.partition_record import Member, PartitionRecord
 from spark_stream.consistency.transactions import State
 from spark_stream.errors import IsologError
-from spark_stream.scripts.steps import PartitionStep, ReadBounds, Seal
+from spark_stream.scripts.steps import PartitionStep, ReadBounds, Seal, WriteMarkers
 from spark_stream.storage.settings import Flush, parse_settings
 from spark_stream.testing.simulation.broker import (
     SCHEMA,
@@ -494,12 +494,14 @@ class World:
         if not isinstance(step, PartitionStep) or isinstance(answer, IsologError):
             return
         course = self.history.courses.get((step.at.topic_id, step.at.partition))
-        if course is None or not isinstance(step, Seal | ReadBounds):
+        if course is None or not isinstance(step, Seal | ReadBounds | WriteMarkers):
             return
         found = broker.host.topic(step.at.topic, step.at.topic_id).replicas[step.at.partition]
         assert isinstance(found, Partition)
         if isinstance(step, Seal):
             self.notice("sealed", course, step.transaction, int(found.leader_epoch))
+        elif isinstance(step, WriteMarkers):
+            self.notice("marked", course, step, answer, found)
         else:
             self.notice("told", course, answer, int(found.leader_epoch))
 

@@ -17,6 +17,7 @@ from spark_stream.consistency.isolation import Bounds, Isolation
 from spark_stream.consistency.partition_record import PartitionRecord
 from spark_stream.consistency.transactions import PositionOf, Transaction
 from spark_stream.scripts.deciding import Commit
+from spark_stream.scripts.steps import Marked, WriteMarkers
 from spark_stream.storage.settings import LogSettings
 from spark_stream.testing.simulation.broker import SimulatedBroker
 from spark_stream.testing.simulation.clock import VirtualClock
@@ -129,6 +130,11 @@ class Invariant:
 
     def sealed(self, course: Course, transaction: int, epoch: int) -> None:
         """The leader of this epoch was asked to take no more of the transaction."""
+
+    def marked(
+        self, course: Course, step: WriteMarkers, answer: Marked, partition: Partition
+    ) -> None:
+        """A leader has written the markers of a transaction, and says so."""
 
     def acknowledged(self, sent: Sent, ack: Ack, broker: SimulatedBroker) -> None:
         """A batch is acknowledged, or refused."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,34 +12,19 @@ from spark_stream.broker.partition import Partition
 from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE, Entry, Kind
 from spark_stream.consistency.ids import NO_PRODUCER
 from spark_stream.consistency.isolation import Bounds
+from spark_stream.consistency.transactions import COMMITS, State, Transaction
 from spark_stream.scripts.deciding import Commit
+from spark_stream.scripts.steps import Marked, WriteMarkers
 from spark_stream.storage.codec import intact_rows
 from spark_stream.storage.settings import Flush
 from spark_stream.testing.simulation.broker import SimulatedBroker
-from spark_stream.testing.simulation.history import Line, Place, Seen
+from spark_stream.testing.simulation.history import Course, Line, Place, Seen
 from spark_stream.testing.simulation.invariants.base import Invariant, View
+from spark_stream.testing.simulation.list_log import ListLog
 
 
 class WhatIsThereStays(Invariant):
     """No log loses an entry, but by a power cut, and then none that was to be forced."""
-
-    def __init__(self, view: View) -> None:
-        super().__init__(view)
-        self._when_asked: dict[int, dict[Place, int]] = {}
-
-    def asked(self, commit: Commit) -> None:
-        """What is there by now is what its client means; a batch on its way is its own affair."""
-        lengths = {
-            line.place: len(line.entries)
-            for line in self.history.lines.values()
-            if self._is_alone(line)
-        }
-        self._when_asked.setdefault(commit.number, lengths)
-
-    def _is_alone(self, line: Line) -> bool:
-        """Only the forces of leaders are promised: a partition with followers has them instead."""
-        record = line.course.record
-        return record is not None and len(record.replicas) == 1
 
     def opened(self, line: Line, lost: Sequence[Seen], partition: Partition, power: bool) -> None:
         if line.may_be_gone:
@@ -49,12 +35,61 @@ class WhatIsThereStays(Invariant):
             what = f"{line.name}: entry {each.entry.entry_index} is gone"
             self.require(power, what)
             self.require(flush is not Flush.BATCH, f"{what}; every batch is flushed there")
-            data = each.entry.kind is Kind.DATA
-            committed = data and each.part[0] >= 0 and self.history.is_committed(each.part)
-            meant = self._when_asked.get(each.part[0], {}).get(line.place, 0)
-            of_commit = bool(committed) and each.entry.entry_index < meant
-            promised = of_commit and flush is not Flush.NONE and self._is_alone(line)
-            self.require(not promised, f"{what}, of the committed transaction {each.part[0]}")
+
+
+class ACommitIsForcedFirst(Invariant):
+    """What a transaction wrote is on its leaders' disks before its commit is decided."""
+
+    def __init__(self, view: View) -> None:
+        super().__init__(view)
+        self._asked: dict[int, dict[Place, tuple[int, int]]] = {}  # (epoch, entries)
+
+    def asked(self, commit: Commit) -> None:
+        """What is there by now is what its client means; a batch on its way is its own affair."""
+        there = {}
+        for course in self.history.there():
+            line = self.history.led(course.place)
+            if line is not None:
+                there[course.place] = (course.epoch, len(line.entries))
+        self._asked.setdefault(commit.number, there)
+
+    def recorded(self, before: Transaction | None, after: Transaction | None, by: str) -> None:
+        if before is None or after is None or before.state is not State.OPEN:
+            return
+        if after.number != before.number or after.state not in COMMITS:
+            return
+        for place, (epoch, entries) in self._asked.get(after.number, {}).items():
+            course, partition = self.history.courses[place], self.view.partition(place)
+            line = self.history.led(place)
+            if course.epoch != epoch or course.flush is Flush.NONE or course.deleted:
+                continue
+            if partition is None or line is None or partition.leader_epoch != epoch:
+                continue
+            forced = forced_entries(partition)
+            meant = [
+                each.entry.entry_index
+                for each in line.entries[:entries]
+                if each.part[0] == after.number and each.part[1] in after.taken
+            ]
+            what = f"{line.name}: forced to {forced}; transaction {after.number} has {meant}"
+            self.require(max(meant, default=-1) < forced, what)
+
+
+class MarkersOfACommitAreForced(Invariant):
+    """The markers of a commit are on the leader's disk before it says that it wrote them."""
+
+    def marked(
+        self, course: Course, step: WriteMarkers, answer: Marked, partition: Partition
+    ) -> None:
+        if course.flush is not Flush.NONE and step.taken:
+            forced = forced_entries(partition)
+            what = f"{course.name}: markers of transaction {step.transaction} to {answer.end}"
+            self.require(forced >= answer.end, f"{what}, forced to {forced}")
+
+
+def forced_entries(partition: Partition) -> int:
+    """Up to which entry a log is on the disk; of one in files nobody says that."""
+    return partition.log.forced if isinstance(partition.log, ListLog) else sys.maxsize
 
 
 class OnlyPowerCutsDamage(Invariant):
