@@ -205,6 +205,7 @@ def resumed(cluster: Clustered, placed: Placed, me: Member) -> list[Changed]:
 
 
 def test_a_broker_that_vouches_leads_on_what_it_led_in_a_new_epoch(cluster):
+    cluster.says(A, FIRST[A], 5, 10)
     (change,) = resumed(cluster, cluster.write(LED_BY_A), Member(A, FIRST[A]))
     assert (change.after, change.risky) == (replace(LED_BY_A, leader_epoch=LeaderEpoch(6)), False)
     assert cluster.record() == change.after
@@ -212,6 +213,7 @@ def test_a_broker_that_vouches_leads_on_what_it_led_in_a_new_epoch(cluster):
 
 def test_a_broker_that_vouches_leads_on_where_it_is_the_only_replica_in_the_same_epoch(cluster):
     """Every write is in the kernel, and no follower waits for what an earlier process sent."""
+    cluster.says(A, FIRST[A], 5, 10)
     alone = PartitionRecord((A,), A, LeaderEpoch(5), members(A))
     assert resumed(cluster, cluster.write(alone), Member(A, FIRST[A])) == []
     assert cluster.record() == alone
