@@ -116,12 +116,12 @@ def _partitions_table(topic: TopicDescription) -> Table:
 
 def _leaders(topic: TopicDescription) -> Iterator[str]:
     """Who leads which partitions; those that agree in all share a line."""
-    rows: dict[tuple[str, int, tuple[str, ...]], list[int]] = {}
+    rows: dict[tuple[str | None, int, tuple[str, ...]], list[int]] = {}
     for each in topic.partitions:
         rows.setdefault((each.leader, each.leader_epoch, each.isr), []).append(each.partition)
     for (leader, epoch, isr), partitions in rows.items():
         in_sync = "itself alone" if isr == (leader,) else ", ".join(isr)
-        yield f"leader of {_runs(partitions)}: {leader}\n  epoch {epoch}, in sync (ISR): {in_sync}"
+        yield f"leader of {_runs(partitions)}: {leader or 'nobody'}\n  epoch {epoch}, in sync (ISR): {in_sync}"
 
 
 def _runs(numbers: list[int]) -> str:
