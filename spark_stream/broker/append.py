@@ -14,7 +14,7 @@ from typing import Final
 import pyarrow as pa
 
 from spark_stream.broker.host import HostedTopic
-from spark_stream.broker.joining import TakeBatch, take_in_transaction
+from spark_stream.broker.joining import AwaitAcknowledgement, TakeBatch, take_in_transaction
 from spark_stream.broker.outcomes import Appended, Candidate, Taken
 from spark_stream.broker.partition import Partition
 from spark_stream.broker.refusals import check_leader_epoch
@@ -96,7 +96,7 @@ class Append:
                 taken.wake()  # who reads what is not replicated need not wait for that
                 if not wait:
                     return False
-                target.await_acknowledgement(taken, max(0.0, self._left()))
+                yield AwaitAcknowledgement(target, taken, max(0.0, self._left()))
         except IsologError as error:
             self._answer(self._outcome(error))
         except pa.ArrowMemoryError:

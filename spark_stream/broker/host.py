@@ -291,7 +291,21 @@ class Host:
         with self._applying:
             self._has_begun, self._serves = True, serves
             self._links = self._links if links is None else links
+            self._remove_strays()
             self._assign(self._open())
+
+    def change_generation(self, generation: Generation) -> None:
+        """This broker's logs are of this generation from now on."""
+        with self._applying:
+            self.generation = generation
+            for partition in self._open():
+                self._links.unfollow(partition)
+                partition.rest(partition.leader_epoch)
+            self._assign(self._open())
+
+    def failed_logs(self) -> set[str]:
+        """The partitions whose logs have failed, by name."""
+        return {each.name for each in self._open() if each.log.failed is not None}
 
     def placed(self) -> list[Placed]:
         """The partitions of which this broker has a replica, with their records."""
@@ -337,7 +351,8 @@ class Host:
             settings = parse_settings(topic.config, self._defaults)
             replicas = {} if hosted is None else hosted.replicas
             for number in sorted(replicas.keys() - wanted):
-                self._remove_replica(topic, number, replicas.pop(number))
+                if self.record(topic, number) is not None:  # else it is missing: that says nothing
+                    self._remove_replica(topic, number, replicas.pop(number))
             added = sorted(wanted - replicas.keys())
             if added:
                 self._open_replicas(topic, settings, added, replicas)
@@ -372,7 +387,7 @@ class Host:
             elif record.leader in (None, self.broker_id):
                 self._links.unfollow(partition)
                 partition.rest(record.leader_epoch)
-            elif partition.follow(record.leader_epoch):
+            elif partition.log.failed is None and partition.follow(record.leader_epoch):
                 self._links.follow(partition, record.leader, generation)
 
     def _close_gone(self) -> None:
@@ -384,19 +399,35 @@ class Host:
             self._close_topic(hosted)
 
     def _close_topic(self, hosted: HostedTopic) -> None:
+        """Its files go when its deletion is found announced: the record may just be missing."""
         for partition in hosted.open_partitions():
-            self._links.unfollow(partition)
-            partition.close(deleted=True)
+            self._close_for_good(partition)
+
+    def _close_for_good(self, partition: Partition) -> None:
+        """Closes what is to be removed: whether its files can still be forced does not matter."""
+        self._links.unfollow(partition)
         try:
-            self.remove_files(hosted.topic)
-        except IsologError:
-            logger.exception("topic %s was deleted; its files are left", hosted.topic.name)
+            partition.close(deleted=True)
+        except IsologError as error:
+            logger.warning("%s: closing what is to be removed: %s", partition.name, error)
+
+    def _remove_strays(self) -> None:
+        """Removes the files of replicas that moved to others while this broker was away."""
+        for topic in self.view.now.topics.values():
+            here = set(self._numbers_here(topic))
+            if not self._logs.has_folder(self._directory.topic(topic.name, topic.id)):
+                continue
+            for number in range(topic.partitions):
+                if number not in here and self.record(topic, number) is not None:
+                    self._remove_files_of(topic, number)
 
     def _remove_replica(self, topic: Topic, number: int, replica: Partition | IsologError) -> None:
         """This broker has no replica of the partition any more."""
         if isinstance(replica, Partition):
-            self._links.unfollow(replica)
-            replica.close(deleted=True)
+            self._close_for_good(replica)
+        self._remove_files_of(topic, number)
+
+    def _remove_files_of(self, topic: Topic, number: int) -> None:
         try:
             self._logs.remove(self._directory.partition(topic.name, topic.id, number))
         except IsologError:

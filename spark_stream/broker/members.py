@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from spark_stream.cluster import brokers
 from spark_stream.cluster.brokers import BrokerState, RegisteredBroker
 from spark_stream.cluster.leases import Leases
 from spark_stream.cluster.view import ClusterView
@@ -48,14 +49,14 @@ class Members:
         return {broker: each.generation for broker, each in self._view.now.brokers.items()}
 
     def alive(self) -> dict[BrokerId, Generation]:
-        """Those that are alive."""
-        known = self.registered()
-        return {broker: known[broker] for broker in known if self._leases.alive(broker)}
+        """Those that are alive, in the generation that the living incarnation has registered."""
+        return brokers.alive(self._view.now.brokers, self._leases.holder)
 
     def takers(self) -> Racks:
         """Those that may be given replicas: alive, and not leaving; each with its rack."""
+        alive = self.alive()
         return {
             broker: each.rack
             for broker, each in self._view.now.brokers.items()
-            if each.state is BrokerState.ACTIVE and self._leases.alive(broker)
+            if each.state is BrokerState.ACTIVE and broker in alive
         }

@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from spark_stream.consistency.ids import EntryIndex, LeaderEpoch
+from spark_stream.consistency.ids import EntryIndex, LeaderEpoch, Offset
 from spark_stream.consistency.leader import Boundary, LeaderState
 
 
@@ -117,6 +117,17 @@ def judge_frame(
     if first > log_end:
         return Refusal.GAP
     return Take(min(log_end - first, count))
+
+
+def estranged(log_end: Boundary, base_offset: int) -> BeginAnew | None:
+    """What the follower does where the leader's next entry has this offset; None: it fits.
+
+    The offsets of one entry differ only if records were given up that this replica had evicted:
+    its log is of another past. It removes all, and then asks its leader again from entry 0 on.
+    """
+    if base_offset == log_end.offset:
+        return None
+    return BeginAnew(Boundary(EntryIndex(0), Offset(0)), lost_from=EntryIndex(0))
 
 
 def misfit_of(epoch: LeaderEpoch, asked: int) -> Refusal | None:

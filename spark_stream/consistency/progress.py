@@ -138,6 +138,11 @@ class Progress:
         """Whether what the leader appends is replicated at once."""
         return not self._awaited and self.enough
 
+    @property
+    def waits(self) -> int:
+        """How many followers a record waits for at least; too few members are waited for too."""
+        return len(self._awaited) or (0 if self.enough else 1)
+
     def acked(self, member: Member) -> EntryIndex | None:
         """How far the member is, as far as the leader knows; None: it has never reported."""
         found = self._followers.get(member)

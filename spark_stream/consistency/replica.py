@@ -223,8 +223,11 @@ class Replica:
             return Refusal.NOT_LEADING, []
         if member.broker not in progress.record.replicas or member.broker == progress.me.broker:
             return Refusal.NOT_A_REPLICA, []
-        shared = agreement(history, self.history())
         state, session = self.bounds_state, next(self._session_numbers)
+        shared = agreement(history, self.history())
+        if shared is None and state.log_start.entry <= history.start <= state.log_end.entry:
+            # What the follower evicted was committed: both logs are the same up to its start.
+            shared = EntryIndex(history.start)
         begin = state.log_start if shared is None else None
         progress.started(session, member, EntryIndex(0) if shared is None else shared)
         first = state.log_start.entry if shared is None else shared
@@ -298,8 +301,8 @@ class Replica:
         """Moves the high watermark as far as the in-sync replicas are."""
         progress, state = self.progress, self.bounds_state
         assert progress is not None
-        waits = 0 if progress.alone else max(1, len(progress.maximal))
-        self.bounds_state = state = leader.waiting_for(state, waits)
+        if state.followers != progress.waits:
+            self.bounds_state = state = leader.waiting_for(state, progress.waits)
         upto = progress.replicated(state.log_end.entry)
         if upto <= state.high_watermark.entry:
             return []

@@ -179,7 +179,7 @@ class ActiveSegment(Segment):
         self._entries.close()
 
     def remove(self, force_names: Callable[[], None]) -> None:
-        self.pin()
+        self.hold()
         self.close()
         if len(self._table):
             super().remove(force_names)

@@ -1,7 +1,8 @@
 """A segment's ``.arrow`` file as its readers see it: mapped when they need it, any thread.
 
 Readers may hold a segment long after the log has given it up, and its file may be gone by then, or
-another one may have its name. So whoever removes or replaces a file pins its mapping before.
+another one may have its name. So whoever removes or replaces a file holds its bytes before: what is
+mapped once is not looked up by name again.
 """
 
 from __future__ import annotations
@@ -19,14 +20,13 @@ _NOTHING = pa.py_buffer(b"")
 class MappedFile:
     """One file that grows at its end, or not at all."""
 
-    __slots__ = ("_disk", "_lock", "_mapped", "_path", "_pinned")
+    __slots__ = ("_disk", "_lock", "_mapped", "_path")
 
     def __init__(self, disk: Disk, path: Path, mapped: pa.Buffer = _NOTHING) -> None:
         """``mapped``: a mapping that is there already."""
         self._disk = disk
         self._path = path
         self._mapped = mapped
-        self._pinned = False
         self._lock = Lock()
 
     @property
@@ -40,24 +40,9 @@ class MappedFile:
         if mapped.size >= size:
             return mapped
         with self._lock:
-            if self._mapped.size < size and not self._pinned:
-                self._mapped = self._disk.map(self._path)
-            return self._mapped
-
-    def pin(self, size: int) -> None:
-        """From now on the file is what is mapped, whatever becomes of its name.
-
-        Raises:
-            StorageFailure: the file cannot be mapped to this size; nothing has changed.
-        """
-        with self._lock:
             if self._mapped.size < size:
                 self._mapped = self._disk.map(self._path)
-            self._pinned = True
-
-    def unpin(self) -> None:
-        """The name is the file's again."""
-        self._pinned = False
+            return self._mapped
 
     def forget(self) -> None:
         """What is mapped is let go, but by readers that hold it: the file is another, and alike."""

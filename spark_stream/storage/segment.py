@@ -255,17 +255,13 @@ class Segment:
         start = min(position, mapped.size)
         return mapped.slice(start, min(length, mapped.size - start))
 
-    def pin(self) -> None:
-        """From now on readers use a mapping, whatever becomes of the file and of its name.
+    def hold(self) -> None:
+        """Maps all batches: who has this segment reads on, whatever becomes of the file's name.
 
         Raises:
-            StorageFailure: the file cannot be mapped; nothing has changed.
+            StorageFailure: the file cannot be mapped.
         """
-        self._file.pin(self.data_end)
-
-    def unpin(self) -> None:
-        """The files are the segment's again."""
-        self._file.unpin()
+        self._file.upto(self.data_end)
 
     def drop_tail(self) -> None:
         """The ``.arrow`` file was replaced by one that ends with the last batch."""
@@ -298,5 +294,5 @@ class Segment:
     def remove(self, force_names: Callable[[], None]) -> None:
         """Deletes both files; readers that have the segment go on with a mapping."""
         with suppress(IsologError):  # without its file nothing can be read of it anyway
-            self.pin()
+            self.hold()
         self.name.remove(self._disk, force_names)

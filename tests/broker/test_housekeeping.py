@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_stream.broker.housekeeping import Agenda
 from spark_stream.broker.partition import Partition
+from spark_stream.consistency.ids import EntryIndex
 from spark_stream.consistency.producers import Stamp
 from spark_stream.environment import SystemClock
 from spark_stream.storage.log import PartitionLog
@@ -87,6 +89,20 @@ class Told:
         """Whether it has moved since this was asked last."""
         moved, self.times = self.times > 0, 0
         return moved
+
+
+def test_what_a_truncation_left_in_a_file_is_dropped(tmp_path: Path):
+    told = Told(tmp_path)
+    for number in range(4):
+        told.partition.append(numbers(number, 1))
+    log = told.partition.log
+    log.truncate(EntryIndex(2))
+    arrow = tmp_path / "0" / f"{0:020d}.arrow"
+    with pa.ipc.open_stream(arrow) as stream:
+        assert stream.read_all().num_rows == 4
+    assert told.partition.housekeep() is None
+    with pa.ipc.open_stream(arrow) as stream:
+        assert stream.read_all().num_rows == 2
 
 
 def test_whatever_may_make_something_due_is_told(tmp_path: Path):

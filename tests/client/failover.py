@@ -36,9 +36,11 @@ def two_brokers(tmp_path: Path, *topics: str) -> Iterator[tuple[BrokerProcess, B
         yield first, second
 
 
-def hand_over(topic: str, dead: BrokerProcess, heir: BrokerProcess) -> None:
-    """The heir leads the topic of a broker that is dead already; it serves when this returns."""
-    assert not dead.alive
+def hand_over(
+    topic: str, dead: BrokerProcess, heir: BrokerProcess, *, stopped: bool = False
+) -> None:
+    """The heir leads the topic of a broker that is dead, or ``stopped`` for good; and serves it."""
+    assert stopped == dead.alive
     with heir.flight() as flight:
         leader = act(flight, "find-leaders", topic="b")["partitions"][0]["leader"]
     heir.terminate()

@@ -14,8 +14,7 @@ class Proxy:
     """Relays ``address`` to a broker's; ends with the ``with`` block."""
 
     def __init__(self, target: str) -> None:
-        host, _, port = target.rpartition(":")
-        self._target = (host, int(port))
+        self.turn_to(target)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._answers = threading.Event()
@@ -26,6 +25,11 @@ class Proxy:
         self._lock = threading.Lock()
         self._open: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
+
+    def turn_to(self, target: str) -> None:
+        """Connections made from now on go there."""
+        host, _, port = target.rpartition(":")
+        self._target = (host, int(port))
 
     def lose_answers(self) -> None:
         """From now on requests arrive and answers do not."""

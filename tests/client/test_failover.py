@@ -221,3 +221,23 @@ def test_a_topic_that_nobody_leads_is_told_when_the_time_is_over(pair):
         assert caught.value.retriable
         log.create_topic("fresh", schema=NUMBERS)
         assert log.read("fresh").num_rows == 0
+
+
+def test_a_silent_leader_is_left_once_another_leads(pair):
+    """It is stopped: its connections live, and nobody would hear of it for the whole timeout."""
+    first, second = pair
+    with second.connect(timeout=60) as log, log.consumer("t") as consumer:
+        producer = log.producer(timeout_ms=60_000)
+        producer.append("t", numbers(0, 10), 0).result(20)
+        batches = consumer.batches()
+        found = next(batches).column("n").to_pylist()
+        first.pause()
+        begun = time.monotonic()
+        sent = [producer.append("t", numbers(10 * n, 10), 0) for n in range(1, 4)]
+        hand_over("t", first, second, stopped=True)
+        assert [each.result(30).offset for each in sent] == [10, 20, 30]
+        while len(found) < 40:
+            found += next(batches).column("n").to_pylist()
+        assert found == list(range(40))
+        assert time.monotonic() - begun < 30
+        producer.close()

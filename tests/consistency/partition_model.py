@@ -261,6 +261,9 @@ class Cluster:
         self.writes.remove(write)
         taken = write.version == self.version
         if taken:
+            if write.loses_records:
+                whole = [m for m in self.record.isr if self.generations[m.broker] == m.generation]
+                assert not whole, f"records are given up that {whole} would bring back"
             self.record, self.version = write.record, self.version + 1
             if write.loses_records:
                 self.forget()
@@ -392,6 +395,11 @@ class Cluster:
             if isinstance(verdict, Refusal):
                 return self.cut(taker.me.broker)
             entries = [replace(each) for each in message.entries[verdict.skip :]]
+            anew = follower.estranged(taker.log.end, entries[0].base_offset) if entries else None
+            if anew is not None:
+                assert self.lost, f"two logs of one partition differ in offsets: {anew}"
+                self.begin_anew(taker, anew)
+                return self.cut(taker.me.broker)
             taker.log.entries += entries
             taker.core.append_replicated(entries, message.high_watermark)
         link.up.append(Acked(taker.log.end.entry))
@@ -410,12 +418,16 @@ class Cluster:
             taker.checked = min(taker.checked, log.end.entry)
         elif isinstance(plan, BeginAnew):
             assert self.lost or plan.lost_from is None, f"committed entries are gone: {plan}"
-            log.entries.clear()
-            log.start, log.forced = plan.at, plan.at.entry
-            taker.core.reset(plan.at, self.now)
-            taker.checked = plan.at.entry
+            self.begin_anew(taker, plan)
         taker.core.learn_high_watermark(agreed.high_watermark)
         return True
+
+    def begin_anew(self, taker: Process, plan: BeginAnew) -> None:
+        log = taker.log
+        log.entries.clear()
+        log.start, log.forced = plan.at, plan.at.entry
+        taker.core.reset(plan.at, self.now)
+        taker.checked = plan.at.entry
 
     def evict(self, process: Process) -> None:
         """Retention removes entries below the last stable offset."""
@@ -532,7 +544,8 @@ class Cluster:
     def settled(self) -> bool:
         record = self.record
         leader = self.running[record.leader or BrokerId("nobody")]
-        if not leader.leads or len(record.isr) < len(record.replicas) or record.removing:
+        present = {Member(broker, self.generations[broker]) for broker in record.replicas}
+        if not leader.leads or set(record.isr) != present or record.removing:
             return False
         end = leader.log.end
         logs = [self.logs[broker] for broker in record.replicas]

@@ -334,19 +334,21 @@ def test_a_full_disk_leaves_the_log_as_it_was_or_failed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "refused", ["create", "rename", "remove", "write", "flush", "sync_directory"]
+    "refused", ["map", "create", "rename", "remove", "write", "flush", "sync_directory"]
 )
-@pytest.mark.parametrize("to", [0, 2, 3, 5, 9, 12])
+@pytest.mark.parametrize("to", [0, 3, 5, 12, 13])
 @pytest.mark.parametrize("step", ["cut", "reset"])
 def test_whatever_the_disk_refuses_the_log_is_whole_or_failed_and_opens(
     tmp_path, refused, to, step
 ):
     disk = FailingDisk()
     log = new_log(disk, tmp_path, segment_entries=4)
-    for _ in range(13):
+    for _ in range(15):
         append_next(log, rows=4)
     log.flush()
     before = everything(log)
+    for segment in log.segments:
+        segment.hold()
     disk.refused = refused
     start = Boundary(EntryIndex(to), Offset(9 * to))
     done = True
@@ -356,13 +358,19 @@ def test_whatever_the_disk_refuses_the_log_is_whole_or_failed_and_opens(
         done = False
         assert everything(log).equals(before)
     disk.refused = None
+    if not done and log.failed is None:
+        append_next(log, rows=4)
+        assert everything(log).slice(0, len(before)).equals(before)
+        before = everything(log)
     if log.failed is not None:
         for refusing in (append_next, PartitionLog.roll, lambda log: cut(log, 0)):
             with pytest.raises(StorageFailure):
                 refusing(log)
     again = PartitionLog.open(tmp_path, log.format)
+    if log.failed is None:
+        assert (again.start, again.end) == (log.start, log.end)
     if step == "cut":
-        assert again.end.entry in ([to] if done else range(to, 14))
+        assert again.end.entry in ([to] if done else range(to, 17))
         assert everything(again).equals(before.slice(0, again.end.offset))
     elif done:
         assert again.start == again.end == start

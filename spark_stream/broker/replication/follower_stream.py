@@ -32,6 +32,7 @@ from spark_stream.environment import Clock
 from spark_stream.errors import (
     BrokerStopping,
     BrokerUnavailable,
+    InternalError,
     InvalidRequest,
     IsologError,
     LeaderUnavailable,
@@ -142,6 +143,10 @@ class FollowerStream:
         except IsologError as error:
             self._fail(following, error)
             return
+        except Exception as error:
+            logger.exception("a replica of broker %s", self._leader)
+            self._fail(following, InternalError(f"{type(error).__name__}: {error}"))
+            return
         with self._changed:
             following.slot = number
             self._slots[number] = following
@@ -171,7 +176,7 @@ class FollowerStream:
 
     def look(self, now: float) -> None:
         """Lets another thread read where one is stuck; ends the connection of a dead leader."""
-        if self._workers.replaces_reader(now):
+        if self._workers.replaces_reader(self, now):
             logger.warning("a partition that follows broker %s is slow", self._leader)
             self._start_reading()
             return
@@ -298,7 +303,7 @@ class FollowerStream:
         following = self._slots.get(number)
         if following is None:
             return True  # it has ended, and this was on its way
-        return self._workers.do(following, partial(self._guarded, number, following, work))
+        return self._workers.do(self, following, partial(self._guarded, number, following, work))
 
     def _guarded(
         self, number: int, following: Following, work: Callable[[Following], None]
@@ -311,7 +316,7 @@ class FollowerStream:
             self._fail(following, error)
         except Exception as error:
             logger.exception("a replica of broker %s", self._leader)
-            self._fail(following, BrokerUnavailable(f"{type(error).__name__}: {error}"))
+            self._fail(following, InternalError(f"{type(error).__name__}: {error}"))
 
     def _append(self, frame: Frame, following: Following) -> None:
         partition = following.partition

@@ -91,7 +91,7 @@ class LeaderStream:
         self._outbox = [welcome.pack()]
         self._moved: dict[int, Slot] = {}  # whose high watermark no frame has told yet
         self._tell_at: float | None = None
-        self._calls = 1  # that are under way
+        self._calls = 0  # that are under way
         self._ending = False
         self._said_bye = False
         self._waiting_since: float | None = clock.monotonic()  # for the follower's next word
@@ -99,6 +99,8 @@ class LeaderStream:
 
     def messages(self) -> Iterator[Sent]:
         """What is said to the follower, until the stream ends; on the thread of the DoGet."""
+        with self._changed:
+            self._calls += 1
         try:
             while (step := self._next_step()) is not None:
                 if isinstance(step, list):
@@ -319,6 +321,7 @@ class LeaderStream:
             logger.exception("reading for follower %s", self.follower)
             return self._refusal(slot, InternalError(f"{type(error).__name__}: {error}"))
         if found is None:
+            self._take_news(slot.number, False)  # the high watermark may have moved
             return None
         frame = Frame(slot.number, slot.epoch, slot.next, high_watermark, found.rows, found.data)
         end = EntryIndex(frame.end)

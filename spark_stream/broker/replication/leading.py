@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -52,7 +53,7 @@ class Leading:
         self._settings = settings
         self._clock = clock
         self._watch = watch
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._streams: dict[BrokerId, LeaderStream] = {}
         self._stopped = False
 
@@ -75,7 +76,11 @@ class Leading:
             earlier.stop()
             if not earlier.wait(_PREDECESSOR_S):
                 earlier.break_off()
-        return self._messages(stream)
+        self._watch.add(stream)
+        messages = stream.messages()
+        # Flight lets go of them at the end, and at once if the follower is gone before the first.
+        weakref.finalize(messages, self._forget, stream).atexit = False
+        return messages
 
     def listen(self, opened: OpenReplication, reader: Reader) -> None:
         """Takes what the follower says on a stream that is open.
@@ -104,17 +109,14 @@ class Leading:
             if not stream.wait(ENDING_S):
                 logger.warning("the stream to follower %s does not end", stream.follower)
 
-    def _messages(self, stream: LeaderStream) -> Iterator[Sent]:
-        self._watch.add(stream)
-        try:
-            yield from stream.messages()
-        finally:
-            if not stream.wait(_PREDECESSOR_S):
-                stream.break_off()
-            self._watch.remove(stream)
-            with self._lock:
-                if self._streams.get(stream.follower) is stream:
-                    del self._streams[stream.follower]
+    def _forget(self, stream: LeaderStream) -> None:
+        stream.stop()
+        if not stream.wait(_PREDECESSOR_S):
+            stream.break_off()
+        self._watch.remove(stream)
+        with self._lock:
+            if self._streams.get(stream.follower) is stream:
+                del self._streams[stream.follower]
 
     def _check(self, opened: OpenReplication) -> None:
         if opened.cluster_id != self._me.cluster_id:

@@ -27,7 +27,7 @@ from spark_stream.client.reading.cuts import Key, cut_of
 from spark_stream.client.reading.feed import WATCH_S, Asked, Feed
 from spark_stream.client.reading.fetching import Fetched, Source, check_place
 from spark_stream.client.reading.losses import FAIL, GONE, fails_on, where_to_go_on
-from spark_stream.client.reading.positions import Place, resolve
+from spark_stream.client.reading.positions import Place, resolve, seen
 from spark_stream.client.reading.records import records_of
 from spark_stream.client.topics import TopicsClient, level
 from spark_stream.client.transactions import TransactionsClient
@@ -99,10 +99,12 @@ class Consumer(Closing):
                 topic, known.schema, columns, metadata=metadata, headers=headers
             )
             self._ids[topic] = known.id
-            found = resolve(topics, topic, start, self._isolation, "earliest")
+            found, epochs = seen(topics, topic, start, self._isolation)
             self._position.update({(topic, number): at for number, at in found.items()})
+            self._epochs.update({(topic, number): epoch for number, epoch in epochs.items()})
         if start == "latest" and self._atomic:
             self._position = cut_of(self._transactions, self._ids)
+            self._epochs.clear()  # a cut does not tell under which epochs it was seen
         if name is not None:
             stored = self._taken_over(name)
             self._position.update(stored)
@@ -310,6 +312,7 @@ class Consumer(Closing):
             for number, offset in first.items():
                 if (topic, number) not in stored:
                     self._position[topic, number] = offset
+                    self._epochs.pop((topic, number), None)
 
     def _reached(self, key: Key, fetched: Fetched) -> None:
         """The position moves through what was fetched, under its leader epoch."""
@@ -336,6 +339,7 @@ class Consumer(Closing):
             if self._ids.get(each.topic) == each.topic_id
         ]
         for each in stored:
+            self._epochs.pop((each.topic, each.partition), None)
             if each.leader_epoch is not None:
                 self._epochs[each.topic, each.partition] = each.leader_epoch
         return {(each.topic, each.partition): each.offset for each in stored}

@@ -7,6 +7,7 @@ of its peers. Lines in, each answered by one line out:
 ``append NUMBER SIZE COUNT``   append batches of so many bytes, and wait until they are replicated
 ``load NUMBER SIZE COUNT``     append them and do not wait
 ``latency NUMBER TIMES``       append small batches, one after the other; the seconds of each
+``await-sessions``             wait until all that it leads is followed
 ``digests``                    of what it leads, then of its copies
 ``stop``                       end in order
 """
@@ -23,6 +24,7 @@ from spark_stream.broker.replication.partitions import PartitionKey
 from spark_stream.broker.replication.settings import ReplicationSettings
 from tests.broker.replication.nodes import Node
 from tests.broker.replication.partitions import Copy, DiskLog, LeadPartition
+from tests.support import eventually
 
 
 def main() -> None:
@@ -57,6 +59,9 @@ def main() -> None:
         elif word == "latency":
             number, times = (int(each) for each in rest)
             _say(json.dumps(_round_trips(lead[PartitionKey(name, number)], times)))
+        elif word == "await-sessions":
+            eventually(lambda: all(each.sessions for each in lead.values()), 60)
+            _say("ok")
         elif word == "digests":
             found = [each.log.digest() for each in (*lead.values(), *copies.values())]
             _say(json.dumps(found))

@@ -15,10 +15,11 @@ from spark_stream.broker.replication.watch import Watch
 from spark_stream.broker.service import translated
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.environment import SystemClock
+from spark_stream.wire.addresses import location
 from spark_stream.wire.replication_messages import BODY, OpenReplication
 from tests.broker.replication.partitions import LeadPartition, LeadPartitions
 
-QUICK = ReplicationSettings(beat_s=0.1, death_s=0.6)
+QUICK = ReplicationSettings(beat_s=0.1, death_s=1.0)
 
 
 class Node:
@@ -31,7 +32,7 @@ class Node:
         *,
         settings: ReplicationSettings = QUICK,
         cluster_id: str = "c",
-        bind: str = "grpc://127.0.0.1:0",
+        listen: str = "127.0.0.1:0",
     ) -> None:
         clock = SystemClock()
         self.name = name
@@ -42,8 +43,8 @@ class Node:
         self.watch = Watch(settings, clock)
         self.leading = Leading(me, self.lead, settings, clock, self.watch)
         self.fetchers = Fetchers(me, self.addresses.get, settings, clock, self.watch)
-        self._server = _Server(bind, self.leading)
-        self.address = f"127.0.0.1:{self._server.port}"
+        self._server = _Server(location(listen), self.leading)
+        self.address = listen.replace(":0", f":{self._server.port}")
         self._serving = threading.Thread(target=self._server.serve, daemon=True)
         self._serving.start()
 

@@ -25,7 +25,7 @@ class NodeProcess:
         partitions: int,
         *,
         beat_s: float = 0.1,
-        death_s: float = 0.6,
+        death_s: float = 1.0,
     ) -> None:
         self.name = name
         self.partitions = partitions
@@ -75,7 +75,7 @@ class NodeProcess:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait()
+        self.process.communicate()
 
     def cpu(self) -> float:
         """Seconds of processor time so far."""
@@ -85,10 +85,8 @@ class NodeProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.kill()
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            pipe.close()
+        if self.process.returncode is None:
+            self.kill()
 
     def _line(self) -> str:
         assert self.process.stdout is not None

@@ -9,6 +9,7 @@ from collections import deque
 import pyarrow.flight as fl
 import pytest
 
+from spark_stream.broker.replication.following import STUCK_S
 from spark_stream.broker.replication.partitions import PartitionKey
 from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.errors import (
@@ -65,7 +66,7 @@ def test_a_full_disk_stops_its_partition_and_no_other():
 
 def test_a_partition_that_hangs_holds_the_others_up_for_a_moment_and_takes_bounded_memory():
     partitions, bad, good = pair()
-    settings = ReplicationSettings(beat_s=0.1, death_s=0.6, stream_bytes=4 << 20)
+    settings = ReplicationSettings(beat_s=0.1, death_s=1.0, stream_bytes=4 << 20)
     leader = Node("1", partitions, settings=settings)
     with leader, Node("2", settings=settings) as follower:
         follow(follower, leader, bad, good)
@@ -87,6 +88,66 @@ def test_a_partition_that_hangs_holds_the_others_up_for_a_moment_and_takes_bound
         assert equal(bad, partitions[KEY])
         assert bad.most_entered == good.most_entered == 1
         assert len(good.agreements) == len(bad.agreements) == 1
+
+
+def test_a_stream_that_ends_while_a_partition_hangs_is_followed_by_one_with_one_reader():
+    partition, copy = LeadPartition(), Copy(KEY)
+    with (
+        Node("1", {KEY: partition}) as leader,
+        Node("2") as follower,
+        Proxy(leader.address) as proxy,
+    ):
+        follower.addresses["1"] = proxy.address
+        follower.fetchers.follow("1", copy)
+        partition.wait_for(partition.append(b"before"))
+        (first,) = leader.leading._streams.values()
+        copy.stuck.set()
+        partition.append(b"later")
+        eventually(lambda: copy.entered)
+        proxy.cut()
+        eventually(lambda: first not in leader.leading._streams.values())
+        eventually(lambda: leader.leading._streams)
+        time.sleep(4 * STUCK_S)
+        readers = [each for each in threading.enumerate() if each.name == "isolog-follower"]
+        assert len(readers) == 2  # the one that hangs, and the one that reads
+        assert len(copy.agreements) == 1  # no new session before the old one's work has ended
+        copy.stuck.clear()
+        copy.freed.set()
+        partition.wait_for(2)
+        assert equal(copy, partition)
+        assert copy.most_entered == 1
+
+
+def test_half_a_stream_is_ended():
+    with Node("1", {KEY: LeadPartition()}) as leader:
+        client = fl.FlightClient(location(leader.address))
+        reader = client.do_get(fl.Ticket(opening(follower="7").to_command()))
+        eventually(lambda: not leader.leading._streams)
+        command = fl.FlightDescriptor.for_command(opening(follower="7").to_command())
+        writer, _ = client.do_put(command, BODY)
+        with pytest.raises(fl.FlightError, match="no such stream"):
+            writer.close()
+        del reader
+
+
+def test_a_stream_whose_follower_is_gone_before_the_first_word_is_forgotten():
+    with Node("1", {KEY: LeadPartition()}) as leader:
+        said = leader.leading.open("ipv4:127.0.0.1:1", opening())
+        assert leader.leading._streams
+        del said
+        assert not leader.leading._streams
+
+
+def test_a_copy_that_cannot_tell_its_history_holds_no_other_up():
+    partitions, bad, good = pair()
+    bad.history = lambda: 1 / 0
+    with Node("1", partitions) as leader, Node("2") as follower:
+        follow(follower, leader, bad, good)
+        partitions[OTHER].wait_for(partitions[OTHER].append(b"x"))
+        eventually(lambda: follower.fetchers._fetchers["1"].failures > 2)
+        del bad.history
+        partitions[KEY].wait_for(partitions[KEY].append(b"x"))
+        assert len(good.agreements) == 1
 
 
 def test_a_leader_that_is_deposed_tells_its_followers_at_once():
@@ -194,7 +255,7 @@ def test_a_large_batch_on_a_slow_line_is_not_silence():
         follower.fetchers.follow("1", copy)
         partition.wait_for(partition.append(b"x"))
         proxy.slow_down(8 << 20)
-        partition.wait_for(partition.append(bytes(12 << 20)))  # 1.5 s, and death is after 0.6
+        partition.wait_for(partition.append(bytes(12 << 20)))  # 1.5 s, and death is after 1
         assert len(copy.agreements) == 1
 
 

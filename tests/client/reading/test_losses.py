@@ -78,6 +78,15 @@ def test_a_consumer_that_waits_for_more_finds_out_too(broker, log, caplog):
         assert not follower.is_alive()
 
 
+def test_a_consumer_that_has_read_nothing_knows_where_it_began(broker, log):
+    """It began at the end, and records that are written there later are others."""
+    with log.consumer("t", start="latest") as consumer:
+        cut(broker, 60)
+        grow(broker, "t", 1000, 90)
+        with pytest.raises(DataLoss, match="offsets 60 to 99 were cut off"):
+            read_on(consumer)
+
+
 def test_what_was_not_taken_back_is_no_loss(broker, log):
     with log.consumer("t") as consumer:
         batches = consumer.batches()
