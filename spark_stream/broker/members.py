@@ -31,8 +31,13 @@ class Members:
         return self._view.now.brokers.get(BrokerId(broker))
 
     def is_alive(self, broker: str) -> bool:
-        """Whether the broker has a lease that may not be over."""
-        return self._leases.alive(broker)
+        """Whether the broker has a lease that may not be over, as it is registered.
+
+        A lease of another incarnation says nothing of the one that is known here: its logs may be
+        of another generation by now, which this broker has not seen yet.
+        """
+        known = self.get(broker)
+        return known is not None and self._leases.holder(broker) == known.incarnation
 
     def registered(self) -> dict[BrokerId, Generation]:
         """Every broker, with the generation of its logs that it registered last."""
@@ -41,12 +46,12 @@ class Members:
     def alive(self) -> dict[BrokerId, Generation]:
         """Those that are alive."""
         known = self.registered()
-        return {broker: known[broker] for broker in known if self._leases.alive(broker)}
+        return {broker: known[broker] for broker in known if self.is_alive(broker)}
 
     def takers(self) -> Racks:
         """Those that may be given replicas: alive, and not leaving; each with its rack."""
         return {
             broker: each.rack
             for broker, each in self._view.now.brokers.items()
-            if each.state is BrokerState.ACTIVE and self._leases.alive(broker)
+            if each.state is BrokerState.ACTIVE and self.is_alive(broker)
         }
