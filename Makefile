@@ -53,6 +53,7 @@ test-fast: venv  ## Run the tests that need no Spark and take under a minute
 
 stress: venv  ## Cut connections and end brokers under load for SECONDS; the process must live
 	@$(IN_VENV) .venv/bin/python -m tests.chaos.stress --seconds $(SECONDS)
+	@$(IN_VENV) .venv/bin/python -m tests.broker.replication.stress --seconds $(SECONDS)
 
 simulate: venv  ## Run RUNS simulated runs from SEED on: brokers, clients and faults in one process
 	@.venv/bin/python -m spark_stream.testing.simulation --runs $(RUNS) --seed $(SEED) --order $(ORDER) $(if $(ONLY),--only "$(ONLY)")

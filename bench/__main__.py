@@ -17,13 +17,23 @@ from bench import (
     history_bench,
     native_bench,
     partitions_bench,
+    replication_bench,
     transactions_bench,
     turns,
     waiting_bench,
 )
 from bench.results import Results
 
-PARTS = ("native", "waiting", "transactions", "history", "partitions", "spark", "memory")
+PARTS = (
+    "native",
+    "waiting",
+    "transactions",
+    "history",
+    "partitions",
+    "replication",
+    "spark",
+    "memory",
+)
 SIZES = ("dir", "rounds", "seconds", "gibibytes", "transactions", "idle")
 
 
@@ -88,6 +98,8 @@ def _measure(
                     history_bench.run(results, given.transactions)
                 if "partitions" in parts:
                     partitions_bench.run(place / "many", results, given.idle)
+                if "replication" in parts:
+                    replication_bench.run(place / "replication", results, given.idle)
                 if "spark" in parts:
                     from bench.spark_bench import Bench, session
 

@@ -10,7 +10,9 @@ from spark_stream import errors
 from spark_stream.client.log import Log, connect
 from spark_stream.client.reading.consumer import Consumer
 from spark_stream.client.values import (
+    BrokerDescription,
     BrokerStatus,
+    ClusterDescription,
     PartitionDescription,
     Record,
     TopicDescription,
@@ -24,7 +26,9 @@ from spark_stream.version import VERSION
 __version__ = VERSION
 
 __all__ = [
+    "BrokerDescription",
     "BrokerStatus",
+    "ClusterDescription",
     "Consumer",
     "Log",
     "PartitionDescription",

@@ -161,7 +161,7 @@ class BrokerUnavailable(IsologError):
 class NotLeader(IsologError):
     code = "NOT_LEADER"
     retriable = True
-    hint = "Ask the broker that leads the topic; the message has its address, if it is known."
+    hint = "Ask the broker that leads it; the message has its address, if it is known."
 
 
 class LeaderEpochFenced(IsologError):

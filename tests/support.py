@@ -167,6 +167,15 @@ class BrokerProcess:
         self.listen = self.address or self.listen
         return self.start()
 
+    def restart_in_a_new_epoch(self) -> BrokerProcess:
+        """Killed, and started on a directory that does not say who used it last.
+
+        So it cannot vouch for its logs, and leads in the next epoch.
+        """
+        self.kill()
+        (self.directory / "broker.run").unlink()
+        return self.restart()
+
     def connect(self, **options: Any) -> isolog.Log:
         return isolog.connect(self.address, **options)
 

@@ -22,6 +22,8 @@ def main() -> int:
     parser.add_argument("--dir", type=Path, required=True)
     parser.add_argument("--listen")
     parser.add_argument("--metadata", type=Path)
+    parser.add_argument("--id")
+    parser.add_argument("--rack")
     parser.add_argument("--conf", type=Path)
     parser.add_argument("--idle-seconds", type=float)
     given = parser.parse_args()
@@ -29,6 +31,8 @@ def main() -> int:
         config = BrokerConfig.load(
             given.conf,
             dir=given.dir,
+            id=given.id,
+            rack=given.rack,
             metadata=given.metadata,
             listen=given.listen,
             idle_seconds=given.idle_seconds,

@@ -7,10 +7,11 @@ them as nested tables, and they are put together again here.
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -20,6 +21,8 @@ from spark_stream.cluster.leases import DURATION_S
 from spark_stream.errors import InvalidConfig
 from spark_stream.storage.settings import SETTINGS, LogSettings, parse_settings
 from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT, MEMORY_BYTES_MIN
+
+_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,200}")
 
 
 class BrokerConfig(BaseSettings):
@@ -64,6 +67,13 @@ class BrokerConfig(BaseSettings):
     @classmethod
     def _flat(cls, value: dict[str, Any]) -> dict[str, Any]:
         return flattened(value)
+
+    @field_validator("id")
+    @classmethod
+    def _id(cls, value: str | None) -> str | None:
+        if value is not None and not _ID.fullmatch(value):
+            raise ValueError(f"takes 1 to 200 of a-z A-Z 0-9 _ -, not {value!r}")
+        return value
 
     @field_validator("log_level")
     @classmethod

@@ -294,6 +294,19 @@ class Host:
             self._remove_strays()
             self._assign(self._open())
 
+    def change_generation(self, generation: Generation) -> None:
+        """This broker's logs are of this generation from now on."""
+        with self._applying:
+            self.generation = generation
+            for partition in self._open():
+                self._links.unfollow(partition)
+                partition.rest(partition.leader_epoch)
+            self._assign(self._open())
+
+    def failed_logs(self) -> set[str]:
+        """The partitions whose logs have failed, by name."""
+        return {each.name for each in self._open() if each.log.failed is not None}
+
     def placed(self) -> list[Placed]:
         """The partitions of which this broker has a replica, with their records."""
         found = []
@@ -338,7 +351,8 @@ class Host:
             settings = parse_settings(topic.config, self._defaults)
             replicas = {} if hosted is None else hosted.replicas
             for number in sorted(replicas.keys() - wanted):
-                self._remove_replica(topic, number, replicas.pop(number))
+                if self.record(topic, number) is not None:  # else it is missing: that says nothing
+                    self._remove_replica(topic, number, replicas.pop(number))
             added = sorted(wanted - replicas.keys())
             if added:
                 self._open_replicas(topic, settings, added, replicas)
@@ -373,7 +387,7 @@ class Host:
             elif record.leader in (None, self.broker_id):
                 self._links.unfollow(partition)
                 partition.rest(record.leader_epoch)
-            elif partition.follow(record.leader_epoch):
+            elif partition.log.failed is None and partition.follow(record.leader_epoch):
                 self._links.follow(partition, record.leader, generation)
 
     def _close_gone(self) -> None:
@@ -385,12 +399,9 @@ class Host:
             self._close_topic(hosted)
 
     def _close_topic(self, hosted: HostedTopic) -> None:
+        """Its files go when its deletion is found announced: the record may just be missing."""
         for partition in hosted.open_partitions():
             self._close_for_good(partition)
-        try:
-            self.remove_files(hosted.topic)
-        except IsologError:
-            logger.exception("topic %s was deleted; its files are left", hosted.topic.name)
 
     def _close_for_good(self, partition: Partition) -> None:
         """Closes what is to be removed: whether its files can still be forced does not matter."""

@@ -33,7 +33,7 @@ class LedPartitions:
         key: PartitionKey,
         epoch: LeaderEpoch,
         history: EpochHistory,
-        news: Callable[[], None],
+        news: Callable[[bool], None],
     ) -> Session:
         """Begins a session.
 
@@ -64,10 +64,9 @@ class Session:
         """The leader's high watermark."""
         return self._partition.replica.bounds_state.high_watermark.entry
 
-    def read_entries(self, first: EntryIndex, max_bytes: int) -> tuple[Table, pa.Buffer] | None:
+    def read_entries(self, first: EntryIndex, max_bytes: int) -> StoredEntries | None:
         """Entries for the follower; raises as ``ReplicaShell.entries_for``."""
-        found = self._partition.entries_for(self._number, first, max_bytes)
-        return None if found is None else (found.rows, found.data)
+        return self._partition.entries_for(self._number, first, max_bytes)
 
     def acked(self, entry: EntryIndex) -> None:
         """The follower holds all entries before this one."""
@@ -96,8 +95,8 @@ class Followed:
 
     def agreed(self, agreement: Agreement) -> EntryIndex:
         """Cuts the log back to the agreement; its end after that."""
-        agreed = Agreed(-1, agreement.entry, agreement.high_watermark, agreement.reset)
-        return self.partition.agree(self.epoch, agreed)
+        agreed = Agreed(self.epoch, -1, agreement.entry, agreement.high_watermark, agreement.reset)
+        return self.partition.agree(agreed)
 
     def append_frame(
         self, first: EntryIndex, rows: Table, data: pa.Buffer, high_watermark: EntryIndex

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from spark_stream.cluster import brokers
 from spark_stream.cluster.brokers import BrokerState, RegisteredBroker
 from spark_stream.cluster.leases import Leases
 from spark_stream.cluster.view import ClusterView
@@ -31,27 +32,22 @@ class Members:
         return self._view.now.brokers.get(BrokerId(broker))
 
     def is_alive(self, broker: str) -> bool:
-        """Whether the broker has a lease that may not be over, as it is registered.
-
-        A lease of another incarnation says nothing of the one that is known here: its logs may be
-        of another generation by now, which this broker has not seen yet.
-        """
-        known = self.get(broker)
-        return known is not None and self._leases.holder(broker) == known.incarnation
+        """Whether the broker has a lease that may not be over."""
+        return self._leases.alive(broker)
 
     def registered(self) -> dict[BrokerId, Generation]:
         """Every broker, with the generation of its logs that it registered last."""
         return {broker: each.generation for broker, each in self._view.now.brokers.items()}
 
     def alive(self) -> dict[BrokerId, Generation]:
-        """Those that are alive."""
-        known = self.registered()
-        return {broker: known[broker] for broker in known if self.is_alive(broker)}
+        """Those that are alive, in the generation that the living incarnation has registered."""
+        return brokers.alive(self._view.now.brokers, self._leases.holder)
 
     def takers(self) -> Racks:
         """Those that may be given replicas: alive, and not leaving; each with its rack."""
+        alive = self.alive()
         return {
             broker: each.rack
             for broker, each in self._view.now.brokers.items()
-            if each.state is BrokerState.ACTIVE and self.is_alive(broker)
+            if each.state is BrokerState.ACTIVE and broker in alive
         }

@@ -41,24 +41,21 @@ from spark_stream.broker.replication.leading import Identity, Leading
 from spark_stream.broker.replication.watch import Watch
 from spark_stream.broker.service import FlightService, location_of
 from spark_stream.broker.spare_memory import LOOK_S, SpareMemory
+from spark_stream.broker.standing import Standing
 from spark_stream.broker.step_table import StepTable
 from spark_stream.broker.stores import lease_folder, open_store
 from spark_stream.broker.tenure import Tenure
 from spark_stream.broker.topics import TopicDesk
 from spark_stream.broker.transactions import TransactionDesk
-from spark_stream.cluster.adoption import adopt
-from spark_stream.cluster.brokers import Brokers, RegisteredBroker
+from spark_stream.cluster.brokers import RegisteredBroker
 from spark_stream.cluster.controller import ControllerSeat
 from spark_stream.cluster.lease_files import LeaseFiles
 from spark_stream.cluster.leases import Leases
 from spark_stream.cluster.view import PAUSE_S, ClusterView
-from spark_stream.cluster.vouching import Doubt, Found, Vouching
-from spark_stream.consistency.ids import Generation
-from spark_stream.consistency.partition_record import Member
 from spark_stream.environment import Clock, Ids, SystemClock, SystemIds, SystemMachine
 from spark_stream.errors import InvalidConfig, IsologError, PortInUse
 from spark_stream.scripts.electing import resume
-from spark_stream.storage.directory import check_directory, record_run, recorded_run
+from spark_stream.storage.directory import check_directory
 from spark_stream.version import VERSION
 from spark_stream.wire.addresses import UNIX, location
 from spark_stream.wire.limits import SOCKET_PATH_MAX
@@ -111,9 +108,8 @@ class Broker:
                 generation_of=self._members.generation_of,
             )
             undo.callback(self._host.close)
-            self._vouching = Vouching(self._store, self._host.broker_id)
-            self._run = ids.new_id()
-            generation = self._vouched(path, ids, holds_store=not config.metadata)
+            self._standing = Standing(self._store, self._host, ids, SystemMachine(), path)
+            self._standing.vouch(holds_store=not config.metadata)
             keepalive = Keepalive(config.keepalive_seconds, clock)
             incarnation = ids.new_id()
             table = StepTable(self._store, self._host)
@@ -157,14 +153,9 @@ class Broker:
                 )
             undo.callback(self._service.shutdown)
             self.address = self._named(self._service.port)
-            Brokers(self._store).register(
+            self._standing.register(
                 RegisteredBroker(
-                    directory.broker_id,
-                    self.address,
-                    incarnation,
-                    VERSION,
-                    generation,
-                    config.rack,
+                    directory.broker_id, self.address, incarnation, VERSION, rack=config.rack
                 )
             )
             self._tenure = Tenure(leases, directory.broker_id, incarnation, self._host.refresh)
@@ -178,7 +169,7 @@ class Broker:
                 self._keeper("lease", leases.pause_s, self._tenure.renew),
             ]
             undo.callback(self._stop_asked.set)
-            self._begin(generation)
+            self._begin()
             self._lock.publish({"address": self.address, "pid": os.getpid()})
             undo.pop_all()
         self._keepers += [
@@ -193,35 +184,20 @@ class Broker:
             self._keeper("memory", LOOK_S, SpareMemory().give_back),
         ]
 
-    def _vouched(self, path: Path, ids: Ids, *, holds_store: bool) -> Generation:
-        """The generation of the logs, which are open; topics of earlier releases are adopted."""
-        found = Found(
-            recorded_run(path), self._host.ends(), not self._host.doubts, SystemMachine().boot_id()
-        )
-        generation, reason = self._vouching.begin(found, self._run, ids.new_id)
-        record_run(path, self._run)
-        if reason is not None and reason is not Doubt.NEW:
-            logger.error(
-                "this broker cannot vouch for its logs (%s): it is in sync with no leader until its"
-                " logs have been compared with theirs",
-                "; ".join((reason.value, *self._host.doubts)),
-            )
-        self._host.generation = generation
-        broker = self._host.broker_id
-        if adopt(self._store, broker, generation, None, holds_store=holds_store):
-            self._host.refresh()
-        return generation
-
-    def _begin(self, generation: Generation) -> None:
+    def _begin(self) -> None:
         """Leads and follows from now on; what was decided is finished."""
         self._host.refresh()
         self._members.look()
-        me = Member(self._host.broker_id, generation)
-        for change in self._driver.run(resume(self._host.placed(), me, self._host.log_end)):
-            tell_change(change)
+        self._lead_again()
         self._host.begin(self._tenure.serves, StreamLinks(self._fetchers))
         self._topics.remove_left_overs()
         self._desk.recover()
+
+    def _lead_again(self) -> None:
+        """Goes on leading what nobody else can lead, in new epochs."""
+        script = resume(self._host.placed(), self._standing.me, self._host.log_end)
+        for change in self._driver.run(script):
+            tell_change(change)
 
     def _put_proposals(self) -> None:
         """Waits for proposals, a while at most, and puts them on record."""
@@ -231,6 +207,7 @@ class Broker:
     def _control(self) -> None:
         if self._members.look():
             self._host.tick_all()
+        self._standing.look(self._lead_again)
         self._host.upkeep.tick_due()
         self._driver.run(self._controlling.rounds())
 
@@ -263,7 +240,7 @@ class Broker:
             keeper.join(_GRACE_SECONDS)
         if in_order:
             with contextlib.suppress(IsologError):  # then the next start cannot vouch
-                self._vouching.end(self._run, self._host.ends())
+                self._standing.end()
         self._tenure.end()
         self._store.close()
         if self._socket is not None:

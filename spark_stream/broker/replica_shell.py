@@ -33,6 +33,7 @@ from spark_stream.consistency.follower import (
     BeginAnew,
     Cut,
     Refusal,
+    estranged,
     judge_frame,
     preparation,
 )
@@ -44,6 +45,7 @@ from spark_stream.consistency.replica import Replica, Surroundings
 from spark_stream.environment import Clock
 from spark_stream.errors import (
     BrokerStopping,
+    EntriesGone,
     IsologError,
     LeaderEpochFenced,
     LeaderUnavailable,
@@ -56,7 +58,8 @@ from spark_stream.storage.stored import StoredEntries
 
 logger = logging.getLogger(__name__)
 
-News = Callable[[], None]
+News = Callable[[bool], None]
+"""Tells a follower's stream of news: of entries, or (False) only of the high watermark."""
 
 
 class Part(Enum):
@@ -368,7 +371,7 @@ class ReplicaShell:
         """The sessions' followers are told so: they find another leader."""
         news, self._news = self._news, {}
         for each in news.values():
-            each()
+            each(True)
 
     # -- from its leader ---------------------------------------------------------------------------
 
@@ -377,7 +380,7 @@ class ReplicaShell:
         with self._lock:
             return self._core.history()
 
-    def agree(self, epoch: LeaderEpoch, agreed: Agreed) -> EntryIndex:
+    def agree(self, agreed: Agreed) -> EntryIndex:
         """Cuts the log back to what it shares with its leader's; where it ends now.
 
         Raises:
@@ -385,8 +388,11 @@ class ReplicaShell:
             DiskFull, StorageFailure: it is as it was.
         """
         with self._lock:
+            epoch = agreed.leader_epoch
             self._check_follows(epoch)
             prepared = preparation(self._core.bounds_state, agreed)
+            if isinstance(prepared, Refusal):
+                raise self._refused(prepared, epoch)
             before, now = self.log.end.entry, self._clock.steady_us()
             effects: Effects = []
             if isinstance(prepared, Cut | BeginAnew) and prepared.lost_from is not None:
@@ -429,6 +435,7 @@ class ReplicaShell:
                 raise self._refused(judged, epoch)
             if judged.skip < count:
                 rows = frame.rows[judged.skip :]
+                self._check_not_estranged(int(rows[0]["base_offset"]))
                 entries = self.log.append_entries(rows, _data_of(frame, judged.skip))
                 effects = self._core.append_replicated(entries, leader_hw)
             else:
@@ -437,6 +444,26 @@ class ReplicaShell:
             end_entry = self.log.end.entry
         _wake(woken)
         return end_entry
+
+    def _check_not_estranged(self, base_offset: int) -> None:
+        """The leader's next entry has this offset; the caller holds the lock.
+
+        Raises:
+            EntriesGone: the log is of another past, and begins anew; the leader is asked again.
+        """
+        estrangement = estranged(self._core.bounds_state.log_end, base_offset)
+        if estrangement is None:
+            return
+        logger.error(
+            "%s: the log is of another past than its leader's (offset %d instead of %d): it begins"
+            " anew, and what it had is lost",
+            self.name,
+            self._core.bounds_state.log_end.offset,
+            base_offset,
+        )
+        self.log.reset(estrangement.at)
+        self._core.reset(estrangement.at, self._clock.steady_us())
+        raise EntriesGone(f"{self.name}: begins anew", topic=self.topic, partition=self.number)
 
     def take_high_watermark(self, epoch: LeaderEpoch, leader_hw: EntryIndex) -> None:
         """The leader of this epoch says how far its high watermark is."""
@@ -469,11 +496,11 @@ class ReplicaShell:
 
     def _tell_followers(self, effects: Effects) -> None:
         if self._news and any(isinstance(each, HighWatermarkMoved) for each in effects):
-            self._give_news()
+            self._give_news(entries=False)
 
-    def _give_news(self) -> None:
+    def _give_news(self, *, entries: bool = True) -> None:
         for news in self._news.values():
-            news()
+            news(entries)
 
     def _take_isr_settings(self, settings: LogSettings) -> Effects:
         lag_us = settings.replica_lag_time_max_ms * 1_000

@@ -21,7 +21,7 @@ from spark_stream.broker.host import Host, HostedTopic
 from spark_stream.broker.keepalive import Keepalive, WatchedReader, WatchedWriter
 from spark_stream.broker.memory import memory_errors
 from spark_stream.broker.peers import RUN_STEPS
-from spark_stream.broker.replication.leader_stream import Line
+from spark_stream.broker.replication.leader_stream import Sent
 from spark_stream.broker.replication.leading import Leading
 from spark_stream.broker.step_table import StepTable
 from spark_stream.broker.steps import run_steps
@@ -37,7 +37,7 @@ from spark_stream.wire.actions import ACTIONS
 from spark_stream.wire.addresses import location
 from spark_stream.wire.flight import to_flight
 from spark_stream.wire.messages import Fetch
-from spark_stream.wire.replication_messages import OpenReplication
+from spark_stream.wire.replication_messages import BODY, OpenReplication
 from spark_stream.wire.step_messages import RunSteps
 
 logger = logging.getLogger(__name__)
@@ -96,6 +96,12 @@ class FlightService(fl.FlightServerBase):
         reader: fl.MetadataRecordBatchReader,
         writer: fl.FlightMetadataWriter,
     ) -> None:
+        if self._leading is not None and descriptor.descriptor_type == fl.DescriptorType.CMD:
+            opened = OpenReplication.from_command(descriptor.command)
+            if opened is not None:
+                with self._activity.call(), translated("replication"):
+                    self._leading.listen(opened, reader)
+                return
         with (
             self._activity.call(),
             translated("append"),
@@ -110,11 +116,19 @@ class FlightService(fl.FlightServerBase):
 
     def do_get(self, context: fl.ServerCallContext, ticket: fl.Ticket) -> fl.FlightDataStream:
         with self._activity.call(), translated("fetch"):
+            opened = OpenReplication.from_command(ticket.ticket)
+            if opened is not None and self._leading is not None:
+                said = self._leading.open(context.peer(), opened)
+                return fl.GeneratorStream(BODY, self._replicated(said))
             request = Fetch.from_bytes(ticket.ticket)
             stream = FetchStream(
                 self._host, request, context.is_cancelled, self._waiting, self._keepalive.limit_s
             )
             return fl.GeneratorStream(stream.schema, self._answers(stream, context.peer()))
+
+    def _replicated(self, said: Iterator[Sent]) -> Iterator[Sent]:
+        with self._activity.call(), translated("replication"):
+            yield from said
 
     def _answers(self, stream: FetchStream, peer: str) -> Iterator[Answer]:
         with (
@@ -135,10 +149,7 @@ class FlightService(fl.FlightServerBase):
         writer: fl.MetadataRecordBatchWriter,
     ) -> None:
         with self._activity.call(), translated("exchange"):
-            if self._leading is None:
-                raise Unsupported("there is no DoExchange: DoPut appends, DoGet reads")
-            opened = OpenReplication.from_bytes(descriptor.command or b"")
-            self._leading.serve(Line(context.peer(), reader, writer), opened)
+            raise Unsupported("there is no DoExchange: DoPut appends, DoGet reads")
 
     def do_action(self, context: fl.ServerCallContext, action: fl.Action) -> Iterator[fl.Result]:
         with self._activity.call(), translated(f"action {action.type}"):

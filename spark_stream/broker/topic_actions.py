@@ -60,10 +60,12 @@ def delete_topic(here: Here, asked: NamedTopic) -> Empty:
 
 
 def describe_topic(here: Here, asked: NamedTopic) -> TopicFacts:
+    here.host.refresh()  # another broker may have changed it a moment ago
     return _described(here, here.host.topic(asked.topic))
 
 
 def list_topics(here: Here, asked: Empty) -> TopicNames:
+    here.host.refresh()
     return TopicNames(topics=here.host.names())
 
 

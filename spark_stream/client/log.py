@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any, Final, overload
 import pyarrow as pa
 
 from spark_stream.client.closing import Closing
+from spark_stream.client.cluster import ClusterClient
 from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.consumer import Consumer
@@ -20,7 +21,12 @@ from spark_stream.client.reading.fetching import Source, check_place, fetch_rang
 from spark_stream.client.reading.positions import Place, resolve
 from spark_stream.client.topics import TopicsClient, level
 from spark_stream.client.transactions import TransactionsClient, described
-from spark_stream.client.values import BrokerStatus, TopicDescription, TransactionDescription
+from spark_stream.client.values import (
+    BrokerStatus,
+    ClusterDescription,
+    TopicDescription,
+    TransactionDescription,
+)
 from spark_stream.client.writing.producer import Producer
 from spark_stream.client.writing.transactional import TransactionalProducer
 from spark_stream.consistency.isolation import Isolation
@@ -67,6 +73,7 @@ class Log(Closing):
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._topics = TopicsClient(connection)
+        self._cluster = ClusterClient(connection)
         self._transactions = TransactionsClient(connection)
 
     # -- topics ---------------------------------------------------------------------------------
@@ -80,8 +87,13 @@ class Log(Closing):
         config: Mapping[str, Any] | None = None,
         *,
         if_not_exists: bool = False,
+        assignment: Sequence[Sequence[str]] | None = None,
     ) -> TopicDescription:
         """Makes a topic: of one partition, and with Kafka's columns, unless told otherwise.
+
+        Replicas are spread over the brokers and their racks. ``assignment`` puts them by hand: for
+        each partition the ids of its brokers, the preferred leader first; it also says how many
+        partitions there are, and how many replicas.
 
         With ``if_not_exists`` a topic of this name that is there already is returned, whoever made
         it; its settings stay as they are, whatever ``config`` says.
@@ -90,6 +102,8 @@ class Log(Closing):
             TopicExists: there is one; with ``if_not_exists``: its schema is another, or it has
                 fewer partitions than were asked for (the message has the difference).
             InvalidTopic, InvalidConfig, SchemaMismatch, UnsupportedType: nothing is made.
+            InvalidAssignment: there are fewer brokers than replicas, or one is named that there is
+                not, or twice.
         """
         return self._topics.create(
             name,
@@ -98,6 +112,7 @@ class Log(Closing):
             schema,
             dict(config or {}),
             if_not_exists=if_not_exists,
+            assignment=assignment,
         )
 
     def alter_topic(
@@ -105,8 +120,12 @@ class Log(Closing):
         name: str,
         partitions: int | None = None,
         config: Mapping[str, Any] | None = None,
+        *,
+        assignment: Sequence[Sequence[str]] | None = None,
     ) -> TopicDescription:
         """Gives a topic more partitions, changes its settings, or both; returns the altered topic.
+
+        ``assignment``: the brokers of each new partition, the preferred leader first.
 
         Settings that ``config`` does not name stay as they are. Records stay where they are: with
         more partitions, the next records of a key may go to another partition than the earlier
@@ -119,7 +138,7 @@ class Log(Closing):
         """
         if partitions is None and not config:
             raise InvalidOption("nothing to change: give partitions, config, or both")
-        return self._topics.alter(name, partitions, dict(config or {}))
+        return self._topics.alter(name, partitions, dict(config or {}), assignment)
 
     def topics(self) -> list[str]:
         """The names of all topics, sorted."""
@@ -132,6 +151,42 @@ class Log(Closing):
     def delete_topic(self, topic: str) -> None:
         """Deletes a topic with all its records, or UnknownTopic."""
         self._topics.delete(topic)
+
+    # -- the cluster ----------------------------------------------------------------------------
+
+    def cluster(self) -> ClusterDescription:
+        """The cluster with its brokers, as it is now."""
+        return self._cluster.describe()
+
+    def move_replicas(self, topic: str, partitions: Mapping[int, Sequence[str]]) -> None:
+        """Begins to move partitions to other brokers: for each the ids, the preferred leader first.
+
+        The old replicas go once all new ones are in sync; :meth:`describe` shows how far that is.
+
+        Raises:
+            UnknownTopic, UnknownPartition, InvalidAssignment: nothing is moved.
+        """
+        self._cluster.move_replicas(topic, partitions)
+
+    def cancel_moves(self, topic: str) -> None:
+        """Cancels the moves of the topic's partitions that are under way, or UnknownTopic."""
+        self._cluster.cancel_moves(topic)
+
+    def elect_preferred_leaders(self, topic: str | None = None) -> int:
+        """Lets the first replica of each partition lead, where it is in sync; how many moved.
+
+        ``topic`` None: of all topics.
+        """
+        return self._cluster.elect_preferred_leaders(topic)
+
+    def decommission(self, broker: str) -> None:
+        """Takes a broker out of the cluster: it gives its replicas away, and is then forgotten.
+
+        Raises:
+            UnknownBroker: there is none of this id.
+            LeaderUnavailable: it is the only one.
+        """
+        self._cluster.decommission(broker)
 
     def status(self) -> BrokerStatus:
         """The broker's own account of itself."""
@@ -200,10 +255,12 @@ class Log(Closing):
         columns: list[str] | None = None,
         metadata: bool = False,
         headers: bool = False,
+        on_loss: str = "fail",
     ) -> Consumer:
         """A consumer; ``columns``, ``metadata`` and ``headers`` are for its ``batches()``.
 
-        With a ``name`` it goes on where the last position was stored under that name.
+        With a ``name`` it goes on where the last position was stored under that name. ``on_loss``
+        (``fail`` or ``continue``): what it does when records are gone.
         """
         names = [topics] if isinstance(topics, str) else list(topics)
         return Consumer(
@@ -216,6 +273,7 @@ class Log(Closing):
             metadata=metadata,
             headers=headers,
             name=name,
+            on_loss=on_loss,
         )
 
     # One topic gives a table, a list of them a dict of tables: an overload would say so to a type

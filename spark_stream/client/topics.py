@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
@@ -93,6 +93,7 @@ class TopicsClient:
         config: dict[str, Any],
         *,
         if_not_exists: bool = False,
+        assignment: Sequence[Sequence[str]] | None = None,
     ) -> TopicDescription:
         """Makes a topic; with ``if_not_exists`` one that exists will do, if it is as asked for."""
         asked = CreateTopic.of(
@@ -101,6 +102,7 @@ class TopicsClient:
             replication_factor=replication_factor,
             schema_ipc=None if schema is None else schema_to_text(schema),
             config={name: str(value) for name, value in config.items()},
+            assignment=_assigned(assignment),
         )
         for _ in range(_TRIES):
             try:
@@ -120,11 +122,18 @@ class TopicsClient:
             hint="Try again once they are done.",
         )
 
-    def alter(self, topic: str, partitions: int | None, config: dict[str, Any]) -> TopicDescription:
+    def alter(
+        self,
+        topic: str,
+        partitions: int | None,
+        config: dict[str, Any],
+        assignment: Sequence[Sequence[str]] | None = None,
+    ) -> TopicDescription:
         asked = AlterTopic.of(
             topic=_named(topic).topic,
             partitions=partitions,
             config={name: str(value) for name, value in config.items()},
+            assignment=_assigned(assignment),
         )
         with self._guessing(topic):
             return self._remembered(self._connection.act("alter-topic", asked, TopicFacts))
@@ -177,6 +186,7 @@ class TopicsClient:
             schema=schema_from_text(facts.schema_ipc),
             config=facts.config,
             partitions=tuple(_partition(each) for each in facts.partitions),
+            replication_factor=facts.replication_factor,
         )
         with self._lock:
             self._known[topic.name] = topic
@@ -207,6 +217,13 @@ def _named(topic: str) -> NamedTopic:
         return NamedTopic.of(topic=topic)
     except InvalidRequest:
         raise InvalidTopic(f"{topic!r} is not a topic name", topic=ascii(topic)) from None
+
+
+def _assigned(assignment: Sequence[Sequence[str]] | None) -> list[list[str]] | None:
+    """An assignment as it travels; numbers of brokers are ids too."""
+    if assignment is None:
+        return None
+    return [[str(broker) for broker in brokers] for brokers in assignment]
 
 
 def _partition(facts: PartitionFacts) -> PartitionDescription:

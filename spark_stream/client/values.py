@@ -48,6 +48,44 @@ class TopicDescription:
 
 
 @dataclass(frozen=True, slots=True)
+class BrokerDescription:
+    """A broker of a cluster.
+
+    ``state`` is "active", or "leaving" for one that was decommissioned and still has replicas.
+    ``leaders``, ``replicas`` and ``in_sync`` say of how many partitions.
+    """
+
+    id: str
+    address: str
+    release: str
+    rack: str | None
+    state: str
+    alive: bool
+    leaders: int
+    replicas: int
+    in_sync: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterDescription:
+    """A cluster.
+
+    ``controller`` is the id of the broker that elects leaders. ``without_leader`` counts partitions
+    that nobody can use at the moment, ``under_replicated`` those with replicas that are not in
+    sync, ``moving`` those whose replicas are on their way to other brokers.
+    """
+
+    cluster_id: str
+    controller: str | None
+    brokers: tuple[BrokerDescription, ...]
+    topics: int
+    partitions: int
+    without_leader: int
+    under_replicated: int
+    moving: int
+
+
+@dataclass(frozen=True, slots=True)
 class Written:
     """Where records were written. ``offset`` is that of the first, ``count`` how many there are.
 

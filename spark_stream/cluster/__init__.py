@@ -9,7 +9,6 @@ Records of the store:
 ``identity``      the cluster's id
 ``brokers``       who belongs to the cluster, and where each listens
 ``vouching``      whether a broker may vouch for its logs when it starts
-``leadership``    the leader epoch of each broker, in releases before ``partitions``
 ``topics``        topics, those that were removed included
 ``partitions``    who leads each partition, and where its replicas are
 ``adoption``      partitions of topics that an earlier release made

@@ -5,13 +5,13 @@ A record says nothing of whether its broker is alive: that is what leases are fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
 from spark_stream.cluster.store import MetadataStore
-from spark_stream.consistency.ids import Generation
+from spark_stream.consistency.ids import BrokerId, Generation
 
 BROKERS: Final = "brokers/"
 NO_GENERATION: Final = Generation("")
@@ -93,6 +93,23 @@ class Brokers:
                 return
             if self._store.delete(record.key, record.version):
                 return
+
+
+def alive(
+    known: Mapping[BrokerId, RegisteredBroker], holder: Callable[[str], str | None]
+) -> dict[BrokerId, Generation]:
+    """The brokers whose lease is their registered incarnation's, each with its generation.
+
+    ``known`` may be older than the leases. A broker that has started again holds its lease already,
+    while it is known with its earlier incarnation, and with a generation that may be over. It is
+    not alive in that generation: elected in it, it could lack what was acknowledged.
+    ``holder``: which incarnation of a broker holds its lease.
+    """
+    return {
+        broker: each.generation
+        for broker, each in known.items()
+        if holder(broker) == each.incarnation
+    }
 
 
 def encode(broker: RegisteredBroker) -> dict[str, Any]:

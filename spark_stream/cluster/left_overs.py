@@ -5,9 +5,10 @@
     removed/<topic id>   a topic whose partition records and files may be there though it is not
 
 Such a record is there from before the first record of a topic in the making until the topic is
-there, and from before a topic is deleted until nothing is left of it. ``maker`` is the broker that
-makes the topic; None: the topic is being removed. ``brokers`` are those that may have files of it:
-each takes itself off once it has removed its own, and the last one removes the record.
+there, and from before a topic is deleted until nothing is left of it; also while a topic gets more
+partitions, because it may be deleted then. As long as the topic is there, the record does nothing.
+``maker`` is the broker that makes the topic; None: it was made. ``brokers`` are those that may have
+files of it: each takes itself off once it has removed its own, and the last one removes the record.
 """
 
 from __future__ import annotations

@@ -1,16 +1,9 @@
 """Topics as records of the metadata store.
 
-A topic is there if its record is there. A second record, under the topic's id, announces files that
-may have no topic::
-
-    topics/<name>       a topic that is there
-    removed/<topic id>  a topic whose files may be there though the topic is not
-
-``scripts/topics`` makes, alters and deletes topics. A deletion announces the files, deletes the
-first record, removes the files, and then deletes the second record. As soon as the first record is
-deleted, the topic is deleted and its name is free for a topic with another id. If a broker dies in
-between, it finds the second record when it starts again: it removes the files, unless the topic is
-still there. The broker that makes a topic announces its files in the same way.
+A topic is there if its record is there, under ``topics/<name>``. As soon as that is deleted, the
+topic is deleted, and its name is free for a topic with another id. Its partitions have records of
+their own (``partitions``); what may be left of a topic that is not there is announced by others
+(``left_overs``). ``scripts/topics`` makes, alters and deletes topics.
 """
 
 from __future__ import annotations
@@ -18,7 +11,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
@@ -77,26 +70,12 @@ class Topics:
         """Every topic, by name."""
         return [decode(record) for record in self._store.list(TOPICS)]
 
-    def led_by(self, broker_id: str) -> list[Topic]:
-        """The topics that the broker leads, by name."""
-        return [topic for topic in self.all() if topic.leader == broker_id]
-
     def get(self, name: str) -> Topic:
         """The topic of this name, or UnknownTopic."""
         record = self._store.get(TOPICS + name)
         if record is None:
             raise unknown(name)
         return decode(record)
-
-    def adopt(self, broker_id: str) -> None:
-        """The broker leads the topics of a release that knew one broker only.
-
-        For the broker whose directory holds the store: their files are there.
-        """
-        while unled := [each for each in self._store.list(TOPICS) if not decode(each).leader]:
-            for record in unled:
-                led = replace(decode(record), leader=broker_id)
-                self._store.put(record.key, encode(led), record.version)
 
 
 def unknown(name: str) -> UnknownTopic:

@@ -3,7 +3,8 @@
 A lock that is only free or held is not fair: whoever lets go of it and wants it again at once gets
 it before those who slept. Here everybody stands in line. In a process the line is a queue. Between
 processes it has one place: its owner waits for the resource itself, all others wait for that place.
-So whoever comes back at once finds somebody before it.
+So whoever comes back at once finds somebody before it. A process that stands still in that place
+would hold up all others, though it has nothing but the place: after a while they go past it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from spark_stream.environment import Clock
 # A write takes 0.1 to 5 ms: who is next looks often, who waits for that place less often.
 _NEXT_PAUSE_S: Final = 0.0002
 _LINE_PAUSE_S: Final = 0.0005
+_PATIENCE_S: Final = 0.25  # many times what a write takes
+_PASSING_S: Final = 1.0  # for so long nobody is waited for who did not move
 
 
 class ThreadLine:
@@ -68,6 +71,7 @@ class Turns:
     def __init__(self, path: Path, clock: Clock) -> None:
         self._clock = clock
         self._threads = ThreadLine()
+        self._passes_until = 0.0
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def take(self, attempt: Callable[[], bool], timeout_s: float) -> bool:
@@ -102,8 +106,12 @@ class Turns:
         self._descriptor = -1
 
     def _stand_in_line(self, attempt: Callable[[], bool], deadline: float) -> bool:
-        if not self._wait_for(self._is_next, _LINE_PAUSE_S, deadline):
-            return False
+        now = self._clock.monotonic()
+        patience_s = 0.0 if now < self._passes_until else _PATIENCE_S
+        if not self._wait_for(self._is_next, _LINE_PAUSE_S, min(deadline, now + patience_s)):
+            if patience_s:
+                self._passes_until = self._clock.monotonic() + _PASSING_S
+            return self._wait_for(attempt, _LINE_PAUSE_S, deadline)
         try:
             return self._wait_for(attempt, _NEXT_PAUSE_S, deadline)
         finally:

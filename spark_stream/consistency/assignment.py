@@ -6,7 +6,8 @@ What :func:`assign` aims at, in this order:
 2. they are in as many racks as there are, or as there are replicas;
 3. the brokers' numbers of replicas differ by one at most, and so do their numbers of leaders (the
    first replica of a partition is its preferred leader). What brokers have already counts;
-4. those that follow one broker are spread, so that what it leads is shared out when it dies.
+4. those that follow one broker are spread, and take turns as the next in line, so that what it
+   leads is shared out when it dies.
 
 3 gives way to 2 where racks differ in size, and both count what is there before: a broker that has
 less than the others is filled first.
@@ -16,11 +17,11 @@ Source: Kafka's replica placer (racks first, then brokers).
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import permutations
+from itertools import pairwise, permutations
 
 from spark_stream.consistency.ids import BrokerId
 
@@ -57,23 +58,29 @@ class Misassigned:
 
 @dataclass(slots=True)
 class Load:
-    """What each broker has: replicas, preferred leaders, and partitions shared with another."""
+    """What each broker has: replicas, preferred leaders, partitions that it shares with another.
+
+    ``heirs``: of how many partitions of one broker another is the next in line.
+    """
 
     replicas: Counter[BrokerId] = field(default_factory=Counter)
     leaders: Counter[BrokerId] = field(default_factory=Counter)
     shared: Counter[tuple[BrokerId, BrokerId]] = field(default_factory=Counter)
+    heirs: Counter[tuple[BrokerId, BrokerId]] = field(default_factory=Counter)
 
     def add(self, replicas: Sequence[BrokerId]) -> None:
         """One more partition has these replicas."""
         self.replicas.update(replicas)
         self.leaders.update(replicas[:1])
         self.shared.update(permutations(replicas, 2))
+        self.heirs.update(pairwise(replicas[:2]))
 
     def remove(self, replicas: Sequence[BrokerId]) -> None:
         """One partition less has these replicas."""
         self.replicas.subtract(replicas)
         self.leaders.subtract(replicas[:1])
         self.shared.subtract(permutations(replicas, 2))
+        self.heirs.subtract(pairwise(replicas[:2]))
 
 
 def load_of(partitions: Iterable[Sequence[BrokerId]]) -> Load:
@@ -98,10 +105,11 @@ def assign(partitions: int, factor: int, racks: Racks, load: Load) -> Assignment
             chosen.append(_next_replica(chosen, racks, load))
         # Whoever leads least often comes first.
         first = min(chosen, key=lambda broker: (load.leaders[broker], chosen.index(broker)))
-        replicas = (first, *(broker for broker in chosen if broker != first))
+        others = (broker for broker in chosen if broker != first)
+        replicas = (first, *sorted(others, key=lambda broker: (load.heirs[first, broker], broker)))
         load.add(replicas)
         found.append(replicas)
-    return tuple(found)
+    return tuple(_with_even_leaders(found, load))
 
 
 def replace_broker(
@@ -177,6 +185,61 @@ def _rack(broker: BrokerId, racks: Racks) -> tuple[str, str]:
     """The broker's rack, or the broker itself where it has none (or is not known)."""
     rack = racks.get(broker)
     return ("rack", rack) if rack is not None else ("broker", broker)
+
+
+def _with_even_leaders(
+    assignment: list[tuple[BrokerId, ...]], load: Load
+) -> list[tuple[BrokerId, ...]]:
+    """The same replicas, with preferred leaders so that their numbers differ as little as they can.
+
+    A broker that leads two more than another hands one on, over others if it must.
+    """
+    led = defaultdict[BrokerId, list[int]](list)
+    for number, replicas in enumerate(assignment):
+        led[replicas[0]].append(number)
+    busiest = sorted(led, key=lambda broker: -load.leaders[broker])
+    while busiest:
+        path = _path_to_idler(busiest[0], assignment, led, load)
+        if not path:
+            busiest.pop(0)
+        for number, heir in path:
+            replicas = assignment[number]
+            led[replicas[0]].remove(number)
+            led[heir].append(number)
+            load.remove(replicas)
+            replicas = (heir, *(broker for broker in replicas if broker != heir))
+            load.add(replicas)
+            assignment[number] = replicas
+    return assignment
+
+
+def _path_to_idler(
+    begin: BrokerId,
+    assignment: Sequence[Sequence[BrokerId]],
+    led: Mapping[BrokerId, list[int]],
+    load: Load,
+) -> list[tuple[int, BrokerId]]:
+    """Partitions and their new leaders, so that one which leads two less than ``begin`` leads more.
+
+    The last step comes first; empty: there is no such way.
+    """
+    came: dict[BrokerId, tuple[int, BrokerId]] = {}
+    reached = deque([begin])
+    while reached:
+        broker = reached.popleft()
+        if load.leaders[broker] <= load.leaders[begin] - 2:
+            path = []
+            while broker != begin:
+                number, before = came[broker]
+                path.append((number, broker))
+                broker = before
+            return path
+        for number in led.get(broker, ()):
+            for heir in assignment[number]:
+                if heir != begin and heir not in came:
+                    came[heir] = (number, broker)
+                    reached.append(heir)
+    return []
 
 
 def _named(brokers: Iterable[str]) -> str:

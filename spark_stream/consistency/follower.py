@@ -19,8 +19,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from spark_stream.consistency.ids import EntryIndex, LeaderEpoch
+from spark_stream.consistency.ids import EntryIndex, LeaderEpoch, Offset
 from spark_stream.consistency.leader import Boundary, LeaderState
+
+
+class Refusal(Enum):
+    """Why a request, or a frame, of another broker is not taken."""
+
+    NOT_LEADING = "this broker does not lead the partition"
+    FENCED = "it is of an epoch that is over"
+    UNKNOWN_EPOCH = "it is of an epoch that this broker has not heard of yet"
+    NOT_A_REPLICA = "the broker is none of the partition's replicas"
+    GAP = "it does not go on where the log ends"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +41,7 @@ class Agreed:
     is where the leader's log starts. ``high_watermark`` is an entry index.
     """
 
+    leader_epoch: LeaderEpoch
     session: int
     entry: EntryIndex
     high_watermark: EntryIndex
@@ -67,8 +78,11 @@ class BeginAnew:
 Preparation = GoOn | Cut | BeginAnew
 
 
-def preparation(state: LeaderState, agreed: Agreed) -> Preparation:
+def preparation(state: LeaderState, agreed: Agreed) -> Preparation | Refusal:
     """What the follower does with its log before it takes frames."""
+    wrong = misfit_of(state.leader_epoch, agreed.leader_epoch)
+    if wrong is not None:
+        return wrong
     high = state.high_watermark.entry
     if agreed.begin is not None:
         if state.log_start == state.log_end == agreed.begin:
@@ -81,16 +95,6 @@ def preparation(state: LeaderState, agreed: Agreed) -> Preparation:
     if agreed.entry == state.log_end.entry:
         return GoOn()
     return Cut(agreed.entry, agreed.entry if agreed.entry < high else None)
-
-
-class Refusal(Enum):
-    """Why a request, or a frame, of another broker is not taken."""
-
-    NOT_LEADING = "this broker does not lead the partition"
-    FENCED = "it is of an epoch that is over"
-    UNKNOWN_EPOCH = "it is of an epoch that this broker has not heard of yet"
-    NOT_A_REPLICA = "the broker is none of the partition's replicas"
-    GAP = "it does not go on where the log ends"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +117,17 @@ def judge_frame(
     if first > log_end:
         return Refusal.GAP
     return Take(min(log_end - first, count))
+
+
+def estranged(log_end: Boundary, base_offset: int) -> BeginAnew | None:
+    """What the follower does where the leader's next entry has this offset; None: it fits.
+
+    The offsets of one entry differ only if records were given up that this replica had evicted:
+    its log is of another past. It removes all, and then asks its leader again from entry 0 on.
+    """
+    if base_offset == log_end.offset:
+        return None
+    return BeginAnew(Boundary(EntryIndex(0), Offset(0)), lost_from=EntryIndex(0))
 
 
 def misfit_of(epoch: LeaderEpoch, asked: int) -> Refusal | None:

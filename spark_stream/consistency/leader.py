@@ -83,7 +83,14 @@ def replicated(state: LeaderState, upto: Boundary) -> LeaderState:
         raise ValueError(f"replicated past the log end: {upto} > {state.log_end}")
     if upto.entry <= state.high_watermark.entry:
         return state
-    return replace(state, high_watermark=upto)
+    return LeaderState(
+        state.leader_epoch,
+        state.log_start,
+        state.log_end,
+        upto,
+        state.followers,
+        state.first_undecided,
+    )
 
 
 def undecided_from(state: LeaderState, offset: Offset | None) -> LeaderState:

@@ -12,8 +12,8 @@ with what both logs share. Reports of earlier sessions are ignored.
 **Who leaves.** A member leaves that lacks an entry which the leader appended longer than
 ``lag_max_us`` ago, and one that is not alive in its generation.
 
-**Who joins.** A follower joins that is alive in the generation of its session, has reached the high
-watermark, and has all that the leader had when it was elected (its *inherited end*: all that
+**Who joins.** A follower joins that would not leave at once, has reached the high watermark, and
+has all that the leader had when it was elected (its *inherited end*: all that
 earlier leaders may have committed is below it). A follower that is close behind is *admitted*
 first: from then on the high watermark waits for it, so that it can be reached while appends go on.
 
@@ -113,6 +113,7 @@ class Progress:
         self.inherited_end = inherited_end
         self.settings = settings
         self.proposed: tuple[Member, ...] | None = None
+        self._over = False
         self._generation_of = generation_of
         self._followers: dict[Member, _Follower] = {}
         self._sessions: dict[int, _Follower] = {}
@@ -136,6 +137,11 @@ class Progress:
     def alone(self) -> bool:
         """Whether what the leader appends is replicated at once."""
         return not self._awaited and self.enough
+
+    @property
+    def waits(self) -> int:
+        """How many followers a record waits for at least; too few members are waited for too."""
+        return len(self._awaited) or (0 if self.enough else 1)
 
     def acked(self, member: Member) -> EntryIndex | None:
         """How far the member is, as far as the leader knows; None: it has never reported."""
@@ -202,11 +208,12 @@ class Progress:
         """The record is this now, at this version. False: that is nothing new.
 
         A record that has another leader, or another epoch, ends this leader's epoch: it is not
-        taken in here, and what was counted counts on.
+        taken in here, what was counted counts on, and nothing is proposed any more.
         """
         if version <= self.version:
             return False
         if not leads(record, self.me) or record.leader_epoch != self.record.leader_epoch:
+            self._over = True
             return False
         self.record, self.version, self.proposed = record, version, None
         for each in self._followers.values():
@@ -233,7 +240,7 @@ class Progress:
         What is proposed counts from now on, until :meth:`changed` or :meth:`refused`. Followers
         that are close behind are admitted on the way, and those that fell back are not any more.
         """
-        if self.proposed is not None:
+        if self.proposed is not None or self._over:
             return None
         reach = max(high_watermark, self.inherited_end)
         members = {
@@ -243,9 +250,9 @@ class Progress:
         }
         for each in self._sessions.values():
             if each.member in self.record.isr:
-                continue
+                continue  # its place in the ISR is judged above
             each.admitted = self._is_near(each, log_end, now)
-            if each.acked >= reach and self._may_join(each.member):
+            if each.acked >= reach and self._stays(each.member, log_end, now):
                 members[each.member.broker] = each.member
         isr = tuple(members[broker] for broker in self.record.replicas if broker in members)
         if set(isr) != set(self.record.isr):
@@ -255,7 +262,7 @@ class Progress:
 
     def due(self, log_end: EntryIndex) -> int | None:
         """When :meth:`propose` may have more to say if nobody reports meanwhile; None: never."""
-        if self.proposed is not None:
+        if self.proposed is not None or self._over:
             return None
         return min(
             (
@@ -268,13 +275,12 @@ class Progress:
 
     # -- who is waited for ------------------------------------------------------------------------
 
-    def _may_join(self, member: Member) -> bool:
-        in_generation = self._generation_of(member.broker) == member.generation
-        return member.broker in self.record.replicas and in_generation
-
     def _is_near(self, follower: _Follower, log_end: EntryIndex, now: int) -> bool:
         """Whether a follower that is not in sync is to be waited for, so that it can be."""
-        if follower.acked < self.inherited_end or not self._may_join(follower.member):
+        member = follower.member
+        if follower.acked < self.inherited_end or member.broker not in self.record.replicas:
+            return False
+        if self._generation_of(member.broker) != member.generation:
             return False
         near = self.settings.lag_max_us // _NEAR
         within = self._patience(follower) if follower.admitted else near

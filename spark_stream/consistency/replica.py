@@ -223,12 +223,15 @@ class Replica:
             return Refusal.NOT_LEADING, []
         if member.broker not in progress.record.replicas or member.broker == progress.me.broker:
             return Refusal.NOT_A_REPLICA, []
-        shared = agreement(history, self.history())
         state, session = self.bounds_state, next(self._session_numbers)
+        shared = agreement(history, self.history())
+        if shared is None and state.log_start.entry <= history.start <= state.log_end.entry:
+            # What the follower evicted was committed: both logs are the same up to its start.
+            shared = EntryIndex(history.start)
         begin = state.log_start if shared is None else None
         progress.started(session, member, EntryIndex(0) if shared is None else shared)
         first = state.log_start.entry if shared is None else shared
-        agreed = Agreed(session, first, state.high_watermark.entry, begin)
+        agreed = Agreed(self.leader_epoch, session, first, state.high_watermark.entry, begin)
         return agreed, self._settle(now)
 
     def follower_acked(self, session: int, entry: EntryIndex, now: int) -> Effects:
@@ -298,8 +301,8 @@ class Replica:
         """Moves the high watermark as far as the in-sync replicas are."""
         progress, state = self.progress, self.bounds_state
         assert progress is not None
-        waits = 0 if progress.alone else max(1, len(progress.maximal))
-        self.bounds_state = state = leader.waiting_for(state, waits)
+        if state.followers != progress.waits:
+            self.bounds_state = state = leader.waiting_for(state, progress.waits)
         upto = progress.replicated(state.log_end.entry)
         if upto <= state.high_watermark.entry:
             return []
@@ -435,11 +438,12 @@ class Replica:
     # -- effects ----------------------------------------------------------------------------------
 
     def _publish(self, state: LeaderState) -> Effects:
-        moved = state.high_watermark != self.bounds_state.high_watermark
+        leads = self.progress is not None
+        moved = leads and state.high_watermark != self.bounds_state.high_watermark
         self.undecided.replicated(state.high_watermark.entry)
         self.bounds_state = leader.undecided_from(state, self.undecided.first())
         effects: Effects = []
-        if moved and self.progress is not None:
+        if moved:
             effects.append(HighWatermarkMoved(state.high_watermark.entry))
         if self._tickets:
             answered = self._tickets.passed(state.high_watermark.offset)

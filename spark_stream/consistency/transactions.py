@@ -149,13 +149,17 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class PositionOf:
-    """Where a named consumer goes on, once the transaction is committed."""
+    """Where a named consumer goes on, once the transaction is committed.
+
+    ``leader_epoch``: under which it got there; None where that is not known.
+    """
 
     consumer: str
     topic: str
     topic_id: str
     partition: int
     offset: int
+    leader_epoch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

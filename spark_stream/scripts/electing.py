@@ -7,13 +7,13 @@ decide at once do no harm, and a decision by an old view changes nothing: whoeve
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from spark_stream.cluster.partitions import StoredPartition, put_of
 from spark_stream.consistency import election
 from spark_stream.consistency.election import Alive, LogEnd, Obstacle, Unchanged
-from spark_stream.consistency.ids import BrokerId
+from spark_stream.consistency.ids import BrokerId, LeaderEpoch
 from spark_stream.consistency.partition_record import Member, PartitionRecord
 from spark_stream.consistency.transactions import Joined
 from spark_stream.scripts.steps import ReadLogEnd, Refresh, Script, put_many, together
@@ -80,22 +80,30 @@ def resume(
     changes: list[Changed] = []
     versions: dict[Joined, StoredPartition] = {}
     for each in partitions:
-        record = each.stored.record
-        alone = [member.broker for member in record.isr] == [me.broker]
-        if record.leader != me.broker and not alone:
-            continue
-        outcome = election.resume(record, me)
-        risky = False
-        if isinstance(outcome, Unchanged) and alone and not election.leads(record, me):
-            end = log_end(each.at)
-            if end is not None:
-                candidates = {me.broker: end}
-                outcome = election.elect_longest(record, candidates, {me.broker: me.generation})
-                risky = True
-        if not isinstance(outcome, Unchanged):
-            changes.append(Changed(each.at, record, outcome, risky))
-            versions[each.at] = each.stored
+        end = log_end(each.at)
+        if end is not None:
+            outcome, risky = _resumed(each.stored.record, me, end)
+            if not isinstance(outcome, Unchanged):
+                changes.append(Changed(each.at, each.stored.record, outcome, risky))
+                versions[each.at] = each.stored
     return (yield from _put_all(changes, versions))
+
+
+def _resumed(record: PartitionRecord, me: Member, end: LogEnd) -> tuple[election.Outcome, bool]:
+    """The record in which this broker leads again; whether its log may have lost something."""
+    alone = [member.broker for member in record.isr] == [me.broker]
+    outcome = election.resume(record, me)
+    if isinstance(outcome, Unchanged) and alone:
+        outcome = election.elect(record, {me.broker: me.generation})
+    risky = isinstance(outcome, Unchanged) and outcome.why is Obstacle.NOBODY_IN_SYNC
+    if risky:
+        mine = {me.broker: me.generation}
+        outcome = election.elect_longest(record, {me.broker: end}, mine)
+    found = record if isinstance(outcome, Unchanged) else outcome
+    if election.leads(found, me) and found.leader_epoch < end.last_epoch:
+        # The store is an older copy. Epochs never fall along a log.
+        outcome = replace(found, leader_epoch=LeaderEpoch(end.last_epoch + 1))
+    return outcome, risky
 
 
 def _elect_longest(partition: Placed, alive: Alive, registered: Alive) -> Script[election.Outcome]:

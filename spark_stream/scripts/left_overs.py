@@ -10,6 +10,7 @@ when nobody is left on it, the partition records go, and then the announcement.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from dataclasses import replace
 
 from spark_stream.cluster.left_overs import (
@@ -24,6 +25,7 @@ from spark_stream.cluster.topics import TOPICS, Topic, decode
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.errors import IsologError
 from spark_stream.scripts.steps import (
+    Put,
     RemoveFiles,
     Script,
     delete,
@@ -40,17 +42,20 @@ def announce_making(topic: Topic, brokers: Iterable[BrokerId], maker: BrokerId) 
     yield from put(REMOVED + topic.id, encode_left_over(left), 0)
 
 
-def announce_removal(topic: Topic, brokers: Iterable[BrokerId]) -> Script[None]:
-    """Puts on record that the topic is being removed, and who may have files of it."""
+def announce_removal(topic: Topic, brokers: Iterable[BrokerId]) -> Script[int]:
+    """Puts on record that the topic is being removed, and who may have files of it; the version.
+
+    The announcement always gets a new version: whoever is about to delete it, because the topic was
+    there when he looked, does not.
+    """
     while True:
         record = yield from get(REMOVED + topic.id)
         known = () if record is None else decode_left_over(record).brokers
         left = LeftOver(topic, tuple(sorted({*known, *brokers})))
-        version = 0 if record is None else record.version
-        if record is not None and decode_left_over(record) == left:
-            return
-        if (yield from put(REMOVED + topic.id, encode_left_over(left), version)):
-            return
+        expected = 0 if record is None else record.version
+        version: int | None = yield Put(REMOVED + topic.id, encode_left_over(left), expected)
+        if version is not None:
+            return version
 
 
 def forget_making(topic: Topic) -> Script[bool]:
@@ -104,10 +109,9 @@ def remove_left_over(
         if left.maker is not None:
             yield from delete(record.key, record.version)
         return False
+    yield RemoveFiles(left.topic)  # a broker that is not named may have got a replica by a move
     if left.maker is None and left.brokers and not {broker, *lost} & set(left.brokers):
         return False
-    if broker in left.brokers:
-        yield RemoveFiles(left.topic)
     others = tuple(each for each in left.brokers if each != broker and each not in lost)
     return (yield from _take_off(record, replace(left, brokers=others, maker=None)))
 
@@ -126,12 +130,16 @@ def _take_off(record: Record, rest: LeftOver) -> Script[bool]:
     return True
 
 
-def discard(topic: Topic, brokers: Iterable[BrokerId], broker: BrokerId) -> Script[None]:
-    """Removes what there is of a topic that could not be made; what is left is announced."""
-    try:
-        yield from announce_removal(topic, brokers)
+def remove_own(topic: Topic, broker: BrokerId) -> Script[None]:
+    """Does this broker's part for a topic that was deleted a moment ago; what fails comes later."""
+    with suppress(IsologError):
         record = yield from get(REMOVED + topic.id)
         if record is not None:
-            yield from remove_left_over(record, broker, (broker,))
-    except IsologError:
-        return
+            yield from remove_left_over(record, broker, ())
+
+
+def discard(topic: Topic, brokers: Iterable[BrokerId], broker: BrokerId) -> Script[None]:
+    """Removes what there is of a topic that could not be made; what is left is announced."""
+    with suppress(IsologError):
+        yield from announce_removal(topic, brokers)
+        yield from remove_own(topic, broker)

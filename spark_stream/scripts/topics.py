@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
+from spark_stream.cluster.left_overs import REMOVED
 from spark_stream.cluster.partitions import PARTITIONS, PartitionId, decode_value, put_of
 from spark_stream.cluster.store import Put, Record
 from spark_stream.cluster.topics import TOPICS, Topic, decode, encode, unknown
@@ -88,7 +89,8 @@ def alter_topic(
 
     ``place`` has a record for each partition that the new form has and the old one has not. They
     are made before the topic's record changes; a crash in between leaves records of partitions that
-    the topic does not have, which mean nothing.
+    the topic does not have, which mean nothing. Folders at brokers that had nothing of the topic
+    are announced as what may be left of it (``left_overs``): it may be deleted at any moment.
 
     Raises:
         UnknownTopic: there is no such topic.
@@ -99,23 +101,37 @@ def alter_topic(
     new = change(old)
     added = place(old, new) if new.partitions > old.partitions else ()
     if added:
-        yield from _make_folders(new, _brokers(added))
-        known = yield from list_records(f"{PARTITIONS}{old.id}/")
-        versions = {each.key: each.version for each in known}
-        yield from put_many(_puts(new, old.partitions, added, versions))
-    if not (yield from put(record.key, encode(new), record.version)):
-        raise InvalidTopic(
-            f"topic {name!r} was changed by somebody else at the same time",
-            topic=name,
-            hint="Look at it with `isolog topic describe`, then try again.",
-        )
+        announced = yield from announce_removal(old, _brokers(added))
+        try:
+            yield from _add_partitions(old, new, added)
+            yield from _put_altered(record, new)
+        except IsologError:
+            yield from announce_removal(old, _brokers(added))
+            raise
+        yield from delete(REMOVED + old.id, announced)
+    else:
+        yield from _put_altered(record, new)
     yield Refresh()
     yield from await_leaders(new, range(old.partitions, new.partitions))
     return new
 
 
-def delete_topic(name: str) -> Script[None]:
-    """Deletes the topic's record; its brokers then remove their files.
+def _add_partitions(old: Topic, new: Topic, added: Sequence[PartitionRecord]) -> Script[None]:
+    yield from _make_folders(new, _brokers(added))
+    known = yield from list_records(f"{PARTITIONS}{old.id}/")
+    versions = {each.key: each.version for each in known}
+    written = yield from put_many(_puts(new, old.partitions, added, versions))
+    if None in written:
+        raise _was_changed(new.name)
+
+
+def _put_altered(record: Record, new: Topic) -> Script[None]:
+    if not (yield from put(record.key, encode(new), record.version)):
+        raise _was_changed(new.name)
+
+
+def delete_topic(name: str) -> Script[Topic]:
+    """Deletes the topic's record, and returns the topic; its brokers then remove their files.
 
     Raises:
         UnknownTopic: there is no such topic.
@@ -127,9 +143,8 @@ def delete_topic(name: str) -> Script[None]:
         yield from announce_removal(topic, brokers)
         if (yield from delete(record.key, record.version)):
             break
-    # A broker that started meanwhile may have taken the announcement for one of a living topic.
-    yield from announce_removal(topic, brokers)
     yield Refresh()
+    return topic
 
 
 def await_leaders(topic: Topic, partitions: Iterable[int]) -> Script[None]:
@@ -191,6 +206,14 @@ def _unmake(topic: Topic) -> Script[None]:
     record = yield from get(TOPICS + topic.name)
     if record is not None and decode(record).id == topic.id:
         yield from delete(record.key, record.version)
+
+
+def _was_changed(name: str) -> InvalidTopic:
+    return InvalidTopic(
+        f"topic {name!r} was changed by somebody else at the same time",
+        topic=name,
+        hint="Look at it with `isolog topic describe`, then try again.",
+    )
 
 
 def _exists(topic: Topic) -> TopicExists:

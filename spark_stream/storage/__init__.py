@@ -3,15 +3,20 @@
 ``disk``         the seam to the operating system (a simulated disk takes its place)
 ``descriptors``  how many files are open at once
 ``directory``    the broker's directory: whose it is, of which format, where partitions lie
-``settings``     what a topic may configure about its files
+``settings``     what a topic may configure about its files and its replicas
 ``codec``        Arrow batches to IPC bytes and back, checksums
 ``log_format``   what a log needs to know of its topic
-``segment``      two files: batches and their entries table; ``active``: the one that grows
+``segment``      two files: batches and their entries table; ``active``: the one that grows;
+                 ``mapping``: how readers see its batches, whatever becomes of the file
+``endings``      which batches are aborted
+``rolling``      when the active segment is full
 ``forcing``      what is on the disk for certain, and that a failed force is the last
 ``flush_timer``  when to force a log whose topic has ``flush=interval``
 ``looking``      what the files of a segment tell; ``recovery``: what of a log is valid;
                  ``aside``: where the rest is kept
 ``reading``      from a range of offsets to few, well-sized Arrow batches
+``stored``       entries as they go from one replica to another, and what makes two the same
+``truncation``   cutting a log back, and emptying it; ``tails``: what that leaves in a file
 ``retention``    which segments are too old or too many
 ``log``          a partition's segments as one log; ``replica_log``: what a partition needs of it
 """

@@ -179,7 +179,7 @@ class ActiveSegment(Segment):
         self._entries.close()
 
     def remove(self, force_names: Callable[[], None]) -> None:
-        self.pin()
+        self.hold()
         self.close()
         if len(self._table):
             super().remove(force_names)
@@ -194,7 +194,15 @@ class ActiveSegment(Segment):
     def closed(self) -> Segment:
         """The same segment for readers only. What this process wrote needs no second check."""
         table = np.frombuffer(self._disk.map(self.name.entries), ENTRY, count=len(self._table))
-        segment = Segment(self._disk, self.name, self._codec, self.first, table, verified=True)
+        segment = Segment(
+            self._disk,
+            self.name,
+            self._codec,
+            self.first,
+            table,
+            verified=True,
+            file=self._file,
+        )
         segment.set_aborted(self.aborted(table))
         return segment
 
@@ -278,7 +286,7 @@ class ActiveSegment(Segment):
         self._torn = False
 
     def _bytes(self, position: int, length: int) -> pa.Buffer:
-        if position + length > self._mapped.size and length <= _COPY_BYTES_MAX:
+        if position + length > self._file.mapped.size and length <= _COPY_BYTES_MAX:
             data = self._arrow.read(position, length)
             if data is not None:  # else a roll closed the file since this reader began
                 return data

@@ -79,6 +79,7 @@ def intact_entries(table: Table) -> int:
 _FIELDS: Final[Any] = ENTRY.fields
 _POSITION_AT: Final = int(_FIELDS["position"][1])
 _POSITION_SIZE: Final = 8
+_FEW: Final = 8  # up to so many entries a loop is quicker
 
 
 @cache
@@ -103,12 +104,24 @@ def moved(table: Table, positions: npt.NDArray[np.int64]) -> Table:
 
     ``table`` must have its checksums; positions: int64, shape (rows,).
     """
+    if len(table) <= _FEW:
+        return _moved_one_by_one(table, positions)
     found = table.copy()
     changed = (table["position"] ^ positions).astype("<i8").view(np.uint8)
     parts = _differences()[np.arange(_POSITION_SIZE), changed.reshape(-1, _POSITION_SIZE)]
     found["position"] = positions
     found["entry_crc"] ^= np.bitwise_xor.reduce(parts, axis=1)
     return found
+
+
+def _moved_one_by_one(table: Table, positions: npt.NDArray[np.int64]) -> Table:
+    raw, rows = table.tobytes(), []
+    for number, position in enumerate(positions.tolist()):
+        row = raw[number * ENTRY_SIZE : (number + 1) * ENTRY_SIZE]
+        place = position.to_bytes(_POSITION_SIZE, "little")
+        behind = row[_POSITION_AT + _POSITION_SIZE : CRC_SPAN]
+        rows.append(sealed(row[:_POSITION_AT] + place + behind))
+    return np.frombuffer(b"".join(rows), ENTRY)
 
 
 def first_broken_batch(table: Table, data: pa.Buffer, offset_in_file: int = 0) -> int:

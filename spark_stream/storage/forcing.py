@@ -97,7 +97,7 @@ class Forcing:
         self._upto, self._distrusted = upto, False
         # It is a hint that may lag behind: a disk without room for it takes nothing from a log.
         with suppress(IsologError):
-            self._write(failed=False)
+            self._write(upto, failed=False)
 
     def lower(self, upto: Boundary) -> None:
         """Lets the mark say no more than ``upto``, for certain: what lies behind is to be cut.
@@ -108,10 +108,8 @@ class Forcing:
         self.check()
         if self._upto.entry <= upto.entry:
             return
+        self.force(self._write(upto, failed=False))
         self._upto = upto
-        self._write(failed=False)
-        if self._file is not None:
-            self.force(self._file)
 
     def give_up(self, message: str) -> IsologError:
         """Lets the log take no more until it is opened again; what to raise from now on."""
@@ -142,15 +140,16 @@ class Forcing:
             f" ({error.message}); the partition takes no more until it is opened again"
         )
         with suppress(IsologError):
-            self._write(failed=True)
+            self._write(self._upto, failed=True)
         return failure
 
-    def _write(self, *, failed: bool) -> None:
+    def _write(self, upto: Boundary, *, failed: bool) -> DiskFile:
         if self._file is None:
             self._file = self._disk.create(self._path)
-        packed = _MARK.pack(self._upto.entry, self._upto.offset, failed)
+        packed = _MARK.pack(upto.entry, upto.offset, failed)
         self._written = True
         self._file.write(0, packed + crc32c(packed).to_bytes(4, "little"))
+        return self._file
 
     def _read(self) -> None:
         self._file = self._disk.open(self._path)

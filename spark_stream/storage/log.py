@@ -133,7 +133,7 @@ class PartitionLog:
         return [segment.table for segment in self.segments]
 
     def boundary_of(self, entry: EntryIndex) -> Boundary:
-        """As the protocol says."""
+        """:meth:`ReplicaLog.boundary_of`."""
         return self._segment_of(entry).boundary_of(entry)
 
     def _segment_of(self, entry: EntryIndex) -> Segment:
@@ -189,7 +189,7 @@ class PartitionLog:
         self._write(entry, None)
 
     def append_entries(self, rows: Table, data: pa.Buffer) -> list[Entry]:
-        """As the protocol says. For the age of a segment the entries' own times count."""
+        """:meth:`ReplicaLog.append_entries`. A segment's age goes by the entries' own times."""
         self._forcing.check()
         if not len(rows):
             return []
@@ -236,7 +236,7 @@ class PartitionLog:
         return 0
 
     def truncate(self, to: EntryIndex) -> Boundary:
-        """As the protocol says; ``truncation`` does it."""
+        """:meth:`ReplicaLog.truncate`; the steps are in ``truncation``."""
         self._forcing.check()
         boundary = self.boundary_of(to)
         if boundary == self.end:
@@ -248,7 +248,7 @@ class PartitionLog:
         return boundary
 
     def reset(self, start: Boundary) -> None:
-        """As the protocol says; ``truncation`` does it."""
+        """:meth:`ReplicaLog.reset`; the steps are in ``truncation``."""
         self._forcing.check()
         self._put((), self._truncation.empty(self._closed, self._active, start))
         self._endings.derive(self._segments)
@@ -375,7 +375,7 @@ class PartitionLog:
     def read_entries(
         self, first: EntryIndex, max_bytes: int, upto: EntryIndex | None = None
     ) -> StoredEntries | None:
-        """As the protocol says."""
+        """:meth:`ReplicaLog.read_entries`."""
         return self._segment_of(first).stored(first, max_bytes, upto)
 
     def has_aborted(self, start: Offset, end: Offset) -> bool:
@@ -440,7 +440,7 @@ class PartitionLog:
         return gone
 
     def drop_tail(self) -> Callable[[], None] | None:
-        """As the protocol says."""
+        """:meth:`ReplicaLog.drop_tail`."""
         for segment in self._closed:
             if segment.has_tail and self.failed is None:
                 copy = ShorterCopy(self._disk, segment)

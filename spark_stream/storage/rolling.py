@@ -24,10 +24,15 @@ def rows_that_fit(
     """
     if first_appended is None:
         first_appended = int(rows[0]["appended"])
+    age_us = settings.segment_ms * 1000
+    room = settings.segment_bytes - data_bytes >= int(rows["length"].sum())
+    few = settings.segment_entries - entries >= len(rows)
+    if room and few and int(rows["appended"].max()) - first_appended <= age_us:
+        return len(rows)
     places = np.arange(len(rows))
     full = data_bytes + np.cumsum(rows["length"]) > settings.segment_bytes
     full |= entries + places >= settings.segment_entries
-    full |= rows["appended"] - first_appended > settings.segment_ms * 1000
+    full |= rows["appended"] - first_appended > age_us
     if not has_record:
         full &= np.cumsum(rows["count"]) > rows["count"]
     return int(full.argmax()) if full.any() else len(rows)

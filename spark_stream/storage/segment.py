@@ -11,7 +11,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +21,7 @@ from spark_stream.consistency.leader import Boundary
 from spark_stream.errors import DamagedSegment, IsologError
 from spark_stream.storage.codec import Codec, first_broken_batch, gathered
 from spark_stream.storage.disk import Disk
+from spark_stream.storage.mapping import MappedFile
 from spark_stream.storage.stored import StoredEntries
 
 
@@ -76,8 +76,9 @@ class Segment:
         *,
         verified: bool = False,
         has_tail: bool = False,
+        file: MappedFile | None = None,
     ) -> None:
-        """``has_tail``: its ``.arrow`` file has more bytes than its entries name."""
+        """``has_tail``: its ``.arrow`` file, ``file``, has more bytes than its entries name."""
         self.name = name
         self.first = first
         self.has_tail = has_tail
@@ -85,9 +86,7 @@ class Segment:
         self._codec = codec
         self._table = table
         self._aborted: np.ndarray | None = None
-        self._mapped = pa.py_buffer(b"")
-        self._mapping = Lock()
-        self._pinned = False
+        self._file = file or MappedFile(disk, name.arrow)
         self._verified: np.ndarray | None = None if verified else np.zeros(len(table), np.bool_)
 
     @property
@@ -252,25 +251,22 @@ class Segment:
 
     def _bytes(self, position: int, length: int) -> pa.Buffer:
         """The bytes, or as many of them as the file has."""
-        mapped = self._mapped
-        if position + length > mapped.size:
-            with self._mapping:
-                if position + length > self._mapped.size and not self._pinned:
-                    self._mapped = self._disk.map(self.name.arrow)
-                mapped = self._mapped
+        mapped = self._file.upto(position + length)
         start = min(position, mapped.size)
         return mapped.slice(start, min(length, mapped.size - start))
 
-    def pin(self) -> None:
-        """From now on readers use a mapping, whatever becomes of the file and of its name."""
-        with self._mapping:
-            if self._mapped.size < self.data_end:
-                self._mapped = self._disk.map(self.name.arrow)
-            self._pinned = True
+    def hold(self) -> None:
+        """Maps all batches: who has this segment reads on, whatever becomes of the file's name.
 
-    def unpin(self) -> None:
-        """The files are the segment's again."""
-        self._pinned = False
+        Raises:
+            StorageFailure: the file cannot be mapped.
+        """
+        self._file.upto(self.data_end)
+
+    def drop_tail(self) -> None:
+        """The ``.arrow`` file was replaced by one that ends with the last batch."""
+        self.has_tail = False
+        self._file.forget()
 
     def shortened(self, table: Table) -> Segment:
         """The same segment with its first entries only; their bytes stay where they are."""
@@ -281,10 +277,10 @@ class Segment:
             self.first,
             table,
             verified=self._verified is None,
+            file=MappedFile(self._disk, self.name.arrow, self._file.mapped),
         )
         shorter.has_tail = self.has_tail or self.data_end > shorter.data_end
         shorter.set_aborted(self.aborted(table))
-        shorter._mapped = self._mapped
         if self._verified is not None:
             shorter._verified = self._verified[: len(table)].copy()
         return shorter
@@ -298,5 +294,5 @@ class Segment:
     def remove(self, force_names: Callable[[], None]) -> None:
         """Deletes both files; readers that have the segment go on with a mapping."""
         with suppress(IsologError):  # without its file nothing can be read of it anyway
-            self.pin()
+            self.hold()
         self.name.remove(self._disk, force_names)

@@ -34,7 +34,7 @@ class ShorterCopy:
         self._segment = segment
         arrow = segment.name.arrow
         self._path = Path(f"{arrow}{ENDING}")
-        segment.has_tail = False
+        segment.has_tail = False  # as far as anybody asks
         kept = disk.map(arrow).slice(0, segment.data_end)
         disk.write_whole(self._path, [kept, END_OF_STREAM])
 
@@ -47,5 +47,6 @@ class ShorterCopy:
         if self._segment in segments and forcing.failed is None:
             self._disk.rename(self._path, self._segment.name.arrow)
             forcing.force_names()
+            self._segment.drop_tail()
         else:
             self._disk.remove(self._path)

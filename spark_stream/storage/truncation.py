@@ -64,16 +64,17 @@ class Truncation:
         segments = (*closed, active)
         place = sum(segment.first.entry <= to.entry for segment in segments) - 1
         last, behind = segments[place], segments[place + 1 :]
-        with self._pinned(segments[place:]):
-            self.forcing.lower(to)
-            with self._failing(if_any=bool(behind)):
-                for segment in reversed(behind):
-                    segment.remove(self.forcing.force_names)
-                if to.offset == last.first.offset:
-                    kept, following = segments[:place], self._made_anew(last, to)
-                else:
-                    following = self._made_behind(last, to)
-                    kept = (*segments[:place], last.shortened(self._table_of(last, to)))
+        for segment in segments[place:]:
+            segment.hold()
+        self.forcing.lower(to)
+        with self._failing(if_any=bool(behind)):
+            for segment in reversed(behind):
+                segment.remove(self.forcing.force_names)
+            if to.offset == last.first.offset:
+                kept, following = segments[:place], self._made_anew(last, to)
+            else:
+                shorter, following = self._parted(last, to)
+                kept = (*segments[:place], shorter)
         active.close()
         self.forcing.mark(to)
         return kept, following
@@ -84,13 +85,14 @@ class Truncation:
         """The only segment once the log is empty and begins at ``start``; errors as :meth:`cut`."""
         segments = (*closed, active)
         following = self.segment(start)
-        with self._pinned(segments):
-            self.forcing.lower(START)
-            with self._failing(if_any=True):
-                for segment in reversed(segments):
-                    segment.remove(self.forcing.force_names)
-                if start != START:  # a log without files begins there
-                    following.make_first()
+        for segment in segments:
+            segment.hold()
+        self.forcing.lower(START)
+        with self._failing(if_any=True):
+            for segment in reversed(segments):
+                segment.remove(self.forcing.force_names)
+            if start != START:  # a log without files begins there
+                following.make_first()
         self.forcing.mark(start)
         return following
 
@@ -109,20 +111,22 @@ class Truncation:
             data_end=data_end,
         )
 
-    def _made_behind(self, last: Segment, to: Boundary) -> ActiveSegment:
+    def _parted(self, last: Segment, to: Boundary) -> tuple[Segment, ActiveSegment]:
         """Makes the segment behind the cut, and shortens the entries of the one before it."""
         last.flush()
         following = self.segment(to)
         following.make()
+        rows = to.entry - last.first.entry
         try:
-            rows = last.table[: to.entry - last.first.entry]
-            self.disk.write_whole(last.name.entries, [rows.tobytes()])
+            self.disk.write_whole(last.name.entries, [last.table[:rows].tobytes()])
         except IsologError:
             with suppress(IsologError):  # what is left of it, recovery removes
                 following.remove(self.forcing.force_names)
             raise
-        self.forcing.force_names()
-        return following
+        with self._failing(if_any=True):
+            self.forcing.force_names()
+            table = np.frombuffer(self.disk.map(last.name.entries), ENTRY, count=rows)
+        return last.shortened(table), following
 
     def _made_anew(self, last: Segment, to: Boundary) -> ActiveSegment:
         """The segment with nothing but the markers before its first record, where it has some."""
@@ -136,23 +140,6 @@ class Truncation:
             self.disk.write_whole(last.name.arrow, [header])
             self.forcing.force_names()
         return self.segment(last.first, rows, len(header))
-
-    def _table_of(self, last: Segment, to: Boundary) -> Table:
-        rows = to.entry - last.first.entry
-        return np.frombuffer(self.disk.map(last.name.entries), ENTRY, count=rows)
-
-    @contextmanager
-    def _pinned(self, segments: Sequence[Segment]) -> Iterator[None]:
-        """Readers of these segments use mappings; after an error that changed nothing, no more."""
-        try:
-            for segment in segments:
-                segment.pin()
-            yield
-        except IsologError:
-            if self.forcing.failed is None:
-                for segment in segments:
-                    segment.unpin()
-            raise
 
     @contextmanager
     def _failing(self, *, if_any: bool) -> Iterator[None]:

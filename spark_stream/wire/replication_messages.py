@@ -1,29 +1,31 @@
 """What a leader and a follower say to each other on a stream of replication.
 
-One DoExchange for each ordered pair of brokers carries all partitions that the two share. Its
-descriptor is :class:`OpenReplication`, as JSON. Everything after that is packed: a byte that tells
-the kind, then the fields, little-endian, in the ``app_metadata`` of a message without a batch.
+A stream carries all partitions that an ordered pair of brokers shares. The leader speaks on a
+DoGet, the follower on a DoPut over the same connection
+(``docs/decisions/0043-the-replication-stream.md`` says why it is not one DoExchange). The ticket of
+the one and the command of the other is the same :class:`OpenReplication`, with a prefix that tells
+it from every other call. What comes after that is packed: a byte that tells the kind, then the
+fields, little-endian, in the ``app_metadata`` of a message.
 
-=====================  ===========  =======================================================
-:class:`Welcome`       leader       the first message: who it is
-:class:`Follow`        follower     wants a partition, under a slot number of its own choice
-:class:`Unfollow`      follower     wants no more of a slot
-:class:`Acked`         follower     has appended, slot by slot, up to these entries
-:class:`Room`          follower     how many bytes it takes before it has acknowledged them
-:class:`Agreed`        leader       where a slot's entries will begin
-:class:`Frame`         leader       entries of a slot: rows of the entries table, and their bytes
-:class:`HighWatermarks` leader      slot by slot, where there was no frame to tell it
-:class:`Refused`       leader       a slot has ended, and why
-:class:`Beat`          both         the leader asks for a sign of life, the follower gives it
-:class:`Bye`           leader       it is about to stop
-=====================  ===========  =======================================================
+======================  ===========  ===============================================================
+:class:`Welcome`        leader       the first message: who it is
+:class:`Follow`         follower     wants a partition, under a slot number of its own choice
+:class:`Unfollow`       follower     wants no more of a slot
+:class:`Acked`          follower     has appended, slot by slot, up to these entries
+:class:`Room`           follower     how many bytes it takes before it has acknowledged them
+:class:`Agreed`         leader       where a slot's entries will begin
+:class:`Frame`          leader       entries of a slot: rows of the entries table, and their bytes
+:class:`HighWatermarks` leader       slot by slot, where there was no frame to tell it
+:class:`Refused`        leader       a slot has ended, and why
+:class:`Beat`           both         the leader asks for a sign of life, the follower gives it
+:class:`Bye`            leader       it is about to stop
+======================  ===========  ===============================================================
 
 A slot number stands for one session of one partition and is never given again on its stream. So
 what is still on its way for a slot that has ended is known, and dropped.
 
-The bytes of a large frame travel as the one ``uint8`` column of a batch, straight from the mapped
-file to the socket; those of a small one behind its rows, because a message without a batch costs
-less than half (``docs/decisions/0043-the-replication-stream.md``).
+The bytes of a frame are the one ``uint8`` column of its batch: they go from the mapped file to the
+socket without a copy. All other messages have a batch without a row.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, Literal, Self
+from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 import pyarrow as pa
@@ -45,7 +47,11 @@ from spark_stream.wire.messages import Message
 
 REPLICATION_VERSION: Final = 1
 BODY: Final = pa.schema([pa.field("data", pa.uint8(), nullable=False)])
-INLINE_BYTES_MAX: Final = 64 << 10  # from here on a copy costs more than a batch
+# Not by pa.array, which imports pandas if that is installed: half of a broker's memory.
+NO_BODY: Final = pa.RecordBatch.from_arrays(
+    [pa.Array.from_buffers(pa.uint8(), 0, [None, pa.py_buffer(b"")])], schema=BODY
+)
+_PREFIX: Final = b"isolog-replication:"
 
 NO_OFFSET: Final = -1
 _SHORT: Final = struct.Struct("<H")
@@ -63,19 +69,30 @@ Pairs = tuple[tuple[int, int], ...]
 
 
 class OpenReplication(Message):
-    """The descriptor of the stream: who asks whom, and for which log.
+    """Opens both halves of a stream: who asks whom, and for which log.
 
-    ``pid``: the follower's process; on a Unix socket it is what tells this connection from others.
+    ``stream``: an id that the follower made, which joins the two halves. ``pid``: the follower's
+    process; on a Unix socket it is what tells this connection from others.
     ``window_bytes``: as :class:`Room`.
     """
 
-    exchange: Literal["replication"] = "replication"
+    stream: str
     version: int = REPLICATION_VERSION
     cluster_id: str
     follower: str
     leader: str
     pid: int
     window_bytes: int
+
+    def to_command(self) -> bytes:
+        """A ticket, or the command of a descriptor."""
+        return _PREFIX + self.to_bytes()
+
+    @classmethod
+    def from_command(cls, command: bytes) -> Self | None:
+        """What :meth:`to_command` made; None: the command is of another kind."""
+        found = command.startswith(_PREFIX)
+        return cls.from_bytes(command.removeprefix(_PREFIX)) if found else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,21 +295,12 @@ class Frame:
         """The index after its last entry."""
         return self.first + len(self.rows)
 
-    def pack(self) -> tuple[bytes, pa.RecordBatch | None]:
-        """The message's ``app_metadata``, and the batch that goes with it, if any does."""
-        rows = self.rows.tobytes()
-        fixed = _FRAME.pack(
-            self.kind,
-            self.slot,
-            self.leader_epoch,
-            self.first,
-            self.high_watermark,
-            len(self.rows),
-        )
-        if self.data.size <= INLINE_BYTES_MAX:
-            return b"".join((fixed, rows, self.data)), None
+    def pack(self) -> tuple[bytes, pa.RecordBatch]:
+        """The message's ``app_metadata``, and the batch that goes with it."""
+        numbers = (self.slot, self.leader_epoch, self.first, self.high_watermark)
+        fixed = _FRAME.pack(self.kind, *numbers, len(self.rows))
         column = pa.Array.from_buffers(pa.uint8(), self.data.size, [None, self.data])
-        return fixed + rows, pa.RecordBatch.from_arrays([column], schema=BODY)
+        return fixed + self.rows.tobytes(), pa.RecordBatch.from_arrays([column], schema=BODY)
 
     @classmethod
     def unpack(cls, metadata: pa.Buffer, batch: pa.RecordBatch | None) -> Self:
@@ -303,12 +311,11 @@ class Frame:
         if count <= 0 or metadata.size < edge:
             raise _malformed("a frame without its rows")
         rows = np.frombuffer(metadata, ENTRY, count, _FRAME.size)
-        data = metadata.slice(edge) if batch is None else _column(batch)
-        return cls(slot, epoch, first, high_watermark, rows, data)
+        return cls(slot, epoch, first, high_watermark, rows, _column(batch))
 
 
-def _column(batch: pa.RecordBatch) -> pa.Buffer:
-    if batch.num_columns != 1 or batch.schema.field(0).type != pa.uint8():
+def _column(batch: pa.RecordBatch | None) -> pa.Buffer:
+    if batch is None or batch.num_columns != 1 or batch.schema.field(0).type != pa.uint8():
         raise _malformed("a body that is no column of bytes")
     column = batch.column(0)
     return column.buffers()[1].slice(column.offset, len(column))

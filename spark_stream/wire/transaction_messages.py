@@ -65,13 +65,18 @@ class TopicContent(Message):
 
 
 class ConsumerPosition(Message):
-    """Where a named consumer goes on in one partition."""
+    """Where a named consumer goes on in one partition.
+
+    ``leader_epoch``: under which it got there, where that is known: if records below the offset are
+    cut off later, the consumer finds out.
+    """
 
     consumer: Name
     topic: Name
     topic_id: str
     partition: PartitionField
     offset: OffsetField
+    leader_epoch: OffsetField | None = None
 
 
 class CommitTransaction(Message):

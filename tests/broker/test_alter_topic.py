@@ -53,9 +53,9 @@ def test_a_store_that_refuses_leaves_the_topic_as_it_was(tmp_path: Path) -> None
     with pytest.raises(StorageFailure):
         found.alter("t", 3, {"segment.ms": "777"})
     assert folders(tmp_path) == ["0"]
-    assert len(found.topic("t").partitions) == 1
+    assert len(found.topic("t").open_partitions()) == 1
     found.store.fails = None
-    assert len(found.alter("t", 2, {}).partitions) == 2
+    assert len(found.alter("t", 2, {}).open_partitions()) == 2
     found.topic("t").partition(1).append(numbers(0, 1))
     assert folders(tmp_path) == ["0", "1"]
     found.close()
@@ -76,6 +76,6 @@ def test_a_topic_that_somebody_else_changed_is_not_overwritten(tmp_path: Path) -
     found.store.meanwhile = change
     with pytest.raises(InvalidTopic, match="by somebody else"):
         found.alter("t", 3, {})
-    assert len(found.topic("t").partitions) == 1
+    assert len(found.topic("t").open_partitions()) == 1
     assert found.alter("t", 2, {}).settings.segment_ms == 777
     found.close()

@@ -232,7 +232,7 @@ def test_a_name_that_is_no_folder_makes_no_topic(steady: BrokerProcess, name: st
         ({"partitions": 0}, "INVALID_TOPIC"),
         ({"partitions": 10**9}, "INVALID_TOPIC"),
         ({"partitions": 2.5}, "INVALID_REQUEST"),
-        ({"replication_factor": 3}, "INVALID_CONFIG"),
+        ({"replication_factor": 3}, "INVALID_ASSIGNMENT"),
         ({"config": {"retention.ms": "soon"}}, "INVALID_CONFIG"),
         ({"config": {"retention.m": "1"}}, "INVALID_CONFIG"),
         ({"schema_ipc": "AAAA"}, "INVALID_REQUEST"),

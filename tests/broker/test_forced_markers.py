@@ -7,21 +7,13 @@ from random import Random
 
 import pytest
 
-from spark_stream.broker.driver import Driver
 from spark_stream.broker.host import Host
-from spark_stream.broker.step_table import StepTable
-from spark_stream.broker.topics import TopicDesk
 from spark_stream.consistency.producers import Stamp
 from spark_stream.consistency.transactions import Joined
-from spark_stream.environment import SystemIds
 from spark_stream.errors import BrokerStopping
 from spark_stream.scripts.steps import Force, WriteMarkers
-from spark_stream.storage.directory import LogDirectory
-from spark_stream.storage.settings import LogSettings
 from spark_stream.testing.simulation.logs import DiskLogs
-from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
-from tests.broker.topic_desk import NoPeers
-from tests.clocks import FakeClock
+from tests.broker.local_broker import Surroundings
 from tests.support import NUMBERS, numbers
 
 PRODUCER, TRANSACTION = 1, 7
@@ -30,24 +22,22 @@ PRODUCER, TRANSACTION = 1, 7
 class OneBroker:
     """A broker on a machine whose power can be cut. It leads topic ``t``, forced by interval."""
 
-    def __init__(self) -> None:
-        self._store = MemoryStore(MemoryRecords())
+    def __init__(self, path: Path) -> None:
+        self._around = Surroundings(path)
         self.logs = DiskLogs(lambda: None)
-        self.start()
-        desk = TopicDesk(Driver(self._table, NoPeers()), self.host, LogSettings(), SystemIds())
-        desk.create("t", 1, 1, NUMBERS, {"flush": "interval", "flush.ms": "60000"})
+        self._broker = self._around.start("b", logs=self.logs)
+        config = {"flush": "interval", "flush.ms": "60000"}
+        self._broker.desk.create("t", 1, 1, NUMBERS, config)
 
-    def start(self) -> None:
-        directory = LogDirectory(Path("/b"), "cluster", "b")
-        self.host = Host(
-            directory, self._store, LogSettings(), FakeClock(), holds_store=True, logs=self.logs
-        )
-        self._table = StepTable(self._store, self.host)
+    @property
+    def host(self) -> Host:
+        return self._broker.host
 
     def cut_power(self, seed: int) -> None:
+        """And it starts again; it cannot vouch for its logs then."""
         self.logs.end_process()
         self.logs.lose_power(Random(seed))
-        self.start()
+        self._broker = self._around.start("b", f"after cut {seed}", logs=self.logs)
 
     @property
     def at(self) -> Joined:
@@ -63,7 +53,7 @@ class OneBroker:
         partition.append(numbers(0, 3), Stamp(PRODUCER, 0, 0, TRANSACTION))
 
     def take(self, step: Force | WriteMarkers) -> None:
-        self._table.run_here(step)
+        self._broker.table.run_here(step)
 
     def stable(self) -> tuple[int, int]:
         """The last stable offset, and the high watermark."""
@@ -72,16 +62,16 @@ class OneBroker:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_power_cut_after_the_step_takes_no_marker_of_a_commit(seed):
-    broker = OneBroker()
+def test_a_power_cut_after_the_step_takes_no_marker_of_a_commit(tmp_path, seed):
+    broker = OneBroker(tmp_path)
     broker.write()
     broker.take(WriteMarkers(broker.at, TRANSACTION, (PRODUCER,)))
     broker.cut_power(seed)
     assert broker.stable() == (3, 3)
 
 
-def test_a_partition_that_is_closed_says_that_it_has_forced_nothing():
-    broker = OneBroker()
+def test_a_partition_that_is_closed_says_that_it_has_forced_nothing(tmp_path):
+    broker = OneBroker(tmp_path)
     broker.write()
     at = broker.at
     partition = broker.host.topic("t").partition(0)

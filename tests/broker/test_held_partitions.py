@@ -17,9 +17,10 @@ from spark_stream.broker.append_queues import QUEUED_BYTES_MAX, AppendQueues
 from spark_stream.broker.config import BrokerConfig
 from spark_stream.broker.partition import Partition
 from spark_stream.broker.process import Broker
-from spark_stream.consistency.ids import EntryIndex, Offset
+from spark_stream.consistency.epochs import EpochHistory
+from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.consistency.leader import Boundary
+from spark_stream.consistency.partition_record import Member, PartitionRecord
 from spark_stream.consistency.producers import Stamp
 from spark_stream.environment import SystemClock
 from spark_stream.errors import RequestTimeout, UnknownOutcome, from_wire
@@ -176,11 +177,25 @@ def test_what_waits_for_held_partitions_is_bounded_in_bytes():
 
 @pytest.fixture
 def followed(tmp_path: Path) -> Partition:
-    """A partition that has a follower, which has nothing yet."""
+    """A partition that has a follower in sync, which has nothing yet."""
     log = PartitionLog.open(tmp_path, LogFormat(NUMBERS))
-    return Partition("t", "id", 0, log, 10**15, SystemClock(), followers=1)
+    partition = Partition("t", "id", 0, log, 10**15, SystemClock(), alone=False)
+    record = PartitionRecord((LEADER.broker, FOLLOWER.broker), LEADER.broker, EPOCH, MEMBERS)
+    partition.lead(LEADER, record, 1)
+    return partition
 
 
+def replicate(partition: Partition) -> None:
+    """The follower has all that there is."""
+    agreed = partition.start_session(FOLLOWER, EPOCH, EpochHistory(0, 0, ()), lambda _: None)
+    partition.take_report(agreed.session, partition.log.end.entry)
+
+
+LEADER, FOLLOWER = MEMBERS = (
+    Member(BrokerId("l"), Generation("g")),
+    Member(BrokerId("f"), Generation("h")),
+)
+EPOCH = LeaderEpoch(3)
 IN_TRANSACTION = Stamp(1, 0, 0, 10)
 
 
@@ -202,7 +217,7 @@ def test_an_append_that_is_not_replicated_in_time_has_an_unknown_outcome(
     if again is not None:  # a duplicate is acknowledged under the same rule
         assert again.appended.duplicate
         assert again.pending is not None
-    followed.replicate(Boundary(EntryIndex(1), Offset(3)))
+    replicate(followed)
     if again is not None:
         followed.await_acknowledgement(again, 0.0)
     assert followed.bounds().high_watermark == 3

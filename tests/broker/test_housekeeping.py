@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_stream.broker.housekeeping import Agenda
 from spark_stream.broker.partition import Partition
+from spark_stream.consistency.ids import EntryIndex
 from spark_stream.consistency.producers import Stamp
 from spark_stream.environment import SystemClock
 from spark_stream.storage.log import PartitionLog
@@ -89,6 +91,20 @@ class Told:
         return moved
 
 
+def test_what_a_truncation_left_in_a_file_is_dropped(tmp_path: Path):
+    told = Told(tmp_path)
+    for number in range(4):
+        told.partition.append(numbers(number, 1))
+    log = told.partition.log
+    log.truncate(EntryIndex(2))
+    arrow = tmp_path / "0" / f"{0:020d}.arrow"
+    with pa.ipc.open_stream(arrow) as stream:
+        assert stream.read_all().num_rows == 4
+    assert told.partition.housekeep() is None
+    with pa.ipc.open_stream(arrow) as stream:
+        assert stream.read_all().num_rows == 2
+
+
 def test_whatever_may_make_something_due_is_told(tmp_path: Path):
     told = Told(tmp_path)
     partition = told.partition
@@ -128,13 +144,13 @@ def test_an_idle_broker_looks_after_no_partition(topics, monkeypatch):
         return housekeep(partition)
 
     monkeypatch.setattr(Partition, "housekeep", count)
-    topics.host.housekeep()
+    topics.host.upkeep.housekeep()
     assert sorted(looked) == list(range(50))  # they are new
     looked.clear()
-    topics.host.housekeep()
+    topics.host.upkeep.housekeep()
     assert looked == []
     topics.topic("t").partition(7).append(numbers(0, 1))
-    topics.host.housekeep()
+    topics.host.upkeep.housekeep()
     assert looked == [7]
 
 
@@ -142,20 +158,20 @@ def test_what_age_makes_due_is_done_without_any_move(topics, monkeypatch):
     topics.create("t", 2, 1, NUMBERS, {"segment.ms": "1000"})
     partition = topics.topic("t").partition(1)
     partition.append(numbers(0, 1))
-    topics.host.housekeep()
-    topics.host.housekeep()
+    topics.host.upkeep.housekeep()
+    topics.host.upkeep.housekeep()
     assert len(partition.log.segments) == 1
     later = SystemClock().steady_us() + 1_100_000
     monkeypatch.setattr(SystemClock, "steady_us", lambda _: later)
-    topics.host.housekeep()
+    topics.host.upkeep.housekeep()
     assert len(partition.log.segments) == 2
 
 
 def test_the_flusher_comes_as_often_as_the_shortest_interval_wants(topics):
-    at_rest = topics.host.flush_due()
+    at_rest = topics.host.upkeep.flush_due()
     topics.create("often", 1, 1, NUMBERS, {"flush": "interval", "flush.ms": "20"})
     topics.create("seldom", 1, 1, NUMBERS, {"flush": "interval", "flush.ms": "5000"})
-    assert topics.host.flush_due() <= 0.02 < at_rest
+    assert topics.host.upkeep.flush_due() <= 0.02 < at_rest
     topics.delete("often")
     # What was put down for the deleted one makes it come once more.
-    eventually(lambda: topics.host.flush_due() == at_rest)
+    eventually(lambda: topics.host.upkeep.flush_due() == at_rest)

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from spark_stream.broker.partition import Partition
-from spark_stream.consistency.ids import LeaderEpoch
+from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
 from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.partition_record import Member, PartitionRecord
 from spark_stream.consistency.producers import Stamp
 from spark_stream.environment import Clock, SystemClock
 from spark_stream.errors import InvalidTransaction, OutOfOrderSequence, UnknownTopic
@@ -199,7 +200,8 @@ def test_a_new_epoch_makes_its_joins_again(tmp_path: Path):
     partition = opened(tmp_path)
     joined(partition, 10, 1)
     partition.append(numbers(0, 1), Stamp(1, 0, 0, 10))
-    partition.lead(LeaderEpoch(1))
+    me = Member(BrokerId("b"), Generation("g"))
+    partition.lead(me, PartitionRecord((me.broker,), me.broker, LeaderEpoch(1), (me,)), 1)
     with pytest.raises(InvalidTransaction):
         partition.append(numbers(1, 1), Stamp(1, 0, 1, 10))
     joined(partition, 10, 1)

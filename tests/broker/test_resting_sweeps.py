@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from spark_stream.broker.driver import Driver
-from spark_stream.broker.host import Host
-from spark_stream.broker.step_table import StepTable
 from spark_stream.broker.transactions import TransactionDesk
-from spark_stream.cluster.leases import Leases
+from spark_stream.cluster.partitions import PartitionId, put_of
 from spark_stream.cluster.store import Record
 from spark_stream.cluster.topics import TOPICS, Topic, encode
+from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
+from spark_stream.consistency.partition_record import Member, PartitionRecord
 from spark_stream.consistency.producers import Stamp
 from spark_stream.consistency.transactions import Joined, State
 from spark_stream.errors import LeaderUnavailable
@@ -21,10 +20,9 @@ from spark_stream.scripts.steps import PartitionStep
 from spark_stream.storage.directory import LogDirectory
 from spark_stream.storage.disk import HOST_DISK, Disk
 from spark_stream.storage.logs import FileLogs
-from spark_stream.storage.settings import LogSettings
 from spark_stream.testing.simulation.disk import SimulatedDisk
-from spark_stream.testing.simulation.leases import MemoryBoard
 from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
+from tests.broker.local_broker import LocalBroker, Surroundings
 from tests.clocks import FakeClock
 from tests.support import NUMBERS, numbers
 
@@ -57,23 +55,36 @@ class SlowStore(MemoryStore):
         return super().list(prefix)
 
 
+def led_by(broker: BrokerId) -> PartitionRecord:
+    """A partition that only this broker has."""
+    member = Member(broker, Generation(f"{broker}-logs"))
+    return PartitionRecord((broker,), broker, LeaderEpoch(0), (member,))
+
+
 class Desk:
     """A broker's transactions, one of which has a partition at a broker that is silent."""
 
     def __init__(self, path: Path, leader: str = "elsewhere", disk: Disk = HOST_DISK) -> None:
         self.clock = FakeClock()
         self.store = SlowStore(self.clock)
-        topic = Topic("t", "id", NUMBERS, 1, {}, leader)
-        self.store.put(TOPICS + "t", encode(topic), 0)
-        directory = LogDirectory(path, "cluster", "here")
-        logs = FileLogs(disk)
-        logs.make_folder(directory.topic("t", "id"))
-        host = Host(directory, self.store, LogSettings(), self.clock, holds_store=False, logs=logs)
-        self.host = host
+        self.store.put(TOPICS + "t", encode(Topic("t", "id", NUMBERS, 1, {})), 0)
+        self.store.put_many([put_of(PartitionId("id", 0), led_by(BrokerId(leader)), 0)])
         self.peers = SilentPeers(self.clock)
-        driver = Driver(StepTable(self.store, host), self.peers)
-        leases = Leases(MemoryBoard(), self.clock)
-        self.desk = TransactionDesk(driver, host, self.clock, "here", leases, adopts=False)
+        logs = FileLogs(disk)
+        logs.make_folder(LogDirectory(path, "cluster", "here").topic("t", "id"))
+        broker = LocalBroker(
+            Surroundings(path, self.clock),
+            "here",
+            "here-logs",
+            logs=logs,
+            store=self.store,
+            folder=path,
+            peers=self.peers,
+        )
+        self.host = broker.host
+        self.desk = TransactionDesk(
+            broker.driver, self.host, self.clock, "here", broker.leases, adopts=False
+        )
 
     def begin(self, name: str, *, joins: bool) -> None:
         desk, run = self.desk, self.desk.run

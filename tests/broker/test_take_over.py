@@ -2,47 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from spark_stream.broker.driver import Driver
-from spark_stream.broker.host import Host
-from spark_stream.broker.step_table import StepTable
-from spark_stream.broker.topics import TopicDesk
 from spark_stream.broker.transactions import TransactionDesk
-from spark_stream.cluster.leases import Lease, Leases
 from spark_stream.consistency import transaction_events as rules
 from spark_stream.consistency.producers import Stamp
 from spark_stream.consistency.transactions import Joined, State, Transaction
-from spark_stream.environment import SystemIds
 from spark_stream.scripts import deciding, records
 from spark_stream.scripts.finishing import record_finish
 from spark_stream.scripts.steps import Put, Script
-from spark_stream.storage.directory import LogDirectory
-from spark_stream.storage.settings import LogSettings
-from spark_stream.testing.simulation.leases import MemoryBoard
-from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
+from tests.broker.local_broker import LEASE_S, Surroundings
+from tests.broker.pairs import brokers as two_brokers
+from tests.broker.pairs import make_topic
 from tests.broker.stamped import Appender, Owner, bounds
-from tests.broker.topic_desk import NoPeers
 from tests.clocks import FakeClock
-from tests.support import NUMBERS, BrokerProcess, eventually, numbers
+from tests.support import NUMBERS, eventually, numbers
 
 TIMEOUT_S = 60.0
-LEASE_S = 10.0
 STEP_S = 2.0  # well below a lease's duration
 
 
-@dataclass
 class OneBroker:
-    """A broker without its process: what it does by itself, it does when the test says so."""
+    """A broker that looks after transactions when the test says so."""
 
-    host: Host
-    desk: TransactionDesk
-    topics: TopicDesk
-    lease: Lease
+    def __init__(self, around: Surroundings, name: str) -> None:
+        self._broker = around.start(name)
+        self.host, self.topics = self._broker.host, self._broker.desk
+        self.renew = self._broker.tenure.renew
+        self.desk = TransactionDesk(
+            self._broker.driver, self.host, around.clock, name, self._broker.leases, adopts=False
+        )
 
 
 class TwoBrokers:
@@ -50,22 +42,10 @@ class TwoBrokers:
 
     def __init__(self, path: Path) -> None:
         self.clock = FakeClock()
-        self._records = MemoryRecords()
-        self._board = MemoryBoard()
-        self.a, self.b = self._broker(path, "a"), self._broker(path, "b")
-        self.b.topics.create("t", 1, 1, NUMBERS, {})
+        self.around = Surroundings(path, self.clock)
+        self.a, self.b = OneBroker(self.around, "a"), OneBroker(self.around, "b")
+        self.b.topics.create("t", 1, 1, NUMBERS, {}, [["b"]])
         self.partition = self.b.host.topic("t").partition(0)
-
-    def _broker(self, path: Path, name: str) -> OneBroker:
-        store, clock = MemoryStore(self._records), self.clock
-        (path / name).mkdir()
-        directory = LogDirectory(path / name, "cluster", name)
-        host = Host(directory, store, LogSettings(), clock, holds_store=False)
-        driver = Driver(StepTable(store, host), NoPeers())
-        leases = Leases(self._board, clock, LEASE_S)
-        desk = TransactionDesk(driver, host, clock, name, leases, adopts=False)
-        topics = TopicDesk(driver, host, LogSettings(), SystemIds())
-        return OneBroker(host, desk, topics, leases.hold(name, "start"))
 
     def begin_at_a(self, name: str = "x") -> Transaction:
         """A transaction of A that has a record in B's partition."""
@@ -86,8 +66,9 @@ class TwoBrokers:
         """Time passes in small steps; B sweeps after each. A renews its lease while it lives."""
         for _ in range(int(seconds / STEP_S)):
             self.clock.pass_us(int(STEP_S * 1e6))
+            self.b.renew()
             if a_lives:
-                assert self.a.lease.renew()
+                self.a.renew()
             self.b.desk.sweep()
 
     def state(self, name: str = "x") -> State:
@@ -103,8 +84,7 @@ class TwoBrokers:
 def brokers(tmp_path: Path) -> Iterator[TwoBrokers]:
     found = TwoBrokers(tmp_path)
     yield found
-    for each in (found.a, found.b):
-        each.host.close()
+    found.around.close()
 
 
 def test_an_open_transaction_is_expired_by_its_own_broker_while_that_lives(brokers):
@@ -123,12 +103,12 @@ def test_an_open_transaction_of_a_dead_broker_is_expired_by_another(brokers):
     assert (brokers.state(), brokers.stable()) == (State.ABORTED, 1)
 
 
-def renew_at_a_change(script: Script[None], lease: Lease) -> Script[None]:
+def renew_at_a_change(script: Script[None], renew: Callable[[], None]) -> Script[None]:
     """The same script; the lease is renewed as soon as a record is to be changed."""
     step = next(script)
     while True:
         if isinstance(step, Put):
-            lease.renew()
+            renew()
         answer = yield step
         try:
             step = script.send(answer)
@@ -141,7 +121,7 @@ def test_a_broker_that_is_back_keeps_what_a_sweep_has_not_come_to(brokers):
         brokers.begin_at_a(name)
     brokers.pass_time(LEASE_S + TIMEOUT_S - STEP_S, a_lives=False)
     brokers.clock.pass_us(int(3 * STEP_S * 1e6))
-    brokers.b.desk.run(renew_at_a_change(brokers.b.desk.sweeping(), brokers.a.lease))
+    brokers.b.desk.run(renew_at_a_change(brokers.b.desk.sweeping(), brokers.a.renew))
     assert (brokers.state("x"), brokers.state("y")) == (State.ABORTED, State.OPEN)
 
 
@@ -179,21 +159,16 @@ def test_a_lost_marker_of_what_another_broker_had_finished_is_written_later(
 def test_a_broker_that_comes_back_looks_after_its_own_again(brokers):
     brokers.begin_at_a()
     brokers.pass_time(LEASE_S + TIMEOUT_S / 2, a_lives=False)
-    brokers.a.lease.renew()
+    brokers.a.renew()
     brokers.pass_time(2 * TIMEOUT_S, a_lives=True)
     assert (brokers.state(), brokers.stable()) == (State.OPEN, 0)
 
 
 def test_what_a_killed_process_left_open_is_aborted_by_another(tmp_path: Path):
     """Begun at A, written to a topic that B leads; A is killed and does not come back."""
-    conf = f'metadata = "{tmp_path / "metadata.sqlite"}"\n'
-    with (
-        BrokerProcess(tmp_path / "a", conf=conf) as first,
-        BrokerProcess(tmp_path / "b", conf=conf) as second,
-        second.connect() as log,
-        second.flight() as flight,
-    ):
-        log.create_topic("t", schema=NUMBERS)
+    one, two = two_brokers(tmp_path)
+    with one as first, two as second, second.flight() as flight:
+        make_topic(flight, "t", [["b"]])
         with first.flight() as asked:
             owner = Owner(asked, timeout_ms=2_000).begin()
         stream = Appender(flight, "t", owner.name)

@@ -141,7 +141,7 @@ def test_nobody_waits_for_a_topic_that_is_made(tmp_path: Path):
     assert [each.topic.name for each in found.host.topics()] == ["old"]
     found.create("quick", 1, 1, NUMBERS, {})
     assert found.topic("quick").partition(0).append(numbers(0, 1)).offset == 0
-    found.host.housekeep()
+    found.host.upkeep.housekeep()
     found.delete("old")
     assert found.host.names() == ["quick"]
     go_on.set()

@@ -1,41 +1,27 @@
-"""Two brokers on one store, each with topics of its own: neither touches what the other leads."""
+"""Two brokers on one store: each has what it leads, and any of them is asked for anything."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow.flight as fl
 import pytest
 
-from spark_stream.errors import LeaderUnavailable, NotLeader, TopicExists, WrongCluster
+from spark_stream.errors import (
+    LeaderUnavailable,
+    NotLeader,
+    TopicExists,
+    UnknownTopic,
+    WrongCluster,
+    from_wire,
+)
+from tests.broker.pairs import conf, make_topic, pair
 from tests.broker.stamped import Appender, Owner, bounds, refused, seen
-from tests.faults import FaultyBroker
-from tests.support import NUMBERS, BrokerProcess, act, eventually, fetched
+from tests.support import BrokerProcess, act, eventually, fetched
 
 COMMITTED = "read_committed"
-
-
-def conf(tmp_path: Path) -> str:
-    return f'metadata = "{tmp_path / "metadata.sqlite"}"\n'
-
-
-@contextmanager
-def pair(tmp_path: Path, point: str | None = None) -> Iterator[tuple[Any, BrokerProcess]]:
-    """Brokers A and B with topics ``a`` and ``b``; A may have a fault point."""
-    one = (
-        BrokerProcess(tmp_path / "a", conf=conf(tmp_path))
-        if point is None
-        else FaultyBroker(tmp_path / "a", point, conf=conf(tmp_path))
-    )
-    with one as first, BrokerProcess(tmp_path / "b", conf=conf(tmp_path)) as second:
-        for broker, topic in ((first, "a"), (second, "b")):
-            with broker.connect() as log:
-                log.create_topic(topic, 2, schema=NUMBERS)
-        yield first, second
 
 
 @pytest.fixture(scope="module")
@@ -60,12 +46,12 @@ class Twice:
 
 
 def put_alone(flight: fl.FlightClient, topic: str, value: int) -> None:
-    """A record outside any transaction; raises what the stream as a whole is refused with."""
+    """A record outside any transaction; raises what it is refused with."""
     stream = Appender(flight, topic)
-    # An acknowledgement that is None: the stream has ended, and closing it tells why.
-    with contextlib.suppress(AttributeError):
-        stream.put(value, 1, act(flight, "new-producer")["producer_id"], 0)
+    ack = stream.put(value, 1, act(flight, "new-producer")["producer_id"], 0)
     stream.close()
+    if "error" in ack:
+        raise from_wire(ack["error"])
 
 
 @pytest.mark.parametrize("begun_at", [0, 1])
@@ -109,21 +95,38 @@ def test_a_cut_over_both_brokers_takes_no_transaction_apart(brokers):
         assert lowered["b"]["0"] == ends["b"] - 1
 
 
-def test_a_topic_that_is_led_elsewhere_is_refused_with_its_leaders_address(brokers):
+def test_records_of_a_partition_are_taken_and_given_by_its_leader_only(brokers):
+    """Another broker says who that is, and where."""
     first, second = brokers
     with first.flight() as a:
-        for call in (
-            lambda: act(a, "describe-topic", topic="b"),
-            lambda: fetched(a, "b"),
-            lambda: put_alone(a, "b", 1),
-            lambda: act(a, "delete-topic", topic="b"),
-            lambda: act(a, "alter-topic", topic="b", partitions=3),
-        ):
-            error = refused(call)
+        with pytest.raises(NotLeader) as caught:
+            put_alone(a, "b", 1)
+        for error in (caught.value, refused(lambda: fetched(a, "b"))):
             assert isinstance(error, NotLeader), error
             assert error.retriable
             assert second.address in str(error)
-        assert act(a, "list-topics") == {"topics": ["a", "b"]}
+            assert (error.details["leader"], error.details["epoch"]) == ("b", 0)
+
+
+def test_any_broker_makes_describes_alters_and_deletes_any_topic(brokers):
+    first, second = brokers
+    with first.flight() as a, second.flight() as b:
+        make_topic(a, "far", [["b"]])
+        put_alone(b, "far", 7)
+        described = act(a, "describe-topic", topic="far")
+        assert described == act(b, "describe-topic", topic="far")
+        (partition,) = described["partitions"]
+        assert (partition["leader"], partition["replicas"], partition["isr"]) == ("b", ["b"], ["b"])
+        assert partition["log_end_offset"] == 1
+        for each in (a, b):
+            assert act(each, "list-topics") == {"topics": ["a", "b", "far"]}
+        act(a, "alter-topic", topic="far", partitions=2, config={"retention.ms": "7000"})
+        altered = act(b, "describe-topic", topic="far")
+        assert len(altered["partitions"]) == 2
+        assert altered["config"]["retention.ms"] == "7000"
+        act(a, "delete-topic", topic="far")
+        assert isinstance(refused(lambda: act(b, "describe-topic", topic="far")), UnknownTopic)
+    eventually(lambda: not (second.directory / "topics" / "far").exists())
 
 
 def test_no_broker_makes_files_of_anothers_topics(brokers):
@@ -137,11 +140,14 @@ def test_no_broker_makes_files_of_anothers_topics(brokers):
 
 def test_a_name_is_given_once_though_both_are_asked(brokers):
     a, b = (each.flight() for each in brokers)
-    act(a, "create-topic", topic="once")
-    assert isinstance(refused(lambda: act(b, "create-topic", topic="once")), TopicExists)
+    make_topic(a, "once", [["a"]])
+    made_anew = refused(lambda: make_topic(b, "once", [["b"]]))
+    assert isinstance(made_anew, TopicExists)
     act(a, "delete-topic", topic="once")
-    act(b, "create-topic", topic="once")
-    assert isinstance(refused(lambda: act(a, "describe-topic", topic="once")), NotLeader)
+    make_topic(b, "once", [["b"]])
+    assert [each["leader"] for each in act(a, "describe-topic", topic="once")["partitions"]] == [
+        "b"
+    ]
     act(b, "delete-topic", topic="once")
 
 
@@ -177,7 +183,7 @@ def test_brokers_that_start_again_open_their_own_topics_only(tmp_path: Path):
         assert [each.name for each in (first.directory / "topics").iterdir()] == ["a"]
         with first.flight() as a, second.flight() as b:
             assert seen(b, "b", COMMITTED) == [1]
-            assert isinstance(refused(lambda: act(a, "describe-topic", topic="b")), NotLeader)
+            assert isinstance(refused(lambda: fetched(a, "b")), NotLeader)
 
 
 def test_a_commit_whose_leader_is_gone_is_finished_once_it_is_back(tmp_path: Path):
@@ -228,7 +234,8 @@ def test_a_broker_that_dies_after_the_decision_leaves_it_to_the_other(tmp_path: 
 def test_a_directory_of_another_cluster_is_refused(tmp_path: Path):
     with BrokerProcess(tmp_path / "alone"):
         pass
-    with BrokerProcess(tmp_path / "a", conf=conf(tmp_path)):
+    with BrokerProcess(tmp_path / "a", conf=conf(tmp_path, "a")):
         pass
+    elsewhere = f'metadata = "{tmp_path / "metadata.sqlite"}"\n'
     with pytest.raises(WrongCluster):
-        BrokerProcess(tmp_path / "alone", conf=conf(tmp_path)).start()
+        BrokerProcess(tmp_path / "alone", conf=elsewhere).start()

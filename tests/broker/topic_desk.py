@@ -6,16 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from spark_stream.broker.driver import Driver
-from spark_stream.broker.host import Host
-from spark_stream.broker.step_table import StepTable
-from spark_stream.broker.topics import TopicDesk
+from spark_stream.broker.driver import RemoteStep
 from spark_stream.cluster.sqlite import SqliteStore
-from spark_stream.environment import SystemClock, SystemIds
-from spark_stream.scripts.steps import PartitionStep
-from spark_stream.storage.directory import LogDirectory
+from spark_stream.environment import SystemClock
 from spark_stream.storage.logs import Logs
-from spark_stream.storage.settings import LogSettings
+from tests.broker.local_broker import LocalBroker, Surroundings
 
 
 class Died(Exception):
@@ -53,24 +48,21 @@ class FailingStore(SqliteStore):
 class NoPeers:
     """The other brokers of a broker that is alone."""
 
-    def run_steps(self, broker_id: str, steps: Sequence[PartitionStep]) -> list[Any]:
+    def run_steps(self, broker_id: str, steps: Sequence[RemoteStep]) -> list[Any]:
         raise AssertionError(f"{len(steps)} steps for {broker_id}")
 
 
 class LocalTopics:
-    """The topics of one broker."""
+    """The topics of one broker, which is alone in its cluster."""
 
     def __init__(self, path: Path, logs: Logs | None = None) -> None:
         self.store = FailingStore(path / "metadata.sqlite")
-        directory = LogDirectory(path, "cluster", "broker")
-        self.host = Host(directory, self.store, LogSettings(), SystemClock(), logs=logs)
-        self.desk = TopicDesk(
-            Driver(StepTable(self.store, self.host), NoPeers()),
-            self.host,
-            LogSettings(),
-            SystemIds(),
+        around = Surroundings(path, SystemClock())
+        self._broker = LocalBroker(
+            around, "broker", "logs", logs=logs, store=self.store, folder=path
         )
-        self.left_over = self.desk.remove_left_overs()
+        self.host, self.desk = self._broker.host, self._broker.desk
+        self.left_over = self._broker.left_over
         self.create, self.alter, self.delete = self.desk.create, self.desk.alter, self.desk.delete
         self.topic = self.host.topic
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from types import TracebackType
 from typing import Self
 
@@ -13,25 +14,41 @@ class Proxy:
     """Relays ``address`` to a broker's; ends with the ``with`` block."""
 
     def __init__(self, target: str) -> None:
-        host, _, port = target.rpartition(":")
-        self._target = (host, int(port))
+        self.turn_to(target)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._answers = threading.Event()
         self._answers.set()
+        self._flows = threading.Event()
+        self._flows.set()
+        self._rate = 0
         self._lock = threading.Lock()
         self._open: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
+    def turn_to(self, target: str) -> None:
+        """Connections made from now on go there."""
+        host, _, port = target.rpartition(":")
+        self._target = (host, int(port))
+
     def lose_answers(self) -> None:
         """From now on requests arrive and answers do not."""
         self._answers.clear()
+
+    def pause(self) -> None:
+        """From now on nothing arrives, and nobody is told so."""
+        self._flows.clear()
+
+    def slow_down(self, bytes_a_second: int) -> None:
+        """From now on each direction of a connection carries no more than that."""
+        self._rate = bytes_a_second
 
     def cut(self) -> None:
         """Ends all connections; those made from now on work."""
         with self._lock:
             found, self._open = self._open, []
             self._answers.set()
+            self._flows.set()
         for each in found:
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
@@ -60,6 +77,9 @@ class Proxy:
             while data := source.recv(1 << 16):
                 if answers and not self._answers.is_set():
                     continue
+                self._flows.wait()
+                if self._rate:
+                    time.sleep(len(data) / self._rate)
                 sink.sendall(data)
         for each in (source, sink):
             with contextlib.suppress(OSError):

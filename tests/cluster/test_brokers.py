@@ -12,10 +12,15 @@ from spark_stream.cluster.brokers import (
     Brokers,
     BrokerState,
     RegisteredBroker,
+    alive,
     decode,
     encode,
 )
-from spark_stream.consistency.ids import Generation
+from spark_stream.cluster.leases import Leases
+from spark_stream.cluster.view import ClusterView
+from spark_stream.consistency.ids import BrokerId, Generation
+from spark_stream.environment import SystemClock
+from spark_stream.testing.simulation.leases import MemoryBoard
 
 ONE = RegisteredBroker("b1", "127.0.0.1:9092", "start-1", "0.1.0")
 TWO = RegisteredBroker("b2", "unix:/somewhere/socket", "start-7", "0.2.0")
@@ -94,3 +99,21 @@ def test_a_mark_and_a_start_at_the_same_time_are_both_kept(store, another):
     later = replace(ONE, incarnation="start-2")
     assert Brokers(MarksInBetween()).register(later).state is BrokerState.LEAVING
     assert marking.get("b1") == replace(later, state=BrokerState.LEAVING)
+
+
+def test_a_broker_that_started_again_is_not_alive_in_the_generation_that_it_had(store, brokers):
+    """Its new lease is seen before its new record is: elected as it was, it would lose records."""
+    board = MemoryBoard()
+    leases, view = Leases(board, SystemClock()), ClusterView(store)
+    first = replace(ONE, generation=Generation("g1"))
+    brokers.register(first)
+    lease = leases.hold("b1", first.incarnation)
+    view.refresh()
+    assert alive(view.now.brokers, leases.holder) == {BrokerId("b1"): "g1"}
+    lease.release()
+    later = replace(ONE, incarnation="start-2", generation=Generation("g2"))
+    brokers.register(later)
+    leases.hold("b1", later.incarnation)
+    assert alive(view.now.brokers, leases.holder) == {}, "the view is a moment old"
+    view.refresh()
+    assert alive(view.now.brokers, leases.holder) == {BrokerId("b1"): "g2"}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import multiprocessing
+import os
 import signal
 import sqlite3
 import subprocess
@@ -186,6 +188,45 @@ def test_a_writer_that_is_killed_in_its_turn_holds_nobody_up(tmp_path):
     process.join()
     assert store.put("k", {}, 0) is not None
     assert store.get("half") is None
+    store.close()
+
+
+def _put_once(path: Path) -> None:
+    store = SqliteStore(path)
+    assert store.put("theirs", {}, 0)
+    store.close()
+
+
+def _is_locked(path: Path) -> bool:
+    with path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
+
+
+def test_a_writer_that_is_stopped_while_it_is_the_next_holds_up_nobody_for_long(tmp_path):
+    """It has the first place in the line, and nothing else."""
+    path = tmp_path / "metadata.sqlite"
+    store = SqliteStore(path)
+    holder = holder_of(path)
+    process = multiprocessing.get_context("spawn").Process(target=_put_once, args=(path,))
+    process.start()
+    try:
+        eventually(lambda: _is_locked(tmp_path / "metadata.sqlite-turns"))
+        os.kill(process.pid, signal.SIGSTOP)
+        holder.execute("rollback")
+        holder.close()
+        begun = time.monotonic()
+        for number in range(20):
+            assert store.put(f"mine/{number}", {}, 0)
+        assert time.monotonic() - begun < 4.0, "not ten seconds, and not a pause for each"
+    finally:
+        os.kill(process.pid, signal.SIGCONT)
+        process.join()
+    assert process.exitcode == 0
+    assert store.get("theirs") is not None
     store.close()
 
 

@@ -114,35 +114,6 @@ def test_a_name_that_is_taken_is_one_plain_folder_name(name):
     assert name.isascii()
 
 
-# -- leaders --------------------------------------------------------------------------------------
-
-
-def test_a_broker_finds_the_topics_that_it_leads(store, topics):
-    for name, leader in (("a", "b1"), ("b", "b2"), ("c", "b1")):
-        write(store, topic(name, leader=leader))
-    assert [each.name for each in topics.led_by("b1")] == ["a", "c"]
-    assert topics.get("b").leader == "b2"
-    assert topics.led_by("b3") == []
-
-
-def earlier_release(store, name: str) -> None:
-    """A record as a release wrote it that knew one broker only."""
-    value = encode(topic(name))
-    del value["name"], value["replication_factor"]
-    store.put(f"topics/{name}", value, 0)
-
-
-def test_topics_of_an_earlier_release_have_no_leader_until_a_broker_adopts_them(store, topics):
-    earlier_release(store, "old")
-    write(store, topic("new", id="id2", leader="b2"))
-    assert topics.get("old") == topic("old")
-    assert topics.get("old").leader == ""
-    topics.adopt("b1")
-    topics.adopt("b2")
-    assert [each.name for each in topics.led_by("b1")] == ["old"]
-    assert [each.name for each in topics.led_by("b2")] == ["new"]
-
-
 # -- the codec -------------------------------------------------------------------------------------
 
 

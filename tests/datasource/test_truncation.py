@@ -10,6 +10,7 @@ import pytest
 import spark_stream as isolog
 from spark_stream.consistency.entries import ENTRY_SIZE
 from spark_stream.errors import DataLoss
+from tests.cut_logs import cut, grow
 from tests.datasource.sources import Query, batch_read
 from tests.support import NUMBERS, BrokerProcess, numbers
 
@@ -17,23 +18,6 @@ from tests.support import NUMBERS, BrokerProcess, numbers
 def epoch(broker: BrokerProcess, topic: str) -> int:
     with broker.connect() as log:
         return log.describe(topic).partitions[0].leader_epoch
-
-
-def grow(broker: BrokerProcess, topic: str, first: int, count: int, partition: int = 0) -> None:
-    """Appends records one by one: each is an entry."""
-    with broker.connect() as log, log.producer() as producer:
-        for number in range(first, first + count):
-            producer.append(topic, numbers(number, 1), partition=partition)
-
-
-def cut(broker: BrokerProcess, keep: int, partition: int = 0) -> None:
-    """A power cut that took all but the first entries of the partition; then the broker starts."""
-    broker.kill()
-    (entries,) = broker.directory.glob(f"topics/*/*/{partition}/*.entries")
-    with entries.open("r+b") as file:
-        file.truncate(keep * ENTRY_SIZE)
-    broker.listen = broker.address
-    broker.start()
 
 
 @pytest.fixture

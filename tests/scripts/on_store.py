@@ -1,39 +1,60 @@
-"""Scripts on a real metadata store; the files of a topic are only names in a set."""
+"""Scripts of several brokers on a real metadata store; folders of topics are names in a set."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from spark_stream.cluster.store import MetadataStore
-from spark_stream.cluster.topics import Topic
-from spark_stream.errors import IsologError
+from spark_stream.cluster.topics import Topics
+from spark_stream.consistency.ids import BrokerId
+from spark_stream.errors import IsologError, LeaderUnavailable
 from spark_stream.scripts.steps import (
+    BrokerStep,
     Delete,
+    DeleteMany,
     Get,
     ListRecords,
-    MakeFiles,
+    MakeFolder,
+    PartitionStep,
+    Pause,
     Put,
+    PutMany,
+    ReadBounds,
+    ReadLogEnd,
+    Refresh,
     RemoveFiles,
     Script,
-    Serve,
     Step,
-    StopServing,
+    Together,
 )
+
+StoreStep = Get | ListRecords | Put | PutMany | Delete | DeleteMany
 
 
 @dataclass
 class OnStore:
-    """Drives scripts on a store.
+    """Drives the scripts of one broker on a store.
 
-    ``files`` has topic id and number of each partition whose files are there, ``served`` the topics
-    that calls would find.
+    ``folders`` has broker and topic id of each topic folder, whoever's; ``down`` the brokers that
+    answer nobody; ``log_ends`` what brokers say of their logs. ``known`` has the topics that this
+    broker has seen: it removes the folder of one that is gone.
     """
 
     store: MetadataStore
-    files: set[tuple[str, int]] = field(default_factory=set)
-    served: dict[str, Topic] = field(default_factory=dict)
+    broker: BrokerId = BrokerId("b1")  # noqa: RUF009, a NewType call makes a str
+    folders: set[tuple[str, str]] = field(default_factory=set)
+    down: set[str] = field(default_factory=set)
+    log_ends: dict[BrokerId, Any] = field(default_factory=dict)
+    known: set[str] = field(default_factory=set)
     steps: list[Step] = field(default_factory=list)
+    paused_s: float = 0.0
+
+    def other(self, broker: str) -> OnStore:
+        """Another broker of the same store, which has just started."""
+        found = replace(self, broker=BrokerId(broker), known=set(), steps=[], paused_s=0.0)
+        found.refresh()
+        return found
 
     def run(self, script: Script[Any]) -> Any:
         """The script's result; raises what it raises."""
@@ -48,25 +69,51 @@ class OnStore:
         driven = self.start(script)
         return all(driven.advance() for _ in range(steps))
 
+    def refresh(self) -> None:
+        """What a broker does when it looks at the records: a topic that is gone loses its files."""
+        there = {topic.id for topic in Topics(self.store).all()}
+        self.folders -= {(self.broker, topic_id) for topic_id in self.known - there}
+        self.known = there
+
     def carry_out(self, step: Step) -> Any:
         self.steps.append(step)
         match step:
-            case Get() | ListRecords() | Put() | Delete():
+            case Get() | ListRecords() | Put() | PutMany() | Delete() | DeleteMany():
                 return answer_of(self.store, step)
-            case MakeFiles(topic, first):
-                self.files |= {(topic.id, number) for number in range(first, topic.partitions)}
-            case RemoveFiles(topic, first):
-                self.files -= {(topic.id, number) for number in range(first, topic.partitions)}
-            case Serve(topic):
-                self.served[topic.name] = topic
-            case StopServing(topic):
-                del self.served[topic.name]
+            case Together(steps):
+                return [self._tried(each) for each in steps]
+            case RemoveFiles(topic):
+                self.folders.discard((self.broker, topic.id))
+            case Refresh():
+                self.refresh()
+            case Pause(seconds):
+                self.paused_s += seconds
+            case _:
+                raise AssertionError(step)
+        return None
+
+    def _tried(self, step: PartitionStep | BrokerStep) -> Any:
+        try:
+            return self._on_broker(step)
+        except IsologError as error:
+            return error
+
+    def _on_broker(self, step: PartitionStep | BrokerStep) -> Any:
+        if isinstance(step, BrokerStep) and step.broker in self.down:
+            raise LeaderUnavailable(f"broker {step.broker} is down")
+        match step:
+            case MakeFolder(broker, _, topic_id):
+                self.folders.add((broker, topic_id))
+            case ReadLogEnd(broker, _):
+                return self.log_ends.get(broker)
+            case ReadBounds():
+                pass
             case _:
                 raise AssertionError(step)
         return None
 
 
-def answer_of(store: MetadataStore, step: Get | ListRecords | Put | Delete) -> Any:
+def answer_of(store: MetadataStore, step: StoreStep) -> Any:
     """What the store answers to a step."""
     match step:
         case Get(key):
@@ -75,8 +122,12 @@ def answer_of(store: MetadataStore, step: Get | ListRecords | Put | Delete) -> A
             return store.list(prefix)
         case Put(key, value, expected):
             return store.put(key, value, expected)
+        case PutMany(puts):
+            return store.put_many(puts)
         case Delete(key, expected):
             return store.delete(key, expected)
+        case DeleteMany(deletes):
+            return store.delete_many(deletes)
 
 
 class Driven:

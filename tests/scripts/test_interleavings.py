@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_stream.consistency.transactions import PositionOf, State
-from spark_stream.errors import ConsumerFenced, InvalidTransaction, IsologError
+from spark_stream.errors import ConsumerFenced, InvalidTransaction, IsologError, LeaderUnavailable
 from spark_stream.scripts import consumers, deciding, finishing, sweeping
 from spark_stream.scripts.deciding import Commit
 from spark_stream.scripts.records import read_all
-from spark_stream.scripts.steps import Get, PartitionStep, Script, WriteMarkers
+from spark_stream.scripts.steps import Get, PartitionStep, Pause, Script, WriteMarkers
 from tests.scripts.world import INVARIANTS, Append, Running, World
 
 A, B = "broker 0", "broker 1"
@@ -83,8 +83,12 @@ ACTS = st.lists(
 @settings(max_examples=250, deadline=None)
 @given(acts=ACTS)
 def test_decided_once_sealed_then_marked_finished_means_everywhere(acts):
-    """Two ids, three partitions, two brokers that are asked for anything, and crash."""
+    """Two ids, three partitions, two brokers that are asked for anything, and crash.
+
+    The followers of one of the partitions are slow.
+    """
     world = watched()
+    world.partition(2).lags = True
     begun = {name: begin(world, (A, B)[n], name) for n, name in enumerate(IDS)}
     values = iter(range(10_000))
     for act, choice in acts:
@@ -147,6 +151,43 @@ def test_a_commit_that_stops_after_any_step_is_finished_by_another_broker(steps)
         world.advance(again)
     assert again.result.state is State.COMMITTED
     assert [world.partitions[world.at(n)].visible() for n in range(2)] == [[0], [1]]
+
+
+def test_a_commit_is_over_once_its_markers_are_replicated():
+    world = watched()
+    world.partition(1).lags = True
+    begun = begin(world, A, "x")
+    for number in range(2):
+        world.run(A, write("x", begun, world.at(number), number))
+    asked = commit(world, A, "x", begun)
+    paused_s = 0.0
+    while not asked.over:
+        paused_s += asked.step.seconds if isinstance(asked.step, Pause) else 0.0
+        world.advance(asked)
+    assert asked.result.state is State.COMMITTED
+    assert world.partition(1).replicated == world.partition(1).end
+    assert 0 < paused_s < 0.01  # so little is asked first that nobody waits for long
+
+
+def test_a_commit_whose_markers_nobody_replicates_is_decided_and_not_over():
+    """The caller is told to try again; a sweep finishes it once the followers are back."""
+    world = watched()
+    world.partition(0).lags = True
+    begun = begin(world, A, "x")
+    world.run(A, write("x", begun, world.at(0), 1))
+    stuck = world.partition(0)
+    stuck.is_replicated = lambda entry: False  # type: ignore[method-assign]
+    asked = commit(world, A, "x", begun)
+    while not asked.over:
+        world.advance(asked)
+    assert isinstance(asked.error, LeaderUnavailable)
+    assert asked.error.retriable
+    assert world.store.transaction("x").state is State.COMMITTING
+    del stuck.is_replicated
+    again = commit(world, B, "x", begun)
+    while not again.over:
+        world.advance(again)
+    assert (again.error, again.result.state) == (None, State.COMMITTED)
 
 
 def test_a_number_below_those_of_another_broker_is_never_given():

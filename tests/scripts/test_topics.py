@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 
-import pyarrow as pa
 import pytest
 
+from spark_stream.cluster.partitions import PartitionId, Partitions
 from spark_stream.cluster.store import MetadataStore
-from spark_stream.cluster.topics import REMOVED, Topic, Topics
-from spark_stream.errors import InvalidTopic, TopicExists, UnknownTopic
-from spark_stream.scripts.steps import Delete, Put
-from spark_stream.scripts.topics import (
-    alter_topic,
-    create_topic,
-    delete_topic,
-    left_overs,
-    remove_left_over,
-)
+from spark_stream.cluster.topics import Topic, Topics
+from spark_stream.errors import InvalidTopic, LeaderUnavailable, TopicExists, UnknownTopic
+from spark_stream.scripts.steps import Delete, MakeFolder, Put, PutMany, ReadBounds, Together
+from spark_stream.scripts.topics import alter_topic, create_topic, delete_topic
 from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
 from tests.scripts.on_store import OnStore
+from tests.scripts.topic_stories import (
+    ASSIGNMENT,
+    B1,
+    B2,
+    B3,
+    LATER,
+    MADE,
+    announced,
+    creation,
+    folders,
+    is_whole,
+    placed,
+    sweep,
+)
 
-MADE = Topic("flights", "id1", pa.schema([("id", pa.int64())]), 4, {"segment.ms": "1000"}, "b1")
-LATER = replace(MADE, id="id2", partitions=1)
-STEPS = range(12)  # more than any script here takes
+STEPS = range(20)  # more than any script here takes
 
 
 @pytest.fixture
@@ -36,148 +43,383 @@ def store() -> Iterator[MetadataStore]:
 
 @pytest.fixture
 def on(store) -> OnStore:
+    """Broker b1, which is asked for everything."""
     return OnStore(store)
 
 
-def files(*topics: Topic) -> set[tuple[str, int]]:
-    return {(topic.id, number) for topic in topics for number in range(topic.partitions)}
+@pytest.fixture
+def other(on) -> OnStore:
+    """Broker b2."""
+    return on.other(B2)
 
 
-def restart(on: OnStore) -> None:
-    """What a broker does with what it finds: it removes files that have no topic."""
-    for record in on.run(left_overs()):
-        on.run(remove_left_over(record))
+def everybody_looks(on: OnStore, first: str = B1) -> None:
+    """The broker that was asked has died and starts again; the other one, and b3, live on.
+
+    ``first``: who looks first.
+    """
+    brokers = {B1: on.other(B1), B2: on.other(B2), B3: on.other(B3)}
+    for broker in (first, *brokers, *brokers):
+        sweep(brokers[broker], B1, starts=broker == B1)
+
+
+# -- creation -------------------------------------------------------------------------------------
 
 
 def test_a_topic_is_found_as_it_was_made(on):
-    on.run(create_topic(MADE))
-    found = Topics(on.store).get("flights")
-    assert found == MADE
-    assert (on.files, on.served) == (files(MADE), {"flights": MADE})
-    assert on.store.list(REMOVED) == []
+    on.run(creation(MADE))
+    assert Topics(on.store).get("flights") == MADE
+    records = Partitions(on.store).of_topic(MADE.id)
+    assert [each.record for each in records] == placed(*ASSIGNMENT)
+    assert on.folders == {("b1", "id1"), ("b2", "id1")}
+    assert announced(on.store) == []
 
 
 def test_a_second_topic_of_a_name_is_refused_and_the_first_stays(on):
-    on.run(create_topic(MADE))
+    on.run(creation(MADE))
     with pytest.raises(TopicExists, match="'flights' already") as caught:
-        on.run(create_topic(LATER))
+        on.run(creation(LATER))
     assert caught.value.details == {"topic": "flights"}
-    assert (Topics(on.store).all(), on.files) == ([MADE], files(MADE))
+    assert (Topics(on.store).all(), announced(on.store)) == ([MADE], [])
+    assert is_whole(on)
 
 
-@pytest.mark.parametrize("steps", range(4))
-def test_of_two_that_make_a_topic_at_once_one_does(on, steps):
+@pytest.mark.parametrize("steps", range(5))
+def test_of_two_that_make_a_topic_at_once_one_does(on, other, steps):
     """The first stands before any of its steps up to the write of the record."""
-    late = on.start(create_topic(MADE))
+    late = on.start(creation(MADE))
     for _ in range(steps):
         late.advance()
-    on.run(create_topic(LATER))
+    other.run(creation(LATER, B2))
     with pytest.raises(TopicExists):
         late.end()
-    assert Topics(on.store).all() == [LATER]
-    assert on.files == files(LATER)
-    assert on.store.list(REMOVED) == []
+    sweep(other)
+    assert (Topics(on.store).all(), announced(on.store)) == ([LATER], [])
+    assert is_whole(on)
 
 
 @pytest.mark.parametrize("partitions", [1, 1_000])
 def test_a_creation_changes_the_store_as_often_however_many_partitions_there_are(on, partitions):
-    on.run(create_topic(replace(MADE, partitions=partitions)))
-    assert len([step for step in on.steps if isinstance(step, Put | Delete)]) == 3
+    on.run(creation(replace(MADE, partitions=partitions)))
+    changes = [each for each in on.steps if isinstance(each, Put | PutMany | Delete)]
+    together = [each for each in on.steps if isinstance(each, Together)]
+    assert (len(changes), len(together)) == (4, 2)
 
 
+def test_every_broker_that_gets_a_replica_makes_one_folder_before_the_topic_is_there(on):
+    on.run(creation(MADE))
+    first = next(each for each in on.steps if isinstance(each, Together))
+    assert first.steps == tuple(MakeFolder(each, "flights", "id1") for each in (B1, B2))
+    kinds = [type(each) for each in on.steps]
+    assert kinds.index(Together) < kinds.index(PutMany) < len(kinds) - kinds[::-1].index(Put)
+
+
+def test_a_topic_whose_broker_cannot_be_reached_is_not_made(on):
+    on.down = {B2}
+    with pytest.raises(LeaderUnavailable, match="b2 is down"):
+        on.run(creation(MADE))
+    assert Topics(on.store).all() == []
+    on.down = set()
+    everybody_looks(on)
+    assert (on.folders, announced(on.store)) == (set(), [])
+    assert is_whole(on)
+
+
+def test_a_creation_waits_for_leaders_that_do_not_serve_yet(on):
+    """But not for ever: the topic is there."""
+    asked = on.start(creation(MADE))
+    real, left = on.carry_out, [3]
+
+    def not_yet(step):
+        found = real(step)
+        if isinstance(step, Together) and isinstance(step.steps[0], ReadBounds) and left[0]:
+            left[0] -= 1
+            assert found == [None] * len(step.steps)
+            return [LeaderUnavailable("not yet"), *found[1:]]
+        return found
+
+    on.carry_out = not_yet
+    asked.end()
+    assert on.paused_s == pytest.approx(3 * 0.05)
+    questions = [each.steps for each in on.steps if isinstance(each, Together)][1:]
+    assert [len(each) for each in questions] == [4, 1, 1, 1]  # who has answered is not asked again
+
+
+def test_a_creation_gives_up_waiting_for_leaders(on):
+    real = on.carry_out
+
+    def never(step):
+        found = real(step)
+        if isinstance(step, Together) and isinstance(step.steps[0], ReadBounds):
+            return [LeaderUnavailable("not yet")] * len(step.steps)
+        return found
+
+    on.carry_out = never
+    on.run(creation(MADE))
+    assert on.paused_s == pytest.approx(5.0)
+    assert is_whole(on)
+
+
+@pytest.mark.parametrize("first", [B1, B2])
 @pytest.mark.parametrize("steps", STEPS)
-def test_a_creation_that_stops_after_any_step_leaves_a_topic_or_nothing(store, steps):
-    on = OnStore(store)
-    on.stops_after(create_topic(MADE), steps)
-    restart(on)
-    there = Topics(store).all()
-    assert there in ([], [MADE])
-    assert on.files == files(*there)
-    assert store.list(REMOVED) == []
-    if not there:
-        on.run(create_topic(LATER))
+def test_a_creation_that_stops_after_any_step_leaves_a_topic_or_nothing(on, steps, first):
+    on.stops_after(creation(MADE), steps)
+    everybody_looks(on, first)
+    assert Topics(on.store).all() in ([], [MADE])
+    assert is_whole(on)
+    assert announced(on.store) == []
+    if not Topics(on.store).all():
+        on.run(creation(LATER))
+        assert is_whole(on)
 
 
-def test_a_deleted_topic_is_gone_and_its_name_is_free(on):
-    on.run(create_topic(MADE))
+@pytest.mark.parametrize("looks", range(1, 4))
+@pytest.mark.parametrize("steps", STEPS)
+def test_a_maker_that_stood_still_makes_a_topic_or_nothing(on, other, steps, looks):
+    """Others took it for dead and cleared what it had made; then it goes on."""
+    late = on.start(creation(MADE))
+    for _ in range(steps):
+        if not late.advance():
+            break
+    for _ in range(looks):
+        sweep(other, B1)
+    with suppress(InvalidTopic):
+        late.end()
+    for each in (on, other, on, other):
+        sweep(each)
+    assert Topics(on.store).all() in ([], [MADE])
+    assert is_whole(on)
+    assert announced(on.store) == []
+
+
+def test_nobody_clears_away_what_a_living_broker_makes(on, other):
+    late = on.start(creation(MADE))
+    while late.advance():
+        sweep(other)
+        sweep(on)
+    assert Topics(on.store).all() == [MADE]
+    assert is_whole(on)
+
+
+# -- deletion -------------------------------------------------------------------------------------
+
+
+def test_a_deleted_topic_is_gone_and_its_name_is_free(on, other):
+    on.run(creation(MADE))
+    other.refresh()
     on.run(delete_topic("flights"))
-    assert (Topics(on.store).all(), on.files, on.served) == ([], set(), {})
-    on.run(create_topic(LATER))
-    assert (Topics(on.store).all(), on.files) == ([LATER], files(LATER))
+    assert Topics(on.store).all() == []
+    for each in (on, other):
+        sweep(each)
+    assert (on.folders, announced(on.store)) == (set(), [])
+    on.run(creation(LATER))
+    assert Topics(on.store).all() == [LATER]
+    assert is_whole(on)
+
+
+def test_a_broker_that_has_nothing_of_a_topic_deletes_it_for_the_others(on, other):
+    on.run(creation(MADE))
+    third = on.other(B3)
+    third.run(delete_topic("flights"))
+    assert on.folders == folders(MADE)  # it cannot remove what others have
+    for each in (on, third, other):
+        sweep(each)
+    assert (on.folders, announced(on.store)) == (set(), [])
+    assert is_whole(on)
+
+
+def test_a_broker_that_was_down_while_a_topic_was_deleted_removes_its_folder_at_its_start(on):
+    on.run(creation(MADE))
+    on.run(delete_topic("flights"))
+    for _ in range(3):
+        sweep(on)
+    assert on.folders == {("b2", "id1")}
+    assert announced(on.store) == ["id1"]
+    sweep(on.other(B2), starts=True)
+    assert (on.folders, announced(on.store)) == (set(), [])
+    assert is_whole(on)
+
+
+@pytest.mark.parametrize("first", [B1, B2])
+@pytest.mark.parametrize("steps", STEPS)
+def test_a_deletion_that_stops_after_any_step_leaves_a_topic_or_nothing(on, steps, first):
+    on.run(creation(MADE))
+    ended = not on.stops_after(delete_topic("flights"), steps)
+    everybody_looks(on, first)
+    assert Topics(on.store).all() in ([], [MADE])
+    assert not (ended and Topics(on.store).all())
+    assert is_whole(on)
+    if Topics(on.store).all():
+        on.run(delete_topic("flights"))
+        everybody_looks(on)
+    assert (on.folders, announced(on.store)) == (set(), [])
 
 
 @pytest.mark.parametrize("steps", STEPS)
-def test_a_deletion_that_stops_after_any_step_leaves_a_topic_or_nothing(on, steps):
-    on.run(create_topic(MADE))
-    ended = not on.stops_after(delete_topic("flights"), steps)
-    restart(on)
-    there = Topics(on.store).all()
-    assert there in ([], [MADE])
-    assert not (ended and there)
-    assert on.files == files(*there)
-    assert on.store.list(REMOVED) == []
+def test_two_that_delete_a_topic_at_once_leave_nothing(on, other, steps):
+    on.run(creation(MADE))
+    late = on.start(delete_topic("flights"))
+    for _ in range(steps):
+        late.advance()
+    for delete in (lambda: other.run(delete_topic("flights")), late.end):
+        with suppress(UnknownTopic):
+            delete()
+    for each in (on, other, on, other):
+        sweep(each)
+    assert (Topics(on.store).all(), on.folders, announced(on.store)) == ([], set(), [])
+    assert is_whole(on)
 
 
 def test_the_scripts_that_stop_stop_before_their_ends(on):
     """So the tests above stop them after each of their steps."""
-    assert not OnStore(on.store).stops_after(create_topic(MADE), STEPS[-1])
-    on.run(create_topic(replace(LATER, name="t", id="id3")))
+    assert not OnStore(on.store).stops_after(creation(MADE), STEPS[-1])
+    on.run(creation(replace(LATER, name="t", id="id3")))
+    assert not on.stops_after(alter_topic("t", grow(3), added), STEPS[-1])
     assert not on.stops_after(delete_topic("t"), STEPS[-1])
 
 
 @pytest.mark.parametrize("steps", STEPS)
 def test_what_is_left_of_a_deleted_topic_goes_and_a_later_topic_of_its_name_stays(on, steps):
-    on.run(create_topic(MADE))
+    on.run(creation(MADE))
     on.stops_after(delete_topic("flights"), steps)
     if Topics(on.store).all():
         return  # it was not deleted yet
-    on.run(create_topic(LATER))
-    restart(on)
-    assert Topics(on.store).all() == [LATER]
-    assert on.files == files(LATER)
-    assert on.store.list(REMOVED) == []
+    on.run(creation(LATER))
+    everybody_looks(on)
+    assert (Topics(on.store).all(), announced(on.store)) == ([LATER], [])
+    assert is_whole(on)
 
 
-@pytest.mark.parametrize("delete", [delete_topic, lambda name: alter_topic(name, lambda old: old)])
+@pytest.mark.parametrize(
+    "delete", [delete_topic, lambda name: alter_topic(name, lambda old: old, added)]
+)
 @pytest.mark.parametrize("name", ["flights", "", "a/b", "\0", "../x"])
 def test_a_topic_that_is_not_there_is_unknown_by_name(on, delete, name):
-    on.run(create_topic(replace(MADE, name="flight")))
+    on.run(creation(replace(MADE, name="flight")))
     with pytest.raises(UnknownTopic) as caught:
         on.run(delete(name))
     assert caught.value.details == {"topic": name}
 
 
-# -- alterations ----------------------------------------------------------------------------------
+# -- alteration -----------------------------------------------------------------------------------
 
 
 def grow(partitions: int) -> Callable[[Topic], Topic]:
     return lambda old: replace(old, partitions=partitions)
 
 
-def test_a_topic_is_altered(on):
-    on.run(create_topic(MADE))
-    altered = on.run(alter_topic("flights", grow(6)))
+def added(old: Topic, new: Topic) -> list:
+    """New partitions are where those of a creation would be."""
+    return placed(*(ASSIGNMENT[number % 4] for number in range(old.partitions, new.partitions)))
+
+
+def on_third(old: Topic, new: Topic) -> list:
+    """New partitions are on a broker that had nothing of the topic."""
+    return placed(*([(B3,)] * (new.partitions - old.partitions)))
+
+
+def test_a_topic_gets_more_partitions(on):
+    on.run(creation(MADE))
+    altered = on.run(alter_topic("flights", grow(6), on_third))
     assert altered == replace(MADE, partitions=6)
     assert Topics(on.store).get("flights") == altered
-    assert (on.files, on.served) == (files(altered), {"flights": altered})
+    records = Partitions(on.store).of_topic(MADE.id)
+    assert [each.record for each in records] == placed(*ASSIGNMENT, (B3,), (B3,))
+    assert on.folders == {*folders(MADE), ("b3", "id1")}
+    assert announced(on.store) == []
+
+
+def test_a_topic_that_gets_other_settings_keeps_its_partitions_records(on):
+    on.run(creation(MADE))
+    before = Partitions(on.store).of_topic(MADE.id)
+    on.run(alter_topic("flights", lambda old: replace(old, config={"segment.ms": "7"}), added))
+    assert Topics(on.store).get("flights").config == {"segment.ms": "7"}
+    assert Partitions(on.store).of_topic(MADE.id) == before
 
 
 def test_a_topic_that_somebody_else_changed_meanwhile_is_not_overwritten(on):
-    on.run(create_topic(MADE))
-    late = on.start(alter_topic("flights", grow(9)))
+    on.run(creation(MADE))
+    late = on.start(alter_topic("flights", grow(9), added))
     late.advance()  # it has read
-    altered = on.run(alter_topic("flights", lambda old: replace(old, config={"segment.ms": "7"})))
+    config = {"segment.ms": "7"}
+    altered = on.run(alter_topic("flights", lambda old: replace(old, config=config), added))
     with pytest.raises(InvalidTopic, match="by somebody else"):
         late.end()
     assert Topics(on.store).all() == [altered]
-    assert on.files == files(MADE)
+    assert on.folders == folders(MADE)
 
 
-def test_a_topic_that_was_deleted_meanwhile_is_not_altered(on):
-    on.run(create_topic(MADE))
-    late = on.start(alter_topic("flights", grow(9)))
-    late.advance()  # it has read
-    on.run(delete_topic("flights"))
-    with pytest.raises(InvalidTopic, match="by somebody else"):
+@pytest.mark.parametrize("steps", range(1, 20))
+def test_of_two_that_add_partitions_at_once_one_does(on, other, steps):
+    """However far the late one is: the partitions of the topic have records, and folders."""
+    on.run(creation(MADE))
+    late = on.start(alter_topic("flights", grow(6), on_third))
+    for _ in range(steps):
+        late.advance()
+    for ask in (lambda: other.run(alter_topic("flights", grow(8), added)), late.end):
+        with suppress(InvalidTopic):
+            ask()
+    (topic,) = Topics(on.store).all()
+    assert topic.partitions in (6, 8)
+    for number in range(topic.partitions):
+        found = Partitions(on.store).get(PartitionId(topic.id, number))
+        assert found is not None
+        assert {(str(each), topic.id) for each in found.record.replicas} <= on.folders
+
+
+@pytest.mark.parametrize("steps", range(1, 20))
+def test_a_topic_that_was_deleted_meanwhile_is_not_altered_and_leaves_nothing(on, other, steps):
+    on.run(creation(MADE))
+    late = on.start(alter_topic("flights", grow(9), on_third))
+    for _ in range(steps):
+        late.advance()
+    other.run(delete_topic("flights"))
+    with suppress(InvalidTopic):
         late.end()
-    assert (Topics(on.store).all(), on.files) == ([], set())
+    third = on.other(B3)
+    for each in (on, other, third, on, other, third):
+        sweep(each)
+    assert (Topics(on.store).all(), on.folders, announced(on.store)) == ([], set(), [])
+    assert is_whole(on)
+
+
+@pytest.mark.parametrize("steps", STEPS)
+def test_an_alteration_that_stops_after_any_step_leaves_the_old_or_the_new(on, steps):
+    on.run(creation(MADE))
+    ended = not on.stops_after(alter_topic("flights", grow(6), on_third), steps)
+    everybody_looks(on)
+    (topic,) = Topics(on.store).all()
+    assert topic.partitions in ((6,) if ended else (4, 6))
+    for number in range(topic.partitions):
+        found = Partitions(on.store).get(PartitionId(topic.id, number))
+        assert found is not None
+        assert {(str(each), topic.id) for each in found.record.replicas} <= on.folders
+    on.run(delete_topic("flights"))
+    everybody_looks(on)
+    assert (on.folders, announced(on.store)) == (set(), [])
+    assert is_whole(on)
+
+
+def test_an_alteration_that_was_given_up_can_be_asked_for_again(on):
+    """What it left of new partitions is overwritten."""
+    on.run(creation(MADE))
+    given_up = on.start(alter_topic("flights", grow(6), on_third))
+    while len(Partitions(on.store).of_topic(MADE.id)) == 4:
+        given_up.advance()
+    on.run(alter_topic("flights", grow(6), added))
+    records = Partitions(on.store).of_topic(MADE.id)
+    assert [each.record for each in records] == placed(*ASSIGNMENT, *ASSIGNMENT[:2])
+
+
+def test_an_alteration_by_a_broker_that_is_down_changes_nothing(on):
+    on.run(creation(MADE))
+    on.down = {B3}
+    with pytest.raises(LeaderUnavailable, match="b3 is down"):
+        on.run(alter_topic("flights", grow(6), on_third))
+    assert Topics(on.store).all() == [MADE]
+    assert is_whole(on)
+
+
+def test_a_creation_places_nothing_on_record_that_was_not_asked_for(on):
+    on.run(create_topic(LATER, placed((B2,)), B1))
+    assert on.folders == {("b2", "id2")}

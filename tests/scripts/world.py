@@ -8,13 +8,16 @@ by one, with whatever else in between.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+from spark_stream.cluster.store import Delete as StoreDelete
+from spark_stream.cluster.store import Put as StorePut
 from spark_stream.cluster.store import Record
 from spark_stream.cluster.transactions import PREFIX, decode
+from spark_stream.consistency.ids import EntryIndex, LeaderEpoch
 from spark_stream.consistency.transactions import COMMITS, DECIDED, Joined, State, Transaction
 from spark_stream.errors import InvalidTransaction, IsologError
 from spark_stream.scripts.finishing import Finished
@@ -23,8 +26,11 @@ from spark_stream.scripts.steps import (
     DropBranch,
     Force,
     Get,
+    IsReplicated,
     ListRecords,
+    Marked,
     PartitionStep,
+    Pause,
     Put,
     Script,
     Seal,
@@ -37,6 +43,7 @@ from spark_stream.scripts.sweeping import Watch
 from tests.scripts.on_store import answer_of
 
 BLOCK = 3
+EPOCH = LeaderEpoch(4)
 
 
 @dataclass(frozen=True)
@@ -69,6 +76,12 @@ class ModelStore:
         self.records[key] = Record(key, value, version)
         return version
 
+    def put_many(self, puts: Sequence[StorePut]) -> list[int | None]:
+        return [self.put(*each) for each in puts]
+
+    def delete_many(self, deletes: Sequence[StoreDelete]) -> list[bool]:
+        return [self.delete(*each) for each in deletes]
+
     def delete(self, key: str, expected: int) -> bool:
         known = self.records.get(key)
         if known is None or known.version != expected:
@@ -83,12 +96,27 @@ class ModelStore:
 
 @dataclass
 class ModelPartition:
-    """What is in a partition: batches, and how each producer's part of a transaction ended."""
+    """What is in a partition: batches, and how each producer's part of a transaction ended.
+
+    The entries below ``replicated`` are below the high watermark; ``lags``: each question whether
+    something is replicated finds one entry more than the one before. Else all is, at once.
+    """
 
     batches: list[tuple[int, int, int]] = field(default_factory=list)
     ends: dict[tuple[int, int], bool] = field(default_factory=dict)
     sealed: set[int] = field(default_factory=set)
     dropped: set[tuple[int, int]] = field(default_factory=set)
+    lags: bool = False
+    replicated: int = 0
+
+    @property
+    def end(self) -> int:
+        """How many entries there are."""
+        return len(self.batches) + len(self.ends)
+
+    def is_replicated(self, entry: int) -> bool:
+        self.replicated = min(self.end, self.replicated + 1) if self.lags else self.end
+        return self.replicated >= entry
 
     def open_parts(self, transaction: int) -> list[int]:
         found = {who for number, who, _ in self.batches if number == transaction}
@@ -132,12 +160,16 @@ class World:
         self.partitions: dict[Joined, ModelPartition] = {}
         self.running: list[Running] = []
         self.before_step: list[Callable[[Step], None]] = []
-        self.unreachable: set[Joined] = set()
+        self.marked_at: dict[tuple[int, Joined], int] = {}
+        """Where a partition ended when the transaction of this number was marked in it."""
 
     def at(self, number: int) -> Joined:
         place = Joined("t", "id", number)
         self.partitions.setdefault(place, ModelPartition())
         return place
+
+    def partition(self, number: int) -> ModelPartition:
+        return self.partitions[self.at(number)]
 
     # -- scripts ----------------------------------------------------------------------------------
 
@@ -207,6 +239,8 @@ class World:
         match step:
             case Get() | ListRecords() | Put() | Delete():
                 return answer_of(self.store, step)
+            case Pause():
+                return None
             case TakeNumber(of, above):
                 return self._take(broker, of.value, above)
             case PartitionStep():
@@ -225,14 +259,20 @@ class World:
             block[:] = [n for n in range(start, start + BLOCK) if n > above]
         return block.pop(0)
 
-    def _on(self, found: ModelPartition, step: PartitionStep) -> None:
+    def _on(self, found: ModelPartition, step: PartitionStep) -> Any:
         match step:
             case Seal(_, transaction):
                 found.sealed.add(transaction)
             case WriteMarkers(_, transaction, taken):
                 found.sealed.add(transaction)
                 for who in found.open_parts(transaction):
+                    self.marked_at[transaction, step.at] = found.end + 1
                     found.ends[transaction, who] = who in taken
+                end = found.end
+                return Marked(EntryIndex(end), EPOCH, not found.lags or found.replicated >= end)
+            case IsReplicated(_, entry, epoch):
+                assert epoch == EPOCH
+                return found.is_replicated(entry)
             case DropBranch(_, transaction, producer_id):
                 found.dropped.add((transaction, producer_id))
                 if producer_id in found.open_parts(transaction):
@@ -245,6 +285,7 @@ class World:
                 pass
             case _:
                 raise AssertionError(step)
+        return None
 
 
 # -- what holds at every moment ------------------------------------------------------------------
@@ -298,6 +339,20 @@ class FinishedMeansMarkedEverywhere(Invariant):
                     assert not self.world.partitions[at].open_parts(found.number), (found, at)
 
 
+class FinishedMeansReplicatedEverywhere(Invariant):
+    """A record that says that a transaction is over has its markers below the high watermarks."""
+
+    def check(self, step: Step) -> None:
+        del step
+        for record in self.world.store.list(PREFIX):
+            found = decode(record.value)
+            if found.state in (State.COMMITTED, State.ABORTED):
+                for at in found.partitions:
+                    partition = self.world.partitions[at]
+                    marked = self.world.marked_at.get((found.number, at), 0)
+                    assert not partition.lags or partition.replicated >= marked, (found, at)
+
+
 class FatesAgree(Invariant):
     """What a producer wrote in a transaction ended alike in all partitions."""
 
@@ -328,6 +383,7 @@ INVARIANTS = (
     NoMarkerBeforeDecision,
     SealedBeforeMarked,
     FinishedMeansMarkedEverywhere,
+    FinishedMeansReplicatedEverywhere,
     FatesAgree,
     NumbersRise,
 )

@@ -125,6 +125,10 @@ class FailingDisk(FaultyDisk):
         if operation == self.refused:
             raise StorageFailure(f"{path}: {operation} refused")
 
+    def map(self, path: Path) -> pa.Buffer:
+        self.before("map", path)
+        return super().map(path)
+
 
 class MortalDisk(FaultyDisk):
     """The process dies at the ``lives``-th operation; a write is done in half by then."""

@@ -59,6 +59,10 @@ class Run:
     cut_to: int | None = None
     """A cut back to this entry, or a reset, that did not come to its end."""
     reset_to: Boundary | None = None
+    sure: bool = False
+    """Nothing is ever lost: what ends without a force is not told, and no write is torn."""
+    ended: str = ""
+    """Which of the steps that shorten a log came to its end last."""
     distrusted: bool = False
     """Whether a force failed since the log opened."""
 
@@ -168,6 +172,7 @@ class Run:
         self.told = [NO_ROW] * number if step == "reset" else self.told[: self.cut_to]
         self.forced = len(self.told)
         self.cut_to = self.reset_to = None
+        self.ended = step
 
     @property
     def start(self) -> int:
@@ -189,7 +194,9 @@ class Run:
         if not all_forced:
             least = len(self.told) if self.cut_to is None else self.cut_to
             assert self.start + len(found) >= least
+        if not all_forced or self.sure:
             assert log.intact or self.distrusted
+        assert not self.sure or not any("hole" in cut.reason for cut in log.cuts)
         known = [each for each in found if each[1] == Kind.DATA]
         expected = pa.Table.from_batches([records(each[3], each[4]) for each in known], logs.SCHEMA)
         assert everything(log).equals(expected)
@@ -295,6 +302,45 @@ def test_a_roll_that_was_cut_off_leaves_a_log_that_opens_on_a_full_disk(changes)
     run.do("append", 2)
     run.do("crash", 1)
     assert run.start == 0
+
+
+SHAPES = {
+    "the active segment": ["append"] * 6,
+    "one before it": ["append", "append", "roll", "append", "append", "roll", "append", "append"],
+    "at the start of one": ["append", "append", "append", "roll", "append", "append"],
+    "with nothing behind it": ["append", "append", "roll", "append", "append", "append", "roll"],
+    "only markers": ["append", "roll", "mark", "mark", "append", "mark", "mark"],
+    "the first of all": ["append", "append", "append"],
+    "of a log that was cut before": ["append"] * 5 + ["truncate"] + ["append"] * 2,
+    "empty, and begun elsewhere": ["reset", "append", "truncate"],
+    "its tail dropped": ["append"] * 5 + ["truncate", "tidy", "append"],
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("step", "back"), [("truncate", 1), ("truncate", 3), ("reset", 2)])
+def test_a_cut_that_is_cut_off_anywhere_leaves_a_log_that_keeps_what_it_is_given(shape, back, step):
+    """The process dies before any change of it; the power may go too, at once or later."""
+    changes = 0
+    while True:
+        for seed in range(4):
+            flush = Flush.BATCH if seed % 3 else Flush.NONE
+            run = Run(SimulatedDisk(), format_of(flush=flush), sure=flush is Flush.BATCH)
+            for number, before in enumerate(SHAPES[shape]):
+                run.do(before, number + 1 if before != "truncate" else 2)
+            run.ended = ""
+            run.do("die", changes)
+            run.do(step, back)
+            whole = run.ended == step
+            run.do("kill", 0)
+            if seed % 2:
+                run.do("crash", seed)
+            for after in (3, 2):
+                run.do("append", after)
+                run.do("crash", seed + after)
+        if whole:
+            return
+        changes += 1
 
 
 @settings(max_examples=60, deadline=None)

@@ -14,7 +14,6 @@ from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE
 from spark_stream.consistency.epochs import EpochHistory
 from spark_stream.errors import InvalidRequest, NotLeader
 from spark_stream.wire.replication_messages import (
-    INLINE_BYTES_MAX,
     Acked,
     Agreed,
     Beat,
@@ -22,6 +21,7 @@ from spark_stream.wire.replication_messages import (
     Follow,
     Frame,
     HighWatermarks,
+    OpenReplication,
     Refused,
     Room,
     Unfollow,
@@ -78,8 +78,8 @@ def test_a_refusal_keeps_its_error():
     assert (found.slot, type(found.error), found.error.details) == (7, NotLeader, {"epoch": 3})
 
 
-@pytest.mark.parametrize("size", [0, 1, INLINE_BYTES_MAX, INLINE_BYTES_MAX + 1, 3 << 20])
-def test_a_frame_comes_back_as_it_was_and_a_large_body_is_not_copied(size):
+@pytest.mark.parametrize("size", [0, 1, 300, 3 << 20])
+def test_a_frame_comes_back_as_it_was_and_its_body_is_not_copied(size):
     rows = np.zeros(3, ENTRY)
     rows["entry_index"] = range(5, 8)
     data = pa.py_buffer(bytes(range(256)) * (size // 256) + bytes(size % 256))
@@ -89,9 +89,17 @@ def test_a_frame_comes_back_as_it_was_and_a_large_body_is_not_copied(size):
     assert (found.end, found.size) == (8, 3 * ENTRY_SIZE + size)
     assert np.array_equal(found.rows, rows)
     assert found.data.equals(data)
-    assert (batch is not None) == (size > INLINE_BYTES_MAX)
-    if batch is not None:
-        assert found.data.address == data.address
+    assert found.data.address == data.address
+
+
+def test_a_command_of_replication_is_told_from_any_other():
+    opened = OpenReplication(
+        stream="s", cluster_id="c", follower="2", leader="1", pid=1, window_bytes=9
+    )
+    assert OpenReplication.from_command(opened.to_command()) == opened
+    assert OpenReplication.from_command(b"{}") is None
+    with pytest.raises(InvalidRequest, match="OpenReplication: "):
+        OpenReplication.from_command(b"isolog-replication:{}")
 
 
 @given(st.integers(0, 12), st.binary(max_size=100))

@@ -54,6 +54,7 @@ class Fetcher:
         self._waiting: dict[PartitionKey, Following] = {}  # those without a session
         self._dropped: list[Following] = []
         self.failures = 0  # sessions that were refused, or ended by an error of one partition
+        self._stream: FollowerStream | None = None
         self._stopping = False
         self._said = ""
         self._thread = threading.Thread(
@@ -92,8 +93,13 @@ class Fetcher:
     def stop(self) -> None:
         """Ends the stream and the threads."""
         self.begin_stop()
-        # It may be connecting, which ends by itself and touches nothing of anybody else's.
-        self._thread.join(4 * ENDING_S)
+        self._thread.join(ENDING_S)
+        with self._changed:
+            stream = self._stream
+        if stream is not None:
+            stream.break_off()
+            # It may still be connecting: that ends by itself, and touches nothing of others.
+            self._thread.join(ENDING_S)
 
     @property
     def is_alive(self) -> bool:
@@ -133,28 +139,30 @@ class Fetcher:
         if address is None:
             raise BrokerUnavailable(f"nobody knows the address of broker {self._leader}")
         window = self._window_bytes
+        stream = FollowerStream(
+            self._me,
+            self._leader,
+            address,
+            window,
+            self._settings,
+            self._clock,
+            self._changed,
+            self._workers,
+            self._wait_for_session,
+        )
+        self._watch.add(stream)
+        with self._changed:
+            self._stream = stream
         try:
-            stream = FollowerStream(
-                self._me,
-                self._leader,
-                address,
-                window,
-                self._settings,
-                self._clock,
-                self._changed,
-                self._workers,
-                self._wait_for_session,
-            )
+            stream.connect()
+            self._keep(stream, window)
         except FLIGHT_ERRORS as error:
             raise from_flight(error, address) from error
-        self._watch.add(stream)
-        try:
-            stream.start()
-            self._keep(stream, window)
         finally:
-            self._watch.remove(stream)
             stream.close()
+            self._watch.remove(stream)
             with self._changed:
+                self._stream = None
                 self._waiting = dict(self._followings)
                 self._dropped.clear()
         if stream.ended is not None:

@@ -58,7 +58,7 @@ class Fetchers:
             self._unfollow(key)
 
     def stop(self) -> None:
-        """Ends all streams."""
+        """Ends all streams; while the watch still looks, for that frees what is stuck."""
         with self._lock:
             self._stopped = True
             fetchers = [*self._fetchers.values(), *self._ending]

@@ -1,8 +1,9 @@
 """The follower's end of one stream of replication, from its connection to its end.
 
-One thread at a time reads. Each touch of the writing side holds a lock, and none comes after the
-close (``docs/decisions/0018-one-thread-touches-the-writing-side.md``). The end of its connection
-frees a write that is stuck.
+Two calls over one connection: a DoGet brings what the leader says, a DoPut takes to it what the
+follower says. One thread at a time reads the first. Each touch of the second holds a lock, and none
+comes after its close (``docs/decisions/0018-one-thread-touches-the-writing-side.md``). Nobody reads
+the DoPut's answers, for there are none. The end of the connection frees a call that is stuck.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import itertools
 import logging
 import os
 import threading
+import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -30,6 +32,7 @@ from spark_stream.environment import Clock
 from spark_stream.errors import (
     BrokerStopping,
     BrokerUnavailable,
+    InternalError,
     InvalidRequest,
     IsologError,
     LeaderUnavailable,
@@ -38,6 +41,7 @@ from spark_stream.errors import (
 from spark_stream.wire.addresses import location
 from spark_stream.wire.flight import from_flight
 from spark_stream.wire.replication_messages import (
+    BODY,
     Acked,
     Agreed,
     Beat,
@@ -76,13 +80,7 @@ class FollowerStream:
         workers: Workers,
         lost_session: Callable[[Following], None],
     ) -> None:
-        """Connects; that takes ``death_s`` at most.
-
-        ``lost_session`` is called, under ``changed``, with what needs a new session.
-
-        Raises:
-            FlightError, ArrowException, OSError: it cannot be reached.
-        """
+        """``lost_session`` is called, under ``changed``, with what needs a new session."""
         self._me = me
         self._leader = leader
         self._address = address
@@ -96,23 +94,41 @@ class FollowerStream:
         self._closing = False
         self._is_reading = False
         self._waiting_since: float | None = None
+        self._closing_since: float | None = None
         self._slots: dict[int, Following] = {}
         self._numbers = itertools.count()
         self._late: list[tuple[int, int]] = []  # high watermarks that a reader left to the next
         self._writing = threading.Lock()
-        self._is_closed = False
-        opened = OpenReplication(
+        self._is_closed = True
+        self._reader: Any = None  # pyarrow has no types; None: not open yet
+        self._writer: Any = None
+        self._opened = OpenReplication(
+            stream=uuid.uuid4().hex,
             cluster_id=me.cluster_id,
             follower=me.broker_id,
             leader=leader,
             pid=os.getpid(),
             window_bytes=window_bytes,
         )
-        descriptor = fl.FlightDescriptor.for_command(opened.to_bytes())
-        self._writer, self._reader = _client(address, settings.death_s).do_exchange(descriptor)
 
-    def start(self) -> None:
-        """Begins to read."""
+    def connect(self) -> None:
+        """Opens the stream, and begins to read.
+
+        Raises:
+            FlightError, ArrowException, OSError: that failed. It does so in time if somebody looks
+                (:meth:`look`).
+        """
+        command = self._opened.to_command()
+        client = _client(self._address, self._settings.death_s)
+        self._waiting_since = self._clock.monotonic()
+        self._reader = client.do_get(fl.Ticket(command))
+        descriptor = fl.FlightDescriptor.for_command(command)
+        self._writer, _ = client.do_put(descriptor, BODY)
+        self._waiting_since = None
+        self._is_closed = False
+        self._start_reading()
+
+    def _start_reading(self) -> None:
         threading.Thread(target=self._read_all, name="isolog-follower", daemon=True).start()
 
     # -- what the follower says, from any thread -------------------------------------------------
@@ -126,6 +142,10 @@ class FollowerStream:
             history = partition.history()
         except IsologError as error:
             self._fail(following, error)
+            return
+        except Exception as error:
+            logger.exception("a replica of broker %s", self._leader)
+            self._fail(following, InternalError(f"{type(error).__name__}: {error}"))
             return
         with self._changed:
             following.slot = number
@@ -156,9 +176,13 @@ class FollowerStream:
 
     def look(self, now: float) -> None:
         """Lets another thread read where one is stuck; ends the connection of a dead leader."""
-        if self._workers.replaces_reader(now):
+        if self._workers.replaces_reader(self, now):
             logger.warning("a partition that follows broker %s is slow", self._leader)
-            self.start()
+            self._start_reading()
+            return
+        closing = self._closing_since
+        if closing is not None and now - closing > ENDING_S:
+            self.break_off()
             return
         since = self._waiting_since
         limit = self._settings.death_s
@@ -169,32 +193,29 @@ class FollowerStream:
             self.break_off()
 
     def break_off(self) -> None:
-        """Ends the call and the connection: who reads or writes gets an error."""
-        self._reader.cancel()
+        """Ends the connection: who reads or writes gets an error."""
         end_connections(self._address)
 
     def close(self) -> None:
-        """Ends the stream, whatever its state is. Nothing touches it any more after that."""
+        """Ends the stream, whatever its state is. Nothing touches it any more after that.
+
+        Takes ``ENDING_S`` and a beat at most if somebody looks.
+        """
         with self._changed:
             self._closing = True
             for following in self._slots.values():
                 following.slot = None
             self._slots.clear()
-        self._touch(self._writer.done_writing, last=True)
-        for cut in (None, self._reader.cancel, self.break_off):
-            if cut is not None:
-                cut()
-            with self._changed:
-                if self._changed.wait_for(lambda: not self._is_reading, ENDING_S):
-                    break
-        else:
-            logger.warning("the stream to leader %s does not end", self._leader)
-            return
-        self._reader.cancel()  # else a close waits until the leader has ended its side
+        self._closing_since = self._clock.monotonic()
+        if self._reader is not None:
+            self._reader.cancel()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_reading)
         with self._writing:
             self._is_closed = True
-            with suppress(*FLIGHT_ERRORS):
-                self._writer.close()
+            if self._writer is not None:
+                with suppress(*FLIGHT_ERRORS):
+                    self._writer.close()
 
     # -- what the leader says --------------------------------------------------------------------
 
@@ -282,7 +303,7 @@ class FollowerStream:
         following = self._slots.get(number)
         if following is None:
             return True  # it has ended, and this was on its way
-        return self._workers.do(following, partial(self._guarded, number, following, work))
+        return self._workers.do(self, following, partial(self._guarded, number, following, work))
 
     def _guarded(
         self, number: int, following: Following, work: Callable[[Following], None]
@@ -295,7 +316,7 @@ class FollowerStream:
             self._fail(following, error)
         except Exception as error:
             logger.exception("a replica of broker %s", self._leader)
-            self._fail(following, BrokerUnavailable(f"{type(error).__name__}: {error}"))
+            self._fail(following, InternalError(f"{type(error).__name__}: {error}"))
 
     def _append(self, frame: Frame, following: Following) -> None:
         partition = following.partition
@@ -350,18 +371,14 @@ class FollowerStream:
     def _write(self, message: Said) -> None:
         assert not isinstance(message, Frame)
         packed = message.pack()
-        self._touch(lambda: self._writer.write_metadata(packed))
-
-    def _touch(self, touch: Callable[[], None], *, last: bool = False) -> None:
         with self._writing:
             if self._is_closed:
                 return
-            self._is_closed = last
             try:
-                touch()
+                self._writer.write_metadata(packed)
             except FLIGHT_ERRORS:
                 self._is_closed = True
-                self._reader.cancel()  # whoever reads meets the end, and knows its reason
+                self._reader.cancel()  # whoever reads meets the end
 
 
 def _take_high_watermark(entry: EntryIndex, following: Following) -> None:

@@ -69,6 +69,7 @@ class _AtWork:
     """What the reading thread is at."""
 
     following: Following
+    stream: object
     since: float
     is_replaced: bool = False
 
@@ -85,8 +86,8 @@ class Workers:
         self._at_work: _AtWork | None = None
         self._pool: ThreadPoolExecutor | None = None
 
-    def do(self, following: Following, work: Work) -> bool:
-        """Does the work, or lets it be done. Only the thread that reads calls this.
+    def do(self, stream: object, following: Following, work: Work) -> bool:
+        """Does the work, or lets it be done. Only the thread that reads the stream calls this.
 
         False: that took so long that another thread reads now, and this one is to go.
         """
@@ -98,7 +99,7 @@ class Workers:
                 following.lane = deque((work,))
                 self._submit(following)
                 return True
-            mine = self._at_work = _AtWork(following, self._clock.monotonic())
+            mine = self._at_work = _AtWork(following, stream, self._clock.monotonic())
             following.is_at_work = True
         _done(work)
         with self._changed:
@@ -113,11 +114,14 @@ class Workers:
         self._work_off(following)
         return False
 
-    def replaces_reader(self, now: float) -> bool:
-        """Whether the thread that reads is stuck; then it reads no more, and another one is to."""
+    def replaces_reader(self, stream: object, now: float) -> bool:
+        """Whether the thread that reads is stuck; then it reads no more, and another one is to.
+
+        One that is still stuck in the work of an earlier stream does not count.
+        """
         with self._changed:
             stuck = self._at_work
-            if stuck is None or now - stuck.since < STUCK_S:
+            if stuck is None or stuck.stream is not stream or now - stuck.since < STUCK_S:
                 return False
             self._at_work = None
             stuck.is_replaced = True

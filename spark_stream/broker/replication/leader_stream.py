@@ -1,9 +1,9 @@
 """The leader's end of a stream of replication.
 
-Two threads. The call's own thread takes what the follower says; the sender writes, and nobody else
-does. It sleeps until there is something to send: news of a partition, a word of the follower that
-makes room or asks something, a high watermark that no frame has taken along, a beat that is due.
-However many partitions the stream has, those at rest cost nothing.
+Two calls, and the threads of both. That of the DoPut takes what the follower says. That of the
+DoGet sends: it sleeps until there is something to say, which is news of a partition, a word of the
+follower that makes room or asks something, a high watermark that no frame has taken along, or a
+beat that is due. However many partitions the stream has, those at rest cost nothing.
 
 A session is never called under the stream's lock: news comes under the partition's.
 """
@@ -13,8 +13,8 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, assert_never
 
@@ -23,9 +23,9 @@ import pyarrow.flight as fl
 
 from spark_stream.broker.replication.partitions import LeadPartitions, PartitionKey
 from spark_stream.broker.replication.settings import (
-    ENDING_S,
     FRAME_BYTES,
     HIGH_WATERMARK_LINGER_S,
+    SLOWEST_LINE,
     ReplicationSettings,
 )
 from spark_stream.broker.replication.turns import Slot, Turns
@@ -34,7 +34,7 @@ from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, Leade
 from spark_stream.environment import Clock
 from spark_stream.errors import InternalError, InvalidRequest, IsologError
 from spark_stream.wire.replication_messages import (
-    BODY,
+    NO_BODY,
     Acked,
     Agreed,
     Beat,
@@ -61,106 +61,113 @@ class Reader(Protocol):
     def read_chunk(self) -> fl.FlightStreamChunk: ...
 
 
-class Writer(Protocol):
-    """Where the leader's go (Flight's writer)."""
-
-    def begin(self, schema: pa.Schema) -> None: ...
-    def write_metadata(self, metadata: bytes) -> None: ...
-    def write_with_metadata(self, batch: pa.RecordBatch, metadata: bytes) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A stream as Flight hands it over. ``peer``: its name of the follower."""
-
-    peer: str
-    reader: Reader
-    writer: Writer
+Sent = tuple[pa.RecordBatch, bytes]
+"""A message as Flight sends it: the batch, and its ``app_metadata``."""
 
 
 class LeaderStream:
-    """One follower's stream, for all partitions that it follows here."""
+    """One follower's stream, for all partitions that it follows here.
+
+    ``peer``: Flight's name of the follower.
+    """
 
     def __init__(
         self,
-        line: Line,
+        peer: str,
         opened: OpenReplication,
         welcome: Welcome,
         partitions: LeadPartitions,
         settings: ReplicationSettings,
         clock: Clock,
     ) -> None:
+        self.opened = opened
         self.follower = BrokerId(opened.follower)
-        self._line = line
-        self._pid = opened.pid
+        self._peer = peer
         self._partitions = partitions
         self._settings = settings
         self._clock = clock
-        self._has_schema = False
-        self._is_over = threading.Event()
         self._changed = threading.Condition()  # guards what follows
         self._turns = Turns(opened.window_bytes)
-        self._outbox: list[Said] = [welcome]
-        self._high_watermarks: dict[int, EntryIndex] = {}  # by slot, what no frame has told yet
+        self._outbox = [welcome.pack()]
+        self._moved: dict[int, Slot] = {}  # whose high watermark no frame has told yet
         self._tell_at: float | None = None
+        self._calls = 0  # that are under way
         self._ending = False
         self._said_bye = False
-        self._waiting_since: float | None = None  # for the follower's next word
+        self._waiting_since: float | None = clock.monotonic()  # for the follower's next word
         self._beat_at = clock.monotonic() + settings.beat_s
 
-    def run(self) -> None:
-        """Serves the stream until the follower ends it, or it breaks."""
-        sender = threading.Thread(target=self._send_all, name="isolog-replication-sender")
-        sender.start()
+    def messages(self) -> Iterator[Sent]:
+        """What is said to the follower, until the stream ends; on the thread of the DoGet."""
+        with self._changed:
+            self._calls += 1
         try:
-            self._read_all()
+            while (step := self._next_step()) is not None:
+                if isinstance(step, list):
+                    for packed in step:
+                        yield NO_BODY, packed
+                    continue
+                said = self._take_turn(step) if isinstance(step, Slot) else _high_watermarks(step)
+                if said is not None:
+                    yield said
         finally:
             self.stop()
-            sender.join(ENDING_S)
-            if sender.is_alive():  # in a write that nobody reads
-                self.break_off()
-                sender.join()
             self._close_sessions()
-            self._is_over.set()
+            self._leave_call()
+
+    def take_all(self, reader: Reader) -> None:
+        """Takes what the follower says, until it ends that; on the thread of the DoPut.
+
+        Raises:
+            InvalidRequest: it says what makes no sense.
+        """
+        with self._changed:
+            self._calls += 1
+        try:
+            while (chunk := self._read(reader)) is not None:
+                self._take(unpack(chunk.app_metadata, chunk.data))
+        finally:
+            self.stop()
+            self._leave_call()
 
     def stop(self) -> None:
         """Sends no more, and tells the follower so."""
         with self._changed:
             self._ending = True
-            self._changed.notify()
+            self._changed.notify_all()
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits for the end of :meth:`run`; whether it came in time."""
-        return self._is_over.wait(timeout_s)
+        """Waits for the end of both calls; whether it came in time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._calls, timeout_s)
 
     def break_off(self) -> None:
         """Ends the connection: who reads or writes gets an error."""
-        for connection in connections_of(self._line.peer, self._pid):
+        for connection in connections_of(self._peer, self.opened.pid):
             with suppress(OSError):  # closed meanwhile
                 connection.shutdown(socket.SHUT_RDWR)
 
     def look(self, now: float) -> None:
         """Ends the connection of a follower that is dead."""
         since = self._waiting_since
-        limit = self._settings.death_s
+        limit = self._settings.death_s + self._turns.unacked_bytes / SLOWEST_LINE
         if since is None or now - since < limit:
             return
-        if is_silent(connections_of(self._line.peer, self._pid), limit):
-            logger.warning("follower %s gave no sign of life for %g s", self.follower, limit)
+        if is_silent(connections_of(self._peer, self.opened.pid), limit):
+            logger.warning("follower %s gave no sign of life for %.1f s", self.follower, limit)
             self.break_off()
+            self.stop()  # wakes who would send
 
     # -- what the follower says ------------------------------------------------------------------
 
-    def _read_all(self) -> None:
-        while True:
-            self._waiting_since = self._clock.monotonic()
-            try:
-                chunk = self._line.reader.read_chunk()
-            except StopIteration:
-                return
-            finally:
-                self._waiting_since = None
-            self._take(unpack(chunk.app_metadata, chunk.data))
+    def _read(self, reader: Reader) -> fl.FlightStreamChunk | None:
+        self._waiting_since = self._clock.monotonic()
+        try:
+            return reader.read_chunk()
+        except StopIteration:
+            return None
+        finally:
+            self._waiting_since = None
 
     def _take(self, message: Said) -> None:
         match message:
@@ -218,21 +225,21 @@ class LeaderStream:
         slot = Slot(number, asked.leader_epoch, session, is_behind=session.end > agreement.entry)
         with self._changed:
             known = self._turns.get(number) is not None
-            if not known:
+            if not known and not self._ending:
                 reset = None if agreement.reset is None else int(agreement.reset.offset)
-                self._outbox.append(
-                    Agreed(number, agreement.entry, reset, agreement.high_watermark)
-                )
+                agreed = Agreed(number, agreement.entry, reset, agreement.high_watermark)
+                self._outbox.append(agreed.pack())
                 self._turns.add(slot)
                 self._changed.notify()
+                return
+        session.close()
         if known:
-            session.close()
             raise InvalidRequest(f"slot {number} was given twice")
 
     def _end_session(self, number: int) -> None:
         with self._changed:
             slot = self._turns.remove(number)
-            self._high_watermarks.pop(number, None)
+            self._moved.pop(number, None)
             self._changed.notify()
         if slot is not None:
             slot.session.close()
@@ -243,47 +250,49 @@ class LeaderStream:
         for slot in slots:
             self._end_session(slot.number)
 
+    def _leave_call(self) -> None:
+        with self._changed:
+            self._calls -= 1
+            self._changed.notify_all()
+
     # -- what it is told -------------------------------------------------------------------------
 
-    def _take_news(self, number: int) -> None:
+    def _take_news(self, number: int, is_urgent: bool) -> None:
         with self._changed:
             slot = self._turns.get(number)
-            if slot is not None and not slot.has_news:
+            if slot is None or slot.has_news:
+                return
+            if is_urgent:
                 self._turns.take_news(slot)
                 self._changed.notify()
+                return
+            self._moved[number] = slot
+            if self._tell_at is None:  # else the sender looks by itself then
+                self._tell_at = self._clock.monotonic() + HIGH_WATERMARK_LINGER_S
+                self._changed.notify()
 
-    def _say(self, message: Said) -> None:
+    def _say(self, message: Refused) -> None:
         with self._changed:
-            self._outbox.append(message)
+            self._outbox.append(message.pack())
             self._changed.notify()
 
-    def _send_all(self) -> None:
-        try:
-            while (step := self._next_step()) is not None:
-                if isinstance(step, Slot):
-                    self._take_turn(step)
-                else:
-                    for message in step:
-                        self._write(message)
-        except (fl.FlightError, pa.ArrowException, OSError) as error:
-            logger.info("the stream to follower %s broke: %s", self.follower, error)
-            self.break_off()
-        except Exception:
-            logger.exception("the stream to follower %s", self.follower)
-            self.break_off()
+    def _next_step(self) -> Slot | dict[int, Slot] | list[bytes] | None:
+        """What to do next, once there is something. None: the stream ends.
 
-    def _next_step(self) -> Slot | list[Said] | None:
-        """What to do next, once there is something: a slot's turn, or messages. None: it ends."""
+        A slot's turn, those whose high watermark is to be told, or messages.
+        """
         with self._changed:
             while True:
                 if self._outbox:
                     found, self._outbox = self._outbox, []
                     return found
                 if self._ending:
-                    return None if self._bye_is_said() else [Bye()]
+                    return None if self._bye_is_said() else [Bye().pack()]
                 now = self._clock.monotonic()
                 if self._tell_at is not None and now >= self._tell_at:
-                    return self._due_high_watermarks()
+                    moved, self._moved, self._tell_at = self._moved, {}, None
+                    if moved:
+                        return moved
                 slot = self._turns.next_slot()
                 if slot is not None:
                     return slot
@@ -291,7 +300,7 @@ class LeaderStream:
                     self._beat_at = now + self._settings.beat_s
                     since = self._waiting_since
                     if since is not None and now - since >= self._settings.beat_s / 2:
-                        return [Beat()]
+                        return [Beat().pack()]
                 wake_at = self._beat_at
                 if self._tell_at is not None:
                     wake_at = min(wake_at, self._tell_at)
@@ -301,65 +310,42 @@ class LeaderStream:
         said, self._said_bye = self._said_bye, True
         return said
 
-    def _due_high_watermarks(self) -> list[Said]:
-        found = tuple((number, int(entry)) for number, entry in self._high_watermarks.items())
-        for number, entry in self._high_watermarks.items():
-            slot = self._turns.get(number)
-            if slot is not None:
-                slot.high_watermark_told = entry
-        self._high_watermarks.clear()
-        self._tell_at = None
-        return [HighWatermarks(found)] if found else []
-
-    def _take_turn(self, slot: Slot) -> None:
+    def _take_turn(self, slot: Slot) -> Sent | None:
         session = slot.session
         try:
             found = session.read_entries(slot.next, FRAME_BYTES)
             high_watermark = session.high_watermark
         except IsologError as error:
-            self._refuse(slot, error)
-            return
+            return self._refusal(slot, error)
         except Exception as error:
             logger.exception("reading for follower %s", self.follower)
-            self._refuse(slot, InternalError(f"{type(error).__name__}: {error}"))
-            return
+            return self._refusal(slot, InternalError(f"{type(error).__name__}: {error}"))
         if found is None:
-            if high_watermark > slot.high_watermark_told:
-                self._linger(slot, high_watermark)
-            return
-        rows, data = found
-        frame = Frame(slot.number, slot.epoch, slot.next, high_watermark, rows, data)
+            self._take_news(slot.number, False)  # the high watermark may have moved
+            return None
+        frame = Frame(slot.number, slot.epoch, slot.next, high_watermark, found.rows, found.data)
         end = EntryIndex(frame.end)
         is_behind = session.end > end
         with self._changed:
             slot.high_watermark_told = high_watermark
-            self._high_watermarks.pop(slot.number, None)
-            self._turns.sent(slot, end, frame.size, is_behind=is_behind)
-        self._write(frame)
-
-    def _linger(self, slot: Slot, high_watermark: EntryIndex) -> None:
-        """The high watermark goes with the next frame, or alone if none comes soon."""
-        with self._changed:
-            if self._turns.get(slot.number) is None:
-                return
-            self._high_watermarks[slot.number] = high_watermark
-            if self._tell_at is None:
+            if self._tell_at is None:  # the next move of it will not have to wake this thread
                 self._tell_at = self._clock.monotonic() + HIGH_WATERMARK_LINGER_S
+            self._moved.pop(slot.number, None)
+            self._turns.sent(slot, end, frame.size, is_behind=is_behind)
+        metadata, batch = frame.pack()
+        return batch, metadata
 
-    def _refuse(self, slot: Slot, error: IsologError) -> None:
+    def _refusal(self, slot: Slot, error: IsologError) -> Sent:
         self._end_session(slot.number)
-        self._write(Refused(slot.number, error))
+        return NO_BODY, Refused(slot.number, error).pack()
 
-    def _write(self, message: Said) -> None:
-        writer = self._line.writer
-        if not isinstance(message, Frame):
-            writer.write_metadata(message.pack())
-            return
-        metadata, batch = message.pack()
-        if batch is None:
-            writer.write_metadata(metadata)
-            return
-        if not self._has_schema:
-            writer.begin(BODY)
-            self._has_schema = True
-        writer.write_with_metadata(batch, metadata)
+
+def _high_watermarks(moved: dict[int, Slot]) -> Sent | None:
+    """The message that tells them; None: frames have done so meanwhile."""
+    found = []
+    for number, slot in moved.items():
+        high_watermark = slot.session.high_watermark
+        if high_watermark > slot.high_watermark_told:
+            slot.high_watermark_told = high_watermark
+            found.append((number, int(high_watermark)))
+    return (NO_BODY, HighWatermarks(tuple(found)).pack()) if found else None

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from spark_stream.broker.replication.leader_stream import LeaderStream, Line
+from spark_stream.broker.replication.leader_stream import LeaderStream, Reader, Sent
 from spark_stream.broker.replication.partitions import LeadPartitions
 from spark_stream.broker.replication.settings import ENDING_S, ReplicationSettings
 from spark_stream.broker.replication.watch import Watch
@@ -51,12 +53,12 @@ class Leading:
         self._settings = settings
         self._clock = clock
         self._watch = watch
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._streams: dict[BrokerId, LeaderStream] = {}
         self._stopped = False
 
-    def serve(self, line: Line, opened: OpenReplication) -> None:
-        """Serves one stream to its end.
+    def open(self, peer: str, opened: OpenReplication) -> Iterator[Sent]:
+        """Begins a stream: what the leader says on it.
 
         Raises:
             WrongCluster, LeaderUnavailable, Unsupported, InvalidRequest, BrokerStopping: nothing
@@ -64,7 +66,7 @@ class Leading:
         """
         self._check(opened)
         welcome = Welcome(REPLICATION_VERSION, self._me.cluster_id, self._me.broker_id)
-        stream = LeaderStream(line, opened, welcome, self._partitions, self._settings, self._clock)
+        stream = LeaderStream(peer, opened, welcome, self._partitions, self._settings, self._clock)
         with self._lock:
             if self._stopped:
                 raise BrokerStopping("the broker is about to stop")
@@ -75,13 +77,22 @@ class Leading:
             if not earlier.wait(_PREDECESSOR_S):
                 earlier.break_off()
         self._watch.add(stream)
-        try:
-            stream.run()
-        finally:
-            self._watch.remove(stream)
-            with self._lock:
-                if self._streams.get(stream.follower) is stream:
-                    del self._streams[stream.follower]
+        messages = stream.messages()
+        # Flight lets go of them at the end, and at once if the follower is gone before the first.
+        weakref.finalize(messages, self._forget, stream).atexit = False
+        return messages
+
+    def listen(self, opened: OpenReplication, reader: Reader) -> None:
+        """Takes what the follower says on a stream that is open.
+
+        Raises:
+            InvalidRequest: it is not, or what the follower says makes no sense.
+        """
+        with self._lock:
+            stream = self._streams.get(BrokerId(opened.follower))
+        if stream is None or stream.opened != opened:
+            raise InvalidRequest(f"broker {opened.follower} has no such stream open")
+        stream.take_all(reader)
 
     def stop(self) -> None:
         """Ends all streams, and serves no more."""
@@ -97,6 +108,15 @@ class Leading:
         for stream in streams:
             if not stream.wait(ENDING_S):
                 logger.warning("the stream to follower %s does not end", stream.follower)
+
+    def _forget(self, stream: LeaderStream) -> None:
+        stream.stop()
+        if not stream.wait(_PREDECESSOR_S):
+            stream.break_off()
+        self._watch.remove(stream)
+        with self._lock:
+            if self._streams.get(stream.follower) is stream:
+                del self._streams[stream.follower]
 
     def _check(self, opened: OpenReplication) -> None:
         if opened.cluster_id != self._me.cluster_id:

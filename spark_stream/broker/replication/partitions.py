@@ -18,6 +18,7 @@ from spark_stream.consistency.epochs import EpochHistory
 from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, LeaderEpoch
 from spark_stream.consistency.leader import Boundary
 from spark_stream.errors import IsologError
+from spark_stream.storage.stored import StoredEntries
 
 
 class PartitionKey(NamedTuple):
@@ -57,7 +58,7 @@ class LeaderSession(Protocol):
     @property
     def high_watermark(self) -> EntryIndex: ...
 
-    def read_entries(self, first: EntryIndex, max_bytes: int) -> tuple[Table, pa.Buffer] | None:
+    def read_entries(self, first: EntryIndex, max_bytes: int) -> StoredEntries | None:
         """The entries from ``first`` on, one at least and about ``max_bytes`` of them.
 
         None: there are none yet.
@@ -84,13 +85,13 @@ class LeadPartitions(Protocol):
         key: PartitionKey,
         epoch: LeaderEpoch,
         history: EpochHistory,
-        news: Callable[[], None],
+        news: Callable[[bool], None],
     ) -> LeaderSession:
         """Begins a session.
 
-        ``news`` is to be called when entries were appended, the high watermark moved, or the broker
-        ceased to lead: from any thread and under any lock. It waits for nothing and calls nothing
-        of the session.
+        ``news(True)`` is to be called when entries were appended or the broker ceased to lead,
+        ``news(False)`` when only the high watermark moved, which is less urgent: from any thread
+        and under any lock. It waits for nothing and calls nothing of the session.
 
         Raises:
             IsologError: unknown topic id, not the leader, an older or a newer epoch.

@@ -16,6 +16,10 @@ is on its way is in the way of live records, and four frames keep a fast line bu
 HIGH_WATERMARK_LINGER_S: Final = 0.01
 """How long a high watermark waits for a frame that takes it along."""
 
+SLOWEST_LINE: Final = 4 << 20
+"""Bytes a second. A follower that is still receiving a large batch has nothing to say: what is
+under way to it gets the time that it takes on a slow line."""
+
 ENDING_S: Final = 1.0
 """How long the other side has to end its part of a stream before the connection is ended."""
 

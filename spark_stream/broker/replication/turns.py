@@ -122,7 +122,7 @@ class Turns:
 
     @property
     def _share(self) -> int:
-        return self.window_bytes // BEHIND_SHARE
+        return max(1, self.window_bytes // BEHIND_SHARE)
 
     def _count(self, size: int, behind: bool) -> None:
         self.unacked_bytes += size

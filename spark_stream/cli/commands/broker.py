@@ -63,6 +63,23 @@ def start(
             show_default=False,
         ),
     ] = None,
+    broker_id: Annotated[
+        str | None,
+        typer.Option(
+            "--id",
+            metavar="NAME",
+            help="The broker's id, where DIR is new. Default: one that nobody else has.",
+            show_default=False,
+        ),
+    ] = None,
+    rack: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Where it stands: replicas of a partition are put into different racks.",
+            show_default=False,
+        ),
+    ] = None,
     daemon: Annotated[
         bool,
         typer.Option("--daemon", help="Run in the background; return once it serves."),
@@ -88,7 +105,13 @@ def start(
 
     def load(directory: Path | None) -> BrokerConfig:
         return BrokerConfig.load(
-            conf, dir=directory, metadata=metadata, listen=listen, idle_seconds=idle_seconds
+            conf,
+            dir=directory,
+            id=broker_id,
+            rack=rack,
+            metadata=metadata,
+            listen=listen,
+            idle_seconds=idle_seconds,
         )
 
     try:
@@ -109,6 +132,8 @@ def start(
     flags += ["--conf", str(conf.absolute())] if conf is not None else []
     flags += ["--idle-seconds", str(config.idle_seconds)]
     flags += ["--metadata", str(config.metadata.absolute())] if config.metadata else []
+    flags += ["--id", config.id] if config.id else []
+    flags += ["--rack", config.rack] if config.rack else []
     print(background.start(config.dir, flags), flush=True)
 
 

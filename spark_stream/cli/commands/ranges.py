@@ -12,7 +12,7 @@ from types import FrameType
 import pyarrow as pa
 
 from spark_stream.client.reading.columns import View
-from spark_stream.client.reading.feed import Feed
+from spark_stream.client.reading.feed import Asked, Feed
 from spark_stream.client.reading.fetching import Source, check_place, fetch_range
 from spark_stream.client.reading.positions import Place, resolve
 from spark_stream.client.topics import TopicsClient
@@ -115,7 +115,9 @@ def followed(spans: list[Span], idle: Callable[[], None]) -> Iterator[pa.RecordB
     """
     feed = Feed(
         [
-            ((span.source.view.topic, span.source.partition), span.source, span.start, span.end)
+            Asked(
+                (span.source.view.topic, span.source.partition), span.source, span.start, span.end
+            )
             for span in spans
         ]
     )

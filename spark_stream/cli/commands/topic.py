@@ -1,4 +1,4 @@
-"""``isolog topic``: create, list, describe, alter, delete."""
+"""``isolog topic``: create, list, describe, alter, move, elect, delete."""
 
 from __future__ import annotations
 
@@ -52,6 +52,14 @@ def create(
             show_default=False,
         ),
     ] = None,
+    assignment: Annotated[
+        str | None,
+        typer.Option(
+            metavar="IDS",
+            help="The brokers of each partition, such as 1,2/2,3; the preferred leader first.",
+            show_default=False,
+        ),
+    ] = None,
     if_not_exists: Annotated[
         bool,
         typer.Option("--if-not-exists", help="Leave a topic of that name as it is: no error."),
@@ -64,6 +72,8 @@ def create(
     isolog topic create a --schema "id bigint, tags array<string>"
     isolog topic create b --schema-from b.parquet --partitions 4
     isolog topic create c --config compression=zstd --if-not-exists
+    isolog topic create d --partitions 6 --replication-factor 3
+    isolog topic create e --assignment 1,2/2,3/3,1
     """
     if schema is not None and schema_from is not None:
         raise InvalidOption("--schema and --schema-from exclude each other", hint="Give one.")
@@ -75,7 +85,14 @@ def create(
         columns = schema_of_file(schema_from)
     with log(bootstrap, path, makes=True) as opened:
         try:
-            made = opened.create_topic(topic, partitions, replication_factor, columns, settings)
+            made = opened.create_topic(
+                topic,
+                partitions,
+                replication_factor,
+                columns,
+                settings,
+                assignment=_assignment(assignment),
+            )
         except TopicExists:
             if not if_not_exists:
                 raise
@@ -151,6 +168,60 @@ def alter(
 
 
 @app.command()
+def move(
+    topic: Topic,
+    partition: Annotated[int, typer.Argument(metavar="PARTITION", help="Its number.", min=0)],
+    brokers: Annotated[
+        str,
+        typer.Argument(metavar="IDS", help="Such as 2,3,4; the preferred leader first."),
+    ],
+    bootstrap: Bootstrap = None,
+    path: LogPath = None,
+) -> None:
+    """Moves a partition to other brokers: the old replicas go once the new ones are in sync.
+
+    \b
+    isolog topic move flights 0 2,3,4
+    """
+    with log(bootstrap, path) as opened:
+        opened.move_replicas(topic, {partition: _brokers(brokers)})
+    note(f"{topic}/{partition} moves to {brokers}: `isolog topic describe {topic}` shows how far")
+
+
+@app.command("cancel-moves")
+def cancel_moves(topic: Topic, bootstrap: Bootstrap = None, path: LogPath = None) -> None:
+    """Cancels the moves of a topic's partitions that are under way.
+
+    \b
+    isolog topic cancel-moves flights
+    """
+    with log(bootstrap, path) as opened:
+        opened.cancel_moves(topic)
+    note(f"the moves of {topic} are cancelled")
+
+
+@app.command("elect")
+def elect(
+    topic: Annotated[
+        str | None, typer.Argument(metavar="[TOPIC]", help="Default: all topics.")
+    ] = None,
+    bootstrap: Bootstrap = None,
+    path: LogPath = None,
+) -> None:
+    """Lets the preferred leader of each partition lead, which is the first of its replicas.
+
+    After brokers were away, others lead what they led; this spreads the load again.
+
+    \b
+    isolog topic elect flights
+    isolog topic elect
+    """
+    with log(bootstrap, path) as opened:
+        moved = opened.elect_preferred_leaders(topic)
+    note(f"{counted(moved, 'partition')} got another leader")
+
+
+@app.command()
 def delete(
     topic: Topic,
     bootstrap: Bootstrap = None,
@@ -207,6 +278,19 @@ def _differences(
                 f"{name} is {found.config[name]}, not {value}: `isolog topic alter {found.name}"
                 f" --config {name}={value}` changes it"
             )
+
+
+def _assignment(text: str | None) -> list[list[str]] | None:
+    return None if text is None else [_brokers(part) for part in text.split("/")]
+
+
+def _brokers(text: str) -> list[str]:
+    brokers = [part.strip() for part in text.split(",")]
+    if not all(brokers):
+        raise InvalidOption(
+            f"{text!r} is no list of broker ids", hint="Such as 1,2,3: ids with commas in between."
+        )
+    return brokers
 
 
 def _settings(pairs: list[str]) -> dict[str, str]:

@@ -40,10 +40,10 @@ def show_topic(topic: TopicDescription, shape: Listing, screen: Console | None =
     records = sum(each.log_end_offset - each.log_start_offset for each in topic.partitions)
     size = sum(each.size for each in topic.partitions)
     screen.print(f"[bold]{escape(topic.name)}[/bold]  records {records}  size {_size(size)}")
-    screen.print(f"id {topic.id}")
+    screen.print(f"id {topic.id}  replication factor {topic.replication_factor}")
     screen.print(_columns_table(topic))
     screen.print(_partitions_table(topic))
-    for line in _leaders(topic):  # outside of a table: an address may be a long path
+    for line in _leaders(topic):  # outside of a table: an id may be long
         screen.print(escape(line), soft_wrap=True)
     screen.print()
     for each in topic.partitions:
@@ -116,12 +116,22 @@ def _partitions_table(topic: TopicDescription) -> Table:
 
 def _leaders(topic: TopicDescription) -> Iterator[str]:
     """Who leads which partitions; those that agree in all share a line."""
-    rows: dict[tuple[str, int, tuple[str, ...]], list[int]] = {}
+    rows: dict[tuple[Any, ...], list[int]] = {}
     for each in topic.partitions:
-        rows.setdefault((each.leader, each.leader_epoch, each.isr), []).append(each.partition)
-    for (leader, epoch, isr), partitions in rows.items():
-        in_sync = "itself alone" if isr == (leader,) else ", ".join(isr)
-        yield f"leader of {_runs(partitions)}: {leader}\n  epoch {epoch}, in sync (ISR): {in_sync}"
+        lag = tuple(sorted((broker, entries) for broker, entries in each.lag.items() if entries))
+        key = (each.leader, each.leader_epoch, each.replicas, each.isr, lag)
+        rows.setdefault(key, []).append(each.partition)
+    for (leader, epoch, replicas, isr, lag), partitions in rows.items():
+        yield f"leader of {_runs(partitions)}: {leader or 'nobody at the moment'}, epoch {epoch}"
+        if replicas != (leader,):
+            yield f"  replicas {', '.join(replicas)}; in sync (ISR): {', '.join(isr)}"
+        if lag:
+            behind = (f"{broker} by {_entries(entries)}" for broker, entries in lag)
+            yield f"  behind the leader: {', '.join(behind)}"
+
+
+def _entries(count: int) -> str:
+    return "1 entry" if count == 1 else f"{count} entries"
 
 
 def _runs(numbers: list[int]) -> str:
@@ -165,6 +175,7 @@ def _topic_facts(topic: TopicDescription) -> dict[str, Any]:
             }
             for field in topic.schema
         ],
+        "replication_factor": topic.replication_factor,
         "config": dict(topic.config),
         "partitions": [_partition_facts(each) for each in topic.partitions],
     }

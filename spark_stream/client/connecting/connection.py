@@ -125,6 +125,7 @@ class Connection:
         deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
         leader: BrokerLink | None = None
         sent_on = False
+        lost: IsologError | None = None  # why the leader that was named did not answer
         for pause in _pauses():
             link = leader
             try:
@@ -134,8 +135,12 @@ class Connection:
             except IsologError as error:
                 if link is not None and isinstance(error, _LOST):
                     self._give_up(link)
+                if leader is not None and not isinstance(error, NotLeader):
+                    lost = error
                 leader = self._leader_of(error)
                 if not error.retriable or time.monotonic() + pause > deadline:
+                    if isinstance(error, NotLeader) and lost is not None:
+                        raise lost from error
                     raise
                 if leader is None or sent_on:
                     time.sleep(pause)

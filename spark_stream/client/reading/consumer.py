@@ -24,9 +24,10 @@ from spark_stream.client.closing import Closing
 from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.cuts import Key, cut_of
-from spark_stream.client.reading.feed import WATCH_S, Feed
+from spark_stream.client.reading.feed import WATCH_S, Asked, Feed
 from spark_stream.client.reading.fetching import Fetched, Source, check_place
-from spark_stream.client.reading.positions import Place, resolve
+from spark_stream.client.reading.losses import FAIL, GONE, fails_on, where_to_go_on
+from spark_stream.client.reading.positions import Place, resolve, seen
 from spark_stream.client.reading.records import records_of
 from spark_stream.client.topics import TopicsClient, level
 from spark_stream.client.transactions import TransactionsClient
@@ -55,6 +56,10 @@ class Consumer(Closing):
 
     Partitions that a topic gets later are read from their first record on, wherever the consumer
     started.
+
+    ``on_loss``: records that retention removed before they were read, or that a failover took back
+    after, are an error (``fail``: OffsetEvicted, DataLoss), or the consumer warns and goes on with
+    what is left (``continue``).
     """
 
     def __init__(
@@ -69,6 +74,7 @@ class Consumer(Closing):
         metadata: bool = False,
         headers: bool = False,
         name: str | None = None,
+        on_loss: str = FAIL,
     ) -> None:
         if not names:
             raise InvalidOption("a consumer needs at least one topic")
@@ -80,9 +86,11 @@ class Consumer(Closing):
         self._name = name
         self._instance = uuid.uuid4().hex
         self._isolation = level(isolation)
+        self._fail_on_loss = fails_on(on_loss)
         self._views: dict[str, View] = {}
         self._ids: dict[str, str] = {}
         self._position: dict[Key, int] = {}
+        self._epochs: dict[Key, int] = {}  # the leader epochs under which it was reached, if known
         self._stored: dict[str, pa.Schema] = {}
         for topic in names:
             known = topics.describe(topic)
@@ -91,10 +99,12 @@ class Consumer(Closing):
                 topic, known.schema, columns, metadata=metadata, headers=headers
             )
             self._ids[topic] = known.id
-            found = resolve(topics, topic, start, self._isolation, "earliest")
+            found, epochs = seen(topics, topic, start, self._isolation)
             self._position.update({(topic, number): at for number, at in found.items()})
+            self._epochs.update({(topic, number): epoch for number, epoch in epochs.items()})
         if start == "latest" and self._atomic:
             self._position = cut_of(self._transactions, self._ids)
+            self._epochs.clear()  # a cut does not tell under which epochs it was seen
         if name is not None:
             stored = self._taken_over(name)
             self._position.update(stored)
@@ -129,6 +139,7 @@ class Consumer(Closing):
         position = self._position
         for key, fetched in self._fetched(views, until):
             seeks = self._seeks
+            self._reached(key, fetched)
             for record in records_of(key, fetched):
                 position[key] = record[2] + 1
                 yield record
@@ -140,6 +151,7 @@ class Consumer(Closing):
     def batches(self, until: str | None = None) -> Iterator[pa.RecordBatch]:
         """Arrow batches, each of one partition, as they come; ``until`` as in :meth:`records`."""
         for key, fetched in self._fetched(self._views, until):
+            self._reached(key, fetched)
             self._position[key] = fetched.next
             if fetched.batch.num_rows:
                 yield fetched.batch
@@ -189,6 +201,7 @@ class Consumer(Closing):
                 topic_id=self._ids[topic],
                 partition=number,
                 offset=offset,
+                leader_epoch=self._epochs.get((topic, number)),
             )
             for (topic, number), offset in self._position.items()
         ]
@@ -201,6 +214,8 @@ class Consumer(Closing):
             if not isinstance(offset, Integral) or not 0 <= offset <= INT64_MAX:
                 raise InvalidOption(f"an offset is at least 0, not {offset!r}")
         self._position.update({key: int(offset) for key, offset in position.items()})
+        for key in position:
+            self._epochs.pop(key, None)
         self._seeks += 1
         self._stop_feed()
 
@@ -236,16 +251,18 @@ class Consumer(Closing):
             seeks = self._seeks
             feed = self._feed = Feed(
                 [
-                    (
+                    Asked(
                         key,
                         self._source(views[key[0]], key),
                         start,
                         None if ends is None else ends[key],
+                        self._epochs.get(key),
                     )
                     for key, start in self._position.items()
                     if not self._atomic or ends is None or start < ends[key]
                 ],
                 watch,
+                fail_on_loss=self._fail_on_loss,
             )
             if self._closed.is_set() or self._seeks != seeks:
                 self._stop_feed()  # whoever asked meanwhile found no feed to stop
@@ -295,22 +312,37 @@ class Consumer(Closing):
             for number, offset in first.items():
                 if (topic, number) not in stored:
                     self._position[topic, number] = offset
+                    self._epochs.pop((topic, number), None)
+
+    def _reached(self, key: Key, fetched: Fetched) -> None:
+        """The position moves through what was fetched, under its leader epoch."""
+        if fetched.epoch is not None:
+            self._epochs[key] = fetched.epoch
 
     def _below(self, ends: Mapping[Key, int]) -> bool:
         return any(self._position[key] < end for key, end in ends.items())
 
     def _check_position(self, views: Mapping[str, View]) -> None:
-        """Raises OffsetOutOfRange or OffsetEvicted if the log does not have the position."""
+        """Raises OffsetOutOfRange, or tells of a loss, if the log does not have the position."""
         for key, offset in self._position.items():
-            check_place(self._source(views[key[0]], key), offset, offset)
+            source = self._source(views[key[0]], key)
+            try:
+                check_place(source, offset, offset, self._epochs.get(key))
+            except GONE as error:
+                self._position[key] = where_to_go_on(error, fail=self._fail_on_loss)
 
     def _taken_over(self, name: str) -> dict[Key, int]:
         """The stored positions, without those of topics that were deleted or made again since."""
-        return {
-            (each.topic, each.partition): each.offset
+        stored = [
+            each
             for each in self._transactions.take_consumer(name, self._instance)
             if self._ids.get(each.topic) == each.topic_id
-        }
+        ]
+        for each in stored:
+            self._epochs.pop((each.topic, each.partition), None)
+            if each.leader_epoch is not None:
+                self._epochs[each.topic, each.partition] = each.leader_epoch
+        return {(each.topic, each.partition): each.offset for each in stored}
 
     def _source(self, view: View, key: Key) -> Source:
         return Source(self._topics.router, view, self._ids[key[0]], key[1], self._fetching)

@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 from spark_stream.client.reading.cuts import Key
 from spark_stream.client.reading.fetching import (
@@ -19,7 +19,9 @@ from spark_stream.client.reading.fetching import (
     Source,
     check_place,
     fetch_once,
+    moved_to,
 )
+from spark_stream.client.reading.losses import GONE, where_to_go_on
 from spark_stream.errors import InternalError, IsologError
 
 POLL_MS: Final = 2_000
@@ -30,6 +32,17 @@ _RETRY_PAUSE_S: Final = 0.1
 _TICK_S: Final = 0.25
 _STOP_S: Final = 2.0  # what is only just asked for cannot be cancelled before it is answered
 
+
+class Asked(NamedTuple):
+    """What one thread fetches; ``epoch``: the leader epoch under which its reader got to start."""
+
+    key: Key
+    source: Source
+    start: int
+    end: int | None
+    epoch: int | None = None
+
+
 _Item = tuple[Key, Fetched | None, IsologError | None]
 
 
@@ -37,13 +50,17 @@ class Feed:
     """The fetching threads of one iteration. What they fetched ahead is dropped when it stops.
 
     ``watch`` is called every two seconds meanwhile; an error of it that lasts ends the iteration.
+    Records that are gone are an error too, unless ``fail_on_loss`` is false.
     """
 
     def __init__(
         self,
-        sources: list[tuple[Key, Source, int, int | None]],
+        sources: list[Asked],
         watch: Callable[[], None] | None = None,
+        *,
+        fail_on_loss: bool = True,
     ) -> None:
+        self._fail_on_loss = fail_on_loss
         self._stopped = threading.Event()
         self._queue: queue.Queue[_Item] = queue.Queue(_AHEAD_BATCHES * len(sources))
         self._running = len(sources)
@@ -51,16 +68,14 @@ class Feed:
         self._threads = [
             threading.Thread(
                 target=self._follow,
-                args=(key, source, start, end, cancellation),
-                name=f"isolog-fetch-{key[0]}-{key[1]}",
+                args=(asked, cancellation),
+                name=f"isolog-fetch-{asked.key[0]}-{asked.key[1]}",
                 daemon=True,
             )
-            for (key, source, start, end), cancellation in zip(
-                sources, self._cancellations, strict=True
-            )
+            for asked, cancellation in zip(sources, self._cancellations, strict=True)
         ]
         if watch is not None and sources:
-            key = sources[0][0]
+            key = sources[0].key
             self._threads.append(
                 threading.Thread(
                     target=self._watch, args=(key, watch), name="isolog-watch", daemon=True
@@ -104,11 +119,10 @@ class Feed:
             if thread is not threading.current_thread():  # a garbage collection is on any thread
                 thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _follow(
-        self, key: Key, source: Source, start: int, end: int | None, cancellation: Cancellation
-    ) -> None:
+    def _follow(self, asked: Asked, cancellation: Cancellation) -> None:
+        key = asked.key
         try:
-            self._fetch(key, source, start, end, cancellation)
+            self._fetch(asked, cancellation)
         except IsologError as error:
             self._put((key, None, error))
         except Exception as error:  # a defect: whoever iterates must see it, not wait for ever
@@ -116,27 +130,33 @@ class Feed:
         else:
             self._put((key, None, None))
 
-    def _fetch(
-        self, key: Key, source: Source, start: int, end: int | None, cancellation: Cancellation
-    ) -> None:
-        position = start
+    def _fetch(self, asked: Asked, cancellation: Cancellation) -> None:
+        key, source, position, end, epoch = asked
         failing_since: float | None = None
         partitions: int | None = None
-        if end is not None and start > end:  # empty, or there never was such an offset
-            check_place(source, start, end)
+        if end is not None and position > end:  # empty, or there never was such an offset
+            try:
+                check_place(source, position, end, epoch)
+            except GONE as error:
+                position = where_to_go_on(error, fail=self._fail_on_loss)
+                self._put((key, moved_to(source, position, epoch), None))
         while not self._stopped.is_set() and (end is None or position < end):
             try:
                 wait = POLL_MS if end is None else 0
-                fetches = fetch_once(source, position, end, wait, FETCH_BYTES, cancellation)
+                fetches = fetch_once(source, position, end, wait, FETCH_BYTES, cancellation, epoch)
                 for fetched in fetches:
                     failing_since = None
                     moved = fetched.next != position
                     position = fetched.next
+                    epoch = fetched.epoch if fetched.epoch is not None else epoch
                     told = fetched.partitions not in (None, partitions)
                     partitions = fetched.partitions or partitions
                     worth = fetched.batch.num_rows or moved or told
                     if worth and not self._put((key, fetched, None)):
                         return
+            except GONE as error:
+                position = where_to_go_on(error, fail=self._fail_on_loss)
+                self._put((key, moved_to(source, position, epoch), None))
             except IsologError as error:
                 now = time.monotonic()
                 failing_since = failing_since or now

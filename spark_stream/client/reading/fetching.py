@@ -258,5 +258,10 @@ def check_place(source: Source, start: int, end: int, start_epoch: int | None = 
             time.sleep(_RETRY_PAUSE_S)
 
 
+def moved_to(source: Source, offset: int, epoch: int | None) -> Fetched:
+    """No rows: the next ones begin at the offset."""
+    return Fetched(source.partition, offset, offset, _empty(source.view), epoch=epoch)
+
+
 def _empty(view: View) -> pa.RecordBatch:
     return empty_batch(view.schema)

@@ -22,6 +22,19 @@ In a mapping -2 means earliest and -1 latest; partitions that it leaves out get 
 _NAMED: Final = {"earliest": EARLIEST, "latest": LATEST}
 
 
+def seen(
+    topics: TopicsClient, topic: str, place: Place, isolation: Isolation
+) -> tuple[dict[int, int], dict[int, int]]:
+    """The offset of ``place`` in each partition, and the leader epochs that they were seen under.
+
+    Of an offset that a user names nobody knows the epoch.
+    """
+    if isinstance(place, str) and place in _NAMED:
+        found = topics.offsets(topic, at=_NAMED[place], isolation=isolation)
+        return dict(found.offsets), dict(found.epochs)
+    return resolve(topics, topic, place, isolation, "earliest"), {}
+
+
 def resolve(
     topics: TopicsClient, topic: str, place: Place, isolation: Isolation, default: str
 ) -> dict[int, int]:

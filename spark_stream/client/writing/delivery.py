@@ -6,8 +6,9 @@ more, what it did not answer goes to the partition's present leader, in its orde
 stamps: the leaders know what they have already. So a lost connection, a broker that comes back in
 time, and one that is replaced cost nothing but the wait.
 
-Each leader has a channel of its own, so that one that is lost holds up no other's partitions. With
-one leader the callers themselves write; with several each channel's thread does.
+Each leader has a channel of its own, so that one that is lost holds up no other's partitions. While
+a producer has to do with one broker its callers themselves write; else each channel's thread does,
+for a write may be stuck.
 
 What was sent and not answered in time has an *unknown outcome*. What was never sent, or surely not
 appended, has the error that kept it from the log.
@@ -67,12 +68,15 @@ class Delivery:
         topic: TopicDescription,
         author: Author,
         request: AppendTo,
+        brokers: set[str],
         wanted: Callable[[Delivery], None],
     ) -> None:
+        """``brokers``: the addresses that all deliveries of the producer have channels to."""
         self._router = router
         self._topic = topic
         self._author = author
         self._request = request
+        self._brokers = brokers
         self._wanted = wanted
         self._lock = threading.Lock()
         self._lanes: dict[int, PlacedLane] = {}
@@ -121,7 +125,7 @@ class Delivery:
         """Sends what can go now: from the calling thread, if all goes to one leader."""
         with self._lock:
             used = [each for each in self._channels.values() if each.lanes]
-            alone = used[0] if len(used) == 1 and used[0].stream is not None else None
+            alone = used[0] if used and used[0].stream and len(self._brokers) == 1 else None
             if alone is None:
                 for each in used:
                     if each.waiting:
@@ -190,6 +194,7 @@ class Delivery:
                 channel = self._channels[link.address] = Channel(
                     link, self._router, self._topic, self._author, self._request, self._lock, self
                 )
+            self._brokers.add(link.address)
             del self._homeless[number]
             channel.place(placed, route)
 

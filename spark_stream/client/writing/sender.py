@@ -84,6 +84,7 @@ class Sender:
         self._lock = self.buffer.lock
         self._pending: dict[str, list[Pending]] = {}
         self._deliveries: dict[str, Delivery] = {}  # by topic id
+        self._brokers: set[str] = set()  # where they go
         self._asking: dict[Delivery, None] = {}  # those that want to be served, in their order
         self._serving: dict[Delivery, threading.Thread] = {}  # those that are being served
         self._identifying = threading.Lock()  # one thread at a time asks for an identity
@@ -328,7 +329,9 @@ class Sender:
                     isolation=self._settings.isolation,
                     timeout_ms=self._settings.timeout_ms,
                 )
-                found = Delivery(self._topics.router, known, self._author, request, self._ask)
+                found = Delivery(
+                    self._topics.router, known, self._author, request, self._brokers, self._ask
+                )
                 self._deliveries[known.id] = found
             return found
 

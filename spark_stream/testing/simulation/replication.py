@@ -83,7 +83,7 @@ class Stream:
         self.acks.append(entry)
         self.wake_leader()
 
-    def wake_leader(self) -> None:
+    def wake_leader(self, entries: bool = True) -> None:
         """There is something for the leader to do."""
         self._has_news = True
         _give(self._leader)
@@ -271,7 +271,7 @@ class SimulatedLinks:
                 found = session.read_entries(at, self._chance.choice(_FRAME_BYTES))
             high = session.high_watermark
             if found is not None:
-                rows, data = found
+                rows, data = found.rows, found.data
                 frame = _Frame(at, rows.copy(), pa.py_buffer(data.to_pybytes()), high)
                 at, told = EntryIndex(int(rows["entry_index"][-1]) + 1), high
                 sent.append(at)

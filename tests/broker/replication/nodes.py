@@ -8,7 +8,6 @@ from typing import Self
 import pyarrow.flight as fl
 
 from spark_stream.broker.replication.fetchers import Fetchers
-from spark_stream.broker.replication.leader_stream import Line
 from spark_stream.broker.replication.leading import Identity, Leading
 from spark_stream.broker.replication.partitions import PartitionKey
 from spark_stream.broker.replication.settings import ReplicationSettings
@@ -16,10 +15,11 @@ from spark_stream.broker.replication.watch import Watch
 from spark_stream.broker.service import translated
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.environment import SystemClock
-from spark_stream.wire.replication_messages import OpenReplication
+from spark_stream.wire.addresses import location
+from spark_stream.wire.replication_messages import BODY, OpenReplication
 from tests.broker.replication.partitions import LeadPartition, LeadPartitions
 
-QUICK = ReplicationSettings(beat_s=0.1, death_s=0.6)
+QUICK = ReplicationSettings(beat_s=0.1, death_s=1.0)
 
 
 class Node:
@@ -32,7 +32,7 @@ class Node:
         *,
         settings: ReplicationSettings = QUICK,
         cluster_id: str = "c",
-        bind: str = "grpc://127.0.0.1:0",
+        listen: str = "127.0.0.1:0",
     ) -> None:
         clock = SystemClock()
         self.name = name
@@ -43,8 +43,8 @@ class Node:
         self.watch = Watch(settings, clock)
         self.leading = Leading(me, self.lead, settings, clock, self.watch)
         self.fetchers = Fetchers(me, self.addresses.get, settings, clock, self.watch)
-        self._server = _Server(bind, self.leading)
-        self.address = f"127.0.0.1:{self._server.port}"
+        self._server = _Server(location(listen), self.leading)
+        self.address = listen.replace(":0", f":{self._server.port}")
         self._serving = threading.Thread(target=self._server.serve, daemon=True)
         self._serving.start()
 
@@ -67,7 +67,18 @@ class _Server(fl.FlightServerBase):
         self._leading = leading
         super().__init__(bind)
 
-    def do_exchange(self, context, descriptor, reader, writer):
-        with translated("exchange"):
-            opened = OpenReplication.from_bytes(descriptor.command)
-            self._leading.serve(Line(context.peer(), reader, writer), opened)
+    def do_get(self, context, ticket):
+        with translated("replication"):
+            opened = OpenReplication.from_command(ticket.ticket)
+            said = self._leading.open(context.peer(), opened)
+            return fl.GeneratorStream(BODY, _translated(said))
+
+    def do_put(self, context, descriptor, reader, writer):
+        with translated("replication"):
+            opened = OpenReplication.from_command(descriptor.command)
+            self._leading.listen(opened, reader)
+
+
+def _translated(said):
+    with translated("replication"):
+        yield from said

@@ -1,20 +1,22 @@
-"""Partitions for streams of replication: small logs in memory, with the real rules of agreement."""
+"""Partitions for streams of replication: logs in memory or on the disk, with the real rules."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from spark_stream.broker.replication.partitions import Agreement, PartitionKey
-from spark_stream.consistency.entries import ENTRY, Entry
-from spark_stream.consistency.epochs import EpochHistory, agreement
+from spark_stream.consistency.entries import ENTRY, Entry, Table
+from spark_stream.consistency.epochs import EpochHistory, EpochStarts, agreement
 from spark_stream.consistency.leader import Boundary
 from spark_stream.errors import (
-    DamagedSegment,
+    DamagedEntries,
+    EntriesGone,
     InvalidRequest,
     IsologError,
     NotLeader,
@@ -22,7 +24,11 @@ from spark_stream.errors import (
     UnknownTopic,
 )
 from spark_stream.storage.codec import crc32c
+from spark_stream.storage.log import PartitionLog
+from spark_stream.storage.log_format import LogFormat
+from spark_stream.storage.stored import StoredEntries, digest
 
+FACTS = (("isolog.format", "1"), ("isolog.topic", "t"), ("isolog.partition", "0"))
 EntryBytes = tuple[bytes, bytes]  # the row, and the bytes of the batch
 
 
@@ -59,9 +65,79 @@ class MemoryLog:
         del self.entries[: entry - self.start]
         self.start = entry
 
-    def digest(self) -> tuple[int, int, int]:
-        content = b"".join(part for pair in self.entries for part in pair)
-        return self.start, self.end, crc32c(content)
+    def reset(self, start: Boundary) -> None:
+        self.start, self.entries, self.epochs = start.entry, [], []
+
+    def read(self, first: int, max_bytes: int) -> StoredEntries | None:
+        if first < self.start:
+            raise EntriesGone("the log starts later")
+        found, size = [], 0
+        for row, data in self.entries[first - self.start :][:20_000]:
+            if found and size + len(data) > max_bytes:
+                break
+            found.append((row, data))
+            size += len(data)
+        if not found:
+            return None
+        rows = np.frombuffer(b"".join(row for row, _ in found), ENTRY)
+        return StoredEntries(rows, pa.py_buffer(b"".join(data for _, data in found)))
+
+    def take(self, rows: Table, data: pa.Buffer) -> None:
+        """Appends entries once their checksums hold."""
+        if int(rows[0]["entry_index"]) != self.end:
+            raise InvalidRequest(f"entry {rows[0]['entry_index']} does not follow {self.end}")
+        whole = data.to_pybytes()
+        ends = np.cumsum(rows["length"]).tolist()
+        lengths = rows["length"].tolist()
+        pieces = [whole[end - size : end] for end, size in zip(ends, lengths, strict=True)]
+        for row, piece in zip(rows, pieces, strict=True):
+            if crc32c(piece) != int(row["data_crc"]):
+                raise DamagedEntries(f"entry {row['entry_index']} is damaged")
+        for row, piece in zip(rows, pieces, strict=True):
+            self.put(row.tobytes(), piece, int(row["leader_epoch"]))
+
+    def digest(self) -> str:
+        return digest([np.frombuffer(b"".join(row for row, _ in self.entries), ENTRY)])
+
+
+class DiskLog:
+    """The same over files."""
+
+    SCHEMA = pa.schema([pa.field("payload", pa.binary())])
+
+    def __init__(self, directory: Path) -> None:
+        self._log = PartitionLog.open(directory, LogFormat(self.SCHEMA, facts=FACTS))
+
+    @property
+    def start(self) -> int:
+        return self._log.start.entry
+
+    @property
+    def end(self) -> int:
+        return self._log.end.entry
+
+    def history(self) -> EpochHistory:
+        return EpochStarts.derived(self._log.tables()).history(self.start, self.end)
+
+    def append(self, epoch: int, data: bytes) -> None:
+        batch = pa.record_batch([pa.array([data], pa.binary())], schema=self.SCHEMA)
+        self._log.append(self._log.format.prepare(batch, 0), epoch, 0)
+
+    def truncate(self, entry: int) -> None:
+        if entry < self.end:
+            self._log.truncate(entry)
+
+    def reset(self, start: Boundary) -> None:
+        self._log.reset(start)
+
+    def read(self, first: int, max_bytes: int) -> StoredEntries | None:
+        return self._log.read_entries(first, max_bytes)
+
+    def take(self, rows: Table, data: pa.Buffer) -> None:
+        self._log.append_entries(rows, data)
+
+    def digest(self) -> str:
+        return digest(self._log.tables())
 
 
 @dataclass(eq=False)
@@ -71,7 +147,7 @@ class MemorySession:
     partition: LeadPartition
     epoch: int
     agreement: Agreement
-    news: Callable[[], None]
+    news: Callable[[bool], None]
     acked_entry: int = 0
     is_closed: bool = False
 
@@ -90,20 +166,7 @@ class MemorySession:
         with self.partition.lock:
             if self.partition.epoch != self.epoch or self.is_closed:
                 raise NotLeader("not the leader in this epoch")
-            log = self.partition.log
-            if first < log.start:
-                raise InvalidRequest("these entries are gone")
-            found, size = [], 0
-            for row, data in log.entries[first - log.start :][:20_000]:
-                if found and size + len(data) > max_bytes:
-                    break
-                found.append((row, data))
-                size += len(data)
-        if not found:
-            return None
-        rows = np.frombuffer(b"".join(row for row, _ in found), ENTRY)
-        data = found[0][1] if len(found) == 1 else b"".join(data for _, data in found)
-        return rows, pa.py_buffer(data)
+        return self.partition.log.read(first, max_bytes)
 
     def acked(self, entry):
         with self.partition.lock:
@@ -126,7 +189,7 @@ class LeadPartition:
     """A partition at its leader. Its high watermark is the least that its sessions have acked."""
 
     epoch: int = 1
-    log: MemoryLog = field(default_factory=MemoryLog)
+    log: MemoryLog | DiskLog = field(default_factory=MemoryLog)
     lock: threading.RLock = field(default_factory=threading.RLock)
     moved: threading.Condition = field(init=False)
     sessions: dict[str, MemorySession] = field(default_factory=dict)
@@ -155,16 +218,16 @@ class LeadPartition:
         if least > self.high_watermark:
             self.high_watermark = least
             self.moved.notify_all()
-            self._tell()
+            self._tell(is_urgent=False)
 
     def wait_for(self, high_watermark: int, timeout_s: float = 20.0) -> None:
         with self.lock:
             reached = self.moved.wait_for(lambda: self.high_watermark >= high_watermark, timeout_s)
         assert reached, f"{self.high_watermark}, not {high_watermark}"
 
-    def _tell(self) -> None:
+    def _tell(self, *, is_urgent: bool = True) -> None:
         for session in self.sessions.values():
-            session.news()
+            session.news(is_urgent)
 
 
 class LeadPartitions:
@@ -205,7 +268,7 @@ class Copy:
     key: PartitionKey
     epoch: int = 1
     generation: str = "g"
-    log: MemoryLog = field(default_factory=MemoryLog)
+    log: MemoryLog | DiskLog = field(default_factory=MemoryLog)
     high_watermark: int = 0
     refusals: list[IsologError] = field(default_factory=list)
     agreements: list[Agreement] = field(default_factory=list)
@@ -223,8 +286,7 @@ class Copy:
         with _Alone(self):
             self.agreements.append(agreement)
             if agreement.reset is not None:
-                self.log = MemoryLog()
-                self.log.start = agreement.entry
+                self.log.reset(agreement.reset)
             else:
                 self.log.truncate(agreement.entry)
             return self.log.end
@@ -235,22 +297,13 @@ class Copy:
                 self.freed.wait(30)
             if self.full.is_set():
                 raise StorageFailure("no room")
-            if first != self.log.end:
-                raise InvalidRequest(f"entry {first} does not follow {self.log.end}")
-            content = bytearray(data)
-            if self.damage and content:
+            if self.damage and data.size:
                 self.damage -= 1
+                content = bytearray(data)
                 content[len(content) // 2] ^= 1
-            ends = np.cumsum(rows["length"])
-            pieces = [
-                bytes(content[end - size : end])
-                for end, size in zip(ends.tolist(), rows["length"].tolist(), strict=True)
-            ]
-            for row, piece in zip(rows, pieces, strict=True):
-                if crc32c(piece) != int(row["data_crc"]):
-                    raise DamagedSegment(f"entry {row['entry_index']} is damaged")
-            for row, piece in zip(rows, pieces, strict=True):
-                self.log.put(row.tobytes(), piece, int(row["leader_epoch"]))
+                data = pa.py_buffer(bytes(content))
+            assert first == int(rows[0]["entry_index"])
+            self.log.take(rows, data)
             self.high_watermark = min(high_watermark, self.log.end)
             return self.log.end
 

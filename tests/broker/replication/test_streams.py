@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from tempfile import TemporaryDirectory
 
 from spark_stream.broker.replication.partitions import PartitionKey
 from tests.broker.replication.nodes import Node
@@ -33,6 +34,20 @@ def test_what_a_leader_appends_is_at_its_follower_and_the_high_watermark_follows
             partition.wait_for(partition.append(bytes(size)))
         eventually(lambda: copy.high_watermark == 16)
         assert equal(copy, partition)
+
+
+def test_brokers_on_unix_sockets_replicate_as_well():
+    partition, copy = LeadPartition(), Copy(KEY)
+    with TemporaryDirectory() as folder:  # a short path: a socket's has 107 bytes at most
+        bind = f"unix:{folder}/leader"
+        with Node("1", {KEY: partition}, listen=bind) as leader, Node("2") as follower:
+            follow(follower, leader, copy)
+            partition.wait_for(partition.append(b"x", 10))
+            (stream,) = leader.leading._streams.values()
+            stream.break_off()  # finds the connection by the follower's process
+            eventually(lambda: len(copy.agreements) == 2)
+            partition.wait_for(partition.append(b"y"))
+            assert equal(copy, partition)
 
 
 def test_many_partitions_share_a_stream():

@@ -242,8 +242,8 @@ def test_what_another_thread_asks_while_the_fetches_begin_is_not_lost(log, topic
     begun: list[Feed] = []
 
     class MeanwhileAsked(Feed):
-        def __init__(self, *args) -> None:
-            super().__init__(*args)
+        def __init__(self, *args, **options) -> None:
+            super().__init__(*args, **options)
             begun.append(self)
             if len(begun) == 1:
                 asked = consumer.close if act == "close" else lambda: consumer.seek({(topic, 0): 3})

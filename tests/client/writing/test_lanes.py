@@ -149,6 +149,25 @@ def test_it_does_not_where_the_batch_may_be_in_the_log():
     assert not lane.begins_anew(refused(2, 1))  # the one before it may still arrive
 
 
+def test_a_batch_may_be_in_the_log_unless_each_sending_was_refused():
+    """So its outcome is known where brokers that do not lead have refused it, and only there."""
+    lane = lane_of(2)
+    first, second = lane.next(ME), lane.next(ME)
+    assert first is not None
+    assert second is not None
+    for number, batch in enumerate((first, second), 10):
+        batch.number = number
+    lane.refused(10)
+    assert (first.unanswered, second.unanswered) == (0, 1)
+    lane.lost()
+    assert lane.next(ME) is first
+    first.number = 20
+    lane.refused(10)  # it was told already
+    assert first.unanswered == 1
+    lane.refused(20)
+    assert first.unanswered == 0
+
+
 def test_in_a_transaction_nothing_begins_anew():
     lane = lane_of(3)
     mine = Identity(7, 3, transaction=11)

@@ -1,0 +1,58 @@
+"""``isolog cluster``: status, decommission."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from spark_stream.cli.options import Bootstrap, Listing, LogPath, Output, log, note
+from spark_stream.cli.output.show_cluster import show_cluster
+from spark_stream.errors import InvalidOption
+
+app = typer.Typer(no_args_is_help=True, help="Look at a cluster, and take brokers out of it.")
+
+
+@app.command()
+def status(
+    bootstrap: Bootstrap = None, path: LogPath = None, output: Output = Listing.TABLE
+) -> None:
+    """Shows the brokers, who of them is alive, and whether all replicas are in sync.
+
+    \b
+    isolog cluster status --bootstrap localhost:9092
+    isolog cluster status --output json | jq .under_replicated
+    """
+    with log(bootstrap, path) as opened:
+        show_cluster(opened.cluster(), output)
+
+
+@app.command()
+def decommission(
+    broker: Annotated[str, typer.Argument(metavar="BROKER", help="The broker's id.")],
+    bootstrap: Bootstrap = None,
+    path: LogPath = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Takes a broker out of the cluster: its replicas move to other brokers.
+
+    The broker may be dead. One that lives goes on serving until its replicas are in sync elsewhere;
+    `isolog cluster status` shows it until then, and stop it after that.
+
+    \b
+    isolog cluster decommission 3 --bootstrap localhost:9092
+    """
+    with log(bootstrap, path) as opened:
+        found = next((each for each in opened.cluster().brokers if each.id == broker), None)
+        if found is not None and not yes:
+            if not sys.stdin.isatty():
+                raise InvalidOption(
+                    f"broker {broker} has {found.replicas} replicas: no terminal to ask on",
+                    hint="Give --yes to take it out.",
+                )
+            typer.confirm(
+                f"Move the {found.replicas} replicas of broker {broker} away?", abort=True, err=True
+            )
+        opened.decommission(broker)
+    note(f"broker {broker} leaves: its replicas move to other brokers")

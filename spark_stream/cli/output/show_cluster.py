@@ -1,0 +1,69 @@
+"""The cluster, for people as a table and for programs as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from spark_stream.cli.options import Listing
+from spark_stream.cli.output.show import console
+from spark_stream.client.values import BrokerDescription, ClusterDescription
+
+
+def show_cluster(
+    cluster: ClusterDescription, shape: Listing, screen: Console | None = None
+) -> None:
+    """A cluster with its brokers, and what is amiss."""
+    if shape is Listing.JSON:
+        print(json.dumps(dataclasses.asdict(cluster), indent=2))
+        return
+    screen = screen or console()
+    alive = sum(each.alive for each in cluster.brokers)
+    screen.print(
+        f"cluster {cluster.cluster_id}  brokers {alive} of {len(cluster.brokers)} alive"
+        f"  topics {cluster.topics}  partitions {cluster.partitions}"
+    )
+    screen.print(_brokers_table(cluster))
+    for line in _amiss(cluster):
+        screen.print(line)
+
+
+def _brokers_table(cluster: ClusterDescription) -> Table:
+    table = Table("broker", "address", "rack", "state", box=box.SIMPLE_HEAD, show_edge=False)
+    for number in ("leads", "replicas", "in sync"):
+        table.add_column(number, justify="right")
+    for each in cluster.brokers:
+        table.add_row(
+            escape(each.id),
+            escape(each.address),
+            escape(each.rack or ""),
+            _state(each, cluster.controller),
+            str(each.leaders),
+            str(each.replicas),
+            str(each.in_sync),
+        )
+    return table
+
+
+def _state(broker: BrokerDescription, controller: str | None) -> str:
+    words = ["alive" if broker.alive else "dead"]
+    if broker.state != "active":
+        words.append(broker.state)
+    if broker.id == controller:
+        words.append("controller")
+    return ", ".join(words)
+
+
+def _amiss(cluster: ClusterDescription) -> list[str]:
+    """What an operator may have to look at."""
+    found = (
+        (cluster.without_leader, "without a leader that is alive"),
+        (cluster.under_replicated, "with replicas that are not in sync"),
+        (cluster.moving, "on their way to other brokers"),
+    )
+    return [f"partitions {what}: {count}" for count, what in found if count]

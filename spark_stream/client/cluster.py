@@ -1,0 +1,48 @@
+"""What a client asks about the cluster, and where it puts replicas and leaderships."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from spark_stream.client.connecting.connection import Connection
+from spark_stream.client.values import BrokerDescription, ClusterDescription
+from spark_stream.wire.cluster_messages import (
+    ClusterFacts,
+    Elected,
+    ElectPreferred,
+    MoveReplicas,
+    NamedBroker,
+)
+from spark_stream.wire.messages import Empty
+
+
+class ClusterClient:
+    """The cluster behind a connection; any broker of it answers."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def describe(self) -> ClusterDescription:
+        """The cluster as it is now."""
+        facts = self._connection.act("describe-cluster", Empty(), ClusterFacts)
+        brokers = tuple(BrokerDescription(**each.model_dump()) for each in facts.brokers)
+        return ClusterDescription(**facts.model_dump(exclude={"brokers"}), brokers=brokers)
+
+    def move_replicas(self, topic: str, partitions: Mapping[int, Sequence[str]]) -> None:
+        """Begins to move the replicas of these partitions."""
+        moves = {number: [str(each) for each in brokers] for number, brokers in partitions.items()}
+        asked = MoveReplicas.of(topic=topic, partitions=moves)
+        self._connection.act("move-replicas", asked, Empty)
+
+    def cancel_moves(self, topic: str) -> None:
+        """Cancels the moves of the topic's partitions that are under way."""
+        self._connection.act("cancel-moves", MoveReplicas.of(topic=topic), Empty)
+
+    def elect_preferred_leaders(self, topic: str | None) -> int:
+        """Lets preferred leaders lead; how many leaderships have moved."""
+        asked = ElectPreferred.of(topic=topic)
+        return self._connection.act("elect-preferred", asked, Elected).elected
+
+    def decommission(self, broker: str) -> None:
+        """Begins to take the broker out of the cluster."""
+        self._connection.act("decommission", NamedBroker.of(broker=str(broker)), Empty)

@@ -1,0 +1,47 @@
+"""Records that are gone before a consumer read them, or after: what its leader said, and what then.
+
+Two things take records from a log: retention, in front, and a failover, which may cut off what was
+never replicated. A consumer that has read, or is at, such records is told by an error; or, if it
+was made so, it goes on with what is left, and a warning says what is not.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from spark_stream.errors import DataLoss, InvalidOption, IsologError, OffsetEvicted
+
+logger = logging.getLogger(__name__)
+
+FAIL = "fail"
+CONTINUE = "continue"
+_HINT = "To go on with what is left, make the consumer with on_loss='continue'."
+
+
+def fails_on(choice: str) -> bool:
+    """Whether a loss is an error; InvalidOption for what is no choice."""
+    if choice not in (FAIL, CONTINUE):
+        raise InvalidOption(
+            f"on_loss takes {FAIL} | {CONTINUE}, not {choice!r}", option="on_loss", value=choice
+        )
+    return choice == FAIL
+
+
+def where_to_go_on(error: IsologError, *, fail: bool) -> int:
+    """The offset of what is left after this error, which is raised again if it ``fail``s.
+
+    Raises:
+        DataLoss, OffsetEvicted: that error.
+    """
+    name = "left" if isinstance(error, DataLoss) else "log_start_offset"
+    left = error.details.get(name)
+    if fail or not isinstance(left, int):
+        if isinstance(error, DataLoss):
+            raise DataLoss(error.message, hint=_HINT, **error.details) from None
+        raise error
+    logger.warning("%s; going on at offset %d (on_loss is continue)", error.message, left)
+    return left
+
+
+GONE = (DataLoss, OffsetEvicted)
+"""The errors that say so."""

@@ -1,0 +1,115 @@
+"""Connections between processes that can be cut: one relay on this machine for each direction.
+
+A cut link behaves as a network that loses every packet. What was sent is held back, and so are new
+connections; nobody is told anything. Once it is healed, all of that goes on, as TCP sends again
+what it had lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
+
+_CHUNK: Final = 1 << 18
+_CALL_S: Final = 10.0
+
+
+class Link:
+    """A relay from a port of its own to an address, which may change."""
+
+    def __init__(self, links: Links) -> None:
+        self._links = links
+        self._whole = asyncio.Event()
+        self._whole.set()
+        self._target: tuple[str, int] | None = None
+        self.address = ""
+
+    async def open(self) -> None:
+        """Listens; for the relay's own loop."""
+        server = await asyncio.start_server(self._relay, "127.0.0.1", 0)
+        host, port = server.sockets[0].getsockname()[:2]
+        self.address = f"{host}:{port}"
+
+    def lead_to(self, address: str) -> None:
+        """Connections go there from now on."""
+        host, _, port = address.rpartition(":")
+        self._target = (host.strip("[]"), int(port))
+
+    def cut(self) -> None:
+        """Nothing gets through."""
+        self._links.call(self._set(whole=False))
+
+    def heal(self) -> None:
+        """Everything gets through again, also what was sent meanwhile."""
+        self._links.call(self._set(whole=True))
+
+    async def _set(self, *, whole: bool) -> None:
+        if whole:
+            self._whole.set()
+        else:
+            self._whole.clear()
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self._whole.wait()
+        try:
+            if self._target is None:
+                return
+            there_reader, there_writer = await asyncio.open_connection(*self._target)
+        except OSError:
+            return
+        finally:
+            if self._target is None:
+                writer.close()
+        try:
+            await asyncio.gather(self._pump(reader, there_writer), self._pump(there_reader, writer))
+        finally:
+            for each in (writer, there_writer):
+                with suppress(OSError):
+                    each.close()
+
+    async def _pump(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await source.read(_CHUNK):
+                await self._whole.wait()
+                target.write(data)
+                await target.drain()
+        await self._whole.wait()  # the end of a connection does not get through either
+        with suppress(OSError):
+            target.close()
+
+
+class Links:
+    """The links of a cluster, in a thread of their own, until :meth:`close`."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="isolog-links", daemon=True)
+        self._thread.start()
+
+    def open(self) -> Link:
+        """A new link that leads nowhere yet."""
+        link = Link(self)
+        self.call(link.open())
+        return link
+
+    def call(self, act: Coroutine[Any, Any, T]) -> T:
+        """Runs it in the links' thread, and waits for it."""
+        return asyncio.run_coroutine_threadsafe(act, self._loop).result(_CALL_S)
+
+    def close(self) -> None:
+        """Ends all connections."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_CALL_S)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+        self._loop.run_until_complete(asyncio.sleep(0))
+        self._loop.close()

@@ -1,0 +1,334 @@
+"""A cluster of real brokers on this machine, for tests: they can be killed, paused and cut off.
+
+Each broker is a process of its own with a directory of its own; they share one metadata store.
+Everything lies in a temporary folder and ends with the ``with`` block, whatever happened.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Self
+
+import psutil
+
+from spark_stream.client.log import Log, connect
+from spark_stream.errors import BrokerUnavailable, InvalidOption, from_wire
+from spark_stream.testing.links import Link, Links
+from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT, allocator_settings
+
+READY: Final = "isolog broker ready "
+_START_S: Final = 60.0
+_END_S: Final = 20.0
+
+
+class LocalBroker:
+    """One broker of a cluster: its process, while it has one, and its directory."""
+
+    def __init__(self, number: int, folder: Path, conf: Mapping[str, Any]) -> None:
+        self.number = number
+        self.directory = folder / f"broker-{number}"
+        self.address = ""
+        self._conf = conf
+        self._file = folder / f"broker-{number}.toml"
+        self._errors = folder / f"broker-{number}.stderr"
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def id(self) -> str:
+        """Its broker id: its number as text."""
+        return str(self.number)
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process is there, be it paused."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """The id of its process, or of the last one."""
+        assert self._process is not None
+        return self._process.pid
+
+    def log_text(self) -> str:
+        """What it wrote to standard error, over all its starts."""
+        return self._errors.read_text() if self._errors.exists() else ""
+
+    def spawn(self) -> None:
+        """Starts its process, and does not wait for it."""
+        self._file.write_text("".join(f"{name} = {_toml(v)}\n" for name, v in self._conf.items()))
+        options = ["--dir", str(self.directory), "--conf", str(self._file)]
+        listen = self.address or "127.0.0.1:0"  # a broker that comes back keeps its address
+        with self._errors.open("a") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "spark_stream.broker", "--listen", listen, *options],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=os.environ | allocator_settings(MEMORY_BYTES_DEFAULT),
+            )
+
+    def await_ready(self) -> None:
+        """Waits until it serves.
+
+        Raises:
+            BrokerUnavailable: it does not in a minute.
+            IsologError: it said so when it ended.
+        """
+        process = self._process
+        assert process is not None
+        assert process.stdout is not None
+        line = ""
+        if select.select([process.stdout], [], [], _START_S)[0]:
+            line = process.stdout.readline().strip()
+        process.stdout.close()
+        if line.startswith(READY):
+            self.address = line.removeprefix(READY)
+            return
+        self.end(signal.SIGKILL)
+        try:
+            error = json.loads(line)["error"]
+        except (ValueError, KeyError):
+            raise BrokerUnavailable(
+                f"broker {self.number} did not come up: {self.log_text()[-2000:]}"
+            ) from None
+        raise from_wire(error)
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to its process."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def end(self, number: int) -> None:
+        """Ends its process by a signal, and waits until it is gone."""
+        if self._process is None:
+            return
+        if self.alive:
+            self._process.send_signal(number)
+        self._process.wait(_END_S)
+
+
+class LocalCluster:
+    """Brokers ``1`` to ``brokers``, from construction (or ``with``) to :meth:`close`.
+
+    ``conf``: settings of all brokers, as in a configuration file. ``racks``: the rack of each
+    broker. ``cuttable``: connections between brokers go through relays that can be cut; where that
+    is not needed, replication is faster without. ``folder``: where everything lies; by default a
+    temporary folder, which goes at the end.
+    """
+
+    def __init__(
+        self,
+        brokers: int = 3,
+        *,
+        conf: Mapping[str, Any] | None = None,
+        racks: Sequence[str] | None = None,
+        cuttable: bool = True,
+        folder: Path | None = None,
+    ) -> None:
+        if brokers < 1:
+            raise InvalidOption(f"a cluster has at least one broker, not {brokers}")
+        if racks is not None and len(racks) != brokers:
+            raise InvalidOption(f"{len(racks)} racks for {brokers} brokers: give each its own")
+        self._temporary = folder is None
+        self.folder = Path(tempfile.mkdtemp(prefix="isolog-")) if folder is None else folder
+        self._links = Links() if cuttable and brokers > 1 else None
+        self._relays: dict[tuple[int, int], Link] = {}
+        self._conf = dict(conf or {})
+        self._racks = racks
+        self._brokers: dict[int, LocalBroker] = {}
+        try:
+            for _ in range(brokers):
+                self._add()
+            for each in self._brokers.values():
+                each.spawn()
+            for each in self._brokers.values():
+                each.await_ready()
+                self._lead_links_to(each)
+        except BaseException:
+            self.close()
+            raise
+
+    # -- using it ----------------------------------------------------------------------------------
+
+    @property
+    def bootstrap(self) -> str:
+        """The addresses of all brokers, as ``connect`` and Spark's option take them."""
+        return ",".join(each.address for each in self._brokers.values())
+
+    @property
+    def brokers(self) -> Mapping[int, LocalBroker]:
+        """The brokers, by number."""
+        return self._brokers
+
+    def broker(self, number: int) -> LocalBroker:
+        """The broker of this number; InvalidOption if there is none."""
+        if number not in self._brokers:
+            raise InvalidOption(
+                f"there is no broker {number!r}; there are {', '.join(map(str, self._brokers))}"
+            )
+        return self._brokers[number]
+
+    def connect(self, **options: Any) -> Log:
+        """A connection to the cluster, to be closed by who asked for it."""
+        return connect(self.bootstrap, **options)
+
+    def leader(self, topic: str, partition: int = 0) -> int:
+        """The number of the broker that leads the partition; waits until there is one."""
+        deadline = time.monotonic() + _END_S
+        with self.connect() as log:
+            while True:
+                leader = log.describe(topic).partitions[partition].leader
+                if leader is not None and self.broker(int(leader)).alive:
+                    return int(leader)
+                if time.monotonic() > deadline:
+                    raise BrokerUnavailable(f"{topic}/{partition} has no leader that lives")
+                time.sleep(0.02)
+
+    # -- what happens to brokers -------------------------------------------------------------------
+
+    def kill(self, number: int) -> None:
+        """kill -9: the process is gone at once."""
+        self.broker(number).end(signal.SIGKILL)
+
+    def stop(self, number: int) -> None:
+        """The broker ends in order, and hands over what it leads."""
+        self.broker(number).end(signal.SIGTERM)
+
+    def pause(self, number: int) -> None:
+        """The process stands still (SIGSTOP) until :meth:`resume`; waits until it does."""
+        broker = self.broker(number)
+        broker.signal(signal.SIGSTOP)
+        process = psutil.Process(broker.pid)
+        deadline = time.monotonic() + _END_S
+        while process.status() != psutil.STATUS_STOPPED and time.monotonic() < deadline:
+            time.sleep(0.002)
+
+    def resume(self, number: int) -> None:
+        """It goes on."""
+        self.broker(number).signal(signal.SIGCONT)
+
+    def restart(self, number: int) -> None:
+        """Starts the broker, at its address; one that runs is stopped in order before."""
+        broker = self.broker(number)
+        if broker.alive:
+            broker.signal(signal.SIGCONT)
+            broker.end(signal.SIGTERM)
+        broker.spawn()
+        broker.await_ready()
+        self._lead_links_to(broker)
+
+    def add_broker(self) -> int:
+        """One broker more; its number."""
+        broker = self._add()
+        broker.spawn()
+        broker.await_ready()
+        self._lead_links_to(broker)
+        return broker.number
+
+    def cut(self, one: int, other: int) -> None:
+        """Nothing gets through between the two brokers, and neither is told so."""
+        for link in self._between(one, other):
+            link.cut()
+
+    def heal(self, one: int | None = None, other: int | None = None) -> None:
+        """Everything gets through again between the two; without numbers, everywhere."""
+        links = self._relays.values() if one is None or other is None else self._between(one, other)
+        for link in links:
+            link.heal()
+
+    def cut_off(self, number: int) -> None:
+        """Cuts the broker off from all others."""
+        for other in self._brokers:
+            if other != self.broker(number).number:
+                self.cut(number, other)
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Ends all brokers, and removes the temporary folder."""
+        for each in self._brokers.values():
+            each.end(signal.SIGKILL)
+        if self._links is not None:
+            self._links.close()
+            self._links = None
+        if self._temporary:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- within ------------------------------------------------------------------------------------
+
+    def _add(self) -> LocalBroker:
+        number = len(self._brokers) + 1
+        store = self.folder / "metadata"
+        store.mkdir(mode=0o700, parents=True, exist_ok=True)
+        conf: dict[str, Any] = {
+            "id": str(number),
+            "metadata": str(store / "metadata.sqlite"),
+            **({} if self._racks is None else {"rack": self._racks[number - 1]}),
+            **self._conf,
+        }
+        if self._links is not None:
+            for other in self._brokers:
+                self._relays[number, other] = self._links.open()
+                self._relays[other, number] = self._links.open()
+                self._relays[number, other].lead_to(self._brokers[other].address or "127.0.0.1:1")
+            conf["peer_addresses"] = _Addresses(self, number)
+        broker = self._brokers[number] = LocalBroker(number, self.folder, conf)
+        return broker
+
+    def addresses_for(self, number: int) -> Iterator[tuple[str, str]]:
+        """Where a broker reaches the others: (broker id, address of the relay)."""
+        for (source, target), link in self._relays.items():
+            if source == number:
+                yield str(target), link.address
+
+    def _lead_links_to(self, broker: LocalBroker) -> None:
+        for (_, target), link in self._relays.items():
+            if target == broker.number:
+                link.lead_to(broker.address)
+
+    def _between(self, one: int, other: int) -> list[Link]:
+        self.broker(one), self.broker(other)
+        if self._links is None or one == other:
+            raise InvalidOption(
+                f"brokers {one} and {other} cannot be cut apart: the cluster was made with"
+                f" cuttable=False, or they are one"
+            )
+        return [self._relays[one, other], self._relays[other, one]]
+
+
+class _Addresses:
+    """The addresses for a broker, as they are when its configuration is written."""
+
+    def __init__(self, cluster: LocalCluster, number: int) -> None:
+        self._cluster = cluster
+        self._number = number
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return self._cluster.addresses_for(self._number)
+
+
+def _toml(value: Any) -> str:
+    """A value of a configuration file."""
+    if isinstance(value, Mapping | _Addresses):
+        items = value.items() if isinstance(value, Mapping) else value
+        return "{" + ", ".join(f"{json.dumps(k)} = {_toml(v)}" for k, v in items) + "}"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return json.dumps(value)

@@ -1,0 +1,198 @@
+"""Brokers without their processes and threads: what one does by itself, it does when told to.
+
+Brokers of one ``Surroundings`` share its store, its leases and its clock, and ask each other steps
+by plain calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from spark_stream.broker.controlling import Controlling
+from spark_stream.broker.driver import Driver, Peers, RemoteStep
+from spark_stream.broker.host import Host
+from spark_stream.broker.members import Members
+from spark_stream.broker.partition import Partition
+from spark_stream.broker.proposals import Proposals
+from spark_stream.broker.step_table import StepTable
+from spark_stream.broker.tenure import Tenure
+from spark_stream.broker.topics import TopicDesk
+from spark_stream.cluster.brokers import Brokers, RegisteredBroker
+from spark_stream.cluster.controller import ControllerSeat
+from spark_stream.cluster.leases import Leases
+from spark_stream.cluster.partitions import PartitionId, Partitions
+from spark_stream.cluster.store import MetadataStore
+from spark_stream.cluster.view import ClusterView
+from spark_stream.consistency.ids import BrokerId, Generation
+from spark_stream.consistency.partition_record import Member, PartitionRecord
+from spark_stream.environment import Clock, SystemIds
+from spark_stream.errors import IsologError, LeaderUnavailable
+from spark_stream.scripts.electing import resume
+from spark_stream.storage.directory import LogDirectory
+from spark_stream.storage.logs import Logs
+from spark_stream.storage.settings import LogSettings
+from spark_stream.testing.simulation.leases import MemoryBoard
+from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
+from tests.clocks import FakeClock
+
+LEASE_S = 10.0
+
+
+@dataclass
+class Surroundings:
+    """What the brokers of a cluster share. ``up`` are those that answer."""
+
+    path: Path
+    clock: Clock = field(default_factory=FakeClock)
+    records: MemoryRecords = field(default_factory=MemoryRecords)
+    board: MemoryBoard = field(default_factory=MemoryBoard)
+    up: dict[str, LocalBroker] = field(default_factory=dict)
+    starts: int = 0
+
+    def store(self) -> MetadataStore:
+        """A broker's way to the metadata store."""
+        return MemoryStore(self.records)
+
+    def start(self, name: str, generation: str = "", **options: Any) -> LocalBroker:
+        """The broker of this name; in the generation ``<name>-logs`` if nothing else is said."""
+        return LocalBroker(self, name, generation or f"{name}-logs", **options)
+
+    def close(self) -> None:
+        for each in list(self.up.values()):
+            each.end()
+
+
+class LocalPeers:
+    """The other brokers, asked by plain calls."""
+
+    def __init__(self, around: Surroundings) -> None:
+        self._around = around
+
+    def run_steps(self, broker_id: str, steps: Sequence[RemoteStep]) -> list[Any]:
+        found = self._around.up.get(broker_id)
+        if found is None:
+            raise LeaderUnavailable(f"broker {broker_id} is down")
+        return [found.tried(step) for step in steps]
+
+
+@dataclass
+class NotedLinks:
+    """Whom the replicas follow, instead of streams."""
+
+    followed: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """By the replica's name: its leader and the epoch."""
+
+    def follow(self, partition: Partition, leader: BrokerId, generation: Generation) -> None:
+        del generation
+        self.followed[partition.name] = (leader, partition.leader_epoch)
+
+    def unfollow(self, partition: Partition) -> None:
+        self.followed.pop(partition.name, None)
+
+
+class LocalBroker:
+    """One broker, from its start to :meth:`end` or :meth:`die`."""
+
+    def __init__(
+        self,
+        around: Surroundings,
+        name: str,
+        generation: str,
+        *,
+        logs: Logs | None = None,
+        store: MetadataStore | None = None,
+        folder: Path | None = None,
+        peers: Peers | None = None,
+    ) -> None:
+        self.around = around
+        self.id = BrokerId(name)
+        around.starts += 1
+        incarnation = f"start {around.starts}"
+        self.path = around.path / name if folder is None else folder
+        self.path.mkdir(exist_ok=True)
+        self.store = around.store() if store is None else store
+        self.leases = Leases(around.board, around.clock, LEASE_S)
+        view = ClusterView(self.store)
+        self.members = Members(view, self.leases)
+        self.proposals = Proposals()
+        self.host = Host(
+            LogDirectory(self.path, "cluster", name),
+            view,
+            LogSettings(),
+            around.clock,
+            logs=logs,
+            proposed=self.proposals.note,
+            generation_of=self.members.generation_of,
+        )
+        self.table = StepTable(self.store, self.host)
+        self.driver = Driver(self.table, LocalPeers(around) if peers is None else peers)
+        self.desk = TopicDesk(self.driver, self.host, self.members, LogSettings(), SystemIds())
+        self.generation = self.host.generation = Generation(generation)
+        Brokers(self.store).register(
+            RegisteredBroker(name, f"{name}:1", incarnation, "1", self.generation)
+        )
+        self.tenure = Tenure(self.leases, name, incarnation, self.host.refresh)
+        seat = ControllerSeat(self.store, self.id, incarnation)
+        self.controlling = Controlling(self.host, self.members, seat)
+        self.links = NotedLinks()
+        self.host.refresh()
+        self.members.look()
+        me = Member(self.id, self.generation)
+        self.resumed = self.driver.run(resume(self.host.placed(), me, self.host.log_end))
+        self.host.begin(self.tenure.serves, self.links)
+        self.left_over = self.desk.remove_left_overs()
+        around.up[name] = self
+
+    # -- what is asked of it -----------------------------------------------------------------------
+
+    def partition(self, topic: str, number: int = 0) -> Partition:
+        """The partition, which it leads; raises as ``HostedTopic.partition``."""
+        return self.host.topic(topic).partition(number)
+
+    def replica(self, topic: str, number: int = 0) -> Any:
+        """Its replica, whoever leads; None: it has none."""
+        hosted = next((each for each in self.host.topics() if each.topic.name == topic), None)
+        return None if hosted is None else hosted.replicas.get(number)
+
+    def record(self, topic: str, number: int = 0) -> PartitionRecord:
+        """The partition's record in the store."""
+        found = Partitions(self.store).get(PartitionId(self.host.find(topic).id, number))
+        assert found is not None
+        return found.record
+
+    def tried(self, step: RemoteStep) -> Any:
+        """A step that another broker sent; its answer or its error."""
+        try:
+            return self.table.run_here(step)
+        except IsologError as error:
+            return error
+
+    # -- what it does by itself --------------------------------------------------------------------
+
+    def control(self) -> None:
+        """A round of its controller's thread."""
+        if self.members.look():
+            self.host.tick_all()
+        self.host.upkeep.tick_due()
+        self.driver.run(self.controlling.rounds())
+
+    def put_proposals(self) -> None:
+        """A round of the thread that puts in-sync replicas on record."""
+        self.driver.run(self.proposals.putting())
+
+    # -- its end -----------------------------------------------------------------------------------
+
+    def die(self) -> None:
+        """Its process is gone, and its lease with it. What it wrote stays."""
+        self.around.up.pop(self.id, None)
+        self.around.board.gone(self.id)
+        self.host.close()  # the files are given back; its records stay as they are
+
+    def end(self) -> None:
+        """It ends in order."""
+        self.around.up.pop(self.id, None)
+        self.host.close()
+        self.tenure.end()

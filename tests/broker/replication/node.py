@@ -1,0 +1,88 @@
+"""A process that replicates: ``python -m tests.broker.replication.node NAME DIRECTORY PARTITIONS``.
+
+It keeps its logs in the directory, leads the partitions of the topic of its name, and follows those
+of its peers. Lines in, each answered by one line out:
+
+``peer NAME ADDRESS COUNT``     follow that many partitions of that peer, wherever it is now
+``append NUMBER SIZE COUNT``   append batches of so many bytes, and wait until they are replicated
+``load NUMBER SIZE COUNT``     append them and do not wait
+``latency NUMBER TIMES``       append small batches, one after the other; the seconds of each
+``await-sessions``             wait until all that it leads is followed
+``digests``                    of what it leads, then of its copies
+``stop``                       end in order
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from spark_stream.broker.replication.partitions import PartitionKey
+from spark_stream.broker.replication.settings import ReplicationSettings
+from tests.broker.replication.nodes import Node
+from tests.broker.replication.partitions import Copy, DiskLog, LeadPartition
+from tests.support import eventually
+
+
+def main() -> None:
+    sys.setswitchinterval(0.0005)  # as a broker does
+    name, directory, count = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    settings = ReplicationSettings(*(float(each) for each in sys.argv[4:6]))
+    lead = {
+        PartitionKey(name, number): LeadPartition(log=DiskLog(directory / f"{name}-{number}"))
+        for number in range(count)
+    }
+    copies: dict[PartitionKey, Copy] = {}
+    node = Node(name, lead, settings=settings)
+    _say(node.address)
+    for line in sys.stdin:
+        word, *rest = line.split()
+        if word == "peer":
+            peer, address, numbers = rest
+            node.addresses[peer] = address
+            for number in range(int(numbers)):
+                key = PartitionKey(peer, number)
+                if key not in copies:
+                    copies[key] = Copy(key, log=DiskLog(directory / f"{peer}-{number}"))
+                    node.fetchers.follow(peer, copies[key])
+            _say("ok")
+        elif word in ("append", "load"):
+            number, size, times = (int(each) for each in rest)
+            partition = lead[PartitionKey(name, number)]
+            end = partition.append(os.urandom(size), times)
+            if word == "append":
+                partition.wait_for(end, 60)
+            _say("ok")
+        elif word == "latency":
+            number, times = (int(each) for each in rest)
+            _say(json.dumps(_round_trips(lead[PartitionKey(name, number)], times)))
+        elif word == "await-sessions":
+            eventually(lambda: all(each.sessions for each in lead.values()), 60)
+            _say("ok")
+        elif word == "digests":
+            found = [each.log.digest() for each in (*lead.values(), *copies.values())]
+            _say(json.dumps(found))
+        elif word == "stop":
+            node.stop()
+            _say("stopped")
+            return
+
+
+def _round_trips(partition: LeadPartition, times: int) -> list[float]:
+    took = []
+    for _ in range(times):
+        began = time.perf_counter()
+        partition.wait_for(partition.append(b"x" * 100), 60)
+        took.append(time.perf_counter() - began)
+    return took
+
+
+def _say(what: str) -> None:
+    print(what, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,367 @@
+"""What one partition, one broker or the network does wrong, and what goes on all the same."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+
+import pyarrow.flight as fl
+import pytest
+
+from spark_stream.broker.replication.following import STUCK_S
+from spark_stream.broker.replication.partitions import PartitionKey
+from spark_stream.broker.replication.settings import ReplicationSettings
+from spark_stream.errors import (
+    InvalidRequest,
+    LeaderUnavailable,
+    NotLeader,
+    UnknownTopic,
+    Unsupported,
+    WrongCluster,
+)
+from spark_stream.wire.addresses import location
+from spark_stream.wire.replication_messages import BODY, Acked, Follow, OpenReplication, unpack
+from tests.broker.replication.nodes import QUICK, Node
+from tests.broker.replication.partitions import Copy, LeadPartition
+from tests.broker.replication.test_streams import KEY, equal, follow
+from tests.client.proxy import Proxy
+from tests.support import eventually, typed
+
+OTHER = PartitionKey("t", 1)
+
+
+def pair() -> tuple[dict[PartitionKey, LeadPartition], Copy, Copy]:
+    return {KEY: LeadPartition(), OTHER: LeadPartition()}, Copy(KEY), Copy(OTHER)
+
+
+def test_a_damaged_frame_ends_its_session_and_is_asked_for_again():
+    partitions, bad, good = pair()
+    bad.damage = 3
+    with Node("1", partitions) as leader, Node("2") as follower:
+        follow(follower, leader, bad, good)
+        for partition in partitions.values():
+            partition.wait_for(partition.append(b"record", 100))
+        assert equal(bad, partitions[KEY])
+        assert len(bad.agreements) == 4
+        assert len(good.agreements) == 1
+        assert follower.fetchers._fetchers["1"].failures == 3
+
+
+def test_a_full_disk_stops_its_partition_and_no_other():
+    partitions, bad, good = pair()
+    with Node("1", partitions) as leader, Node("2") as follower:
+        follow(follower, leader, bad, good)
+        partitions[KEY].wait_for(partitions[KEY].append(b"before"))
+        bad.full.set()
+        partitions[KEY].append(b"later", 10)
+        for _ in range(20):
+            partitions[OTHER].wait_for(partitions[OTHER].append(b"other"))
+        assert bad.log.end == 1
+        bad.full.clear()
+        partitions[KEY].wait_for(11)
+        assert equal(bad, partitions[KEY])
+        assert len(good.agreements) == 1
+
+
+def test_a_partition_that_hangs_holds_the_others_up_for_a_moment_and_takes_bounded_memory():
+    partitions, bad, good = pair()
+    settings = ReplicationSettings(beat_s=0.1, death_s=1.0, stream_bytes=4 << 20)
+    leader = Node("1", partitions, settings=settings)
+    with leader, Node("2", settings=settings) as follower:
+        follow(follower, leader, bad, good)
+        partitions[KEY].wait_for(partitions[KEY].append(b"before"))
+        bad.stuck.set()
+        partitions[KEY].append(bytes(1 << 20), 50)
+        began = time.monotonic()
+        partitions[OTHER].wait_for(partitions[OTHER].append(b"x"))
+        assert time.monotonic() - began < 3
+        for _ in range(50):
+            partitions[OTHER].wait_for(partitions[OTHER].append(b"x"))
+        time.sleep(2 * settings.death_s)  # the stream lives on although one partition hangs
+        partitions[OTHER].wait_for(partitions[OTHER].append(b"x"))
+        (stream,) = leader.leading._streams.values()
+        assert 1 << 20 <= stream._turns.unacked_bytes <= 4 << 20
+        bad.stuck.clear()
+        bad.freed.set()
+        partitions[KEY].wait_for(51)
+        assert equal(bad, partitions[KEY])
+        assert bad.most_entered == good.most_entered == 1
+        assert len(good.agreements) == len(bad.agreements) == 1
+
+
+def test_a_stream_that_ends_while_a_partition_hangs_is_followed_by_one_with_one_reader():
+    partition, copy = LeadPartition(), Copy(KEY)
+    with (
+        Node("1", {KEY: partition}) as leader,
+        Node("2") as follower,
+        Proxy(leader.address) as proxy,
+    ):
+        follower.addresses["1"] = proxy.address
+        follower.fetchers.follow("1", copy)
+        partition.wait_for(partition.append(b"before"))
+        (first,) = leader.leading._streams.values()
+        copy.stuck.set()
+        partition.append(b"later")
+        eventually(lambda: copy.entered)
+        proxy.cut()
+        eventually(lambda: first not in leader.leading._streams.values())
+        eventually(lambda: leader.leading._streams)
+        time.sleep(4 * STUCK_S)
+        readers = [each for each in threading.enumerate() if each.name == "isolog-follower"]
+        assert len(readers) == 2  # the one that hangs, and the one that reads
+        assert len(copy.agreements) == 1  # no new session before the old one's work has ended
+        copy.stuck.clear()
+        copy.freed.set()
+        partition.wait_for(2)
+        assert equal(copy, partition)
+        assert copy.most_entered == 1
+
+
+def test_half_a_stream_is_ended():
+    with Node("1", {KEY: LeadPartition()}) as leader:
+        client = fl.FlightClient(location(leader.address))
+        reader = client.do_get(fl.Ticket(opening(follower="7").to_command()))
+        eventually(lambda: not leader.leading._streams)
+        command = fl.FlightDescriptor.for_command(opening(follower="7").to_command())
+        writer, _ = client.do_put(command, BODY)
+        with pytest.raises(fl.FlightError, match="no such stream"):
+            writer.close()
+        del reader
+
+
+def test_a_stream_whose_follower_is_gone_before_the_first_word_is_forgotten():
+    with Node("1", {KEY: LeadPartition()}) as leader:
+        said = leader.leading.open("ipv4:127.0.0.1:1", opening())
+        assert leader.leading._streams
+        del said
+        assert not leader.leading._streams
+
+
+def test_a_copy_that_cannot_tell_its_history_holds_no_other_up():
+    partitions, bad, good = pair()
+    bad.history = lambda: 1 / 0
+    with Node("1", partitions) as leader, Node("2") as follower:
+        follow(follower, leader, bad, good)
+        partitions[OTHER].wait_for(partitions[OTHER].append(b"x"))
+        eventually(lambda: follower.fetchers._fetchers["1"].failures > 2)
+        del bad.history
+        partitions[KEY].wait_for(partitions[KEY].append(b"x"))
+        assert len(good.agreements) == 1
+
+
+def test_a_leader_that_is_deposed_tells_its_followers_at_once():
+    partition, copy = LeadPartition(), Copy(KEY)
+    with Node("1", {KEY: partition}) as leader, Node("2") as follower:
+        follow(follower, leader, copy)
+        partition.wait_for(partition.append(b"x"))
+        partition.depose()
+        eventually(lambda: copy.refusals)
+        assert isinstance(copy.refusals[0], NotLeader)
+
+
+def test_what_is_refused_is_asked_for_again_and_less_and_less_often():
+    partition, copy, unknown = LeadPartition(epoch=2), Copy(KEY, epoch=1), Copy(OTHER)
+    with Node("1", {KEY: partition}) as leader, Node("2") as follower:
+        follow(follower, leader, copy, unknown)
+        eventually(lambda: len(copy.refusals) > 2 and len(unknown.refusals) > 2)
+        assert isinstance(copy.refusals[0], NotLeader)
+        assert isinstance(unknown.refusals[0], UnknownTopic)
+        assert leader.lead.started < 50
+        newer = Copy(KEY, epoch=2)
+        follower.fetchers.follow("1", newer)
+        partition.wait_for(partition.append(b"x"))
+        refused = len(copy.refusals)
+        time.sleep(0.3)
+        assert len(copy.refusals) == refused  # the earlier one is followed no more
+
+
+def test_a_partition_is_followed_no_more_once_it_is_said_so():
+    partitions, copy, other = pair()
+    with Node("1", partitions) as leader, Node("2") as follower:
+        follow(follower, leader, copy, other)
+        partitions[KEY].wait_for(partitions[KEY].append(b"x"))
+        follower.fetchers.unfollow(KEY)
+        eventually(lambda: not partitions[KEY].sessions)
+        partitions[KEY].append(b"y")
+        partitions[OTHER].wait_for(partitions[OTHER].append(b"z"))
+        assert copy.log.end == 1
+        follower.fetchers.unfollow(OTHER)
+        eventually(lambda: not leader.leading._streams)  # nothing is left to follow there
+        follow(follower, leader, copy)
+        partitions[KEY].wait_for(2)
+
+
+def test_a_partition_moves_to_another_leader():
+    one, two, copy = LeadPartition(), LeadPartition(epoch=2), Copy(KEY)
+    with Node("1", {KEY: one}) as first, Node("2", {KEY: two}) as second, Node("3") as follower:
+        follow(follower, first, copy)
+        one.wait_for(one.append(b"x", 5))
+        for row, data in one.log.entries[:3]:
+            two.log.put(row, data, 1)
+        moved = Copy(KEY, epoch=2, log=copy.log)
+        follow(follower, second, moved)
+        two.wait_for(two.append(b"y", 4))
+        assert equal(moved, two)
+        assert moved.agreements[0].entry == 3
+        eventually(lambda: not one.sessions)
+
+
+def test_a_stream_at_rest_stays_the_same():
+    partition, copy = LeadPartition(), Copy(KEY)
+    with Node("1", {KEY: partition}) as leader, Node("2") as follower:
+        follow(follower, leader, copy)
+        partition.wait_for(partition.append(b"x"))
+        time.sleep(4 * QUICK.death_s)
+        partition.wait_for(partition.append(b"x"))
+        assert len(copy.agreements) == 1
+
+
+@pytest.mark.parametrize("lost", ["answers", "all"])
+def test_a_peer_that_says_nothing_is_noticed_in_time_by_both_sides(lost, caplog):
+    partition, copy = LeadPartition(), Copy(KEY)
+    with (
+        Node("1", {KEY: partition}) as leader,
+        Node("2") as follower,
+        Proxy(leader.address) as proxy,
+    ):
+        follower.addresses["1"] = proxy.address
+        follower.fetchers.follow("1", copy)
+        partition.wait_for(partition.append(b"x"))
+        (stream,) = leader.leading._streams.values()
+        if lost == "answers":
+            proxy.lose_answers()
+        else:
+            proxy.pause()
+        began = time.monotonic()
+        eventually(lambda: stream.wait(0))
+        eventually(lambda: "leader 1 gave no sign of life" in caplog.text)
+        if lost == "all":
+            assert "follower 2 gave no sign of life" in caplog.text
+        assert time.monotonic() - began < 4 * QUICK.death_s
+        proxy.cut()
+        partition.wait_for(partition.append(b"y"))
+        assert equal(copy, partition)
+
+
+def test_a_large_batch_on_a_slow_line_is_not_silence():
+    partition, copy = LeadPartition(), Copy(KEY)
+    with (
+        Node("1", {KEY: partition}) as leader,
+        Node("2") as follower,
+        Proxy(leader.address) as proxy,
+    ):
+        follower.addresses["1"] = proxy.address
+        follower.fetchers.follow("1", copy)
+        partition.wait_for(partition.append(b"x"))
+        proxy.slow_down(8 << 20)
+        partition.wait_for(partition.append(bytes(12 << 20)))  # 1.5 s, and death is after 1
+        assert len(copy.agreements) == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "error"),
+    [
+        ({"cluster_id": "another"}, WrongCluster),
+        ({"leader": "9"}, LeaderUnavailable),
+        ({"version": 99}, Unsupported),
+        ({"follower": "1"}, InvalidRequest),
+        ({"window_bytes": 0}, InvalidRequest),
+    ],
+)
+def test_a_wrong_peer_is_refused_before_anything_else(asked, error):
+    with Node("1", {KEY: LeadPartition()}) as leader:
+        client = fl.FlightClient(location(leader.address))
+        with pytest.raises(fl.FlightError) as caught:
+            client.do_get(fl.Ticket(opening(**asked).to_command()))
+        assert type(typed(caught.value)) is error
+        assert not leader.leading._streams
+
+
+@pytest.mark.parametrize("wrong", ["cluster", "broker"])
+def test_a_follower_that_meets_a_wrong_leader_follows_nothing(wrong, caplog):
+    partition, copy = LeadPartition(), Copy(KEY)
+    caplog.set_level("INFO")
+    named = {"cluster_id": "another"} if wrong == "cluster" else {}
+    name = "9" if wrong == "broker" else "1"
+    with Node(name, {KEY: partition}, **named) as leader, Node("2") as follower:
+        follower.addresses["1"] = leader.address
+        follower.fetchers.follow("1", copy)
+        eventually(lambda: "following broker 1" in caplog.text)
+        time.sleep(0.2)
+        assert leader.lead.started == 0
+
+
+def test_a_follower_that_says_what_makes_no_sense_is_cut_off():
+    partition, copy = LeadPartition(), Copy(KEY)
+    partition.append(b"x")
+    with Node("1", {KEY: partition}) as leader, Node("2") as follower:
+        for message in (b"\xff", b"\x04" + b"\xff" * 4, _too_far()):
+            writer, reader = _raw(leader)
+            writer.write_metadata(_follow())
+            unpack(reader.read_chunk().app_metadata, None)
+            writer.write_metadata(message)
+            with pytest.raises(fl.FlightError, match="INVALID_REQUEST"):
+                writer.close()
+            deque(iter(reader.read_chunk, None), maxlen=0)  # the leader ends its half too
+        follow(follower, leader, copy)
+        partition.wait_for(partition.append(b"y"))
+
+
+def _too_far() -> bytes:
+    return Acked(((0, 1 << 40),)).pack()
+
+
+def _follow() -> bytes:
+    return Follow(0, "t", 0, 1, "g", Copy(KEY).history()).pack()
+
+
+def opening(**fields: object) -> OpenReplication:
+    right = {"stream": "s", "cluster_id": "c", "follower": "2", "leader": "1", "pid": 1}
+    return OpenReplication(**(right | {"window_bytes": 1 << 20} | fields))
+
+
+def _raw(leader: Node, follower: str = "7"):
+    """Both halves of a stream, with the leader's welcome taken."""
+    command = opening(follower=follower).to_command()
+    client = fl.FlightClient(location(leader.address))
+    reader = client.do_get(fl.Ticket(command))
+    writer, _ = client.do_put(fl.FlightDescriptor.for_command(command), BODY)
+    assert unpack(reader.read_chunk().app_metadata, None).leader == "1"
+    return writer, reader
+
+
+def test_a_follower_that_reads_nothing_is_cut_off_and_its_threads_come_back():
+    partition = LeadPartition()
+    before = threading.active_count()
+    with Node("1", {KEY: partition}) as leader:
+        running = threading.active_count()
+        writer, reader = _raw(leader)
+        writer.write_metadata(_follow())
+        partition.append(bytes(8 << 20), 4)
+        eventually(lambda: leader.leading._streams)
+        eventually(lambda: not leader.leading._streams)
+        eventually(lambda: threading.active_count() <= running)
+        del writer, reader
+    eventually(lambda: threading.active_count() <= before)
+
+
+def test_a_second_stream_of_a_follower_ends_the_first():
+    partition, copy = LeadPartition(), Copy(KEY)
+    with Node("1", {KEY: partition}) as leader, Node("2") as follower:
+        both = _raw(leader, follower="2")
+        follow(follower, leader, copy)
+        partition.wait_for(partition.append(b"x"))
+        assert len(leader.leading._streams) == 1
+        del both
+
+
+def test_a_leader_that_cannot_be_reached_keeps_nobody_from_stopping():
+    copy = Copy(KEY)
+    with Node("2") as follower:
+        follower.addresses["1"] = "127.0.0.1:1"  # nobody listens there
+        follower.fetchers.follow("1", copy)
+        follower.fetchers.follow("3", Copy(OTHER))  # nobody knows where that is
+        time.sleep(0.2)
+        began = time.monotonic()
+    assert time.monotonic() - began < 2

@@ -1,0 +1,129 @@
+"""Streams between processes: a peer that is stopped or killed, and a process that outlives it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from spark_stream.broker.replication.partitions import PartitionKey
+from spark_stream.broker.replication.settings import ReplicationSettings
+from tests.broker.replication.nodes import QUICK, Node
+from tests.broker.replication.partitions import Copy, DiskLog, LeadPartition
+from tests.broker.replication.processes import NodeProcess
+from tests.support import eventually
+
+
+def test_a_leader_that_is_stopped_is_noticed_and_one_that_goes_on_is_followed_again(
+    tmp_path, caplog
+):
+    copy = Copy(PartitionKey("1", 0))
+    with NodeProcess("1", tmp_path, 1) as leader, Node("2") as follower:
+        follower.addresses["1"] = leader.address
+        follower.fetchers.follow("1", copy)
+        leader.ask("append", 0, 100, 10)
+        leader.pause()
+        began = time.monotonic()
+        eventually(lambda: "leader 1 gave no sign of life" in caplog.text)
+        assert time.monotonic() - began < 4 * QUICK.death_s
+        leader.signal(signal.SIGCONT)
+        leader.ask("append", 0, 100, 10)
+        assert leader.digests()[0] == [copy.log.digest()]
+
+
+def test_a_follower_that_is_stopped_is_noticed_however_much_is_under_way_to_it(tmp_path):
+    partition = LeadPartition(log=DiskLog(tmp_path / "log"))
+    leads = {PartitionKey("1", 0): partition}
+    with Node("1", leads) as leader, NodeProcess("2", tmp_path, 0) as follower:
+        follower.ask("peer", "1", leader.address, 1)
+        partition.wait_for(partition.append(b"x"))
+        follower.pause()
+        partition.append(os.urandom(1 << 20), 30)
+        eventually(lambda: not leader.leading._streams)
+        assert not partition.sessions
+        follower.signal(signal.SIGCONT)
+        partition.wait_for(31)
+        assert follower.digests()[1] == [partition.log.digest()]
+
+
+def test_a_leader_that_is_killed_is_followed_again_where_it_comes_back(tmp_path):
+    copy = Copy(PartitionKey("1", 0))
+    with NodeProcess("1", tmp_path, 1) as leader, Node("2") as follower:
+        follower.addresses["1"] = leader.address
+        follower.fetchers.follow("1", copy)
+        leader.ask("append", 0, 100, 10)
+        leader.kill()
+        leader.start()
+        follower.addresses["1"] = leader.address
+        leader.ask("append", 0, 100, 10)
+        assert copy.log.end == 20
+        assert leader.digests()[0] == [copy.log.digest()]
+
+
+def test_a_thousand_partitions_at_rest_cost_next_to_nothing(tmp_path):
+    """Neither side may have anything to do for a partition: one beat a second is all there is."""
+    keys = [PartitionKey("1", number) for number in range(1000)]
+    partitions = {key: LeadPartition() for key in keys}
+    with Node("1", partitions) as leader, Node("2") as follower:
+        follower.addresses["1"] = leader.address
+        for key in keys:
+            follower.fetchers.follow("1", Copy(key))
+        eventually(lambda: all(len(each.sessions) == 1 for each in partitions.values()))
+        time.sleep(0.2)
+        before = [each.reads for each in partitions.values()], time.process_time()
+        time.sleep(2)
+        assert [each.reads for each in partitions.values()] == before[0]
+        assert time.process_time() - before[1] < 0.3
+
+
+def test_an_end_takes_no_longer_than_a_moment_while_the_leader_is_stopped(tmp_path):
+    copy = Copy(PartitionKey("1", 0))
+    patient = ReplicationSettings(beat_s=1.0, death_s=60.0)
+    before = threading.active_count()
+    with NodeProcess("1", tmp_path, 1, death_s=60) as leader:
+        follower = Node("2", settings=patient)
+        follower.addresses["1"] = leader.address
+        follower.fetchers.follow("1", copy)
+        leader.ask("append", 0, 100, 10)
+        leader.pause()
+        began = time.monotonic()
+        follower.stop()
+        assert time.monotonic() - began < 5
+        eventually(lambda: threading.active_count() <= before)
+
+
+def test_a_process_that_was_stopped_itself_does_not_end_its_streams(tmp_path):
+    """Its clock went on while it could not listen: what came meanwhile waits in its sockets."""
+    partition = LeadPartition(log=DiskLog(tmp_path / "log"))
+    leads = {PartitionKey("1", 0): partition}
+    settings = ReplicationSettings(beat_s=0.5, death_s=1.0)
+    with (
+        Node("1", leads, settings=ReplicationSettings(death_s=30)) as leader,
+        NodeProcess("2", tmp_path, 0, beat_s=settings.beat_s, death_s=settings.death_s) as follower,
+    ):
+        follower.ask("peer", "1", leader.address, 1)
+        partition.wait_for(partition.append(b"x"))
+        (stream,) = leader.leading._streams.values()
+        follower.pause()
+        partition.append(b"y")
+        time.sleep(3 * settings.death_s)
+        follower.signal(signal.SIGCONT)
+        partition.wait_for(2)
+        time.sleep(settings.death_s)
+        assert leader.leading._streams == {"2": stream}
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(200)
+def test_a_process_lives_through_cuts_kills_and_pauses_and_all_copies_are_equal():
+    """A short run of ``stress``: an abort inside gRPC would end that process."""
+    program = [sys.executable, "-m", "tests.broker.replication.stress", "--seconds", "12"]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert re.search(r"[1-9]\d* cuts, [1-9]\d* kills, [1-9]\d* pauses", done.stdout), done.stdout

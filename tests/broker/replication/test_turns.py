@@ -1,0 +1,158 @@
+"""Turns: nobody starves, and what is under way keeps within its bounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_stream.broker.replication.partitions import Agreement
+from spark_stream.broker.replication.settings import BEHIND_SHARE, ReplicationSettings
+from spark_stream.broker.replication.turns import Slot, Turns
+
+MIB = 1 << 20
+
+
+@dataclass
+class Session:
+    """What a turn asks of a session."""
+
+    agreement: Agreement = field(default_factory=lambda: Agreement(0, None, 0))
+
+
+def added(turns: Turns, number: int, *, is_behind: bool = False) -> Slot:
+    slot = Slot(number, 1, Session(), is_behind=is_behind)
+    turns.add(slot)
+    return slot
+
+
+def test_slots_take_turns_and_each_has_one_frame():
+    turns = Turns(16 * MIB)
+    slots = [added(turns, number) for number in range(3)]
+    seen = []
+    for _ in range(6):
+        slot = turns.next_slot()
+        seen.append(slot.number)
+        turns.sent(slot, slot.next + 1, 100, is_behind=False)
+        turns.take_news(slot)
+    assert seen == [0, 1, 2, 0, 1, 2]
+    assert not any(slot.is_behind for slot in slots)
+
+
+def test_a_live_slot_waits_for_one_frame_of_those_behind_however_many_they_are():
+    turns = Turns(16 * MIB)
+    for number in range(50):
+        added(turns, number, is_behind=True)
+    live = added(turns, 99)
+    seen = [turns.next_slot() for _ in range(3)]
+    assert live in seen[:2]
+
+
+def test_those_behind_leave_room_for_live_ones():
+    turns = Turns(16 * MIB)
+    for number in range(50):
+        added(turns, number, is_behind=True)
+    while (slot := turns.next_slot()) is not None:
+        turns.sent(slot, slot.next + 1, MIB, is_behind=True)
+    assert turns.unacked_bytes == 16 * MIB // BEHIND_SHARE
+    live = added(turns, 99)
+    assert turns.next_slot() is live
+
+
+def test_a_slot_that_is_not_acknowledged_stops_and_no_other():
+    turns = Turns(16 * MIB)
+    silent, good = added(turns, 0), added(turns, 1)
+    sent = {0: 0, 1: 0}
+    for _ in range(100):
+        slot = turns.next_slot()
+        sent[slot.number] += 1
+        turns.sent(slot, slot.next + 1, MIB, is_behind=False)
+        for each in (silent, good):
+            turns.take_news(each)
+        if slot is good:
+            turns.acked(good, good.next)
+    assert sent[0] == 16 // BEHIND_SHARE
+    turns.acked(silent, 2)
+    assert silent in (turns.next_slot(), turns.next_slot())
+
+
+def test_one_frame_goes_however_large_it_is():
+    turns = Turns(MIB)
+    slot = added(turns, 0, is_behind=True)
+    assert turns.next_slot() is slot
+    turns.sent(slot, 1, 200 * MIB, is_behind=True)
+    assert turns.next_slot() is None
+    turns.acked(slot, 1)
+    assert turns.next_slot() is slot
+
+
+def test_what_an_ended_slot_had_under_way_counts_no_more():
+    turns = Turns(MIB)
+    slot = added(turns, 0, is_behind=True)
+    turns.next_slot()
+    turns.sent(slot, 1, 2 * MIB, is_behind=True)
+    other = added(turns, 1)
+    assert turns.next_slot() is None
+    turns.remove(0)
+    assert turns.next_slot() is other
+    assert turns.unacked_bytes == 0
+    turns.sent(slot, 2, 5, is_behind=False)  # its turn was under way when it ended
+    assert turns.unacked_bytes == 0
+
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["news", "turn", "ack", "end"]),
+        st.integers(0, 4),
+        st.integers(1, 3 * MIB),
+        st.booleans(),
+    ),
+    max_size=200,
+)
+
+
+@given(steps, st.integers(1, 8 * MIB))
+def test_bounds_hold_and_news_is_never_forgotten(steps, window):
+    turns = Turns(window)
+    slots = {number: added(turns, number) for number in range(5)}
+    pending = set(slots)  # those that have something which was not sent
+    for what, number, size, is_behind in steps:
+        slot = slots.get(number)
+        if what == "news" and slot is not None:
+            turns.take_news(slot)
+            pending.add(number)
+        elif what == "turn":
+            before = turns.unacked_bytes
+            having = turns.next_slot()
+            if having is None:
+                continue
+            assert before < window
+            assert having.unacked_bytes < max(1, window // BEHIND_SHARE)
+            pending.discard(having.number)
+            turns.sent(having, having.next + 1, size, is_behind=is_behind)
+            if is_behind:
+                pending.add(having.number)
+        elif what == "ack" and slot is not None:
+            turns.acked(slot, max(0, slot.next - 1))
+        elif what == "end" and slot is not None:
+            turns.remove(number)
+            del slots[number]
+            pending.discard(number)
+        assert turns.unacked_bytes == sum(
+            size for each in slots.values() for _, size, _ in each.unacked
+        )
+    for _ in range(20):  # once all is acknowledged, everybody who has something gets a turn
+        for slot in slots.values():
+            turns.acked(slot, slot.next)
+        having = turns.next_slot()
+        if having is not None:
+            pending.discard(having.number)
+            turns.sent(having, having.next + 1, 1, is_behind=False)
+    assert not pending
+    assert turns.next_slot() is None
+
+
+def test_what_all_streams_take_together_is_bounded():
+    settings = ReplicationSettings(stream_bytes=16 * MIB, follower_bytes=64 * MIB)
+    assert [settings.window(streams) // MIB for streams in (0, 1, 4, 8, 64)] == [16, 16, 16, 8, 1]

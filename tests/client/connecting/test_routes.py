@@ -1,0 +1,113 @@
+"""What a client believes of what brokers say about leaders: tables of answers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_stream.client.connecting.routes import Routes
+from spark_stream.wire.messages import LeaderFacts
+
+
+def said(leader: str | None, epoch: int | None, partition: int = 0) -> LeaderFacts:
+    address = "" if leader is None else f"{leader}:1"
+    return LeaderFacts(partition=partition, leader=leader, address=address, leader_epoch=epoch)
+
+
+def seen(routes: Routes, partition: int = 0) -> tuple[str, int | None] | None:
+    found = routes.get(partition)
+    return None if found is None else (found.leader, found.epoch)
+
+
+# What was said, in this order: who leads, in which epoch. Then: who is believed to lead.
+TABLE = {
+    "the first answer": ([("a", 1)], ("a", 1)),
+    "a later epoch wins": ([("a", 1), ("b", 2)], ("b", 2)),
+    "an older epoch is not believed": ([("b", 2), ("a", 1)], ("b", 2)),
+    "no leader, in a later epoch": ([("a", 1), (None, 2)], None),
+    "no leader, in an older epoch": ([("b", 2), (None, 1)], ("b", 2)),
+    "after no leader, not the one before": ([("a", 1), (None, 2), ("a", 1)], None),
+    "after no leader, the next": ([("a", 1), (None, 2), ("b", 3)], ("b", 3)),
+    "who does not know the epoch is believed": ([("a", 1), ("b", None)], ("b", None)),
+    "but hides no epoch that was seen": ([("b", 2), ("b", None), ("a", 1)], ("b", None)),
+    "the same again": ([("a", 1), ("a", 1)], ("a", 1)),
+}
+
+
+@pytest.mark.parametrize("case", TABLE)
+def test_who_is_believed(case):
+    answers, expected = TABLE[case]
+    routes = Routes("t", "id")
+    for leader, epoch in answers:
+        routes.told(said(leader, epoch))
+    assert seen(routes) == expected
+
+
+def test_a_route_that_failed_is_not_used_before_somebody_was_asked():
+    routes = Routes("t", "id")
+    routes.told(said("a", 1))
+    routes.told(said("a", 1, partition=1))
+    failed = routes.get(0)
+    routes.failed(failed)
+    assert seen(routes, 0) is None
+    assert seen(routes, 1) == ("a", 1)
+    assert not routes.told(said("a", 0))  # out of date: it confirms nothing
+    assert seen(routes) is None
+    assert routes.told(said("a", 1))
+    assert seen(routes) == ("a", 1)
+
+
+def test_a_late_failure_of_an_earlier_route_does_not_touch_the_present_one():
+    routes = Routes("t", "id")
+    routes.told(said("a", 1))
+    before = routes.get(0)
+    routes.told(said("b", 2))
+    routes.failed(before)
+    assert seen(routes) == ("b", 2)
+    assert routes.replaced(before)
+    assert not routes.replaced(routes.get(0))
+
+
+def test_a_leader_that_answers_in_an_older_epoch_was_replaced():
+    routes = Routes("t", "id")
+    routes.told(said("a", None))
+    route = routes.get(0)
+    assert routes.answered(route, 3)
+    assert seen(routes) == ("a", 3)
+    assert not routes.seen(0, 2)
+    assert not routes.answered(route, 2)
+    assert seen(routes) == ("a", 3)
+
+
+def test_the_same_leader_in_a_later_epoch_is_another_route():
+    routes = Routes("t", "id")
+    routes.told(said("a", 1))
+    before = routes.get(0)
+    routes.told(said("a", 2))
+    assert routes.replaced(before)
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("told"), st.sampled_from(["a", "b", "c", None]), st.integers(0, 5)),
+            st.tuples(st.just("failed"), st.none(), st.just(0)),
+        ),
+        max_size=30,
+    )
+)
+def test_a_client_never_goes_back_to_a_leader_of_an_older_epoch(steps):
+    """Whatever brokers say and whatever fails: the epochs of the routes in use never fall."""
+    routes = Routes("t", "id")
+    greatest = 0
+    for step, leader, epoch in steps:
+        if step == "told":
+            routes.told(said(leader, epoch))
+        elif (route := routes.get(0)) is not None:
+            routes.failed(route)
+        found = routes.get(0)
+        if found is not None:
+            assert found.epoch is not None
+            assert found.epoch >= greatest
+            greatest = found.epoch

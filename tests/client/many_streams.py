@@ -1,0 +1,88 @@
+"""Many streams to brokers that are killed and stopped under them; a program of its own.
+
+``python -m tests.client.many_streams ADDRESSES SECONDS TOPIC…``: every topic has a producer that
+appends numbers in order, and a consumer that follows it. The program lives, every append is
+acknowledged in the end, and each consumer has seen each number once, in order. It prints how many
+appends there were. gRPC aborts a process whose threads use a stream wrongly, and then nothing is
+printed.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import itertools
+import sys
+import threading
+import time
+
+import spark_stream as isolog
+from tests.support import eventually, numbers
+
+ROWS = 10
+SETTLED_S = 60.0
+
+
+class Stream:
+    """A producer and a consumer of one topic."""
+
+    def __init__(self, log: isolog.Log, topic: str, until: float) -> None:
+        self._log = log
+        self._topic = topic
+        self._until = until
+        self.appends = 0
+        self.wrong = ""
+        self._seen = 0
+        self._consumer = log.consumer(topic)
+        self.threads = [
+            threading.Thread(target=self._guarded, args=(work,), name=f"{work.__name__}-{topic}")
+            for work in (self._write, self._read)
+        ]
+
+    def _guarded(self, work) -> None:
+        try:
+            work()
+        except BaseException as error:
+            self.wrong = f"{self._topic}: {work.__name__}: {type(error).__name__}: {error}"
+            self._consumer.close()
+
+    def _write(self) -> None:
+        with self._log.producer(timeout_ms=int(SETTLED_S * 1000)) as producer:
+            futures = []
+            for number in itertools.count():
+                futures.append(producer.append(self._topic, numbers(number * ROWS, ROWS), 0))
+                if time.monotonic() > self._until:
+                    break
+                time.sleep(0.002)
+        offsets = [each.result(0).offset for each in futures]
+        assert offsets == list(range(0, ROWS * len(futures), ROWS))
+        self.appends = len(futures)
+        eventually(lambda: self._seen >= ROWS * self.appends, SETTLED_S)
+        self._consumer.close()
+
+    def _read(self) -> None:
+        for batch in self._consumer.batches():
+            found = batch.column("n").to_pylist()
+            expected = list(range(self._seen, self._seen + len(found)))
+            assert found == expected, f"at {self._seen}: {found[:3]}"
+            self._seen += len(found)
+
+
+def main() -> None:
+    faulthandler.enable()
+    addresses, seconds, *topics = sys.argv[1:]
+    until = time.monotonic() + float(seconds)
+    with isolog.connect(addresses, timeout=SETTLED_S) as log:
+        streams = [Stream(log, topic, until) for topic in topics]
+        threads = [thread for stream in streams for thread in stream.threads]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(float(seconds) + 2 * SETTLED_S)
+            assert not thread.is_alive(), thread.name
+    wrong = [stream.wrong for stream in streams if stream.wrong]
+    assert not wrong, wrong
+    print(sum(stream.appends for stream in streams))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""A consumer whose records are gone: taken back after it read them, or evicted before."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+import spark_stream as isolog
+from spark_stream.errors import DataLoss, InvalidOption, OffsetEvicted
+from tests.cut_logs import cut, grow
+from tests.support import NUMBERS, BrokerProcess, eventually
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def log(broker: BrokerProcess) -> Iterator[isolog.Log]:
+    """A client that lives through the broker's restarts; topic ``t`` has the numbers 0 to 99."""
+    with broker.connect() as found:
+        found.create_topic("t", schema=NUMBERS)
+        grow(broker, "t", 0, 100)
+        yield found
+
+
+def read_on(consumer: isolog.Consumer) -> list[int]:
+    batches = consumer.batches(until="latest")
+    return [number for batch in batches for number in batch.column("n").to_pylist()]
+
+
+@pytest.mark.parametrize("grown", [0, 30, 90])
+def test_records_that_were_taken_back_are_told_however_far_the_log_has_grown(broker, log, grown):
+    with log.consumer("t") as consumer:
+        assert read_on(consumer) == list(range(100))
+        cut(broker, 60)
+        grow(broker, "t", 1000, grown)
+        with pytest.raises(DataLoss, match="t/0: offsets 60 to 99 were cut off") as caught:
+            read_on(consumer)
+        assert caught.value.details["left"] == 60
+        assert "on_loss='continue'" in caught.value.hint
+        assert consumer.position() == {("t", 0): 100}  # it is where it was
+        consumer.seek({("t", 0): 60})  # its user has seen to it
+        assert read_on(consumer) == list(range(1000, 1000 + grown))
+
+
+@pytest.mark.parametrize("grown", [0, 30, 90])
+def test_a_consumer_that_continues_reads_all_that_was_written_since(broker, log, grown, caplog):
+    with log.consumer("t", on_loss="continue") as consumer:
+        assert read_on(consumer) == list(range(100))
+        cut(broker, 60)
+        grow(broker, "t", 1000, grown)
+        with caplog.at_level(logging.WARNING):
+            assert read_on(consumer) == list(range(1000, 1000 + grown))
+        assert consumer.position() == {("t", 0): 60 + grown}
+        assert read_on(consumer) == []
+        told = [each.message for each in caplog.records if "were cut off" in each.message]
+        assert len(told) == 1
+
+
+def test_a_consumer_that_waits_for_more_finds_out_too(broker, log, caplog):
+    found: list[int] = []
+    with log.consumer("t", on_loss="continue") as consumer:
+
+        def follow() -> None:
+            for batch in consumer.batches():
+                found.extend(batch.column("n").to_pylist())
+
+        follower = threading.Thread(target=follow)
+        follower.start()
+        eventually(lambda: len(found) == 100)
+        cut(broker, 60)
+        grow(broker, "t", 1000, 5)
+        eventually(lambda: found[100:] == list(range(1000, 1005)))
+        consumer.close()
+        follower.join(20)
+        assert not follower.is_alive()
+
+
+def test_a_consumer_that_has_read_nothing_knows_where_it_began(broker, log):
+    """It began at the end, and records that are written there later are others."""
+    with log.consumer("t", start="latest") as consumer:
+        cut(broker, 60)
+        grow(broker, "t", 1000, 90)
+        with pytest.raises(DataLoss, match="offsets 60 to 99 were cut off"):
+            read_on(consumer)
+
+
+def test_what_was_not_taken_back_is_no_loss(broker, log):
+    with log.consumer("t") as consumer:
+        batches = consumer.batches()
+        found = next(batches).column("n").to_pylist()
+        batches.close()
+        assert found
+        broker.kill()
+        broker.restart()  # in a new epoch, with all records
+        grow(broker, "t", 100, 10)
+        assert found + read_on(consumer) == list(range(110))
+
+
+def test_a_stored_position_knows_its_epoch(broker, log):
+    """A named consumer finds out though it was away meanwhile."""
+    with log.consumer("t", name="reader") as consumer:
+        assert read_on(consumer) == list(range(100))
+        consumer.commit()
+    cut(broker, 60)
+    grow(broker, "t", 1000, 90)
+    with log.consumer("t", name="reader") as consumer:
+        assert consumer.position() == {("t", 0): 100}
+        with pytest.raises(DataLoss, match="offsets 60 to 99 were cut off"):
+            read_on(consumer)
+    with log.consumer("t", name="reader", on_loss="continue") as consumer:
+        assert read_on(consumer) == list(range(1000, 1090))
+        consumer.commit()
+    with log.consumer("t", name="reader") as consumer:
+        assert read_on(consumer) == []
+
+
+def test_evicted_records_are_told_or_passed_over(tmp_path):
+    with (
+        BrokerProcess(tmp_path / "log", conf="housekeeping_seconds = 0.05\n") as broker,
+        broker.connect() as log,
+    ):
+        log.create_topic("t", schema=NUMBERS, config={"segment.entries": 16})
+        grow(broker, "t", 0, 100)
+        with log.consumer("t") as failing, log.consumer("t", on_loss="continue") as going_on:
+            log.alter_topic("t", config={"retention.bytes": 1})
+            eventually(lambda: log.describe("t").partitions[0].log_start_offset)
+            with pytest.raises(OffsetEvicted):
+                read_on(failing)
+            found = read_on(going_on)
+            assert 0 < len(found) < 100
+            assert found == list(range(100 - len(found), 100))
+
+
+def test_a_choice_that_is_none_is_refused(log):
+    with pytest.raises(InvalidOption, match="on_loss takes fail"):
+        log.consumer("t", on_loss="panic")

@@ -1,0 +1,243 @@
+"""Producers, consumers, reads and transactions while the leader of their topic is replaced."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+import spark_stream as isolog
+from spark_stream.errors import BrokerUnavailable, IsologError, RequestTimeout
+from tests.client.failover import hand_over, two_brokers
+from tests.support import NUMBERS, BrokerProcess, eventually, numbers
+
+pytestmark = pytest.mark.slow  # every test here starts two brokers
+
+Pair = tuple[BrokerProcess, BrokerProcess]
+
+
+@pytest.fixture
+def pair(tmp_path) -> Iterator[Pair]:
+    """A leads ``t``, B leads ``b``."""
+    with two_brokers(tmp_path, "t") as found:
+        yield found
+
+
+def numbers_of(log: isolog.Log, topic: str, partition: int = 0, **options) -> list[int]:
+    table = log.read(topic, metadata=True, **options)
+    chosen = table.filter(table.column("_partition").combine_chunks().to_numpy() == partition)
+    return chosen.column("n").to_pylist()
+
+
+# -- who is asked ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("asked", [0, 1])
+def test_a_client_of_either_broker_uses_topics_of_both(pair, asked):
+    with pair[asked].connect() as log:
+        with log.producer() as producer:
+            for topic in ("t", "b"):
+                producer.append(topic, numbers(0, 5), 0)
+                producer.append(topic, numbers(5, 5), 1)
+        for topic in ("t", "b"):
+            assert numbers_of(log, topic, 1) == [5, 6, 7, 8, 9]
+            assert log.describe(topic).partitions[0].log_end_offset == 5
+            log.alter_topic(topic, partitions=3)
+            assert len(log.describe(topic).partitions) == 3
+            with log.consumer(topic, start="latest") as consumer:
+                assert consumer.position() == {(topic, 0): 5, (topic, 1): 5, (topic, 2): 0}
+        with log.consumer(["t", "b"]) as consumer:
+            rows = sum(batch.num_rows for batch in consumer.batches(until="latest"))
+        assert rows == 20
+        log.delete_topic("t")
+        assert log.topics() == ["b"]
+
+
+def test_a_transaction_over_topics_of_both_brokers(pair):
+    for number, asked in enumerate(pair):
+        with asked.connect() as log:
+            producer = log.producer(transactional_id=f"p{number}")
+            with producer.transaction():
+                producer.append("t", numbers(0, 3), 0)
+                producer.append("b", numbers(0, 3), 0)
+            producer.begin_transaction()
+            producer.append("t", numbers(10, 3), 0)
+            producer.append("b", numbers(10, 3), 0)
+            producer.flush()
+            producer.abort_transaction()
+            producer.close()
+            for topic in ("t", "b"):
+                found = numbers_of(log, topic, isolation="read_committed")
+                assert found == [0, 1, 2] * (number + 1)
+            both = log.read(["t", "b"], isolation="read_atomic")
+            assert both["t"].num_rows == both["b"].num_rows == 3 * (number + 1)
+
+
+def test_control_calls_go_on_at_another_broker_that_nobody_named(pair):
+    """The client was told one address; the cluster has told it the other."""
+    first, second = pair
+    with first.connect(timeout=20) as log:
+        assert log.topics() == ["b", "t"]
+        first.kill()
+        assert log.topics() == ["b", "t"]
+        assert log.status().pid == second.pid
+        with log.producer() as producer:
+            producer.append("b", numbers(0, 3), 0)
+        assert numbers_of(log, "b") == [0, 1, 2]
+
+
+def test_control_calls_leave_a_broker_that_is_stopped(pair):
+    first, second = pair
+    with first.connect(timeout=9) as log:
+        assert log.topics() == ["b", "t"]
+        first.pause()
+        try:
+            begun = time.monotonic()
+            assert log.status().pid == second.pid
+            assert time.monotonic() - begun < 6
+            begun = time.monotonic()
+            assert log.topics() == ["b", "t"]
+            assert time.monotonic() - begun < 2
+        finally:
+            first.resume()
+
+
+def test_a_lost_leader_is_an_error_in_time_whoever_else_lives(pair):
+    first, second = pair
+    with second.connect(timeout=1.0) as log:
+        with log.producer() as producer:
+            producer.append("t", numbers(0, 3), 0)
+        first.kill()
+        begun = time.monotonic()
+        for call in (lambda: log.read("t"), lambda: log.describe("t")):
+            with pytest.raises((BrokerUnavailable, RequestTimeout)):
+                call()
+        with log.producer(timeout_ms=1000) as producer:
+            error = producer.append("t", numbers(3, 3), 0).exception(10)
+            assert isinstance(error, BrokerUnavailable), error
+        assert time.monotonic() - begun < 10
+
+
+# -- a leader that is replaced ---------------------------------------------------------------------
+
+
+def test_a_producer_follows_a_failover_without_a_gap_or_a_repeat(pair):
+    first, second = pair
+    with second.connect(timeout=30) as log:
+        producer = log.producer()
+        sent = 0
+        futures = []
+        stop = threading.Event()
+
+        def write() -> None:
+            nonlocal sent
+            while not stop.is_set():
+                futures.append(producer.append("t", numbers(3 * sent, 3), 0))
+                sent += 1
+                time.sleep(0.002)
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        eventually(lambda: sum(each.done() for each in futures) > 20)
+        first.kill()
+        hand_over("t", first, second)
+        before = len(futures)
+        eventually(lambda: sum(each.done() for each in futures) > before)
+        stop.set()
+        writer.join()
+        producer.close()
+        assert [each.result(0).offset for each in futures] == list(range(0, 3 * sent, 3))
+        assert numbers_of(log, "t") == list(range(3 * sent))
+
+
+def test_a_consumer_follows_a_failover_without_a_gap_or_a_repeat(pair):
+    first, second = pair
+    with second.connect(timeout=30) as log, log.consumer("t") as consumer:
+        with log.producer() as producer:
+            producer.append("t", numbers(0, 50), 0)
+        found: list[int] = []
+        batches = consumer.batches()
+        while len(found) < 50:
+            found += next(batches).column("n").to_pylist()
+        first.kill()
+        hand_over("t", first, second)
+        with log.producer() as producer:
+            producer.append("t", numbers(50, 50), 0)
+        while len(found) < 100:
+            found += next(batches).column("n").to_pylist()
+        assert found == list(range(100))
+        assert consumer.position()["t", 0] == 100
+
+
+def test_an_open_transaction_survives_the_failover_of_a_leader(pair):
+    first, second = pair
+    with second.connect(timeout=30) as log:
+        producer = log.producer(transactional_id="p")
+        producer.begin_transaction()
+        producer.append("t", numbers(0, 3), 0).result(20)
+        producer.append("b", numbers(0, 3), 0).result(20)
+        first.kill()
+        hand_over("t", first, second)
+        producer.append("t", numbers(3, 3), 0)
+        producer.commit_transaction()
+        producer.close()
+        for topic, count in (("t", 6), ("b", 3)):
+            assert numbers_of(log, topic, isolation="read_committed") == list(range(count))
+
+
+# -- one lost leader, and the others ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [1, 1_000_000])
+def test_a_lost_leader_holds_up_no_topic_of_another(pair, rows):
+    """With 8 MB a batch the write itself is stuck: on a thread that is not the caller's."""
+    first, second = pair
+    with second.connect(timeout=8) as log:
+        producer = log.producer(timeout_ms=8000, buffer_bytes=1 << 30)
+        for topic in ("t", "b"):
+            producer.append(topic, numbers(0, 1), 0).result(20)
+        first.pause()
+        try:
+            stuck = [producer.append("t", numbers(0, rows), 0) for _ in range(4)]
+            begun = time.monotonic()
+            for number in range(10):
+                producer.append("b", numbers(number, 1), 0).result(20)
+            assert time.monotonic() - begun < 2
+            assert not any(each.done() for each in stuck)
+        finally:
+            first.resume()
+        assert all(each.result(20) for each in stuck)
+        producer.close()
+
+
+def test_a_topic_that_nobody_leads_is_told_when_the_time_is_over(pair):
+    first, second = pair
+    with second.connect(timeout=2) as log:
+        first.kill()
+        with pytest.raises(IsologError) as caught:
+            log.read("t")
+        assert caught.value.retriable
+        log.create_topic("fresh", schema=NUMBERS)
+        assert log.read("fresh").num_rows == 0
+
+
+def test_a_silent_leader_is_left_once_another_leads(pair):
+    """It is stopped: its connections live, and nobody would hear of it for the whole timeout."""
+    first, second = pair
+    with second.connect(timeout=60) as log, log.consumer("t") as consumer:
+        producer = log.producer(timeout_ms=60_000)
+        producer.append("t", numbers(0, 10), 0).result(20)
+        batches = consumer.batches()
+        found = next(batches).column("n").to_pylist()
+        first.pause()
+        begun = time.monotonic()
+        sent = [producer.append("t", numbers(10 * n, 10), 0) for n in range(1, 4)]
+        hand_over("t", first, second, stopped=True)
+        assert [each.result(30).offset for each in sent] == [10, 20, 30]
+        while len(found) < 40:
+            found += next(batches).column("n").to_pylist()
+        assert found == list(range(40))
+        assert time.monotonic() - begun < 30
+        producer.close()

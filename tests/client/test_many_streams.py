@@ -1,0 +1,58 @@
+"""A client with many streams lives through the deaths of its brokers, in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.client.failover import two_brokers
+from tests.conftest import ROOT
+from tests.support import NUMBERS
+
+pytestmark = pytest.mark.slow
+
+SECONDS = 12.0
+TOPICS = 6  # of each broker
+
+
+def test_brokers_killed_and_stopped_under_many_streams(tmp_path):
+    """No abort, no loss, no repeat: whatever its threads were doing when a broker went."""
+    led = [[f"{name}{number}" for number in range(TOPICS)] for name in ("one", "two")]
+    with two_brokers(tmp_path) as brokers:
+        for broker, topics in zip(brokers, led, strict=True):
+            with broker.connect() as log:
+                for topic in topics:
+                    log.create_topic(topic, schema=NUMBERS)
+        addresses = ",".join(each.address for each in brokers)
+        with subprocess.Popen(
+            [sys.executable, "-m", "tests.client.many_streams", addresses, str(SECONDS)]
+            + [topic for topics in led for topic in topics],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        ) as client:
+            try:
+                deadline = time.monotonic() + SECONDS - 2
+                rounds = 0
+                while time.monotonic() < deadline and client.poll() is None:
+                    broker = brokers[rounds % 2]
+                    if rounds % 3 == 2:
+                        broker.pause()
+                        time.sleep(1.5)
+                        broker.resume()
+                    else:
+                        broker.kill()
+                        broker.restart()
+                    time.sleep(0.3)
+                    rounds += 1
+                output, errors = client.communicate(timeout=150)
+            finally:
+                client.kill()
+        assert client.returncode == 0, errors[-4000:]
+        assert rounds >= 3
+        assert int(output) > 100, (output, errors)
+        assert "Traceback" not in errors, errors[-4000:]

@@ -1,0 +1,121 @@
+"""Who is the controller among real processes that are killed and stopped."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+
+from spark_stream.cluster.controller import CONTROLLER, Controller, ControllerSeat, decode
+from spark_stream.cluster.lease_files import LeaseFiles
+from spark_stream.cluster.leases import Leases
+from spark_stream.cluster.sqlite import SqliteStore
+from spark_stream.cluster.view import ClusterView
+from spark_stream.consistency.ids import BrokerId
+from spark_stream.environment import SystemClock
+from tests.support import eventually
+
+NAMES = ("b1", "b2", "b3")
+
+
+def _be_a_broker(folder: Path, name: str, duration_s: float) -> None:
+    """Holds a lease, and the controller's seat whenever that is free, until it is killed."""
+    store = SqliteStore(folder / "metadata.sqlite")
+    leases = Leases(LeaseFiles(folder / "leases"), SystemClock(), duration_s)
+    incarnation = f"{name}-{os.getpid()}"
+    lease = leases.hold(name, incarnation)
+    seat, view = ControllerSeat(store, BrokerId(name), incarnation), ClusterView(store)
+    while True:
+        if not lease.renew():
+            lease = leases.hold(name, incarnation)
+        view.refresh()
+        if not seat.holds(view.now.controller):
+            seat.take(lambda broker, it: leases.holder(broker) == it)
+        time.sleep(0.02)
+
+
+class Brokers:
+    """Processes on one store, and who has been the controller."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = SqliteStore(folder / "metadata.sqlite")
+        self.processes: dict[str, BaseProcess] = {}
+        self._folder = folder
+
+    def start(self, name: str, duration_s: float) -> None:
+        self.processes[name] = multiprocessing.get_context("spawn").Process(
+            target=_be_a_broker, args=(self._folder, name, duration_s)
+        )
+        self.processes[name].start()
+
+    def controller(self) -> Controller | None:
+        record = self.store.get(CONTROLLER)
+        return None if record is None else decode(record.value)
+
+    def is_led_after(self, term: int) -> bool:
+        held = self.controller()
+        return held is not None and held.term > term
+
+    def close(self) -> None:
+        for each in self.processes.values():
+            each.kill()  # a stopped process, too
+            each.join()
+        self.store.close()
+
+
+@pytest.fixture
+def brokers(tmp_path) -> Iterator[Brokers]:
+    found = Brokers(tmp_path)
+    yield found
+    found.close()
+
+
+def test_a_controller_that_is_killed_is_replaced_at_once(brokers):
+    """Its lease would last for a thousand seconds; and so it goes until one broker is left."""
+    for name in NAMES:
+        brokers.start(name, 1_000.0)
+    eventually(lambda: brokers.controller() is not None)
+    for _ in NAMES[1:]:
+        held = brokers.controller()
+        killed = brokers.processes.pop(held.broker)
+        killed.kill()
+        killed.join()
+        eventually(lambda term=held.term: brokers.is_led_after(term))
+        following = brokers.controller()
+        assert following.term == held.term + 1
+        assert following.broker in brokers.processes
+
+
+def test_a_broker_that_comes_back_is_not_the_controller_that_it_was(brokers):
+    brokers.start("b1", 1_000.0)
+    eventually(lambda: brokers.controller() is not None)
+    first = brokers.controller()
+    brokers.processes["b1"].kill()
+    brokers.processes["b1"].join()
+    brokers.start("b1", 1_000.0)
+    eventually(lambda: brokers.is_led_after(first.term))
+    assert brokers.controller().broker == "b1"
+    assert brokers.controller().incarnation != first.incarnation
+
+
+def test_a_controller_that_stands_still_is_replaced_when_its_time_is_over(brokers):
+    brokers.start("b1", 2.0)
+    eventually(lambda: brokers.controller() is not None)
+    brokers.start("b2", 2.0)
+    leases = Leases(LeaseFiles(brokers._folder / "leases"), SystemClock())
+    eventually(lambda: leases.alive("b2"))
+    first = brokers.controller()
+    os.kill(brokers.processes["b1"].pid, signal.SIGSTOP)
+    eventually(lambda: brokers.is_led_after(first.term))
+    assert brokers.controller() == Controller(
+        BrokerId("b2"), f"b2-{brokers.processes['b2'].pid}", first.term + 1
+    )
+    os.kill(brokers.processes["b1"].pid, signal.SIGCONT)
+    eventually(lambda: leases.holder("b1") is not None)
+    assert brokers.controller().broker == "b2", "it takes nothing back"

@@ -1,0 +1,553 @@
+"""A whole partition in memory: its replicas' cores, their logs, the record, what is on its way.
+
+Everything that a broker's shell does is here in its simplest form; the rules are the production
+code. What happens next is chosen from outside (``choose``), one small step at a time: so messages
+and compare-and-sets are late or lost, brokers die, lose what they had not forced, and come back.
+After each step :meth:`Cluster.check` says what must hold.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from spark_stream.consistency import election, follower
+from spark_stream.consistency.effects import Effects, ProposeIsr
+from spark_stream.consistency.election import LogEnd, Unchanged
+from spark_stream.consistency.entries import Entry, Kind, Table
+from spark_stream.consistency.epochs import EpochHistory
+from spark_stream.consistency.follower import Agreed, BeginAnew, Cut, Refusal
+from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, Offset
+from spark_stream.consistency.leader import Boundary
+from spark_stream.consistency.partition_record import Member, PartitionRecord
+from spark_stream.consistency.progress import IsrSettings
+from spark_stream.consistency.replica import Replica, Surroundings
+from tests.consistency.histories import AGE, START, table_of
+
+Choose = Callable[[Sequence[Any]], Any]
+
+LAG_MAX = 640
+
+
+@dataclass
+class Log:
+    """A replica's log; what is below ``forced`` outlives a loss of power."""
+
+    start: Boundary = START
+    entries: list[Entry] = field(default_factory=list)
+    forced: int = 0
+
+    @property
+    def end(self) -> Boundary:
+        return self.boundary_of(EntryIndex(self.start.entry + len(self.entries)))
+
+    def boundary_of(self, entry: EntryIndex) -> Boundary:
+        place = entry - self.start.entry
+        assert 0 <= place <= len(self.entries)
+        if place == len(self.entries):
+            if not self.entries:
+                return self.start
+            last = self.entries[-1]
+            return Boundary(entry, Offset(last.base_offset + last.count))
+        return Boundary(entry, Offset(self.entries[place].base_offset))
+
+    def tables(self) -> list[Table]:
+        return [table_of(self.entries)]
+
+    def at(self, index: int) -> Entry:
+        return self.entries[index - self.start.entry]
+
+    def since(self, index: int) -> list[Entry]:
+        return self.entries[index - self.start.entry :]
+
+    def cut(self, end: int) -> None:
+        del self.entries[end - self.start.entry :]
+        self.forced = min(self.forced, end)
+
+    def evict(self, start: Boundary) -> None:
+        del self.entries[: start.entry - self.start.entry]
+        self.start = start
+
+
+@dataclass(eq=False)
+class Process:
+    """A running broker. It knows the record, and who is alive, as it saw them last."""
+
+    me: Member
+    log: Log
+    version: int = 0
+    record: PartitionRecord | None = None
+    alive: dict[BrokerId, Generation] = field(default_factory=dict)
+    found_epoch: int | None = None
+    """The epoch of the first record that it saw: one that an earlier process may have led."""
+    checked: int = 0
+    """Its entries below were committed when they were looked at."""
+
+    def __post_init__(self) -> None:
+        around = Surroundings(self.log.boundary_of, lambda broker: self.alive.get(broker))
+        self.core = Replica(
+            self.log.tables(), self.log.start, self.log.end, 0, AGE, 1, surroundings=around
+        )
+        self.checked = self.log.start.entry
+
+    @property
+    def leads(self) -> bool:
+        return self.core.progress is not None
+
+
+@dataclass(eq=False)
+class Link:
+    """A connection that a follower opened; each direction keeps its order."""
+
+    taker: Process
+    leader: Process
+    up: deque[Any] = field(default_factory=deque)
+    down: deque[Any] = field(default_factory=deque)
+    session: int | None = None
+    next_entry: int = 0
+
+
+@dataclass(frozen=True)
+class Follow:
+    epoch: int
+    history: EpochHistory
+
+
+@dataclass(frozen=True)
+class Acked:
+    entry: EntryIndex
+
+
+@dataclass(frozen=True)
+class Frame:
+    epoch: int
+    first: int
+    entries: tuple[Entry, ...]
+    high_watermark: EntryIndex
+
+
+@dataclass(frozen=True)
+class Write:
+    """A compare-and-set on its way; ``process`` waits for its outcome, if that is still there."""
+
+    version: int
+    record: PartitionRecord
+    process: Process | None = None
+    loses_records: bool = False
+
+
+class Cluster:
+    """``brokers`` brokers with one partition on the first ``factor`` of them."""
+
+    def __init__(
+        self, brokers: int, factor: int, min_insync: int, choose: Choose, *, moves: bool = False
+    ) -> None:
+        self.choose = choose
+        self.moves = moves
+        self.min_insync = min_insync
+        self.brokers = [BrokerId(str(number)) for number in range(brokers)]
+        self.logs = {broker: Log() for broker in self.brokers}
+        self.generations = dict.fromkeys(self.brokers, Generation("1"))
+        self.running: dict[BrokerId, Process] = {}
+        self.alive: dict[BrokerId, Generation] = {}
+        self.registered: dict[BrokerId, Generation] = {}
+        self.links: dict[BrokerId, Link] = {}
+        self.writes: list[Write] = []
+        self.now = 0
+        self.content = 0
+        self.committed: dict[int, tuple[int, int]] = {}
+        self.led: dict[int, Process] = {}
+        self.lost = False
+        self.seen_epoch, self.seen_hw = 0, 0
+        self.version = 1
+        for broker in self.brokers:
+            self.registered[broker] = self.alive[broker] = self.generations[broker]
+        created = election.create(self.brokers[:factor], self.alive)
+        assert created is not None
+        self.record = created
+        for broker in self.brokers:
+            self.start(broker)
+
+    # -- processes --------------------------------------------------------------------------------
+
+    def start(self, broker: BrokerId) -> None:
+        """Logs open, then the generation is registered, then it sees the record."""
+        log = self.logs[broker]
+        self.registered[broker] = self.alive[broker] = self.generations[broker]
+        process = Process(Member(broker, self.generations[broker]), log)
+        process.core.configure(IsrSettings(self.min_insync, LAG_MAX), self.now)
+        self.running[broker] = process
+        self.see(process)
+
+    def kill(self, process: Process) -> None:
+        """The process is gone, its machine keeps what it wrote."""
+        del self.running[process.me.broker]
+        for broker, link in list(self.links.items()):
+            if process in (link.taker, link.leader):
+                self.cut(broker)
+
+    def lose_power(self, process: Process) -> None:
+        """What was not forced may be gone: the broker cannot vouch for its log any more."""
+        self.kill(process)
+        log, broker = process.log, process.me.broker
+        low = max(log.forced, log.start.entry)
+        log.cut(self.choose(range(low, log.end.entry + 1)))
+        self.generations[broker] = Generation(str(int(self.generations[broker]) + 1))
+
+    def cut(self, broker: BrokerId) -> None:
+        """The connection that this follower opened is gone, with all that is on its way."""
+        link = self.links.pop(broker)
+        if link.session is not None and link.leader in self.running.values():
+            self.obey(link.leader, link.leader.core.follower_left(link.session, self.now))
+
+    def see(self, process: Process) -> None:
+        """The process hears of the record, and of who is alive, as they are now."""
+        process.alive = dict(self.alive)
+        record, core = self.record, process.core
+        if process.found_epoch is None:
+            process.found_epoch = record.leader_epoch
+        process.record, process.version = record, self.version
+        if election.leads(record, process.me):
+            if core.progress is not None and core.leader_epoch == record.leader_epoch:
+                self.obey(process, core.isr_changed(record, self.version, self.now))
+                self.obey(process, core.tick(self.now))
+            elif self.may_lead(process):
+                self.lead(process)
+        elif core.progress is not None or record.leader_epoch > core.leader_epoch:
+            core.follow(record.leader_epoch)
+
+    def may_lead(self, process: Process) -> bool:
+        """A process leads no epoch that an earlier process of its broker may have led."""
+        assert process.found_epoch is not None
+        if self.record.leader_epoch > process.found_epoch:
+            return True
+        if process.found_epoch not in self.led:
+            return True  # its first leader
+        resumed = election.resume(self.record, process.me)
+        if isinstance(resumed, Unchanged):
+            return True
+        self.writes.append(Write(self.version, resumed))
+        return False
+
+    def lead(self, process: Process) -> None:
+        record, core = self.record, process.core
+        epoch = record.leader_epoch
+        leader = self.led.setdefault(epoch, process)
+        single = record.replicas == (process.me.broker,)
+        assert leader is process or single, f"two processes lead epoch {epoch}"
+        for index, entry in self.committed.items():
+            if index >= process.log.start.entry:
+                have = process.log.since(index)
+                same = have and (have[0].leader_epoch, have[0].data_crc) == entry
+                assert same, f"the leader of epoch {epoch} lacks committed entry {index}"
+        self.obey(process, core.lead_replicas(process.me, record, self.version, self.now))
+
+    def obey(self, process: Process, effects: Effects) -> None:
+        for effect in effects:
+            if isinstance(effect, ProposeIsr):
+                progress = process.core.progress
+                assert progress is not None
+                epoch = process.core.leader_epoch
+                changed = election.propose_isr(progress.record, process.me, epoch, effect.members)
+                assert isinstance(changed, PartitionRecord), changed
+                self.writes.append(Write(effect.version, changed, process))
+
+    # -- the record -------------------------------------------------------------------------------
+
+    def land(self, write: Write, *, answered: bool) -> None:
+        """A compare-and-set arrives at the store; its answer may be lost."""
+        self.writes.remove(write)
+        taken = write.version == self.version
+        if taken:
+            if write.loses_records:
+                whole = [m for m in self.record.isr if self.generations[m.broker] == m.generation]
+                assert not whole, f"records are given up that {whole} would bring back"
+            self.record, self.version = write.record, self.version + 1
+            if write.loses_records:
+                self.forget()
+        process = write.process
+        if process is None or not answered or process not in self.running.values():
+            return
+        event = process.core.isr_changed if taken else process.core.isr_refused
+        self.obey(process, event(self.record, self.version, self.now))
+
+    def forget(self) -> None:
+        """Records were lost, loudly: what the new leader has is what is committed."""
+        log = self.logs[self.record.leader or ""]
+        for index, entry in list(self.committed.items()):
+            if index >= log.start.entry:
+                have = log.since(index)
+                if not have or (have[0].leader_epoch, have[0].data_crc) != entry:
+                    del self.committed[index]
+        self.lost = True
+        self.seen_hw = 0
+
+    def control(self) -> None:
+        """The controller, or somebody's hand, reads the record and wants it changed."""
+        record = self.record
+        wanted: list[election.Outcome] = [
+            election.elect(record, self.alive),
+            election.prefer(record, self.alive),
+        ]
+        for process in self.running.values():
+            wanted.append(election.leave_isr(record, process.me))
+            wanted.append(election.resign(record, process.me, self.alive))
+        if self.moves:
+            size = self.choose(range(1, len(self.brokers) + 1))
+            shift = self.choose(range(len(self.brokers)))
+            target = [*self.brokers[shift:], *self.brokers[:shift]][:size]
+            wanted.append(election.begin_move(record, target))
+            wanted += [election.finish_move(record, self.alive)] * 3
+            wanted.append(election.cancel_move(record, self.alive))
+        possible = [each for each in wanted if isinstance(each, PartitionRecord)]
+        if possible:
+            self.writes.append(Write(self.version, self.choose(possible)))
+
+    def elect(self) -> None:
+        """What a controller does that sees no leader alive."""
+        elected = election.elect(self.record, self.alive)
+        if isinstance(elected, PartitionRecord):
+            self.writes.append(Write(self.version, elected))
+
+    def elect_longest(self) -> None:
+        candidates = {}
+        for broker, process in self.running.items():
+            if self.alive.get(broker) == process.me.generation:
+                last = process.core.epochs.last
+                candidates[broker] = LogEnd(
+                    process.me.generation, -1 if last is None else last, process.log.end.entry
+                )
+        elected = election.elect_longest(self.record, candidates, self.registered)
+        if isinstance(elected, PartitionRecord):
+            self.writes.append(Write(self.version, elected, loses_records=True))
+
+    # -- appends and replication ------------------------------------------------------------------
+
+    def append(self, process: Process, count: int) -> None:
+        """A client's batch of ``count`` records; 0: a marker."""
+        self.content += 1
+        end = process.log.end
+        entry = Entry(
+            end.entry,
+            end.offset,
+            self.now,
+            self.now,
+            count,
+            process.core.leader_epoch,
+            self.content,
+            Kind.DATA if count else Kind.COMMIT,
+        )
+        process.log.entries.append(entry)
+        process.core.apply(entry)
+
+    def connect(self, process: Process) -> None:
+        """A follower asks the broker that it believes to lead."""
+        broker = process.me.broker
+        if broker in self.links:
+            self.cut(broker)
+        leader = self.running.get((process.record and process.record.leader) or BrokerId("nobody"))
+        if leader is None or leader is process or process.leads:
+            return
+        link = self.links[broker] = Link(process, leader)
+        link.up.append(Follow(process.core.leader_epoch, process.core.history()))
+
+    def push(self, link: Link, count: int) -> None:
+        """The leader sends some entries, or only its high watermark."""
+        core = link.leader.core
+        progress = core.progress
+        if progress is None or link.session not in {number for number, *_ in progress.sessions()}:
+            return
+        if link.next_entry < link.leader.log.start.entry:
+            return self.cut(link.taker.me.broker)  # evicted meanwhile: it begins again
+        entries = tuple(link.leader.log.since(link.next_entry)[:count])
+        high = core.bounds_state.high_watermark.entry
+        link.down.append(Frame(core.leader_epoch, link.next_entry, entries, high))
+        link.next_entry += len(entries)
+
+    def deliver_up(self, link: Link) -> None:
+        message, core = link.up.popleft(), link.leader.core
+        if isinstance(message, Follow):
+            agreed, effects = core.follower_started(
+                link.taker.me, message.epoch, message.history, self.now
+            )
+            if isinstance(agreed, Refusal):
+                self.links.pop(link.taker.me.broker)
+            else:
+                link.session, link.next_entry = agreed.session, agreed.entry
+                link.down.append(agreed)
+        else:
+            assert link.session is not None
+            effects = core.follower_acked(link.session, message.entry, self.now)
+        self.obey(link.leader, effects)
+
+    def deliver_down(self, link: Link) -> None:
+        message, taker = link.down.popleft(), link.taker
+        if isinstance(message, Agreed):
+            if not self.prepare(taker, message):
+                return self.cut(taker.me.broker)
+        else:
+            epoch, end = taker.core.leader_epoch, taker.log.end.entry
+            verdict = follower.judge_frame(
+                epoch, end, message.epoch, message.first, len(message.entries)
+            )
+            if isinstance(verdict, Refusal):
+                return self.cut(taker.me.broker)
+            entries = [replace(each) for each in message.entries[verdict.skip :]]
+            anew = follower.estranged(taker.log.end, entries[0].base_offset) if entries else None
+            if anew is not None:
+                assert self.lost, f"two logs of one partition differ in offsets: {anew}"
+                self.begin_anew(taker, anew)
+                return self.cut(taker.me.broker)
+            taker.log.entries += entries
+            taker.core.append_replicated(entries, message.high_watermark)
+        link.up.append(Acked(taker.log.end.entry))
+
+    def prepare(self, taker: Process, agreed: Agreed) -> bool:
+        """The follower makes its log a prefix of its leader's. False: the answer is too old."""
+        plan = follower.preparation(taker.core.bounds_state, agreed)
+        if isinstance(plan, Refusal):
+            return False
+        log = taker.log
+        if isinstance(plan, Cut):
+            assert self.lost or plan.lost_from is None, f"committed entries are cut: {plan}"
+            log.cut(plan.entry)
+            lost = plan.lost_from is not None
+            taker.core.truncate(log.tables(), log.end, self.now, lost=lost)
+            taker.checked = min(taker.checked, log.end.entry)
+        elif isinstance(plan, BeginAnew):
+            assert self.lost or plan.lost_from is None, f"committed entries are gone: {plan}"
+            self.begin_anew(taker, plan)
+        taker.core.learn_high_watermark(agreed.high_watermark)
+        return True
+
+    def begin_anew(self, taker: Process, plan: BeginAnew) -> None:
+        log = taker.log
+        log.entries.clear()
+        log.start, log.forced = plan.at, plan.at.entry
+        taker.core.reset(plan.at, self.now)
+        taker.checked = plan.at.entry
+
+    def evict(self, process: Process) -> None:
+        """Retention removes entries below the last stable offset."""
+        high = process.core.bounds_state.high_watermark.entry
+        if high > process.log.start.entry:
+            upto = self.choose(range(process.log.start.entry + 1, high + 1))
+            process.core.evict(process.log.boundary_of(EntryIndex(upto)))
+            process.log.evict(process.core.bounds_state.log_start)
+
+    def read(self, process: Process) -> None:
+        """A reader asks for the bound; it believes no epoch older than one that it has seen."""
+        core = process.core
+        if not process.leads or core.leader_epoch < self.seen_epoch or not core.hw_known:
+            return
+        high = core.bounds_state.high_watermark.entry
+        assert high >= self.seen_hw, f"the high watermark went back: {self.seen_hw} to {high}"
+        self.seen_epoch, self.seen_hw = core.leader_epoch, high
+
+    # -- what must hold ---------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raises AssertionError with what does not hold."""
+        self.check_record()
+        for process in self.running.values():
+            self.check_committed(process)
+            state = process.core.bounds_state
+            assert (state.log_start, state.log_end) == (process.log.start, process.log.end)
+
+    def check_record(self) -> None:
+        record = self.record
+        brokers = [each.broker for each in record.isr]
+        assert brokers
+        assert record.leader in brokers
+        assert len(set(brokers)) == len(brokers)
+        assert set(brokers) <= set(record.replicas)
+        assert len(set(record.replicas)) == len(record.replicas)
+        assert {*record.adding, *record.removing} <= set(record.replicas)
+
+    def check_committed(self, process: Process) -> None:
+        """Below the high watermark all replicas hold the same, for ever."""
+        progress, high = process.core.progress, process.core.bounds_state.high_watermark.entry
+        if high > process.checked and progress is not None:
+            needed = min(self.min_insync, len(progress.record.replicas))
+            enough = len(progress.record.isr) >= needed
+            assert enough, "the high watermark moved while too few replicas were in sync"
+        for index in range(max(process.checked, process.log.start.entry), high):
+            entry = process.log.at(index)
+            known = self.committed.setdefault(index, (entry.leader_epoch, entry.data_crc))
+            same = known == (entry.leader_epoch, entry.data_crc)
+            assert same, f"{process.me} has another entry {index} than the one that was committed"
+        process.checked = max(high, process.log.start.entry)
+
+    def check_same(self) -> None:
+        """Logs that hold an entry of one index and epoch hold the same up to there."""
+        logs = list(self.logs.values())
+        for place, one in enumerate(logs):
+            for other in logs[place + 1 :]:
+                low = max(one.start.entry, other.start.entry)
+                high = min(one.end.entry, other.end.entry)
+                for index in range(high - 1, low - 1, -1):
+                    if one.at(index).leader_epoch == other.at(index).leader_epoch:
+                        count = index - low + 1
+                        assert one.since(low)[:count] == other.since(low)[:count]
+                        break
+
+    def heal(self) -> None:
+        """No more trouble: in a while all replicas are in sync, and hold and show the same."""
+        for broker in self.brokers:
+            if broker not in self.running:
+                self.start(broker)
+            self.registered[broker] = self.alive[broker] = self.generations[broker]
+        for _ in range(60):
+            self.now += LAG_MAX // 8
+            self.elect()
+            self.elect_longest()
+            self.writes += [
+                Write(self.version, each)
+                for each in (election.finish_move(self.record, self.alive),)
+                if isinstance(each, PartitionRecord)
+            ]
+            while self.writes:
+                self.land(self.writes[0], answered=True)
+                self.check()
+            for process in list(self.running.values()):
+                self.see(process)
+                link = self.links.get(process.me.broker)
+                if link is None or not self.is_live(link):
+                    self.connect(process)
+                self.check()
+            for link in list(self.links.values()):
+                self.run_down(link)
+            if self.settled():
+                break
+        assert self.settled(), f"it never settles: {self.record}"
+        self.check_same()
+
+    def is_live(self, link: Link) -> bool:
+        """Whether the connection is to the present leader, which takes what it brings."""
+        progress = link.leader.core.progress
+        if progress is None or self.running.get(self.record.leader or "nobody") is not link.leader:
+            return False
+        return link.session in {number for number, *_ in progress.sessions()}
+
+    def run_down(self, link: Link) -> None:
+        """All that is on its way on a connection arrives, and the leader sends what it has."""
+        broker = link.taker.me.broker
+        for _ in range(3):
+            while self.links.get(broker) is link and (link.up or link.down):
+                (self.deliver_up if link.up else self.deliver_down)(link)
+                self.check()
+            if self.links.get(broker) is link:
+                self.push(link, 1000)
+
+    def settled(self) -> bool:
+        record = self.record
+        leader = self.running[record.leader or BrokerId("nobody")]
+        present = {Member(broker, self.generations[broker]) for broker in record.replicas}
+        if not leader.leads or set(record.isr) != present or record.removing:
+            return False
+        end = leader.log.end
+        logs = [self.logs[broker] for broker in record.replicas]
+        high = leader.core.bounds_state.high_watermark
+        return leader.core.hw_known and high == end and all(each.end == end for each in logs)

@@ -1,0 +1,83 @@
+"""What a follower makes of its leader's answer, and which frames it takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_stream.consistency.follower import (
+    Agreed,
+    BeginAnew,
+    Cut,
+    GoOn,
+    Refusal,
+    Take,
+    estranged,
+    judge_frame,
+    preparation,
+)
+from spark_stream.consistency.leader import Boundary, LeaderState
+
+EPOCH = 5
+
+
+def at(entry: int) -> Boundary:
+    return Boundary(entry, 10 * entry)
+
+
+def log(start: int, high: int, end: int) -> LeaderState:
+    return LeaderState(EPOCH, at(start), at(end), at(high), followers=1)
+
+
+def agreed(entry: int, begin: int | None = None, epoch: int = EPOCH) -> Agreed:
+    return Agreed(epoch, 1, entry, 0, None if begin is None else at(begin))
+
+
+@pytest.mark.parametrize(
+    ("state", "answer", "plan"),
+    [
+        (log(0, 3, 7), agreed(7), GoOn()),
+        (log(0, 3, 7), agreed(5), Cut(5)),
+        (log(0, 3, 7), agreed(3), Cut(3)),
+        (log(0, 3, 7), agreed(2), Cut(2, lost_from=2)),
+        (log(0, 3, 7), agreed(9, begin=9), BeginAnew(at(9))),
+        (log(0, 3, 7), agreed(3, begin=3), BeginAnew(at(3))),
+        (log(0, 3, 7), agreed(2, begin=2), BeginAnew(at(2), lost_from=2)),
+        (log(4, 6, 7), agreed(0, begin=0), BeginAnew(at(0), lost_from=4)),
+        (log(4, 4, 7), agreed(0, begin=0), BeginAnew(at(0))),
+        (log(4, 4, 4), agreed(4, begin=4), GoOn()),
+        (log(4, 4, 4), agreed(0, begin=0), BeginAnew(at(0))),
+        (log(0, 0, 0), agreed(0), GoOn()),
+        (log(0, 3, 7), agreed(7, epoch=4), Refusal.FENCED),
+        (log(0, 3, 7), agreed(7, epoch=6), Refusal.UNKNOWN_EPOCH),
+    ],
+)
+def test_a_follower_cuts_what_its_leader_does_not_have_and_says_what_is_lost(state, answer, plan):
+    assert preparation(state, answer) == plan
+
+
+def test_a_leader_cannot_share_more_than_the_follower_has():
+    with pytest.raises(ValueError, match="past the log end"):
+        preparation(log(0, 3, 7), agreed(8))
+
+
+@pytest.mark.parametrize(
+    ("epoch", "first", "count", "verdict"),
+    [
+        (5, 7, 3, Take()),
+        (5, 7, 0, Take()),
+        (5, 5, 4, Take(skip=2)),
+        (5, 3, 2, Take(skip=2)),
+        (5, 8, 1, Refusal.GAP),
+        (4, 7, 3, Refusal.FENCED),
+        (6, 7, 3, Refusal.UNKNOWN_EPOCH),
+        (4, 8, 1, Refusal.FENCED),
+    ],
+)
+def test_a_frame_is_taken_where_the_log_ends_and_in_its_own_epoch(epoch, first, count, verdict):
+    assert judge_frame(EPOCH, 7, epoch, first, count) == verdict
+
+
+def test_a_log_of_another_past_begins_anew():
+    """Of the same entry index, but of other offsets: what it had evicted was given up elsewhere."""
+    assert estranged(at(7), 70) is None
+    assert estranged(at(7), 69) == BeginAnew(at(0), lost_from=0)

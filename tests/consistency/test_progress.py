@@ -1,0 +1,285 @@
+"""A leader's followers: what is replicated, who leaves the ISR, who joins it, and when."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_stream.consistency.partition_record import Member, PartitionRecord
+from spark_stream.consistency.progress import Ages, IsrSettings, Progress
+
+A, B, C = (Member(broker, "1") for broker in "abc")
+LAG = 6_400
+STEP = LAG // 64
+
+
+def leading(isr=(A, B, C), inherited=0, least=1, alive=None, replicas="abc") -> Progress:
+    record = PartitionRecord(tuple(replicas), "a", 5, tuple(isr))
+    generations = {"a": "1", "b": "1", "c": "1"} if alive is None else alive
+    settings = IsrSettings(least, LAG)
+    return Progress(A, record, 7, inherited, settings, generations.get, 0)
+
+
+def with_isr(progress: Progress, *isr: Member) -> PartitionRecord:
+    return replace(progress.record, isr=isr)
+
+
+# -- what is replicated ---------------------------------------------------------------------------
+
+
+def test_the_slowest_in_sync_replica_decides_what_is_replicated():
+    progress = leading()
+    progress.started(1, B, 3)
+    progress.started(2, C, 2)
+    assert progress.replicated(9) == 2
+    progress.reported(2, 8)
+    assert progress.replicated(9) == 3
+
+
+def test_a_member_that_has_never_reported_holds_the_high_watermark():
+    progress = leading()
+    progress.started(1, B, 3)
+    assert progress.replicated(9) == 0
+
+
+def test_alone_all_that_the_leader_has_is_replicated():
+    progress = leading(isr=(A,))
+    assert progress.alone
+    assert progress.replicated(9) == 9
+
+
+def test_who_is_not_in_sync_is_not_waited_for():
+    progress = leading(isr=(A, B))
+    progress.started(1, B, 5)
+    progress.started(2, C, 1)
+    assert progress.replicated(9) == 5
+
+
+@pytest.mark.parametrize(("least", "replicas", "enough"), [(2, "abc", False), (2, "a", True)])
+def test_the_high_watermark_stands_while_too_few_are_in_sync(least, replicas, enough):
+    """A partition with fewer replicas than min.insync.replicas needs all it has."""
+    progress = leading(isr=(A,), least=least, replicas=replicas)
+    assert progress.enough is progress.alone is enough
+    assert progress.replicated(9) == (9 if enough else 0)
+
+
+def test_what_another_generation_reports_does_not_count_for_a_member():
+    progress = leading(isr=(A, B))
+    progress.started(1, Member("b", "2"), 9)
+    assert progress.replicated(9) == 0
+
+
+def test_what_was_reported_counts_when_the_session_is_over_but_no_late_report_does():
+    progress = leading(isr=(A, B))
+    progress.started(1, B, 5)
+    progress.left(1)
+    progress.reported(1, 9)
+    assert progress.replicated(9) == 5
+    progress.started(2, B, 4)  # it vouched for more than it has: the lower is true
+    progress.reported(1, 9)
+    assert progress.replicated(9) == 4
+
+
+def test_a_new_session_of_a_broker_ends_its_earlier_one():
+    progress = leading(isr=(A, B))
+    progress.started(1, B, 5)
+    progress.started(2, B, 5)
+    assert list(progress.sessions()) == [(2, B, 5)]
+
+
+# -- who leaves -----------------------------------------------------------------------------------
+
+
+def test_a_member_that_lacks_an_entry_for_too_long_is_proposed_out():
+    progress = leading()
+    progress.started(1, B, 10)
+    progress.started(2, C, 9)
+    progress.appended(9, 1_000)
+    assert progress.propose(9, 10, 1_000 + LAG) is None
+    assert progress.propose(9, 10, 1_000 + LAG + 2 * STEP) == (A, B)
+
+
+def test_a_member_that_is_always_a_little_behind_stays():
+    progress = leading()
+    progress.started(1, B, 0)
+    progress.started(2, C, 0)
+    for now in range(0, 5 * LAG, 50):
+        entry = now // 50
+        progress.appended(entry, now)
+        for session in (1, 2):
+            progress.reported(session, max(0, entry - 20))  # 1,000 microseconds behind
+        assert progress.propose(0, entry + 1, now) is None
+
+
+def test_an_idle_partition_keeps_its_members_and_an_append_gives_them_time():
+    progress = leading(isr=(A, B))
+    progress.started(1, B, 5)
+    late = 1000 * LAG
+    assert progress.due(5) is None
+    assert progress.propose(5, 5, late) is None
+    progress.appended(5, late)
+    assert progress.propose(5, 6, late + LAG) is None
+    due = progress.due(6)
+    assert due is not None
+    assert late + LAG < due <= late + LAG + 2 * STEP
+    assert progress.propose(5, 6, due) == (A,)
+
+
+@pytest.mark.parametrize("alive", [{"a": "1"}, {"a": "1", "b": "2"}], ids=["dead", "another"])
+def test_a_member_that_is_not_alive_in_its_generation_is_proposed_out_at_once(alive):
+    progress = leading(isr=(A, B), alive=alive)
+    progress.started(1, B, 5)
+    assert progress.propose(5, 5, 1) == (A,)
+
+
+def test_who_is_proposed_out_counts_until_the_record_says_so():
+    progress = leading(isr=(A, B), alive={"a": "1"})
+    progress.started(1, B, 5)
+    assert progress.propose(5, 9, 1) == (A,)
+    assert progress.replicated(9) == 5
+    assert progress.changed(with_isr(progress, A), 8)
+    assert progress.replicated(9) == 9
+
+
+# -- who joins ------------------------------------------------------------------------------------
+
+
+def test_a_follower_joins_only_with_the_high_watermark_and_the_leaders_first_entry():
+    progress = leading(isr=(A, B), inherited=10)
+    progress.started(1, B, 12)
+    progress.started(2, C, 9)
+    assert progress.propose(5, 12, 1) is None  # it has reached the high watermark only
+    assert progress.reported(2, 10)
+    assert progress.propose(11, 12, 1) is None  # it lacks entry 10 of the replicated ones
+    progress.reported(2, 11)
+    assert progress.propose(11, 12, 1) == (A, B, C)
+
+
+@pytest.mark.parametrize("alive", [{"a": "1", "b": "1"}, {"a": "1", "b": "1", "c": "2"}])
+def test_a_follower_joins_only_while_it_is_alive_in_the_generation_of_its_session(alive):
+    progress = leading(isr=(A, B), alive=alive)
+    progress.started(1, B, 5)
+    progress.started(2, C, 5)
+    assert progress.propose(5, 5, 1) is None
+
+
+def test_a_broker_that_is_no_replica_does_not_join():
+    progress = leading(isr=(A, B), replicas="ab")
+    progress.started(1, B, 5)
+    progress.started(2, C, 5)
+    assert progress.propose(5, 5, 1) is None
+
+
+def test_a_broker_that_comes_back_in_another_generation_takes_its_own_place():
+    again = Member("b", "2")
+    progress = leading(isr=(A, B), alive={"a": "1", "b": "2"})
+    progress.started(1, again, 5)
+    assert progress.propose(5, 5, 1) == (A, again)
+    assert set(progress.maximal) == {B, again}
+
+
+def test_who_was_proposed_counts_before_the_record_says_so_and_not_after_a_refusal():
+    progress = leading(isr=(A,))
+    progress.started(1, B, 5)
+    assert progress.propose(5, 5, 1) == (A, B)
+    progress.left(1)
+    assert progress.replicated(9) == 5
+    progress.refused(with_isr(progress, A), 8)
+    assert progress.replicated(9) == 9
+
+
+def test_an_isr_change_that_loses_its_compare_and_set_changes_nothing():
+    progress = leading(isr=(A, B))
+    progress.started(1, B, 5)
+    progress.started(2, C, 5)
+    assert progress.propose(5, 5, 1) == (A, B, C)
+    assert progress.record.isr == (A, B)
+    found = with_isr(progress, A)  # somebody had taken the other away
+    progress.refused(found, 9)
+    assert (progress.record, progress.version, progress.proposed) == (found, 9, None)
+
+
+def test_one_proposal_at_a_time_and_old_news_is_no_news():
+    progress = leading(isr=(A,))
+    progress.started(1, B, 5)
+    assert progress.propose(5, 5, 1) == (A, B)
+    progress.started(2, C, 5)
+    assert progress.propose(5, 5, 2) is None
+    assert progress.due(9) is None
+    assert not progress.changed(with_isr(progress, A), 7)
+    assert progress.proposed == (A, B)
+    assert progress.changed(with_isr(progress, A, B), 8)
+    assert progress.propose(5, 5, 3) == (A, B, C)
+
+
+def test_a_leader_that_was_deposed_proposes_nothing_and_counts_as_before():
+    progress = leading(isr=(A, B), alive={"a": "1"})
+    progress.started(1, B, 5)
+    assert progress.propose(5, 5, 1) == (A,)
+    progress.refused(replace(progress.record, leader="b", leader_epoch=6), 8)
+    assert progress.propose(5, 5, 10 * LAG) is None
+    assert progress.due(9) is None
+    assert progress.replicated(9) == 5
+
+
+def test_a_follower_close_behind_joins_while_appends_go_on_without_a_pause():
+    """Its reports are always late: the high watermark waits for it, until it has reached it."""
+    progress = leading(isr=(A,))
+    progress.started(1, B, 0)
+    high, proposed = 0, None
+    for entry in range(300):
+        progress.appended(entry, 10 * entry)
+        progress.reported(1, max(0, entry - 3))
+        high = max(high, progress.replicated(entry + 1))
+        proposed = progress.propose(high, entry + 1, 10 * entry)
+        if proposed:
+            break
+    assert proposed == (A, B)
+    assert progress.acked(B) >= high
+
+
+def test_a_follower_that_falls_back_again_is_not_waited_for_any_longer():
+    progress = leading(isr=(A,))
+    progress.appended(0, 0)
+    progress.started(1, B, 0)
+    assert progress.propose(1, 1, 10) is None
+    assert progress.maximal == (B,)
+    due = progress.due(1)
+    assert due is not None
+    assert due < LAG // 4
+    assert progress.propose(1, 1, due) is None
+    assert progress.maximal == ()
+
+
+def test_a_follower_far_behind_never_holds_the_high_watermark():
+    progress = leading(isr=(A,), inherited=5)
+    progress.started(1, B, 3)  # what the leader inherited is of unknown age
+    progress.propose(5, 5, 1)
+    assert progress.maximal == ()
+
+
+# -- ages -----------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.integers(0, 3 * LAG), st.integers(1, 5)), max_size=60))
+def test_an_entrys_age_is_told_to_within_a_step_or_as_too_old(appends):
+    ages = Ages(0, LAG)
+    now, times = 0, []
+    for passes, count in appends:
+        now += passes
+        ages.appended(len(times), now)
+        times += [now] * count
+        assert len(ages._times) <= 64 + 4
+    for entry, time in enumerate(times):
+        told = now - ages.time_of(entry)
+        age = now - time
+        assert age <= told < age + STEP or (age > LAG and told > LAG)
+
+
+def test_a_record_that_names_another_leader_is_a_programmers_error():
+    record = PartitionRecord(("a", "b"), "b", 5, (B,))
+    with pytest.raises(ValueError, match="does not lead"):
+        Progress(A, record, 1, 0, IsrSettings(), lambda _: None, 0)

@@ -1,0 +1,129 @@
+"""Topics made, altered and deleted by three brokers in any order of steps, with crashes: nothing
+stays of what is not there, and what is there is there in full."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_stream.cluster.partitions import PARTITIONS, PartitionId, Partitions
+from spark_stream.cluster.topics import Topics
+from spark_stream.consistency.ids import BrokerId
+from spark_stream.errors import IsologError
+from spark_stream.scripts.left_overs import left_overs, makers, remove_left_over
+from spark_stream.scripts.steps import Script
+from spark_stream.scripts.topics import alter_topic, create_topic, delete_topic
+from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
+from tests.scripts.on_store import Driven, OnStore
+from tests.scripts.topic_stories import B1, B2, B3, MADE, announced, placed, sweep
+
+BROKERS = (B1, B2, B3)
+ACTS = st.lists(
+    st.tuples(
+        st.sampled_from(["step"] * 14 + ["make", "make", "grow", "delete", "sweep", "crash"]),
+        st.integers(0, 100),
+    ),
+    min_size=10,
+    max_size=100,
+)
+
+
+class Cluster:
+    """Three brokers, each with scripts under way."""
+
+    def __init__(self) -> None:
+        first = OnStore(MemoryStore(MemoryRecords()))
+        self.brokers = {each: first.other(each) for each in BROKERS}
+        self.running: list[tuple[BrokerId, Driven]] = []
+        self.made = 0
+
+    def start(self, broker: BrokerId, script: Script) -> None:
+        self.running.append((broker, self.brokers[broker].start(script)))
+
+    def step(self, which: int) -> None:
+        if self.running:
+            broker, script = self.running[which % len(self.running)]
+            try:
+                over = not script.advance()
+            except IsologError:
+                over = True
+            if over:
+                self.running.remove((broker, script))
+            self.brokers[broker].refresh()
+
+    def crash(self, broker: BrokerId) -> None:
+        """And it starts again, at once: what it was making is over."""
+        self.running = [each for each in self.running if each[0] != broker]
+        self.brokers[broker] = self.brokers[broker].other(broker)
+        sweep(self.brokers[broker], starts=True)
+
+    def make(self, broker: BrokerId, choice: int) -> None:
+        self.made += 1
+        replicas = [(BROKERS[(choice + n) % 3], BROKERS[(choice + n + 1) % 3]) for n in range(2)]
+        topic = replace(MADE, name=f"t{choice % 2}", id=f"id{self.made}", partitions=2)
+        self.start(broker, create_topic(topic, placed(*replicas), broker))
+
+    def grow(self, broker: BrokerId, choice: int) -> None:
+        where = BROKERS[choice % 3]
+        self.start(
+            broker,
+            alter_topic(
+                f"t{choice % 2}",
+                lambda old: replace(old, partitions=old.partitions + 1),
+                lambda old, new: placed(*([(where,)] * (new.partitions - old.partitions))),
+            ),
+        )
+
+    def settle(self) -> None:
+        """All that is under way stops, all brokers start again, and look."""
+        for broker in BROKERS:
+            self.crash(broker)
+        for broker in BROKERS * 3:
+            sweep(self.brokers[broker])
+
+
+def sweeping(broker: BrokerId) -> Script[None]:
+    """What a broker does with what is left, step by step; all others live."""
+    for record in (yield from left_overs()):
+        if not makers(record):
+            yield from remove_left_over(record, broker, ())
+
+
+@settings(max_examples=300, deadline=None)
+@given(acts=ACTS)
+def test_topics_are_there_in_full_or_not_at_all(acts):
+    cluster = Cluster()
+    for act, choice in acts:
+        broker = BROKERS[choice % 3]
+        if act == "step":
+            cluster.step(choice)
+        elif act == "make":
+            cluster.make(broker, choice)
+        elif act == "grow":
+            cluster.grow(broker, choice)
+        elif act == "delete":
+            cluster.start(broker, delete_topic(f"t{choice % 2}"))
+        elif act == "sweep":
+            cluster.start(broker, sweeping(broker))
+        else:
+            cluster.crash(broker)
+    cluster.settle()
+    on = cluster.brokers[B1]
+    there = Topics(on.store).all()
+    for topic in there:
+        for number in range(topic.partitions):
+            found = Partitions(on.store).get(PartitionId(topic.id, number))
+            assert found is not None, (topic.name, number)
+            for each in found.record.replicas:
+                assert (each, topic.id) in on.folders, (topic.name, number)
+    ids = {topic.id for topic in there}
+    assert {topic_id for _, topic_id in on.folders} == ids
+    assert {each.key.split("/")[1] for each in on.store.list(PARTITIONS)} == ids
+    for topic in there:
+        with suppress(IsologError):
+            cluster.brokers[B2].run(delete_topic(topic.name))
+    cluster.settle()
+    assert (on.folders, on.store.list(PARTITIONS), announced(on.store)) == (set(), [], [])

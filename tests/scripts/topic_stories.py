@@ -1,0 +1,77 @@
+"""Topics on the brokers of a store, for tests of scripts: where each is, and what is left of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+
+from spark_stream.cluster.left_overs import REMOVED
+from spark_stream.cluster.partitions import PARTITIONS, Partitions
+from spark_stream.cluster.store import MetadataStore
+from spark_stream.cluster.topics import Topic, Topics
+from spark_stream.consistency import election
+from spark_stream.consistency.ids import BrokerId, Generation
+from spark_stream.consistency.partition_record import PartitionRecord
+from spark_stream.scripts.left_overs import left_overs, makers, remove_left_over
+from spark_stream.scripts.steps import Script
+from spark_stream.scripts.topics import create_topic
+from tests.scripts.on_store import OnStore
+
+B1, B2, B3 = (BrokerId(each) for each in ("b1", "b2", "b3"))
+ALIVE = {each: Generation(f"{each}-first") for each in (B1, B2, B3)}
+ASSIGNMENT = ((B1, B2), (B2, B1), (B1,), (B2,))
+
+MADE = Topic("flights", "id1", pa.schema([("id", pa.int64())]), 4, {"segment.ms": "1000"})
+LATER = replace(MADE, id="id2", partitions=1)
+
+
+def placed(*assignment: Sequence[BrokerId]) -> list[PartitionRecord]:
+    """The first records of partitions that are on these brokers."""
+    made = [election.create(replicas, ALIVE) for replicas in assignment]
+    return [each for each in made if each is not None]
+
+
+def creation(topic: Topic, maker: BrokerId = B1) -> Script[None]:
+    """Makes the topic on two brokers."""
+    wanted = [ASSIGNMENT[number % 4] for number in range(topic.partitions)]
+    return create_topic(topic, placed(*wanted), maker)
+
+
+def sweep(on: OnStore, *gone: BrokerId, starts: bool = False) -> None:
+    """What a broker does from time to time, or at its start, with what is left of topics.
+
+    ``gone``: the brokers that it believes dead.
+    """
+    on.refresh()
+    mine = {on.broker} if starts else set()
+    for record in on.run(left_overs()):
+        over = {each for each in makers(record) if each in {*gone, *mine}}
+        on.run(remove_left_over(record, on.broker, over))
+
+
+def folders(*topics: Topic) -> set[tuple[str, str]]:
+    """Where the folders of topics are that were made by :func:`creation`."""
+    found = set()
+    for topic in topics:
+        for number in range(topic.partitions):
+            found |= {(str(broker), topic.id) for broker in ASSIGNMENT[number % 4]}
+    return found
+
+
+def is_whole(on: OnStore) -> bool:
+    """Whether each topic that is there is there in full, and nothing else is."""
+    there = Topics(on.store).all()
+    numbers = {topic.id: topic.partitions for topic in there}
+    recorded = {topic.id: len(Partitions(on.store).of_topic(topic.id)) for topic in there}
+    return (
+        on.folders == folders(*there)
+        and recorded == numbers
+        and len(on.store.list(PARTITIONS)) == sum(numbers.values())
+    )
+
+
+def announced(store: MetadataStore) -> list[str]:
+    """The ids of the topics that are announced as left over."""
+    return [each.key.removeprefix(REMOVED) for each in store.list(REMOVED)]

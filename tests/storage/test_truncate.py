@@ -1,0 +1,398 @@
+"""A log is cut back: at any entry, however often, with readers under way, and goes on."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_stream.consistency.entries import Kind
+from spark_stream.consistency.ids import EntryIndex, Offset
+from spark_stream.consistency.leader import Boundary
+from spark_stream.consistency.producers import Stamp
+from spark_stream.errors import DiskFull, EntriesGone, StorageFailure
+from spark_stream.storage.disk import HOST_DISK
+from spark_stream.storage.log import PartitionLog
+from spark_stream.storage.stored import digest
+from spark_stream.testing.simulation.disk import SimulatedDisk
+from spark_stream.testing.simulation.list_log import ListLog
+from tests.storage.disks import FailingDisk, SmallDisk
+from tests.storage.logs import EPOCH, NOW, append_next, everything, format_of, ids, records
+from tests.storage.replicas import HERE, fetch, fill, new_log, seen
+
+
+def cut(log: PartitionLog, to: int) -> Boundary:
+    return log.truncate(EntryIndex(to))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_cut_at_any_entry_a_log_is_as_if_it_had_ended_there(seed):
+    whole = ListLog(format_of())
+    fill(whole, seed, 30)
+    for to in range(31):
+        disk = SimulatedDisk()
+        log, model = new_log(disk, segment_entries=5), ListLog(format_of())
+        fetch(log, whole, 1 << 20)
+        fetch(model, whole, 1 << 20, upto=to)
+        assert cut(log, to) == model.end == log.end
+        for each in (log, PartitionLog.open(HERE, log.format, disk)):
+            assert (each.cuts, each.intact) == ((), True)
+            assert (each.start, each.end) == (model.start, model.end)
+            assert digest(each.tables()) == digest(model.tables())
+            assert seen(each) == seen(model)
+        again = PartitionLog.open(HERE, log.format, disk)
+        fill(again, seed + 100, 9, epoch=1)
+        fill(model, seed + 100, 9, epoch=1)
+        assert digest(again.tables()) == digest(model.tables())
+        assert seen(again) == seen(model)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12), st.booleans()), max_size=8),
+    st.sampled_from([2, 4, 1 << 18]),
+    st.integers(0, 1 << 20),
+)
+def test_a_follower_that_is_cut_back_again_and_again_holds_what_its_leader_holds(
+    rounds, segment_entries, seed
+):
+    disk = SimulatedDisk()
+    leader, follower = ListLog(format_of()), new_log(disk, segment_entries=segment_entries)
+    for epoch, (entries, back, reopened) in enumerate(rounds):
+        fill(leader, seed + epoch, entries, epoch)
+        fetch(follower, leader, 900)
+        to = max(0, leader.end.entry - back)
+        assert leader.truncate(EntryIndex(to)) == cut(follower, to)
+        if reopened:
+            follower.close()
+            follower = PartitionLog.open(HERE, follower.format, disk)
+            assert follower.intact
+        else:
+            drop_tails(follower)
+        assert digest(follower.tables()) == digest(leader.tables())
+        assert seen(follower) == seen(leader)
+
+
+def drop_tails(log: PartitionLog) -> None:
+    while (put_shorter := log.drop_tail()) is not None:
+        put_shorter()
+
+
+def test_nothing_is_cut_at_the_end_and_nothing_beyond_it():
+    disk = SimulatedDisk()
+    log = new_log(disk)
+    fill(log, 1, 5)
+    files, forces = disk.files(), disk.forces
+    assert cut(log, 5) == log.end
+    assert (disk.files(), disk.forces) == (files, forces)
+    with pytest.raises(EntriesGone):
+        cut(log, 6)
+
+
+def test_a_cut_off_marker_lets_its_batches_be_undecided_again():
+    log = new_log()
+    for producer in (1, 2):
+        batch = log.format.prepare(records(int(log.end.offset), 3), NOW)
+        log.append(batch, EPOCH, NOW, Stamp(producer, 1, 0, 7))
+    log.roll()
+    log.mark(Kind.ABORT, 1, 1, 7, EPOCH, NOW)
+    log.mark(Kind.ABORT, 2, 1, 7, EPOCH, NOW)
+    cut(log, 3)
+    assert seen(log)["aborted"] == [True] * 3 + [False] * 3
+    cut(log, 2)
+    assert not any(seen(log)["aborted"])
+    log.mark(Kind.ABORT, 2, 1, 7, EPOCH, NOW)
+    assert seen(log)["aborted"] == [False] * 3 + [True] * 3
+
+
+def with_pyarrow(path: Path) -> list[int]:
+    with pa.ipc.open_stream(path) as stream:
+        return stream.read_all().column("id").to_pylist()
+
+
+def test_other_readers_of_arrow_see_what_is_there_once_the_tail_is_dropped(tmp_path):
+    log = new_log(HOST_DISK, tmp_path)
+    for _ in range(6):
+        append_next(log, rows=10)
+    path = log.segments[0].name.arrow
+    cut(log, 3)
+    append_next(log, rows=5)
+    assert with_pyarrow(path) == list(range(60)), "the tail is still there"
+    assert log.housekeeping_due() == 0
+    put_shorter = log.drop_tail()
+    assert put_shorter is not None
+    assert log.drop_tail() is None, "one at a time"
+    put_shorter()
+    assert with_pyarrow(path) == list(range(30))
+    assert log.housekeeping_due() != 0
+    assert everything(log).column("id").to_pylist() == list(range(35))
+    assert sorted(each.name for each in tmp_path.iterdir() if "short" in each.name) == []
+
+
+def test_a_tail_is_known_after_the_next_open(tmp_path):
+    log = new_log(HOST_DISK, tmp_path)
+    for _ in range(6):
+        append_next(log, rows=10)
+    cut(log, 3)
+    log.close()
+    again = PartitionLog.open(tmp_path, log.format)
+    assert [each.has_tail for each in again.segments] == [True, False]
+    drop_tails(again)
+    assert with_pyarrow(again.segments[0].name.arrow) == list(range(30))
+    again.close()
+    third = PartitionLog.open(tmp_path, log.format)
+    assert [each.has_tail for each in third.segments] == [False, False]
+    assert everything(third).column("id").to_pylist() == list(range(30))
+
+
+@pytest.mark.parametrize("step", ["cut", "reset"])
+def test_a_copy_that_was_made_meanwhile_takes_no_others_place(tmp_path, step):
+    log = new_log(HOST_DISK, tmp_path)
+    for _ in range(6):
+        append_next(log, rows=10)
+    cut(log, 3)
+    put_shorter = log.drop_tail()
+    assert put_shorter is not None
+    if step == "cut":
+        cut(log, 0)
+    else:
+        log.reset(Boundary(EntryIndex(0), Offset(0)))
+    append_next(log, rows=7)
+    put_shorter()
+    log.close()
+    again = PartitionLog.open(tmp_path, log.format)
+    assert again.cuts == ()
+    assert everything(again).column("id").to_pylist() == list(range(7))
+    assert [each.name for each in tmp_path.iterdir() if each.name.endswith(".short")] == []
+
+
+def test_a_copy_that_a_crash_left_is_removed(tmp_path):
+    log = new_log(HOST_DISK, tmp_path)
+    for _ in range(6):
+        append_next(log, rows=10)
+    cut(log, 3)
+    assert log.drop_tail() is not None
+    left = Path(f"{log.segments[0].name.arrow}.short")
+    left.with_name(left.name + ".new").write_bytes(b"half")
+    assert left.exists()
+    again = PartitionLog.open(tmp_path, log.format)
+    assert [each.name for each in tmp_path.iterdir() if ".short" in each.name] == []
+    drop_tails(again)
+    assert with_pyarrow(again.segments[0].name.arrow) == list(range(30))
+
+
+def test_a_read_that_is_under_way_goes_on_with_what_it_began(tmp_path):
+    log = new_log(HOST_DISK, tmp_path, segment_entries=4)
+    for _ in range(30):
+        append_next(log, rows=10, size=3000)
+    log.close()
+    log = PartitionLog.open(tmp_path, log.format)  # nothing is mapped yet
+    expected = everything(log).column("payload").to_pylist()
+    log.close()
+    log = PartitionLog.open(tmp_path, log.format)
+    reads = [log.read(Offset(at), Offset(300), None, 10) for at in range(0, 300, 10)]
+    chunks = [next(each) for each in reads[:15]]
+    entries = [log.read_entries(EntryIndex(at), 100) for at in range(30)]
+    segments = log.segments
+    cut(log, 5)
+    for number in range(30):
+        batch = records(int(log.end.offset), 10, 2000 + number)
+        log.append(log.format.prepare(batch, NOW), EPOCH, NOW)
+    drop_tails(log)
+    log.reset(Boundary(EntryIndex(0), Offset(0)))
+    append_next(log, rows=300)
+    got = [value for each in chunks for value in each.batch.column("payload").to_pylist()]
+    assert got == expected[:150]
+    for segment in segments:
+        for row in range(len(segment.table)):
+            batch, _ = segment.decode(np.array([row]), None)
+            first = int(segment.table[row]["base_offset"])
+            assert batch.column("payload").to_pylist() == expected[first : first + 10]
+    assert [int(each.rows[0]["entry_index"]) for each in entries if each] == list(range(30))
+
+
+def test_readers_in_other_threads_see_true_records_through_many_truncations(tmp_path):
+    """A record says its offset and the epoch that wrote it: nothing else may ever be read."""
+    log = new_log(HOST_DISK, tmp_path, segment_entries=16)
+    over, wrong, reads = threading.Event(), [], [0, 0]
+
+    def read() -> None:
+        while not over.is_set():
+            end = log.end.offset
+            for chunk in log.read(Offset(0), end):
+                reads[0] += 1
+                numbers = chunk.batch.column("id").to_pylist()
+                if numbers != list(range(chunk.base_offset, chunk.base_offset + len(numbers))):
+                    wrong.append(numbers)
+
+    def fetch_entries() -> None:
+        copier = ListLog(format_of())
+        at = 0
+        while not over.is_set():
+            try:
+                found = log.read_entries(EntryIndex(at), 5000)
+            except EntriesGone:
+                at = 0
+                continue
+            if found is None:
+                at = 0
+                continue
+            start = found.rows[0]
+            copier.reset(Boundary(EntryIndex(at), Offset(int(start["base_offset"]))))
+            try:
+                copier.append_entries(found.rows, found.data)
+            except Exception as error:
+                wrong.append(error)
+            at += len(found.rows)
+            reads[1] += 1
+
+    threads = [threading.Thread(target=each) for each in (read, read, fetch_entries)]
+    for each in threads:
+        each.start()
+    chance = random.Random(1)
+    for _ in range(150):
+        for _ in range(chance.randrange(1, 25)):
+            append_next(log, rows=chance.randrange(1, 9), size=chance.choice([20, 4000]))
+        cut(log, chance.randrange(max(0, log.end.entry - 40), log.end.entry))
+        if chance.random() < 0.3:
+            drop_tails(log)
+    over.set()
+    for each in threads:
+        each.join()
+    assert wrong == []
+    assert min(reads) > 0
+    everything(log)
+
+
+READER = """
+import sys
+import pyarrow as pa
+mapped = [pa.memory_map(path).read_buffer() for path in sys.argv[1:]]
+before = [each.to_pybytes() for each in mapped]
+print("mapped", flush=True)
+sys.stdin.readline()
+print("same" if [each.to_pybytes() for each in mapped] == before else "changed", flush=True)
+"""
+
+
+def test_what_another_process_has_mapped_stays_as_it_was(tmp_path):
+    log = new_log(HOST_DISK, tmp_path, segment_entries=4)
+    for _ in range(15):
+        append_next(log, rows=10)
+    paths = [str(each.name.arrow) for each in log.segments[:3]]
+    paths += [str(each.name.entries) for each in log.segments[:3]]
+    command = [sys.executable, "-c", READER, *paths]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as reader:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "mapped\n"
+        for to in (9, 6, 5, 2, 1, 0):
+            cut(log, to)
+            for _ in range(2):
+                append_next(log, rows=3)
+            drop_tails(log)
+        assert reader.communicate("go\n")[0] == "same\n"
+        assert reader.returncode == 0
+
+
+def test_a_full_disk_leaves_the_log_as_it_was_or_failed(tmp_path):
+    shapes = [1 << 18, 4]
+    for number, (room, entries) in enumerate((r, e) for r in range(0, 2500, 100) for e in shapes):
+        disk = SmallDisk()
+        log = new_log(disk, tmp_path / str(number), segment_entries=entries)
+        for _ in range(10):
+            append_next(log, rows=4)
+        log.flush()
+        before = everything(log)
+        disk.room = room
+        try:
+            cut(log, 6)
+        except DiskFull:
+            assert log.failed is None
+            assert everything(log).equals(before)
+            disk.room = 1 << 40
+            append_next(log, rows=200, size=8000)  # more than a read would copy
+            assert ids(list(log.read(Offset(0), log.end.offset))) == list(range(240))
+            cut(log, 6)
+        except StorageFailure:
+            assert log.failed is not None
+            assert everything(log).equals(before)
+        disk.room = 1 << 40
+        again = PartitionLog.open(log.directory, log.format, disk)
+        assert again.end.entry in range(6, 11)
+        assert everything(again).equals(before.slice(0, again.end.offset))
+        assert again.intact
+
+
+@pytest.mark.parametrize(
+    "refused", ["map", "create", "rename", "remove", "write", "flush", "sync_directory"]
+)
+@pytest.mark.parametrize("to", [0, 3, 5, 12, 13])
+@pytest.mark.parametrize("step", ["cut", "reset"])
+def test_whatever_the_disk_refuses_the_log_is_whole_or_failed_and_opens(
+    tmp_path, refused, to, step
+):
+    disk = FailingDisk()
+    log = new_log(disk, tmp_path, segment_entries=4)
+    for _ in range(15):
+        append_next(log, rows=4)
+    log.flush()
+    before = everything(log)
+    for segment in log.segments:
+        segment.hold()
+    disk.refused = refused
+    start = Boundary(EntryIndex(to), Offset(9 * to))
+    done = True
+    try:
+        log.reset(start) if step == "reset" else cut(log, to)
+    except StorageFailure:
+        done = False
+        assert everything(log).equals(before)
+    disk.refused = None
+    if not done and log.failed is None:
+        append_next(log, rows=4)
+        assert everything(log).slice(0, len(before)).equals(before)
+        before = everything(log)
+    if log.failed is not None:
+        for refusing in (append_next, PartitionLog.roll, lambda log: cut(log, 0)):
+            with pytest.raises(StorageFailure):
+                refusing(log)
+    again = PartitionLog.open(tmp_path, log.format)
+    if log.failed is None:
+        assert (again.start, again.end) == (log.start, log.end)
+    if step == "cut":
+        assert again.end.entry in ([to] if done else range(to, 17))
+        assert everything(again).equals(before.slice(0, again.end.offset))
+    elif done:
+        assert again.start == again.end == start
+    else:
+        assert again.end in (start, (0, 0)) or again.start.entry == 0
+        if again.start == (0, 0):
+            assert everything(again).equals(before.slice(0, again.end.offset))
+    append_next(again, rows=3)
+    again.close()
+    assert PartitionLog.open(tmp_path, log.format).end == again.end
+
+
+def test_retention_may_take_what_a_reader_has_begun(tmp_path):
+    log = new_log(HOST_DISK, tmp_path, segment_entries=4, retention_bytes=1)
+    for _ in range(12):
+        append_next(log, rows=10)
+    log.close()
+    log = PartitionLog.open(tmp_path, log.format)
+    segment = log.segments[0]
+    assert log.housekeep(NOW, log.end.offset) == 2
+    found = segment.stored(EntryIndex(1), 1 << 20, None)
+    assert found is not None
+    assert len(found.rows) == 3
+    with pytest.raises(EntriesGone):
+        log.read_entries(EntryIndex(1), 1 << 20)
