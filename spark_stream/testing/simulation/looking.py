@@ -106,7 +106,7 @@ class Onlooker:
         if lost:
             self._tell(f"{line.name} has lost {len(lost)} entries")
         self._notice("opened", line, lost, partition, line.lost_power)
-        line.lost_power = False
+        line.lost_power = line.may_be_gone = False
         return line
 
     def _kept(self, line: Line, partition: Partition) -> int:
