@@ -181,6 +181,7 @@ class World:
         self._wait_until(self._all_is_led, "partitions have no leaders")
         self._wait_until(self._all_is_replicated, "replicas have not caught up")
         self._advance_for(_REST_S)
+        self._wait_until(self._all_is_led, "partitions have no leaders")
         folders = {each.broker_id: each.logs.folders() for each in self.brokers}
         self.notice("ended", folders)
 
