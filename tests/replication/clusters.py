@@ -1,4 +1,4 @@
-"""What the tests of replication ask of a cluster: that it is whole, and that its copies are equal."""
+"""What the tests of replication ask of a cluster: that it is whole, its copies equal."""
 
 from __future__ import annotations
 
