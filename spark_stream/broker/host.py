@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -459,39 +459,44 @@ class Host:
         self,
         topic: Topic,
         settings: LogSettings,
-        numbers: Iterable[int],
+        numbers: Sequence[int],
         replicas: dict[int, Partition | IsologError],
     ) -> None:
-        folder = self._directory.topic(topic.name, topic.id)
-        there = self._logs.has_folder(folder)
+        missing = self._replaced_folder(topic, numbers)
         for number in numbers:
             try:
-                if not there:
-                    self._replace_folder(topic, number)
-                    there = True
+                if missing is not None:
+                    raise missing.again()
                 replicas[number] = self._opened(topic, settings, number)
             except IsologError as error:
                 logger.error("%s/%d cannot be opened: %s", topic.name, number, error)
                 replicas[number] = error
 
-    def _replace_folder(self, topic: Topic, number: int) -> None:
-        """The topic's folder is missing: an empty one takes its place if others have the records.
+    def _replaced_folder(self, topic: Topic, numbers: Iterable[int]) -> IsologError | None:
+        """If the topic's folder is missing, an empty one takes its place; or why it must not.
 
-        Raises:
-            DamagedSegment: nobody else has them.
+        Where nobody else has the records of one partition, the folder stays missing for all: the
+        next start would take what is not there for empty logs.
         """
-        record = self.record(topic, number)
         folder = self._directory.topic(topic.name, topic.id)
-        if record is not None and record.member(self.broker_id) is not None:
+        try:
+            if self._logs.has_folder(folder):
+                return None
+            records = [self.record(topic, number) for number in numbers]
+            had = [each for each in records if each and each.member(self.broker_id)]
             gone = f"{folder} is missing, and with it all records of topic {topic.name!r}"
-            if len(record.isr) == 1:
-                raise DamagedSegment(
+            if any(len(each.isr) == 1 for each in had):
+                return DamagedSegment(
                     gone,
                     hint="Restore it from a backup and restart the broker, or delete the topic.",
                     path=str(folder),
                 )
-            self.doubts.append(gone)
-        self._logs.make_folder(folder)
+            if had:
+                self.doubts.append(gone)
+            self._logs.make_folder(folder)
+        except IsologError as error:
+            return error
+        return None
 
     def _opened(self, topic: Topic, settings: LogSettings, number: int) -> Partition:
         facts = (

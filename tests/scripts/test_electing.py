@@ -200,52 +200,64 @@ def test_a_move_whose_leader_died_gets_a_leader_first(cluster):
 # -- a broker that starts -------------------------------------------------------------------------
 
 
-def resumed(cluster: Clustered, placed: Placed, me: Member) -> list[Changed]:
-    return cluster.on.run(resume([placed], me, lambda _: cluster.on.log_ends.get(me.broker)))
+def resumed(
+    cluster: Clustered, record: PartitionRecord, me: Member, log: tuple[int, int] | None = (5, 10)
+) -> list[Changed]:
+    """The broker starts; ``log``: the last epoch and the number of entries of its log, if it is
+    open."""
+    placed = cluster.write(record)
+    end = None if log is None else LogEnd(me.generation, log[0], EntryIndex(log[1]))
+    return cluster.on.run(resume([placed], me, lambda _: end))
+
+
+VOUCHES, CANNOT = Member(A, FIRST[A]), Member(A, SECOND[A])
+ALONE = PartitionRecord((A,), A, LeaderEpoch(5), members(A))
 
 
 def test_a_broker_that_vouches_leads_on_what_it_led_in_a_new_epoch(cluster):
-    (change,) = resumed(cluster, cluster.write(LED_BY_A), Member(A, FIRST[A]))
+    (change,) = resumed(cluster, LED_BY_A, VOUCHES)
     assert (change.after, change.risky) == (replace(LED_BY_A, leader_epoch=LeaderEpoch(6)), False)
     assert cluster.record() == change.after
 
 
 def test_a_broker_that_vouches_leads_on_where_it_is_the_only_replica_in_the_same_epoch(cluster):
     """Every write is in the kernel, and no follower waits for what an earlier process sent."""
-    alone = PartitionRecord((A,), A, LeaderEpoch(5), members(A))
-    assert resumed(cluster, cluster.write(alone), Member(A, FIRST[A])) == []
-    assert cluster.record() == alone
+    assert resumed(cluster, ALONE, VOUCHES) == []
+    assert cluster.record() == ALONE
 
 
 def test_a_broker_that_cannot_vouch_leads_nothing_that_others_have(cluster):
-    cluster.says(A, SECOND[A], 5, 10)
-    assert resumed(cluster, cluster.write(LED_BY_A), Member(A, SECOND[A])) == []
+    assert resumed(cluster, LED_BY_A, CANNOT) == []
     assert cluster.record() == LED_BY_A
 
 
-def test_a_broker_that_cannot_vouch_leads_what_it_alone_had_and_that_is_told(cluster):
-    cluster.says(A, SECOND[A], 7, 10)
-    placed = cluster.write(replace(LED_BY_A, isr=members(A)))
-    (change,) = resumed(cluster, placed, Member(A, SECOND[A]))
+@pytest.mark.parametrize("record", [replace(LED_BY_A, isr=members(A)), ALONE])
+def test_a_broker_that_cannot_vouch_leads_what_it_alone_had_and_that_is_told(cluster, record):
+    (change,) = resumed(cluster, record, CANNOT, (7, 10))
     assert change.risky
-    assert change.after.isr == (Member(A, SECOND[A]),)
+    assert change.after.isr == (CANNOT,)
     assert change.after.leader_epoch == 8  # above every epoch in its log, too
 
 
-def test_a_broker_whose_only_replica_cannot_be_opened_leads_nothing(cluster):
-    placed = cluster.write(replace(LED_BY_A, isr=members(A)))
-    assert resumed(cluster, placed, Member(A, SECOND[A])) == []
+@pytest.mark.parametrize("record", [LED_BY_A, ALONE])
+def test_epochs_never_fall_along_a_log_whose_store_is_an_older_copy(cluster, record):
+    (change,) = resumed(cluster, record, VOUCHES, (9, 10))
+    assert (change.after.leader, change.after.leader_epoch) == (A, 10)
+
+
+@pytest.mark.parametrize("me", [VOUCHES, CANNOT])
+def test_a_broker_whose_replica_cannot_be_opened_does_not_lead_it_anew(cluster, me):
+    assert resumed(cluster, replace(LED_BY_A, isr=members(A)), me, None) == []
 
 
 def test_a_broker_leaves_what_others_lead(cluster):
-    by_b = replace(LED_BY_A, leader=B)
-    assert resumed(cluster, cluster.write(by_b), Member(A, FIRST[A])) == []
+    assert resumed(cluster, replace(LED_BY_A, leader=B), VOUCHES) == []
 
 
-def test_a_partition_that_its_leader_had_given_up_is_led_again_by_the_only_one_in_sync(cluster):
-    """It is the controller that elects it, also if it is this broker itself."""
-    given_up = replace(LED_BY_A, leader=None, isr=members(A))
-    placed = cluster.write(given_up)
-    assert resumed(cluster, placed, Member(A, FIRST[A])) == []
-    (change,) = cluster.attend(placed, alive=alive(A))
-    assert (change.after.leader, change.risky) == (A, False)
+def test_what_its_leader_had_given_up_is_led_by_the_only_one_in_sync(cluster):
+    (change,) = resumed(cluster, replace(LED_BY_A, leader=None, isr=members(A)), VOUCHES)
+    assert (change.after.leader, change.after.leader_epoch, change.risky) == (A, 6, False)
+
+
+def test_what_is_in_sync_elsewhere_too_is_left_to_the_controller(cluster):
+    assert resumed(cluster, replace(LED_BY_A, leader=None), VOUCHES) == []
