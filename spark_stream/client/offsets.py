@@ -11,6 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from typing import Final
 
 from spark_stream.client.connecting.connection import Connection
@@ -34,9 +35,9 @@ def looked_up(connection: Connection, router: Router, asked: ListOffsets) -> Par
     """
     deadline = time.monotonic() + connection.timeout_s
     pause = _PAUSE_FIRST_S
-    while True:
+    for rounds in count():
         first = connection.act("list-offsets", asked, Offsets, left(deadline))
-        lookup = _LookUp(connection, router, asked, first, deadline)
+        lookup = _LookUp(connection, router, asked, first, deadline, rounds)
         lookup.ask_leaders()
         if not lookup.missing:
             return lookup.found()
@@ -44,6 +45,7 @@ def looked_up(connection: Connection, router: Router, asked: ListOffsets) -> Par
             raise lookup.failure()
         time.sleep(pause)
         pause = min(_PAUSE_MAX_S, 2 * pause)
+    raise AssertionError("unreachable: the rounds do not end")
 
 
 class _LookUp:
@@ -56,11 +58,13 @@ class _LookUp:
         asked: ListOffsets,
         first: Offsets,
         deadline: float,
+        rounds: int,
     ) -> None:
         self._connection = connection
         self._router = router
         self._asked = asked
         self._deadline = deadline
+        self._rounds = rounds  # there were before
         self._topic_id = first.topic_id
         self._answers: list[Offsets] = []
         self._failure: IsologError | None = None
@@ -88,7 +92,8 @@ class _LookUp:
         asked = self._asked.model_copy(update={"partitions": numbers})
         try:
             link = self._connection.at(address)
-            answer = link.act("list-offsets", asked, Offsets, self._connection.turn(self._deadline))
+            turn = self._connection.turn(self._deadline, self._rounds)
+            answer = link.act("list-offsets", asked, Offsets, turn)
         except IsologError as error:
             if not error.retriable:
                 raise

@@ -27,12 +27,13 @@ class Link:
         self._whole = asyncio.Event()
         self._whole.set()
         self._target: tuple[str, int] | None = None
+        self._server: asyncio.Server | None = None
         self.address = ""
 
     async def open(self) -> None:
         """Listens; for the relay's own loop."""
-        server = await asyncio.start_server(self._relay, "127.0.0.1", 0)
-        host, port = server.sockets[0].getsockname()[:2]
+        self._server = await asyncio.start_server(self._relay, "127.0.0.1", 0)
+        host, port = self._server.sockets[0].getsockname()[:2]
         self.address = f"{host}:{port}"
 
     def lead_to(self, address: str) -> None:
@@ -47,6 +48,11 @@ class Link:
     def heal(self) -> None:
         """Everything gets through again, also what was sent meanwhile."""
         self._links.call(self._set(whole=True))
+
+    def close(self) -> None:
+        """Takes no connection any more; for the relay's own loop."""
+        if self._server is not None:
+            self._server.close()
 
     async def _set(self, *, whole: bool) -> None:
         if whole:
@@ -87,6 +93,7 @@ class Links:
     """The links of a cluster, in a thread of their own, until :meth:`close`."""
 
     def __init__(self) -> None:
+        self._links: list[Link] = []
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="isolog-links", daemon=True)
         self._thread.start()
@@ -95,6 +102,7 @@ class Links:
         """A new link that leads nowhere yet."""
         link = Link(self)
         self.call(link.open())
+        self._links.append(link)
         return link
 
     def call(self, act: Coroutine[Any, Any, T]) -> T:
@@ -109,7 +117,14 @@ class Links:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
-        for task in asyncio.all_tasks(self._loop):
-            task.cancel()
-        self._loop.run_until_complete(asyncio.sleep(0))
+        self._loop.run_until_complete(self._end())
         self._loop.close()
+
+    async def _end(self) -> None:
+        for each in self._links:
+            each.close()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # what the tasks have closed is closed in the loop's next round

@@ -47,8 +47,24 @@ _BACKOFF_FIRST_S: Final = 0.05
 _BACKOFF_MAX_S: Final = 1.0
 # How long one of several brokers may take: to say who it is, and to answer before another is asked.
 _GREETING_S: Final = 2.0
-_TURN_LEAST_S: Final = 2.0
-_TURN_PART: Final = 3
+_TURN_FIRST_S: Final = 1.5  # then twice as long each time
+_TRIES_COUNTED: Final = 10
+_LONG_TURN_LEAST_S: Final = 2.0
+_LONG_TURN_PART: Final = 3
+# Whoever repeats one of these elsewhere, while the first broker still works on it, may be told that
+# it is done already. So they wait longer for one broker.
+_ONCE: Final = frozenset(
+    {
+        "alter-topic",
+        "cancel-moves",
+        "create-topic",
+        "decommission",
+        "delete-topic",
+        "elect-preferred",
+        "kill-transaction",
+        "move-replicas",
+    }
+)
 _ASK_AGAIN_S: Final = 30.0
 # After these another broker may do better.
 _LOST: Final = (BrokerUnavailable, RequestTimeout, BrokerStopping)
@@ -110,28 +126,33 @@ class Connection:
         ``timeout_s``: less than the connection's own.
         """
         return self.retried(
-            lambda client, options: acted(client, options, name, body, result), timeout_s
+            lambda client, options: acted(client, options, name, body, result),
+            timeout_s,
+            once=name in _ONCE,
         )
 
     def retried(
         self,
         call: Callable[[fl.FlightClient, fl.FlightCallOptions], T],
         timeout_s: float | None = None,
+        *,
+        once: bool = False,
     ) -> T:
         """Calls until it succeeds, the error is final, or the time is over.
 
         A broker that does not lead what the call is about names who does, and that one is asked.
+        ``once``: the call had better not run at two brokers, so that each gets more time.
         """
         deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
         leader: BrokerLink | None = None
         sent_on = False
         lost: IsologError | None = None  # why the leader that was named did not answer
-        for pause in _pauses():
+        for tries, pause in enumerate(_pauses()):
             link = leader
             try:
                 if link is None:
                     link = self.link(left(deadline))
-                return link.once(call, self.turn(deadline))
+                return link.once(call, self.turn(deadline, tries, once=once))
             except IsologError as error:
                 if link is not None and isinstance(error, _LOST):
                     self._give_up(link)
@@ -192,11 +213,16 @@ class Connection:
         deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
         return self.link(left(deadline)).client(left(deadline))
 
-    def turn(self, deadline: float) -> float:
-        """How long one try may take: not all of the time, if there is another broker to ask."""
+    def turn(self, deadline: float, tries: int = 0, *, once: bool = False) -> float:
+        """How long one try may take: not all of the time, if there is another broker to ask.
+
+        ``tries``: how many there were before. ``once``: as in :meth:`retried`.
+        """
         if len(self._candidates()) < 2:
             return left(deadline)
-        return min(left(deadline), max(_TURN_LEAST_S, self.timeout_s / _TURN_PART))
+        if once:
+            return min(left(deadline), max(_LONG_TURN_LEAST_S, self.timeout_s / _LONG_TURN_PART))
+        return min(left(deadline), _TURN_FIRST_S * 2.0 ** min(tries, _TRIES_COUNTED))
 
     def learn(self, addresses: Iterable[str]) -> None:
         """The cluster has brokers there, to be asked when the others do not answer.

@@ -29,6 +29,10 @@ from spark_stream.wire.messages import AppendTo
 
 _FLIGHT_ERRORS: Final = (fl.FlightError, pa.ArrowException, OSError)
 _READER_ENDS_S: Final = 1.0
+# How much earlier than the client the leader gives up a batch: so that its answer, which knows the
+# offsets, is there in time. At most a part of the time that there is.
+_ANSWER_MS: Final = 1000
+_ANSWER_PART: Final = 5
 
 Answered = Callable[["AppendStream", dict[str, Any]], None]
 Ended = Callable[["AppendStream", IsologError], None]
@@ -99,7 +103,7 @@ class AppendStream:
         self._ended = ended
         self._state_lock = threading.Lock()
         self._over = False
-        descriptor = fl.FlightDescriptor.for_command(request.to_bytes())
+        descriptor = fl.FlightDescriptor.for_command(_as_sent(request).to_bytes())
         writer, self._acks = client.do_put(descriptor, topic.schema)
         self._writing = WritingSide(writer)
         self._reader = threading.Thread(
@@ -158,3 +162,11 @@ class AppendStream:
                 return
             self._over = True
         self._ended(self, reason)
+
+
+def _as_sent(request: AppendTo) -> AppendTo:
+    """The request with the time that the leader has."""
+    whole = request.timeout_ms
+    return request.model_copy(
+        update={"timeout_ms": max(1, whole - min(_ANSWER_MS, whole // _ANSWER_PART))}
+    )

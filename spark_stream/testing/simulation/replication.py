@@ -215,8 +215,8 @@ class SimulatedLinks:
                 return
             message = stream.to_follower.popleft()
             yield from self._network.carry(stream)
-            if stream.broken:
-                return
+            if stream.broken and self._chance.random() < 0.5:
+                return  # else a thread was at it already
             if isinstance(message, IsologError):
                 raise message
             if isinstance(message, Agreement):

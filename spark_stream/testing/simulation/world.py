@@ -6,31 +6,20 @@ back and everybody has time. Then all brokers start once more, and what holds at
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any, Final
 
-from spark_stream.broker.driver import RemoteStep
 from spark_stream.broker.partition import Partition
-from spark_stream.broker.step_table import Answer
 from spark_stream.cluster.brokers import BROKERS, RegisteredBroker
 from spark_stream.cluster.brokers import encode as encode_broker
-from spark_stream.cluster.consumers import CONSUMERS
-from spark_stream.cluster.partitions import PARTITIONS, PartitionId, decode_value, id_of, put_of
-from spark_stream.cluster.store import Record
+from spark_stream.cluster.partitions import PartitionId, put_of
 from spark_stream.cluster.topics import TOPICS, Topic, encode
-from spark_stream.cluster.topics import decode as decode_topic
-from spark_stream.cluster.transactions import PREFIX, decode
-from spark_stream.cluster.view import PREFIXES
 from spark_stream.cluster.vouching import VOUCHING, LeftBehind
 from spark_stream.cluster.vouching import encode as encode_left_behind
-from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch, Offset
+from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
 from spark_stream.consistency.partition_record import Member, PartitionRecord
 from spark_stream.consistency.transactions import State
-from spark_stream.errors import IsologError
-from spark_stream.scripts.steps import PartitionStep, ReadBounds, Seal, WriteMarkers
-from spark_stream.storage.settings import Flush, parse_settings
 from spark_stream.testing.simulation.broker import (
     SCHEMA,
     Killed,
@@ -40,11 +29,11 @@ from spark_stream.testing.simulation.broker import (
 )
 from spark_stream.testing.simulation.clock import SeededIds, VirtualClock
 from spark_stream.testing.simulation.form import Form
-from spark_stream.testing.simulation.history import Course, History, Line, Seen
+from spark_stream.testing.simulation.history import Course, History
 from spark_stream.testing.simulation.invariants import INVARIANTS
 from spark_stream.testing.simulation.invariants.base import Broken, Invariant, View
 from spark_stream.testing.simulation.leases import LEASE_S, MemoryBoard
-from spark_stream.testing.simulation.log_entries import entries_from
+from spark_stream.testing.simulation.looking import Onlooker
 from spark_stream.testing.simulation.network import Network
 from spark_stream.testing.simulation.schedule import Body, Schedule, Signal
 from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
@@ -71,9 +60,7 @@ class World:
         self.story: list[str] | None = [] if tells else None
         self.ids = SeededIds(form.chance("ids"))
         self._board = MemoryBoard()
-        self._news = News(self.schedule)
-        self._topics: dict[str, Topic] = {}
-        self._incarnations: dict[str, str] = {}
+        news = News(self.schedule)
         around = Surroundings(
             self.clock,
             self.schedule,
@@ -82,9 +69,9 @@ class World:
             self._board,
             self.network,
             form.chance("steps"),
-            self._carried_out,
+            lambda *step: self._onlooker.note_step(*step),
             lambda holder: self.notice("found_over", self._by_owner[holder]),
-            self._news,
+            news,
             sees_ends=form.chance("ends").random() < 0.5,
         )
         self.brokers = [
@@ -92,11 +79,11 @@ class World:
             for name in "abc"[: form.brokers]
         ]
         self._view = View(self.history, self.clock, self.brokers, self.notice)
+        self._onlooker = Onlooker(self._view, self.records, news, self.tell, tells=tells)
         self._notices: dict[str, list[Notice]] = {}
         for kind in INVARIANTS:
             self._register(kind(self._view))
         self._by_owner = {each.broker_id: each for each in self.brokers}
-        self._known: dict[Partition, Line] = {}
         self._clients = 0
 
     def _register(self, invariant: Invariant) -> None:
@@ -149,7 +136,12 @@ class World:
 
     def topics(self) -> list[Topic]:
         """The topics that are there now."""
-        return [self._topics[name] for name in sorted(self._topics)]
+        found = self._onlooker.topics
+        return [found[name] for name in sorted(found)]
+
+    def look_at(self, broker: SimulatedBroker) -> None:
+        """Takes notice of what the broker has done in the middle of an event."""
+        self._onlooker.look(broker, whole=False)
 
     def broker(self, broker_id: str) -> SimulatedBroker:
         """The broker of this id."""
@@ -189,6 +181,7 @@ class World:
         self._wait_until(self._all_is_led, "partitions have no leaders")
         self._wait_until(self._all_is_replicated, "replicas have not caught up")
         self._advance_for(_REST_S)
+        self._wait_until(self._all_is_led, "partitions have no leaders")
         folders = {each.broker_id: each.logs.folders() for each in self.brokers}
         self.notice("ended", folders)
 
@@ -259,7 +252,7 @@ class World:
         except Killed as killed:
             broker = self._by_owner[killed.broker_id]
             self.tell(f"{broker.broker_id} ends within a step")
-            self._look(broker, whole=False)
+            self._onlooker.look(broker, whole=False)
             opened = broker.open_folders()
             broker.crash()
             files = broker.logs.files().items()
@@ -267,7 +260,7 @@ class World:
             return
         if task is None:
             raise Broken("NothingHangs", "nobody can go on")
-        self._look(self._by_owner.get(task.owner.partition("/")[0]))
+        self._onlooker.look(self._by_owner.get(task.owner.partition("/")[0]))
 
     def _make_cluster(self) -> None:
         """The brokers have run before, and topics were made; all logs are empty."""
@@ -282,7 +275,7 @@ class World:
             store.put(BROKERS + broker.broker_id, encode_broker(known), 0)
             self._board.take_place(broker.broker_id, "before", LEASE_S)
         self._make_topics(store)
-        self._note_changes("")
+        self._onlooker.note_changes("")
 
     def _make_topics(self, store: MemoryStore) -> None:
         chance = self.form.chance("topics")
@@ -319,222 +312,3 @@ class World:
     def replication_factor(self, chance: Random) -> int:
         """How many replicas a topic is to have."""
         return min(len(self.brokers), chance.choices((1, 2, 3), (2, 3, 5))[0])
-
-    # -- looking on --------------------------------------------------------------------------------
-
-    def look_at(self, broker: SimulatedBroker) -> None:
-        """Takes notice of what the broker has done in the middle of an event."""
-        self._look(broker, whole=False)
-
-    def _look(self, broker: SimulatedBroker | None, *, whole: bool = True) -> None:
-        """``whole``: the event is over, so that what is known fits together."""
-        if self.records.changes:
-            self._note_changes(broker.broker_id if broker else "")
-        if broker is not None and broker.runs and broker.opened_in == broker.lives:
-            for hosted in broker.host.topics():
-                for partition in hosted.open_partitions():
-                    self._look_at_log(broker, partition, whole=whole)
-
-    def _note_changes(self, by: str) -> None:
-        changes, self.records.changes = self.records.changes, []
-        for change in changes:
-            self._note_change(*change, by)
-        if any(key.startswith(PREFIXES) for key, _, _ in changes):
-            self._news.give()
-
-    def _look_at_log(self, broker: SimulatedBroker, partition: Partition, *, whole: bool) -> None:
-        line = self._known.get(partition)
-        state = partition.replica.bounds_state
-        if line is None:
-            line = self._open_line(broker, partition)
-        elif whole and line.state is state:
-            return
-        end = int(partition.log.end.entry)
-        if end < len(line.entries):
-            self.tell(f"{line.name} is cut back to {end} entries")
-            line.cut(end)
-        grown = end != len(line.entries)
-        if grown:
-            self._take_entries(line, partition, broker)
-        if partition.replica.progress is not None:
-            self._take_committed(line, partition)
-        if whole and (grown or line.state is not state):
-            line.state = state
-            self.notice("observed", line, partition)
-
-    def _open_line(self, broker: SimulatedBroker, partition: Partition) -> Line:
-        """The line of a replica that was opened a moment ago, or was not known before."""
-        place = (partition.topic_id, partition.number)
-        self.history.course(place, partition.topic, flush_of(partition))
-        line = self._known[partition] = self.history.line(broker.broker_id, place)
-        lost = line.cut(self._kept(line, partition))
-        if lost:
-            self.tell(f"{line.name} has lost {len(lost)} entries")
-        self.notice("opened", line, lost, partition, line.lost_power)
-        line.lost_power = False
-        return line
-
-    def _kept(self, line: Line, partition: Partition) -> int:
-        """How many of the entries that were in a log are still there when it is opened."""
-        there = entries_from(partition.log, 0)
-        for index, (entry, seen) in enumerate(zip(there, line.entries, strict=False)):
-            if entry != seen.entry:
-                return index
-        return min(len(there), len(line.entries))
-
-    def _take_committed(self, line: Line, partition: Partition) -> None:
-        """What the leader's high watermark has passed is committed."""
-        committed = line.course.committed
-        upto = int(partition.replica.bounds_state.high_watermark.entry)
-        first = len(committed.entries)
-        for seen in line.entries[first:upto]:
-            committed.add(seen)
-        if upto > first:
-            self.notice("committed_upto", line, first, upto)
-
-    def _take_entries(self, line: Line, partition: Partition, broker: SimulatedBroker) -> None:
-        course = line.course
-        for entry in entries_from(partition.log, len(line.entries)):
-            known = course.written.get((entry.leader_epoch, entry.entry_index))
-            if known is not None:
-                line.add(known)
-                self.tell(f"{line.name}: entry {entry.entry_index} is there")
-                self.notice("copied", line, known, entry)
-                continue
-            numbers: list[int] = []
-            if entry.count:
-                start = Offset(entry.base_offset)
-                for chunk in partition.log.read(start, Offset(start + entry.count)):
-                    numbers += chunk.batch.column(0).to_pylist()
-            seen = Seen(entry, tuple(numbers))
-            course.written[entry.leader_epoch, entry.entry_index] = seen
-            line.add(seen)
-            if self.story is not None:
-                self.tell(f"{line.name}: {describe_entry(seen)}")
-            self.notice("appended", line, seen, broker)
-
-    def _note_change(self, key: str, before: str | None, after: str | None, by: str) -> None:
-        if key.startswith(PREFIX):
-            name = key.removeprefix(PREFIX)
-            was = self.history.records.get(name)
-            now = None if after is None else decode(json.loads(after))
-            self.history.record(name, now)
-            if self.story is not None:
-                self.tell(f"{by}: {name} is {describe_record(now)}")
-            self.notice("recorded", was, now, by)
-        elif key.startswith(CONSUMERS):
-            self.tell(f"{by}: {key} is {after}")
-            then = json.loads(before) if before else {"positions": []}
-            self.notice("moved", key.removeprefix(CONSUMERS), then, json.loads(after or "{}"))
-        elif key.startswith(PARTITIONS):
-            self._note_partition(key, after, by)
-        elif key.startswith(BROKERS):
-            self._note_broker(key.removeprefix(BROKERS), after)
-        elif key.startswith(TOPICS):
-            self._note_topic(key, before, after, by)
-
-    def _note_topic(self, key: str, before: str | None, after: str | None, by: str) -> None:
-        self.tell(f"{by}: {key} is {'gone' if after is None else 'there'}")
-        name = key.removeprefix(TOPICS)
-        old = self._topics.pop(name, None)
-        if after is not None:
-            topic = self._topics[name] = decode_topic(Record(key, json.loads(after), 1))
-            settings = self._view.settings[topic.id] = parse_settings(topic.config)
-            flush = settings.flush
-            for number in range(topic.partitions):
-                course = self.history.course((topic.id, number), topic.name, flush)
-                course.topic, course.flush, course.deleted = topic.name, flush, False
-        if old is not None and (after is None or self._topics[name].id != old.id):
-            for course in self.history.courses.values():
-                course.deleted |= course.place[0] == old.id
-
-    def _note_partition(self, key: str, after: str | None, by: str) -> None:
-        at = id_of(key)
-        course = self.history.courses.get((at.topic_id, at.number))
-        if course is None:  # of a topic in the making
-            course = self.history.course((at.topic_id, at.number))
-            course.deleted = True
-        before = course.record
-        course.record = None if after is None else decode_value(json.loads(after))
-        if course.record is None:
-            return
-        if self.story is not None:
-            self.tell(f"{by}: {course.name} {describe_partition(course.record)}")
-        if course.record.leader is not None:
-            course.leaders[int(course.record.leader_epoch)] = course.record.leader
-        gone = set(() if before is None else before.replicas) - set(course.record.replicas)
-        for broker in gone:
-            self.history.line(broker, course.place).may_be_gone = True
-        self.notice("placed", course, before, course.record, by)
-
-    def _note_broker(self, broker: str, after: str | None) -> None:
-        if after is None:
-            self.history.generations.pop(broker, None)
-            return
-        value = json.loads(after)
-        generation, incarnation = value["generation"], value["incarnation"]
-        if self.history.generations.get(broker) != generation:
-            self.tell(f"{broker} is in generation {generation[-6:]}")
-        self.history.generations[broker] = generation
-        if self._incarnations.get(broker) != incarnation:
-            self._incarnations[broker] = incarnation
-            self.notice("registered", broker, generation)
-
-    def _tell_step(self, broker: SimulatedBroker, step: RemoteStep, answer: Answer) -> None:
-        outcome = f": {answer.message}" if isinstance(answer, IsologError) else ""
-        if isinstance(step, PartitionStep):
-            name, kind = f"{step.at.topic}/{step.at.partition}", type(step).__name__
-            number = getattr(step, "transaction", None)
-            what = kind if number is None else f"{kind} of transaction {number}"
-            self.tell(f"{broker.broker_id}: {name}: {what}{outcome}")
-
-    def _carried_out(self, broker: SimulatedBroker, step: RemoteStep, answer: Answer) -> None:
-        if self.story is not None:
-            self._tell_step(broker, step, answer)
-        if not isinstance(step, PartitionStep) or isinstance(answer, IsologError):
-            return
-        course = self.history.courses.get((step.at.topic_id, step.at.partition))
-        if course is None or not isinstance(step, Seal | ReadBounds | WriteMarkers):
-            return
-        found = broker.host.topic(step.at.topic, step.at.topic_id).replicas[step.at.partition]
-        assert isinstance(found, Partition)
-        if isinstance(step, Seal):
-            self.notice("sealed", course, step.transaction, int(found.leader_epoch))
-        elif isinstance(step, WriteMarkers):
-            self.notice("marked", course, step, answer, found)
-        else:
-            self.notice("told", course, answer, int(found.leader_epoch))
-
-
-def flush_of(partition: Partition) -> Flush:
-    """When the partition's topic forces what is appended."""
-    return partition.log.format.settings.flush
-
-
-def describe_entry(seen: Seen) -> str:
-    """An entry, for people."""
-    entry, part = seen.entry, ""
-    if seen.part[0] >= 0:
-        part = f" of transaction {seen.part[0]}, producer {seen.part[1]}"
-    what = str(list(seen.values)) if seen.values else entry.kind.name
-    where = f"entry {entry.entry_index} at {entry.base_offset}, epoch {entry.leader_epoch},"
-    return f"{where} is {what}{part}"
-
-
-def describe_partition(record: PartitionRecord) -> str:
-    """A partition's record, for people."""
-    isr = ", ".join(f"{each.broker} ({each.generation[-6:]})" for each in record.isr)
-    moves = f", adding {list(record.adding)}, removing {list(record.removing)}"
-    return (
-        f"is led by {record.leader} in epoch {record.leader_epoch}, in sync {isr}"
-        f"{moves if record.adding or record.removing else ''}"
-    )
-
-
-def describe_record(record: Any) -> str:
-    """A transaction's record, for people."""
-    if record is None:
-        return "forgotten"
-    where = ", ".join(f"{each.topic}/{each.partition}" for each in record.partitions)
-    cause = f" ({record.cause.value})" if record.cause.value else ""
-    return f"{record.state.value}{cause}, number {record.number}, in [{where}]"

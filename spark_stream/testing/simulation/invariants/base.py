@@ -56,10 +56,11 @@ class View:
     """Of each topic that ever was, by its id."""
 
     def partition(self, place: Place) -> Partition | None:
-        """The partition at the broker that leads it."""
+        """The partition at the broker that leads it, and not one that did and does not know."""
+        epoch = self.history.courses[place].epoch
         for broker in self.brokers:
             found = self.replica(broker, place)
-            if found is not None and found.leads:
+            if found is not None and found.leads and found.leader_epoch == epoch:
                 return found
         return None
 

@@ -58,6 +58,15 @@ class DeletedTopicsLeaveNoFiles(Invariant):
                 self.require(place in mine, f"{broker} has {folder}, of no replica that it has")
 
 
+class DeletedTopicsLeaveNoRecords(Invariant):
+    """In the end no partition is on record whose topic is not there."""
+
+    def ended(self, folders: Mapping[str, set[Path]]) -> None:
+        for course in self.history.courses.values():
+            left = course.deleted and course.record is not None
+            self.require(not left, f"{course.name} {course.place} is still on record")
+
+
 class WhatIsKnownIsWhatIsThere(Invariant):
     """What a replica derived entry by entry is what its log gives at once."""
 

@@ -28,7 +28,6 @@ class WhatIsThereStays(Invariant):
 
     def opened(self, line: Line, lost: Sequence[Seen], partition: Partition, power: bool) -> None:
         if line.may_be_gone:
-            line.may_be_gone = False
             return
         flush = line.course.flush
         for each in lost:
@@ -43,6 +42,7 @@ class ACommitIsForcedFirst(Invariant):
     def __init__(self, view: View) -> None:
         super().__init__(view)
         self._asked: dict[int, dict[Place, tuple[int, int]]] = {}  # (epoch, entries)
+        self._promised: dict[Line, set[Seen]] = {}
 
     def asked(self, commit: Commit) -> None:
         """What is there by now is what its client means; a batch on its way is its own affair."""
@@ -67,12 +67,20 @@ class ACommitIsForcedFirst(Invariant):
                 continue
             forced = forced_entries(partition)
             meant = [
-                each.entry.entry_index
+                each
                 for each in line.entries[:entries]
                 if each.part[0] == after.number and each.part[1] in after.taken
             ]
-            what = f"{line.name}: forced to {forced}; transaction {after.number} has {meant}"
-            self.require(max(meant, default=-1) < forced, what)
+            last = meant[-1].entry.entry_index if meant else -1
+            what = f"{line.name}: forced to {forced}; transaction {after.number} is up to {last}"
+            self.require(last < forced, what)
+            self._promised.setdefault(line, set()).update(meant)
+
+    def opened(self, line: Line, lost: Sequence[Seen], partition: Partition, power: bool) -> None:
+        if not line.may_be_gone:
+            gone = self._promised.get(line, set()).intersection(lost)
+            numbers = sorted({each.part[0] for each in gone})
+            self.require(not gone, f"{line.name} has lost what it forced of transactions {numbers}")
 
 
 class MarkersOfACommitAreForced(Invariant):

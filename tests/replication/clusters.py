@@ -1,0 +1,133 @@
+"""What the tests of replication ask of a cluster: that it is whole, its copies equal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+import spark_stream as isolog
+from spark_stream.client.values import PartitionDescription
+from spark_stream.consistency.entries import ENTRY
+from spark_stream.errors import IsologError
+from spark_stream.storage.codec import first_broken_batch, intact_entries
+from spark_stream.storage.looking import base_of, whole_rows
+from spark_stream.storage.stored import digest
+from spark_stream.testing import LocalCluster
+from tests.support import eventually, numbers
+
+# Others take over from a broker that stands still after this time: the default would make most
+# tests twice as long.
+CONF: dict[str, Any] = {"lease_seconds": 1.5}
+LEVELS = ("read_uncommitted", "read_replicated", "read_committed")
+WAIT_S = 30.0
+
+
+def restored(cluster: LocalCluster) -> None:
+    """Every broker lives and reaches the others."""
+    cluster.heal()
+    for number, broker in cluster.brokers.items():
+        if broker.alive:
+            cluster.resume(number)
+        else:
+            cluster.restart(number)
+
+
+def patiently(call: Callable[[], Any]) -> Any:
+    """What the call returns once it fails no more with what may pass."""
+    found: list[Any] = []
+
+    def tried() -> bool:
+        try:
+            found.append(call())
+        except IsologError as error:
+            if not error.retriable:
+                raise
+            return False
+        return True
+
+    eventually(tried, WAIT_S)
+    return found[0]
+
+
+def partition(log: isolog.Log, topic: str, number: int = 0) -> PartitionDescription:
+    """The partition as it is now."""
+    return patiently(lambda: log.describe(topic)).partitions[number]
+
+
+def in_sync(log: isolog.Log, topic: str, count: int = 3) -> None:
+    """Waits until every partition has so many replicas in sync, and all of them have all of it."""
+
+    def whole() -> bool:
+        found = patiently(lambda: log.describe(topic)).partitions
+        return all(
+            each.leader is not None
+            and each.error is None
+            and len(each.isr) == count
+            and each.high_watermark == each.log_end_offset
+            for each in found
+        )
+
+    eventually(whole, WAIT_S)
+
+
+def written(log: isolog.Log, topic: str, first: int, count: int, number: int = 0) -> None:
+    """Appends so many numbers as one batch, and waits until the high watermark has passed them."""
+    with log.producer(isolation="read_committed") as producer:
+        producer.append(topic, numbers(first, count), number).result(WAIT_S)
+
+
+def read(log: isolog.Log, topic: str, isolation: str = "read_committed") -> list[int]:
+    """The numbers that a reader of the level sees, partition by partition."""
+    table = patiently(lambda: log.read(topic, isolation=isolation))
+    return [int(each) for each in table.column("n").to_pylist()]
+
+
+def seen(log: isolog.Log, topic: str) -> Mapping[str, int]:
+    """How many numbers readers of the three levels see."""
+    return {level: len(read(log, topic, level)) for level in LEVELS}
+
+
+# -- copies ----------------------------------------------------------------------------------------
+
+
+def folders(cluster: LocalCluster, topic: str, number: int = 0) -> dict[int, Path]:
+    """The folders of the partition that there are, by the number of their broker."""
+    found = {}
+    for broker in cluster.brokers.values():
+        for path in (broker.directory / "topics" / topic).glob(f"*/{number}"):
+            found[broker.number] = path
+    return found
+
+
+def entries(folder: Path) -> np.ndarray:
+    """The whole entries of a partition's folder, of all its segments."""
+    files = sorted(folder.glob("*.entries"), key=lambda path: base_of(path.name))
+    tables = [whole_rows(pa.py_buffer(path.read_bytes())) for path in files]
+    return np.concatenate([np.empty(0, ENTRY), *tables])
+
+
+def fingerprint(folder: Path) -> tuple[int, str]:
+    """The first entry's index, and the digest of all; both checksums of every entry are checked."""
+    for path in folder.glob("*.entries"):
+        rows = whole_rows(pa.py_buffer(path.read_bytes()))
+        data = pa.py_buffer(path.with_suffix(".arrow").read_bytes())
+        assert intact_entries(rows) == len(rows), path
+        assert first_broken_batch(rows, data, 0) == len(rows), path
+    rows = entries(folder)
+    return (int(rows[0]["entry_index"]) if len(rows) else 0), digest([rows])
+
+
+def copies_are_equal(cluster: LocalCluster, topic: str, number: int = 0, count: int = 3) -> None:
+    """Waits until there are so many copies with the same entries, checked against their bytes."""
+
+    def equal() -> bool:
+        found = folders(cluster, topic, number)
+        return len(found) == count and len({digest([entries(f)]) for f in found.values()}) == 1
+
+    eventually(equal, WAIT_S)
+    found = {fingerprint(folder) for folder in folders(cluster, topic, number).values()}
+    assert len(found) == 1, found
