@@ -1,4 +1,4 @@
-"""Followers that come back: with too much, with nothing, with damage, or where a log begins later."""
+"""Followers that come back: with too much, nothing, or damage; or where a log begins later."""
 
 from __future__ import annotations
 
