@@ -254,11 +254,6 @@ def a_follower_counts_before_it_has_appended(patch: Patch) -> None:
 
 
 @bug
-def a_leader_takes_followers_of_any_epoch(patch: Patch) -> None:
-    patch.setattr(replica, "misfit_of", lambda epoch, asked: None)
-
-
-@bug
 def a_follower_takes_frames_of_any_epoch(patch: Patch) -> None:
     def check(self: ReplicaShell, epoch: Any) -> None:
         if self._closed is not None or not self.follows:
