@@ -263,15 +263,6 @@ def a_follower_takes_frames_of_any_epoch(patch: Patch) -> None:
 
 
 @bug
-def markers_are_looked_for_in_any_epoch(patch: Patch) -> None:
-    def is_replicated(self: ReplicaShell, entry: Any, epoch: int) -> bool:
-        self.check_leads()
-        return self.replica.bounds_state.high_watermark.entry >= entry
-
-    patch.setattr(ReplicaShell, "is_replicated", is_replicated)
-
-
-@bug
 def anybody_who_is_alive_is_elected(patch: Patch) -> None:
     def live_members(record: Any, alive: Any) -> Any:
         return tuple(Member(each, alive[each]) for each in record.replicas if each in alive)
