@@ -4,15 +4,17 @@
 
 The first job streams flights from Parquet files into the typed topic ``flights``; the second reads
 the topic under an isolation level, joins the airlines, and keeps delays per carrier and month.
-On the way one micro-batch fails and is replayed, and somebody's load of wrong flights is aborted
-(``flights_mishaps``). Then a batch query reads the same records again and joins the weather, and
+On the way one micro-batch fails and is replayed, somebody's load of wrong flights is aborted
+(``flights_mishaps``), and a broker that leads partitions is killed and comes back
+(``flights_brokers``). Then a batch query reads the same records again and joins the weather, and
 others count what each isolation level sees. Every count must be as predicted, to the record, or the
 exit code is 1.
 
-Without ``--bootstrap`` the log is a directory of the output, whose broker is started when the demo
-first needs it. Each run starts afresh there: it stops a broker that an interrupted run left,
-removes what that run wrote, and stops its own broker at the end. A broker named by ``--bootstrap``
-keeps its topic: a run appends to it, and reads what it appended.
+Without ``--bootstrap`` the log is on three brokers of the run's own, in a directory of the output;
+with ``--brokers 1`` it is a directory whose broker is started when the demo first needs it. Each
+run starts afresh there: it stops the brokers that an interrupted run left, removes what that run
+wrote, and stops its own at the end. A broker named by ``--bootstrap`` keeps its topic: a run
+appends to it, and reads what it appended.
 """
 
 from __future__ import annotations
@@ -20,7 +22,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ from pathlib import Path
 import flights_data
 import flights_mishaps
 import flights_report
+from flights_brokers import Brokers, LostLeader, open_brokers, stop_brokers
 from flights_jobs import (
     FILES_A_BATCH,
     TOPIC,
@@ -51,7 +53,7 @@ from pyspark.sql.streaming import StreamingQuery
 import spark_stream as isolog
 
 HELD_BATCHES = 3
-"""Micro-batches that are written while the wrong load is open."""
+"""Micro-batches that are written while the wrong load is open, and while a broker is away."""
 POLL_S = 0.1
 
 
@@ -66,11 +68,12 @@ class Run:
     log: isolog.Log
     asked: argparse.Namespace
     output: Output
+    brokers: Brokers
     failed_attempt: int = 0
     """Records that the failed attempt of a micro-batch left in the log."""
 
     def __post_init__(self) -> None:
-        self.place = place_of(self.asked, self.output)
+        self.place = self.brokers.place
         self.flights = flights_data.flights(self.asked.months)
         self.files = flights_data.write_weeks(self.flights, self.output.input)
         self.before = log_ends(self.log, TOPIC)
@@ -113,6 +116,8 @@ class Run:
         self.output.mishap.touch()
         self.hush = Hush(self.spark)
         load: WrongLoad | None = None
+        lost: LostLeader | None = None
+        loaded = 0
         with flights_report.Progress(self.flights.num_rows, self.asked.isolation) as shown:
             writing = Job(self._writer())
             while not log_ends(self.log, TOPIC) and writing.query.isActive:  # the sink makes it
@@ -129,8 +134,15 @@ class Run:
                     writing.query = self._writer()  # from its checkpoint: the micro-batch again
                     load = WrongLoad(self.log, TOPIC, self.flights)
                     shown.loads(load.records)
+                    loaded = sum(log_ends(self.log, TOPIC).values())
                     continue
+                # Once some of the micro-batch is in the log, and some of it is not.
+                begun = done or sum(log_ends(self.log, TOPIC).values()) > loaded
+                if load is not None and lost is None and self._kills and begun:
+                    lost = self._lose_leader(shown)
                 held = done or len(writing.rows) >= FAILING_BATCH + HELD_BATCHES
+                if held and lost is not None and lost.away:
+                    shown.came_back(lost.broker, lost.bring_back())
                 if load is not None and load.open and held:
                     load.abort()
                     shown.aborts(load.records)
@@ -148,9 +160,20 @@ class Run:
             raise SystemExit("the planned failure did not happen")
         return reading, writing.total, load
 
+    @property
+    def _kills(self) -> bool:
+        """Whether a leader dies. Under read_uncommitted a failover may take back what was read."""
+        return self.brokers.cluster is not None and self.asked.isolation != "read_uncommitted"
+
+    def _lose_leader(self, shown: flights_report.Progress) -> LostLeader:
+        assert self.brokers.cluster is not None
+        lost = LostLeader(self.brokers.cluster, self.log, TOPIC)
+        shown.lost(lost)
+        return lost
+
     def _writer(self) -> StreamingQuery:
         files, checkpoint = self.output.input, self.output.checkpoint("write")
-        return start_writing(self.spark, self.place, files, checkpoint, self.stumble)
+        return start_writing(self.spark, self.brokers, files, checkpoint, self.stumble)
 
     def _reader(self) -> StreamingQuery:
         start, checkpoint = as_option(self.before), self.output.checkpoint("read")
@@ -204,23 +227,11 @@ class Output:
             raise SystemExit(f"{self.path} holds other files: give an empty or new --output")
         self.path.mkdir(parents=True, exist_ok=True)
         mark.touch()
-        self.stop_broker()
+        stop_brokers(self.log)
         for left in (self.input, self.log, self.path / "checkpoints"):
             shutil.rmtree(left, ignore_errors=True)
         self.chart.unlink(missing_ok=True)
         self.mishap.unlink(missing_ok=True)
-
-    def stop_broker(self) -> bool:
-        """Ends the broker of the log directory; whether one ran."""
-        if not self.log.exists():
-            return False
-        command = [sys.executable, "-m", "spark_stream.cli", "broker", "stop", "--dir", self.log]
-        return subprocess.run(command, capture_output=True, check=False).returncode == 0
-
-
-def place_of(asked: argparse.Namespace, output: Output) -> dict[str, str]:
-    """The option that says where the log is."""
-    return {"bootstrap": asked.bootstrap} if asked.bootstrap else {"path": str(output.log)}
 
 
 @contextmanager
@@ -264,7 +275,17 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--bootstrap",
         metavar="HOST:PORT",
-        help="write to and read from the broker there, instead of a log in the output",
+        help="write to and read from the brokers there, instead of a log in the output",
+    )
+    parser.add_argument(
+        "--brokers",
+        type=int,
+        choices=range(1, 6),
+        default=3,
+        metavar="N",
+        help="how many brokers of its own the run has, each with a replica of all partitions"
+        " (default: %(default)s); of several, one is killed on the way, except under"
+        " read_uncommitted; 1 is a log in a directory",
     )
     return parser.parse_args()
 
@@ -275,8 +296,12 @@ def main() -> int:
     began = time.monotonic()
     try:
         output.cleared()
-        with isolog.connect(**place_of(asked, output)) as log, spark_session() as spark:
-            agree = Run(spark, log, asked, output).whole()
+        with (
+            open_brokers(output.log, asked.brokers, asked.bootstrap) as brokers,
+            isolog.connect(**brokers.place) as log,
+            spark_session() as spark,
+        ):
+            agree = Run(spark, log, asked, output, brokers).whole()
     except isolog.errors.IsologError as error:
         print(error, file=sys.stderr)
         return 1
@@ -284,8 +309,10 @@ def main() -> int:
         print("interrupted", file=sys.stderr)
         return 130
     finally:
-        stopped = not asked.bootstrap and output.stop_broker()
-    flights_report.show_files(asked.output, asked.bootstrap, stopped, time.monotonic() - began)
+        if not asked.bootstrap:
+            stop_brokers(output.log)
+    seconds = time.monotonic() - began
+    flights_report.show_files(asked.output, asked.bootstrap, asked.brokers, seconds)
     return 0 if agree else 1
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import flights_data
 import flights_report
+from flights_brokers import Brokers
 from flights_mishaps import Stumble
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -24,7 +25,7 @@ FILES_A_BATCH = 2
 
 
 def start_writing(
-    spark: SparkSession, place: dict[str, str], files: Path, checkpoint: Path, stumble: Stumble
+    spark: SparkSession, brokers: Brokers, files: Path, checkpoint: Path, stumble: Stumble
 ) -> StreamingQuery:
     """Files to topic, each micro-batch exactly once. The topic gets the DataFrame's columns."""
     flights = (
@@ -35,7 +36,8 @@ def start_writing(
     flights = flights.mapInArrow(stumble, flights.schema)
     return (
         flights.writeStream.format("isolog")
-        .options(**place, topic=TOPIC, createTopic=True, partitions=PARTITIONS)
+        .options(**brokers.place, topic=TOPIC, createTopic=True)
+        .options(partitions=PARTITIONS, replicationFactor=brokers.replicas)
         .option("checkpointLocation", str(checkpoint))
         .trigger(availableNow=True)
         .start()

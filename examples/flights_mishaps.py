@@ -1,7 +1,8 @@
-"""What goes wrong in the flights demo, on purpose: a micro-batch fails, a load is taken back.
+"""What goes wrong within the flights demo, on purpose: a micro-batch fails, a load is taken back.
 
 Both leave records in the log that no query under read_committed ever sees. How many there are is
-known from what was done, not from a look into the log: so the demo can predict every count.
+known from what was done, not from a look into the log: so the demo can predict every count. (That a
+leader dies as well changes no count; ``flights_brokers`` has that.)
 
 Spark's workers import this module too; the demo hands it to them.
 """
@@ -121,8 +122,19 @@ class WrongLoad:
 
 
 def log_ends(log: isolog.Log, topic: str) -> dict[int, int]:
-    """Partition → log end offset; empty while there is no such topic."""
-    try:
-        return {each.partition: each.log_end_offset for each in log.describe(topic).partitions}
-    except isolog.errors.UnknownTopic:
-        return {}
+    """Partition → log end offset; empty while there is no such topic.
+
+    Only a leader knows the end of its log: while a partition has none, this waits for the next.
+    """
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        try:
+            found = log.describe(topic).partitions
+        except isolog.errors.UnknownTopic:
+            return {}
+        unknown = next((each.error for each in found if each.error is not None), None)
+        if unknown is None:
+            return {each.partition: each.log_end_offset for each in found}
+        if time.monotonic() > deadline:
+            raise unknown
+        time.sleep(POLL_S)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,9 @@ from rich.table import Table
 
 RAIN = ("no report", "dry", "up to 0.05 in", "up to 0.25 in", "more")
 """Precipitation in the hour of departure, from none to much."""
+
+if TYPE_CHECKING:
+    from flights_brokers import LostLeader
 
 LEVELS = ("read_uncommitted", "read_replicated", "read_committed", "read_atomic")
 _SEES_ABORTED = LEVELS[:2]
@@ -96,6 +99,26 @@ class Progress:
         """The wrong load is taken back."""
         console.print(f"[yellow] load  its transaction is aborted, and the {records:,} taken back")
 
+    def lost(self, lost: LostLeader) -> None:
+        """A leader was killed, and others lead what it led."""
+        led = _listed([f"{number}" for number in lost.partitions])
+        heirs = _listed(lost.heirs)
+        console.print(
+            f"[yellow] kill  broker {lost.broker} gets kill -9 in the middle of a micro-batch;"
+            f" it led {_counted('partition', lost.partitions)} {led}"
+        )
+        console.print(
+            f"[yellow] kill  {lost.seconds:.1f} s later {_counted('broker', lost.heirs)} {heirs}"
+            f" {'leads' if len(lost.heirs) == 1 else 'lead'} in its place; both jobs go on"
+        )
+
+    def came_back(self, broker: int, seconds: float) -> None:
+        """The broker that was killed is in sync again."""
+        console.print(
+            f"[yellow] back  broker {broker} was started again; {seconds:.1f} s later it has what"
+            " it missed, and all replicas are in sync"
+        )
+
     def behind(self, backlog: int) -> None:
         """How many records of the log the reading job has yet to read."""
         self._bars.update(self._read, note=f"backlog {backlog:,}")
@@ -111,6 +134,14 @@ class Progress:
         trace: TracebackType | None,
     ) -> None:
         self._bars.stop()
+
+
+def _counted(noun: str, things: Sequence[object]) -> str:
+    return noun if len(things) == 1 else f"{noun}s"
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def _line(job: str, batch: int, rows: int, seconds: float) -> str:
@@ -264,20 +295,27 @@ def show_counts(
     return agree
 
 
-def show_files(output: Path, bootstrap: str | None, stopped: bool, seconds: float) -> None:
-    """Prints what there is to look at now, and how."""
+def show_files(output: Path, bootstrap: str | None, brokers: int, seconds: float) -> None:
+    """Prints what there is to look at now, and how. ``brokers``: how many the run had."""
     console.print()
     _say(f"chart      {output / 'delays.png'}")
     _say(f"offsets    {output / 'checkpoints' / 'read' / 'offsets'}, as Spark logged them")
     if bootstrap:
         _say(f"log        topic flights of the broker at {bootstrap}; it stays")
     else:
-        first = min(output.glob("log/topics/flights/*/0/*.arrow"), default=None)
-        _say(f"log        {output / 'log'}, the topic's columns as Arrow; to open a segment file:")
+        of_one = "log" if brokers == 1 else "log/broker-1"
+        first = min(output.glob(f"{of_one}/topics/flights/*/0/*.arrow"), default=None)
+        _say(f"log        {output / of_one}, the topic's columns as Arrow; to open a segment file:")
         _say(f'           polars.read_ipc_stream("{first}")')
         _say(f'           pyarrow.ipc.open_stream(pyarrow.memory_map("{first}")).read_all()')
-        if stopped:
+        if brokers == 1:
             _say("           Its broker was stopped; the next job with this path starts one again.")
+        else:
+            _say(
+                f"           The {brokers} brokers were stopped; to start the first of them again:"
+            )
+            conf = output / "log" / "broker-1.toml"
+            _say(f"           isolog broker start --dir {output / of_one} --conf {conf}")
     _say(f"time       {seconds:.0f} s")
 
 

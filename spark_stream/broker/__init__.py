@@ -9,19 +9,27 @@ The process:
 ``activity``       whether anybody uses the broker
 ``memory``         how much memory batches may take; ``spare_memory`` gives free memory back
 
-What it leads:
+Its place in the cluster:
 
-``host``           the topics that this broker leads, with their partitions
-``partition``      one partition: the shell around its core, with the lock and the log
+``members``        the other brokers: who is registered, who is alive
+``standing``       what the others are told of this one: its address, the generation of its logs
+``tenure``         its lease: it leads only while that lasts
+``controlling``    what it does as the controller
+``handover``       hands over what it leads before it ends
+``placing``        which brokers get the replicas of a new partition
+
+Its replicas:
+
+``host``           which replicas it has, and how calls find those that it leads
+``partition``      one partition, as clients see it; ``replica_shell``: as a replica, with its part
 ``callers``        who waits for a partition: appends and reads
+``proposals``      in-sync replicas on their way to the partitions' records
+``links``          partitions as the streams of replication see them
+``replication``    the streams on which entries go from leaders to followers
+``upkeep``         keeps partitions in order; ``housekeeping``: which of them in a round
 ``inspection``     which records of a batch are bad, for whole batches
 ``outcomes``       what a partition answers to an append
 ``refusals``       what the rules refuse of a batch, as the errors that users get
-``housekeeping``   which partitions are looked after in a round
-
-What other brokers have copies of:
-
-``replication``    the streams on which entries go from leaders to followers
 
 What takes several steps:
 
@@ -33,10 +41,12 @@ What takes several steps:
 Calls:
 
 ``service``        the Flight service: from calls to the functions that serve them
-``appending``      a DoPut; ``append_queues``: its batches whose partitions are held; ``append``:
-                   one batch up to its acknowledgement, ``joining``: one of a transaction
+``appending``      a DoPut; ``append_queues``: its batches whose partitions are held, ``ack_line``:
+                   those that wait to be replicated; ``append``: one batch up to its
+                   acknowledgement, ``joining``: one of a transaction
 ``fetching``       a DoGet; ``waiting``: the fetches that wait for records
-``actions``        a DoAction; ``topic_actions`` and ``transaction_actions`` carry it out
+``actions``        a DoAction; ``topic_actions``, ``leader_actions``, ``cluster_actions`` and
+                   ``transaction_actions`` carry it out
 ``here``           what actions act on
 ``keepalive``      ends the connections of clients that have stopped
 """

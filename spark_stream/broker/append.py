@@ -14,8 +14,8 @@ from typing import Final
 import pyarrow as pa
 
 from spark_stream.broker.host import HostedTopic
-from spark_stream.broker.joining import TakeBatch, take_in_transaction
-from spark_stream.broker.outcomes import Appended, Candidate, Taken
+from spark_stream.broker.joining import AwaitAcknowledgement, TakeBatch, take_in_transaction
+from spark_stream.broker.outcomes import Acknowledgement, Appended, Candidate, Taken
 from spark_stream.broker.partition import Partition
 from spark_stream.broker.refusals import check_leader_epoch
 from spark_stream.consistency.ids import NO_TRANSACTION
@@ -56,24 +56,41 @@ class Append:
         self._stream = stream
         self._hosted = hosted
         self._envelope = envelope
-        self._batch = batch
+        self._batch: pa.RecordBatch | None = batch
         self._stamp = _stamp(envelope.stamp)
-        self._deadline = stream.clock.monotonic() + stream.request.timeout_ms / 1000
+        self.deadline = stream.clock.monotonic() + stream.request.timeout_ms / 1000
         self._candidate: Candidate | None = None
         self._taken: Taken | None = None
+        self._target: Partition | None = None
         self.partition = envelope.partition
 
     @property
     def size(self) -> int:
         """What it holds of memory, in bytes."""
-        return int(self._batch.nbytes)
+        return 0 if self._batch is None else int(self._batch.nbytes)
+
+    @property
+    def pending(self) -> Acknowledgement | None:
+        """What it waits for, once it is in the log and not as safe as it asked to be."""
+        return None if self._taken is None else self._taken.pending
 
     def finish_at_once(self) -> Script[bool]:
-        """Appends and acknowledges if nothing has to be waited for; False: :meth:`finish` goes on.
+        """Appends and acknowledges if nothing has to be waited for.
 
-        Appends of others take so little that a moment of patience is better than a thread.
+        False: others hold the partition, or it is in the log and :attr:`pending`. Appends of others
+        take so little that a moment of patience is better than a thread.
         """
         return (yield from self._advance(_PATIENCE_S, wait=False))
+
+    def take(self) -> Script[None]:
+        """Appends, however long others hold the partition, or acknowledges why not; never raises.
+
+        What is :attr:`pending` then is acknowledged by :meth:`finish`.
+        """
+        left = self._left()
+        done = left > 0 and (yield from self._advance(left, wait=False))
+        if not done and self.pending is None:
+            self._answer(self._late())
 
     def finish(self) -> Script[None]:
         """Appends and acknowledges, or acknowledges why not; never raises."""
@@ -85,23 +102,26 @@ class Append:
     def _advance(self, patience_s: float, *, wait: bool) -> Script[bool]:
         """One step on, to the acknowledgement if possible; False: the partition is held."""
         try:
-            target = self._hosted.partition(self.partition)
-            if self._taken is None:
+            target = self._target
+            if target is None:
+                target = self._hosted.partition(self.partition)
                 check_leader_epoch(target, self._envelope.leader_epoch)
+            if self._taken is None:
                 self._taken = yield from self._take(target, patience_s)
             taken = self._taken
             if taken is None:
                 return False
+            self._target = target  # also if it does not lead any more: it knows what became of it
             if taken.pending is not None:
+                self._batch = self._candidate = None  # all that is left to do is to wait
                 taken.wake()  # who reads what is not replicated need not wait for that
                 if not wait:
                     return False
-                target.await_acknowledgement(taken, max(0.0, self._left()))
+                yield AwaitAcknowledgement(target, taken, max(0.0, self._left()))
         except IsologError as error:
             self._answer(self._outcome(error))
         except pa.ArrowMemoryError:
-            size = self._batch.nbytes
-            self._answer(BrokerBusy(f"no memory to append a batch of {size} bytes"))
+            self._answer(BrokerBusy(f"no memory to append a batch of {self.size} bytes"))
         except Exception:
             logger.exception("append to %s/%d", self._hosted.topic.name, self.partition)
             self._answer(
@@ -131,6 +151,7 @@ class Append:
 
     def _take(self, target: Partition, patience_s: float) -> Script[Taken | None]:
         if self._candidate is None:
+            assert self._batch is not None
             self._candidate = target.prepare(self._batch, self._stamp)
         request, stamp = self._stream.request, self._stamp
         batch = TakeBatch(target, self._candidate, stamp, request.isolation, patience_s)
@@ -142,7 +163,7 @@ class Append:
         return (yield from take_in_transaction(batch, stamp, request.transactional_id))
 
     def _left(self) -> float:
-        return self._deadline - self._stream.clock.monotonic()
+        return self.deadline - self._stream.clock.monotonic()
 
     def _late(self) -> IsologError:
         timeout_ms = self._stream.request.timeout_ms

@@ -6,7 +6,7 @@ do not wait for each other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -14,6 +14,7 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.flight as fl
 
+from spark_stream.broker.ack_line import AckLine
 from spark_stream.broker.append import Append, AppendStream
 from spark_stream.broker.append_queues import AppendQueues, Serialised
 from spark_stream.broker.host import Host
@@ -94,37 +95,60 @@ def serve_appends(
         raise wrong
     serialised = Serialised(acks.write)
     stream = AppendStream(request, serialised.write, clock)
-    queues = AppendQueues()
+    queues, line = AppendQueues(), AckLine(clock)
     try:
         for batch, metadata in _batches(reader):
             envelope = _envelope(target, metadata)
             hosted = host.topic(hosted.topic.name, hosted.topic.id)  # it may have been altered
-            append = _QueuedAppend(Append(stream, hosted, envelope, batch), desk)
+            append = _StreamAppend(Append(stream, hosted, envelope, batch), desk, line)
             if append.partition in queues or not append.finish_at_once():
                 queues.put(append)
     finally:
         queues.finish()
+        line.finish()
     serialised.raise_failure()
 
 
-class _QueuedAppend:
-    """An append whose steps this thread, or one of the queues', takes."""
+class _StreamAppend:
+    """An append whose steps this thread, one of the queues', or the line's takes."""
 
-    def __init__(self, append: Append, desk: TransactionDesk) -> None:
+    def __init__(self, append: Append, desk: TransactionDesk, line: AckLine) -> None:
         self._append = append
         self._desk = desk
+        self._line = line
         self.partition = append.partition
 
     @cached_property
     def size(self) -> int:
-        """What it holds of memory, in bytes; only who waits is asked."""
+        """What it holds of memory, in bytes; only who waits for the partition is asked."""
         return self._append.size
 
+    @property
+    def deadline(self) -> float:
+        return self._append.deadline
+
     def finish_at_once(self) -> bool:
-        return self._desk.run(self._append.finish_at_once())
+        """Whether the partition need not be waited for."""
+        if self._desk.run(self._append.finish_at_once()):
+            return True
+        return self._wait_in_line()
 
     def finish(self) -> None:
+        self._desk.run(self._append.take())
+        self._wait_in_line()
+
+    def when_settled(self, heard: Callable[[], None]) -> None:
+        assert self._append.pending is not None
+        self._append.pending.when_settled(heard)
+
+    def acknowledge(self) -> None:
         self._desk.run(self._append.finish())
+
+    def _wait_in_line(self) -> bool:
+        if self._append.pending is None:
+            return False
+        self._line.put(self)
+        return True
 
 
 def _batches(

@@ -62,7 +62,9 @@ class Callers:
             elif isinstance(effect, Abandon):
                 for number in effect.tickets:
                     self._appends.pop(number).settle(
-                        NotLeader(f"{self._partition}: another broker leads now", leader="")
+                        NotLeader(
+                            f"{self._partition}: another broker leads now", leader="", appended=True
+                        )
                     )
         return woken
 

@@ -1,7 +1,8 @@
 """A broker as the controller, while it is that: it gives partitions leaders that live.
 
 Each round looks whether anybody died or came back, or a record changed; where nothing did, a round
-costs next to nothing. A round that could not do all that is due is followed by another.
+costs next to nothing. What is due and could not be done is tried again, though less often: a
+partition may be without a leader until a broker is back.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 ROUND_S: Final = 0.1
 """How long to pause between two rounds: so long may nobody notice that a leader died."""
+_RESTS: Final = 10  # rounds that pass until what could not be done is tried again
 
 
 class Controlling:
@@ -35,7 +37,8 @@ class Controlling:
         self._host = host
         self._members = members
         self._seat = seat
-        self._seen: tuple[int, Alive] | None = None  # after a round that left nothing to do
+        self._seen: tuple[int, Alive] | None = None  # after a round that changed nothing
+        self._rests: int | None = None  # rounds until the next; None: nothing is due
         self._complaint = ""
 
     def rounds(self) -> Script[None]:
@@ -51,7 +54,7 @@ class Controlling:
                 return
             logger.info("this broker is the controller, in term %d", taken.term)
         alive = self._members.alive()
-        if self._seen == (now.revision, alive):
+        if self._seen == (now.revision, alive) and self._may_rest():
             return
         due = [each for each in self._partitions() if needs_attention(each.stored.record, alive)]
         for change in (yield from attend(due, alive, self._members.registered())):
@@ -59,8 +62,15 @@ class Controlling:
         leaving = [each.id for each in now.brokers.values() if each.state is BrokerState.LEAVING]
         for broker in leaving:
             yield from self._send_away(BrokerId(broker))
-        if not due and self._host.view.now.revision == now.revision:
-            self._seen = (now.revision, alive)
+        changed = self._host.view.now.revision != now.revision
+        self._seen = None if changed else (now.revision, alive)
+        self._rests = _RESTS if due else None
+
+    def _may_rest(self) -> bool:
+        """Whether a round may pass in which nothing has changed since the last."""
+        if self._rests is not None:
+            self._rests -= 1
+        return self._rests is None or self._rests > 0
 
     def _send_away(self, broker: BrokerId) -> Script[None]:
         """Moves the replicas of a broker that was decommissioned; removes one that has none."""

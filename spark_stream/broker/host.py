@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -291,6 +291,7 @@ class Host:
         with self._applying:
             self._has_begun, self._serves = True, serves
             self._links = self._links if links is None else links
+            self._remove_strays()
             self._assign(self._open())
 
     def change_generation(self, generation: Generation) -> None:
@@ -350,7 +351,8 @@ class Host:
             settings = parse_settings(topic.config, self._defaults)
             replicas = {} if hosted is None else hosted.replicas
             for number in sorted(replicas.keys() - wanted):
-                self._remove_replica(topic, number, replicas.pop(number))
+                if self.record(topic, number) is not None:  # else it is missing: that says nothing
+                    self._remove_replica(topic, number, replicas.pop(number))
             added = sorted(wanted - replicas.keys())
             if added:
                 self._open_replicas(topic, settings, added, replicas)
@@ -397,19 +399,35 @@ class Host:
             self._close_topic(hosted)
 
     def _close_topic(self, hosted: HostedTopic) -> None:
+        """Its files go when its deletion is found announced: the record may just be missing."""
         for partition in hosted.open_partitions():
-            self._links.unfollow(partition)
-            partition.close(deleted=True)
+            self._close_for_good(partition)
+
+    def _close_for_good(self, partition: Partition) -> None:
+        """Closes what is to be removed: whether its files can still be forced does not matter."""
+        self._links.unfollow(partition)
         try:
-            self.remove_files(hosted.topic)
-        except IsologError:
-            logger.exception("topic %s was deleted; its files are left", hosted.topic.name)
+            partition.close(deleted=True)
+        except IsologError as error:
+            logger.warning("%s: closing what is to be removed: %s", partition.name, error)
+
+    def _remove_strays(self) -> None:
+        """Removes the files of replicas that moved to others while this broker was away."""
+        for topic in self.view.now.topics.values():
+            here = set(self._numbers_here(topic))
+            if not self._logs.has_folder(self._directory.topic(topic.name, topic.id)):
+                continue
+            for number in range(topic.partitions):
+                if number not in here and self.record(topic, number) is not None:
+                    self._remove_files_of(topic, number)
 
     def _remove_replica(self, topic: Topic, number: int, replica: Partition | IsologError) -> None:
         """This broker has no replica of the partition any more."""
         if isinstance(replica, Partition):
-            self._links.unfollow(replica)
-            replica.close(deleted=True)
+            self._close_for_good(replica)
+        self._remove_files_of(topic, number)
+
+    def _remove_files_of(self, topic: Topic, number: int) -> None:
         try:
             self._logs.remove(self._directory.partition(topic.name, topic.id, number))
         except IsologError:
@@ -441,39 +459,44 @@ class Host:
         self,
         topic: Topic,
         settings: LogSettings,
-        numbers: Iterable[int],
+        numbers: Sequence[int],
         replicas: dict[int, Partition | IsologError],
     ) -> None:
-        folder = self._directory.topic(topic.name, topic.id)
-        there = self._logs.has_folder(folder)
+        missing = self._replaced_folder(topic, numbers)
         for number in numbers:
             try:
-                if not there:
-                    self._replace_folder(topic, number)
-                    there = True
+                if missing is not None:
+                    raise missing.again()
                 replicas[number] = self._opened(topic, settings, number)
             except IsologError as error:
                 logger.error("%s/%d cannot be opened: %s", topic.name, number, error)
                 replicas[number] = error
 
-    def _replace_folder(self, topic: Topic, number: int) -> None:
-        """The topic's folder is missing: an empty one takes its place if others have the records.
+    def _replaced_folder(self, topic: Topic, numbers: Iterable[int]) -> IsologError | None:
+        """If the topic's folder is missing, an empty one takes its place; or why it must not.
 
-        Raises:
-            DamagedSegment: nobody else has them.
+        Where nobody else has the records of one partition, the folder stays missing for all: the
+        next start would take what is not there for empty logs.
         """
-        record = self.record(topic, number)
         folder = self._directory.topic(topic.name, topic.id)
-        if record is not None and record.member(self.broker_id) is not None:
+        try:
+            if self._logs.has_folder(folder):
+                return None
+            records = [self.record(topic, number) for number in numbers]
+            had = [each for each in records if each and each.member(self.broker_id)]
             gone = f"{folder} is missing, and with it all records of topic {topic.name!r}"
-            if len(record.isr) == 1:
-                raise DamagedSegment(
+            if any(len(each.isr) == 1 for each in had):
+                return DamagedSegment(
                     gone,
                     hint="Restore it from a backup and restart the broker, or delete the topic.",
                     path=str(folder),
                 )
-            self.doubts.append(gone)
-        self._logs.make_folder(folder)
+            if had:
+                self.doubts.append(gone)
+            self._logs.make_folder(folder)
+        except IsologError as error:
+            return error
+        return None
 
     def _opened(self, topic: Topic, settings: LogSettings, number: int) -> Partition:
         facts = (

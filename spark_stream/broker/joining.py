@@ -33,6 +33,18 @@ class TakeBatch(Step):
         return self.partition.take(self.candidate, self.stamp, self.isolation, self.patience_s)
 
 
+@dataclass(frozen=True, slots=True)
+class AwaitAcknowledgement(Step):
+    """Waits until a batch that was taken is as safe as it asked to be; fails where it never is."""
+
+    partition: Partition
+    taken: Taken
+    timeout_s: float
+
+    def wait(self) -> None:
+        self.partition.await_acknowledgement(self.taken, self.timeout_s)
+
+
 def take_in_transaction(
     batch: TakeBatch, stamp: Stamp, transactional_id: str
 ) -> Script[Taken | None]:

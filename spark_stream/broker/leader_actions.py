@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from spark_stream.broker.here import Here
+from spark_stream.broker.host import Host
 from spark_stream.cluster.topics import Topic
 from spark_stream.wire.messages import (
     BrokerAddress,
@@ -18,7 +19,9 @@ from spark_stream.wire.messages import (
 
 def find_leaders(here: Here, asked: FindLeaders) -> Leaders:
     topic = here.host.find(asked.topic, asked.topic_id)
-    return Leaders(topic_id=topic.id, partitions=leaders_of(here, topic, range(topic.partitions)))
+    return Leaders(
+        topic_id=topic.id, partitions=leaders_of(here.host, topic, range(topic.partitions))
+    )
 
 
 def list_brokers(here: Here, asked: Empty) -> BrokerList:
@@ -26,12 +29,12 @@ def list_brokers(here: Here, asked: Empty) -> BrokerList:
     return BrokerList(brokers=[BrokerAddress(id=each.id, address=each.address) for each in found])
 
 
-def leaders_of(here: Here, topic: Topic, numbers: Iterable[int]) -> list[LeaderFacts]:
+def leaders_of(host: Host, topic: Topic, numbers: Iterable[int]) -> list[LeaderFacts]:
     """Who leads these partitions of the topic, as this broker sees it."""
-    brokers = here.host.view.now.brokers
+    brokers = host.view.now.brokers
     found = []
     for number in numbers:
-        record = here.host.record(topic, number)
+        record = host.record(topic, number)
         leader = None if record is None else record.leader
         known = None if leader is None else brokers.get(leader)
         found.append(

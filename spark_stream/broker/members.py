@@ -17,14 +17,23 @@ class Members:
         self._view = view
         self._leases = leases
         self._alive: dict[BrokerId, Generation] = {}
+        self._looked_at: dict[BrokerId, str] = {}
 
     def look(self) -> bool:
         """Looks who is alive; whether that has changed since the last look."""
+        looked_at = {broker: each.incarnation for broker, each in self._view.now.brokers.items()}
         before, self._alive = self._alive, self.alive()
+        self._looked_at = looked_at
         return before != self._alive
 
     def generation_of(self, broker: BrokerId) -> Generation | None:
-        """In which generation the broker was alive when somebody looked last; None: it was not."""
+        """In which generation the broker was alive when somebody looked last; None: it was not.
+
+        One that has started since then counts as alive: it may be in sync with a new topic.
+        """
+        known = self._view.now.brokers.get(broker)
+        if known is not None and self._looked_at.get(broker) != known.incarnation:
+            return known.generation
         return self._alive.get(broker)
 
     def get(self, broker: str) -> RegisteredBroker | None:

@@ -46,11 +46,19 @@ class Acknowledgement:
         self.ticket = ticket
         self._settled = threading.Event()
         self._failure: IsologError | None = None
+        self._heard: WakeUp = lambda: None
 
     def settle(self, failure: IsologError | None = None) -> None:
         """It is safe, or will never be."""
         self._failure = failure
         self._settled.set()
+        self._heard()
+
+    def when_settled(self, heard: WakeUp) -> None:
+        """Calls ``heard`` when it is settled, under the partition's lock; at once if it is."""
+        self._heard = heard
+        if self._settled.is_set():
+            heard()
 
     def wait(self, timeout_s: float | None) -> bool:
         """True: it is safe. False: that took too long. Raises why it will never be."""

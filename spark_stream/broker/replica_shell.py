@@ -33,6 +33,7 @@ from spark_stream.consistency.follower import (
     BeginAnew,
     Cut,
     Refusal,
+    estranged,
     judge_frame,
     preparation,
 )
@@ -44,6 +45,7 @@ from spark_stream.consistency.replica import Replica, Surroundings
 from spark_stream.environment import Clock
 from spark_stream.errors import (
     BrokerStopping,
+    EntriesGone,
     IsologError,
     LeaderEpochFenced,
     LeaderUnavailable,
@@ -433,6 +435,7 @@ class ReplicaShell:
                 raise self._refused(judged, epoch)
             if judged.skip < count:
                 rows = frame.rows[judged.skip :]
+                self._check_not_estranged(int(rows[0]["base_offset"]))
                 entries = self.log.append_entries(rows, _data_of(frame, judged.skip))
                 effects = self._core.append_replicated(entries, leader_hw)
             else:
@@ -441,6 +444,26 @@ class ReplicaShell:
             end_entry = self.log.end.entry
         _wake(woken)
         return end_entry
+
+    def _check_not_estranged(self, base_offset: int) -> None:
+        """The leader's next entry has this offset; the caller holds the lock.
+
+        Raises:
+            EntriesGone: the log is of another past, and begins anew; the leader is asked again.
+        """
+        estrangement = estranged(self._core.bounds_state.log_end, base_offset)
+        if estrangement is None:
+            return
+        logger.error(
+            "%s: the log is of another past than its leader's (offset %d instead of %d): it begins"
+            " anew, and what it had is lost",
+            self.name,
+            self._core.bounds_state.log_end.offset,
+            base_offset,
+        )
+        self.log.reset(estrangement.at)
+        self._core.reset(estrangement.at, self._clock.steady_us())
+        raise EntriesGone(f"{self.name}: begins anew", topic=self.topic, partition=self.number)
 
     def take_high_watermark(self, epoch: LeaderEpoch, leader_hw: EntryIndex) -> None:
         """The leader of this epoch says how far its high watermark is."""

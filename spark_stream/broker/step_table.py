@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from spark_stream.broker.host import Host
-from spark_stream.broker.joining import TakeBatch
+from spark_stream.broker.joining import AwaitAcknowledgement, TakeBatch
 from spark_stream.broker.partition import Partition
 from spark_stream.cluster.numbers import Numbers
 from spark_stream.cluster.store import MetadataStore
@@ -69,6 +69,7 @@ class StepTable:
             Refresh: lambda step: host.refresh(),
             Pause: lambda step: time.sleep(step.seconds),
             TakeBatch: lambda step: step.take(),
+            AwaitAcknowledgement: lambda step: step.wait(),
         }
 
     def carry_out(self, step: Step) -> Any:

@@ -21,9 +21,11 @@ class Tenure:
         self, leases: Leases, broker_id: str, incarnation: str, refresh: Callable[[], None]
     ) -> None:
         """``refresh``: sees the records anew, and acts on them."""
-        self._hold: Callable[[], Lease] = lambda: leases.hold(broker_id, incarnation)
+        self._hold: Callable[[Lease | None], Lease] = lambda after: leases.hold(
+            broker_id, incarnation, after
+        )
         self._refresh = refresh
-        self._lease = self._hold()
+        self._lease = self._hold(None)
 
     def serves(self) -> bool:
         """Whether the broker may lead at this moment."""
@@ -35,7 +37,9 @@ class Tenure:
             return
         logger.warning("the lease was over: other brokers may lead what this one led")
         self._lease.release()
-        fresh = self._hold()  # the file of the old one may be gone, by whoever cleared the folder
+        fresh = self._hold(
+            self._lease
+        )  # the file of the old one may be gone, by whoever cleared the folder
         self._refresh()
         self._lease = fresh
 

@@ -96,7 +96,7 @@ def list_offsets(here: Here, asked: ListOffsets) -> Offsets:
             for number, (start, end) in asked.ranges.items()
             if number in found and found[number].shows_uncommitted(Offset(start), Offset(end))
         ],
-        elsewhere=leaders_of(here, hosted.topic, elsewhere),
+        elsewhere=leaders_of(here.host, hosted.topic, elsewhere),
     )
 
 

@@ -166,7 +166,8 @@ class TopicDesk:
     def delete(self, name: str) -> None:
         """Deletes a topic and its records; UnknownTopic if there is no such topic."""
         with self._changes(name):
-            self._driver.run(scripts.delete_topic(name))
+            topic = self._driver.run(scripts.delete_topic(name))
+            self._driver.run(left_overs.remove_own(topic, self._host.broker_id))
 
     def remove_left_overs(self) -> list[str]:
         """Removes what a crash, or a deletion, left of topics; the names of those."""

@@ -73,14 +73,24 @@ class Lease:
     """One incarnation's lease, which it holds from construction for as long as it renews it."""
 
     def __init__(
-        self, board: Board, broker_id: str, incarnation: str, clock: Clock, duration_s: float
+        self,
+        board: Board,
+        broker_id: str,
+        incarnation: str,
+        clock: Clock,
+        duration_s: float,
+        after: Lease | None = None,
     ) -> None:
+        """``after``: the incarnation's lease that is over; whoever saw that is shown another."""
         self._clock = clock
         self._duration = duration_s
         self._count = 0
         self._was_over = False
         self._renewed_at = clock.monotonic()
         self._place = board.take_place(broker_id, incarnation, duration_s)
+        if after is not None:
+            self._count = after._count + 1
+            self._was_over = not self._place.write(self._count)
 
     def renew(self) -> bool:
         """Renews it. False: it was over in between, or another incarnation took its place.
@@ -146,9 +156,9 @@ class Leases:
         self._lock = threading.Lock()
         self._seen: dict[str, Sighting] = {}
 
-    def hold(self, broker_id: str, incarnation: str) -> Lease:
-        """The broker's own lease, in the place of its earlier incarnation's."""
-        return Lease(self._board, broker_id, incarnation, self._clock, self._duration)
+    def hold(self, broker_id: str, incarnation: str, after: Lease | None = None) -> Lease:
+        """The broker's own lease, in the place of its earlier incarnation's, or of ``after``."""
+        return Lease(self._board, broker_id, incarnation, self._clock, self._duration, after)
 
     @property
     def pause_s(self) -> float:

@@ -10,6 +10,7 @@ when nobody is left on it, the partition records go, and then the announcement.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from dataclasses import replace
 
 from spark_stream.cluster.left_overs import (
@@ -108,10 +109,9 @@ def remove_left_over(
         if left.maker is not None:
             yield from delete(record.key, record.version)
         return False
+    yield RemoveFiles(left.topic)  # a broker that is not named may have got a replica by a move
     if left.maker is None and left.brokers and not {broker, *lost} & set(left.brokers):
         return False
-    if broker in left.brokers:
-        yield RemoveFiles(left.topic)
     others = tuple(each for each in left.brokers if each != broker and each not in lost)
     return (yield from _take_off(record, replace(left, brokers=others, maker=None)))
 
@@ -130,12 +130,16 @@ def _take_off(record: Record, rest: LeftOver) -> Script[bool]:
     return True
 
 
-def discard(topic: Topic, brokers: Iterable[BrokerId], broker: BrokerId) -> Script[None]:
-    """Removes what there is of a topic that could not be made; what is left is announced."""
-    try:
-        yield from announce_removal(topic, brokers)
+def remove_own(topic: Topic, broker: BrokerId) -> Script[None]:
+    """Does this broker's part for a topic that was deleted a moment ago; what fails comes later."""
+    with suppress(IsologError):
         record = yield from get(REMOVED + topic.id)
         if record is not None:
-            yield from remove_left_over(record, broker, (broker,))
-    except IsologError:
-        return
+            yield from remove_left_over(record, broker, ())
+
+
+def discard(topic: Topic, brokers: Iterable[BrokerId], broker: BrokerId) -> Script[None]:
+    """Removes what there is of a topic that could not be made; what is left is announced."""
+    with suppress(IsologError):
+        yield from announce_removal(topic, brokers)
+        yield from remove_own(topic, broker)

@@ -130,8 +130,8 @@ def _put_altered(record: Record, new: Topic) -> Script[None]:
         raise _was_changed(new.name)
 
 
-def delete_topic(name: str) -> Script[None]:
-    """Deletes the topic's record; its brokers then remove their files.
+def delete_topic(name: str) -> Script[Topic]:
+    """Deletes the topic's record, and returns the topic; its brokers then remove their files.
 
     Raises:
         UnknownTopic: there is no such topic.
@@ -144,6 +144,7 @@ def delete_topic(name: str) -> Script[None]:
         if (yield from delete(record.key, record.version)):
             break
     yield Refresh()
+    return topic
 
 
 def await_leaders(topic: Topic, partitions: Iterable[int]) -> Script[None]:

@@ -14,6 +14,7 @@ from typing import Any
 from spark_stream.broker.controlling import Controlling
 from spark_stream.broker.driver import Driver, Peers, RemoteStep
 from spark_stream.broker.host import Host
+from spark_stream.broker.links import Followed, LedPartitions, Session
 from spark_stream.broker.members import Members
 from spark_stream.broker.partition import Partition
 from spark_stream.broker.proposals import Proposals
@@ -91,6 +92,26 @@ class NotedLinks:
 
     def unfollow(self, partition: Partition) -> None:
         self.followed.pop(partition.name, None)
+
+
+def replicate(leader: LocalBroker, follower: LocalBroker, topic: str, number: int = 0) -> Session:
+    """The follower gets all that it lacks and says that it has it, as a stream does it."""
+    replica = follower.replica(topic, number)
+    followed = Followed(replica, replica.leader_epoch, follower.generation)
+    session = LedPartitions(leader.host).start_session(
+        follower.id,
+        follower.generation,
+        followed.key,
+        followed.epoch,
+        followed.history(),
+        lambda _: None,
+    )
+    end = followed.agreed(session.agreement)
+    while (found := session.read_entries(end, 1 << 20)) is not None:
+        end = followed.append_frame(end, found.rows, found.data, session.high_watermark)
+    session.acked(end)
+    followed.take_high_watermark(session.high_watermark)
+    return session
 
 
 class LocalBroker:

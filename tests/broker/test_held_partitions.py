@@ -187,7 +187,7 @@ def followed(tmp_path: Path) -> Partition:
 
 def replicate(partition: Partition) -> None:
     """The follower has all that there is."""
-    agreed = partition.start_session(FOLLOWER, EPOCH, EpochHistory(0, 0, ()), lambda: None)
+    agreed = partition.start_session(FOLLOWER, EPOCH, EpochHistory(0, 0, ()), lambda _: None)
     partition.take_report(agreed.session, partition.log.end.entry)
 
 

@@ -69,6 +69,18 @@ def observers(board, moments) -> Leases:
     return Leases(board, HandClock(moments, 7_000.0), 10.0)
 
 
+def test_who_saw_a_lease_end_sees_that_its_holder_has_another(holders, observers, moments):
+    lease = holders.hold("b1", "start-1")
+    assert observers.alive("b1")
+    moments.append(11.0)
+    assert not observers.alive("b1")
+    assert not lease.renew()
+    lease.release()
+    fresh = holders.hold("b1", "start-1", lease)
+    assert observers.alive("b1"), "the lease was not renewed before, and neither is this one yet"
+    assert fresh.may_serve()
+
+
 def test_a_lease_lasts_for_as_long_as_it_is_renewed(holders, observers, moments):
     lease = holders.hold("b1", "start-1")
     for _ in range(10):

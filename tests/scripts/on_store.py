@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from spark_stream.cluster.store import MetadataStore
-from spark_stream.cluster.topics import Topics
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.errors import IsologError, LeaderUnavailable
 from spark_stream.scripts.steps import (
@@ -37,8 +36,7 @@ class OnStore:
     """Drives the scripts of one broker on a store.
 
     ``folders`` has broker and topic id of each topic folder, whoever's; ``down`` the brokers that
-    answer nobody; ``log_ends`` what brokers say of their logs. ``known`` has the topics that this
-    broker has seen: it removes the folder of one that is gone.
+    answer nobody; ``log_ends`` what brokers say of their logs.
     """
 
     store: MetadataStore
@@ -46,15 +44,12 @@ class OnStore:
     folders: set[tuple[str, str]] = field(default_factory=set)
     down: set[str] = field(default_factory=set)
     log_ends: dict[BrokerId, Any] = field(default_factory=dict)
-    known: set[str] = field(default_factory=set)
     steps: list[Step] = field(default_factory=list)
     paused_s: float = 0.0
 
     def other(self, broker: str) -> OnStore:
         """Another broker of the same store, which has just started."""
-        found = replace(self, broker=BrokerId(broker), known=set(), steps=[], paused_s=0.0)
-        found.refresh()
-        return found
+        return replace(self, broker=BrokerId(broker), steps=[], paused_s=0.0)
 
     def run(self, script: Script[Any]) -> Any:
         """The script's result; raises what it raises."""
@@ -69,12 +64,6 @@ class OnStore:
         driven = self.start(script)
         return all(driven.advance() for _ in range(steps))
 
-    def refresh(self) -> None:
-        """What a broker does when it looks at the records: a topic that is gone loses its files."""
-        there = {topic.id for topic in Topics(self.store).all()}
-        self.folders -= {(self.broker, topic_id) for topic_id in self.known - there}
-        self.known = there
-
     def carry_out(self, step: Step) -> Any:
         self.steps.append(step)
         match step:
@@ -85,7 +74,7 @@ class OnStore:
             case RemoveFiles(topic):
                 self.folders.discard((self.broker, topic.id))
             case Refresh():
-                self.refresh()
+                pass
             case Pause(seconds):
                 self.paused_s += seconds
             case _:

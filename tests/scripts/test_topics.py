@@ -206,7 +206,6 @@ def test_nobody_clears_away_what_a_living_broker_makes(on, other):
 
 def test_a_deleted_topic_is_gone_and_its_name_is_free(on, other):
     on.run(creation(MADE))
-    other.refresh()
     on.run(delete_topic("flights"))
     assert Topics(on.store).all() == []
     for each in (on, other):

@@ -52,7 +52,6 @@ class Cluster:
                 over = True
             if over:
                 self.running.remove((broker, script))
-            self.brokers[broker].refresh()
 
     def crash(self, broker: BrokerId) -> None:
         """And it starts again, at once: what it was making is over."""

@@ -44,7 +44,6 @@ def sweep(on: OnStore, *gone: BrokerId, starts: bool = False) -> None:
 
     ``gone``: the brokers that it believes dead.
     """
-    on.refresh()
     mine = {on.broker} if starts else set()
     for record in on.run(left_overs()):
         over = {each for each in makers(record) if each in {*gone, *mine}}

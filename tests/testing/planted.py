@@ -12,17 +12,24 @@ from typing import Any
 
 import pytest
 
-from spark_stream.broker import append, fetching, joining, step_table
+from spark_stream.broker import append, fetching, joining, replica_shell, step_table
+from spark_stream.broker.host import Host
 from spark_stream.broker.outcomes import Appended
 from spark_stream.broker.partition import Partition
-from spark_stream.cluster.leases import Leases
+from spark_stream.broker.replica_shell import ReplicaShell
+from spark_stream.cluster import vouching
+from spark_stream.cluster.leases import Lease, Leases
 from spark_stream.cluster.numbers import Numbers
-from spark_stream.consistency import leader, producers, replica
+from spark_stream.consistency import election, isolation, leader, producers, replica
 from spark_stream.consistency import transactions as rules
+from spark_stream.consistency.follower import GoOn
+from spark_stream.consistency.ids import EntryIndex
 from spark_stream.consistency.joins import Joins
+from spark_stream.consistency.partition_record import Member
 from spark_stream.consistency.producers import Accepted, Duplicate
+from spark_stream.consistency.progress import Progress
 from spark_stream.consistency.transactions import State
-from spark_stream.errors import StorageFailure
+from spark_stream.errors import NotLeader, StorageFailure
 from spark_stream.scripts import (
     consumers,
     cutting,
@@ -135,6 +142,7 @@ def a_transaction_is_finished_before_its_markers(patch: Patch) -> None:
 @bug
 def what_others_decided_counts_as_finished(patch: Patch) -> None:
     patch.setattr(Finished, "holds", lambda self, found: True)
+    patch.setattr(Finished, "forget", lambda self, found: None)
 
 
 @bug
@@ -216,6 +224,193 @@ def a_start_aborts_what_is_open(patch: Patch) -> None:
     patch.setattr(sweeping, "restore_markers", restore)
 
 
+@bug
+def a_leader_epoch_is_used_again(patch: Patch) -> None:
+    def led_by(record: Any, leader: Any, isr: Any) -> Any:
+        return rules.replace(record, leader=leader, isr=isr)
+
+    patch.setattr(election, "_led_by", led_by)
+
+
+# -- replicas -------------------------------------------------------------------------------------
+
+
+@bug
+def a_follower_keeps_what_its_leader_lacks(patch: Patch) -> None:
+    patch.setattr(replica_shell, "preparation", lambda state, agreed: GoOn())
+
+
+@bug
+def a_follower_counts_before_it_has_appended(patch: Patch) -> None:
+    original = ReplicaShell.entries_for
+
+    def entries_for(self: Any, session: int, first: Any, max_bytes: int) -> Any:
+        found = original(self, session, first, max_bytes)
+        if found is not None:
+            self.take_report(session, int(found.rows["entry_index"][-1]) + 1)
+        return found
+
+    patch.setattr(ReplicaShell, "entries_for", entries_for)
+
+
+@bug
+def a_leader_takes_followers_of_any_epoch(patch: Patch) -> None:
+    patch.setattr(replica, "misfit_of", lambda epoch, asked: None)
+
+
+@bug
+def a_follower_takes_frames_of_any_epoch(patch: Patch) -> None:
+    def check(self: ReplicaShell, epoch: Any) -> None:
+        if self._closed is not None or not self.follows:
+            raise NotLeader(f"{self.name} does not follow")
+
+    patch.setattr(ReplicaShell, "_check_follows", check)
+
+
+@bug
+def markers_are_looked_for_in_any_epoch(patch: Patch) -> None:
+    def is_replicated(self: ReplicaShell, entry: Any, epoch: int) -> bool:
+        self.check_leads()
+        return self.replica.bounds_state.high_watermark.entry >= entry
+
+    patch.setattr(ReplicaShell, "is_replicated", is_replicated)
+
+
+@bug
+def anybody_who_is_alive_is_elected(patch: Patch) -> None:
+    def live_members(record: Any, alive: Any) -> Any:
+        return tuple(Member(each, alive[each]) for each in record.replicas if each in alive)
+
+    patch.setattr(election, "live_members", live_members)
+
+
+@bug
+def who_is_being_removed_is_not_waited_for(patch: Patch) -> None:
+    _wait_for(patch, lambda progress: progress.proposed or progress.record.isr)
+
+
+@bug
+def who_is_being_added_is_not_waited_for(patch: Patch) -> None:
+    _wait_for(patch, lambda progress: progress.record.isr)
+
+
+def _wait_for(patch: Patch, members: Callable[[Progress], Any]) -> None:
+    original = Progress._find_maximal
+
+    def find(self: Progress) -> None:
+        original(self)
+        awaited = set(members(self)) - {self.me}
+        self._awaited = [each for each in self._awaited if each.member in awaited]
+
+    patch.setattr(Progress, "_find_maximal", find)
+
+
+@bug
+def the_inherited_end_is_forgotten(patch: Patch) -> None:
+    original = Progress.__init__
+
+    def forget(self: Progress, me: Any, record: Any, version: int, _: Any, *rest: Any) -> None:
+        original(self, me, record, version, EntryIndex(0), *rest)
+
+    patch.setattr(Progress, "__init__", forget)
+
+
+@bug
+def in_sync_replicas_are_taken_to_have_all(patch: Patch) -> None:
+    original = Progress._find_maximal
+
+    def find(self: Progress) -> None:
+        known = set(self._followers)
+        original(self)
+        for member, each in self._followers.items():
+            if member not in known and each.session is None:
+                each.acked = self.inherited_end
+
+    patch.setattr(Progress, "_find_maximal", find)
+
+
+@bug
+def one_in_sync_replica_is_always_enough(patch: Patch) -> None:
+    patch.setattr(Progress, "enough", property(lambda self: True))
+
+
+@bug
+def a_broker_vouches_for_whatever_it_finds(patch: Patch) -> None:
+    original = vouching.doubt
+    patch.setattr(
+        vouching, "doubt", lambda left, found: original(left, found) if left is None else None
+    )
+
+
+@bug
+def generations_are_not_compared(patch: Patch) -> None:
+    def live_members(record: Any, alive: Any) -> Any:
+        return tuple(each for each in record.isr if each.broker in alive)
+
+    patch.setattr(election, "live_members", live_members)
+    patch.setattr(election, "leads", lambda record, me: record.leader == me.broker)
+
+
+@bug
+def a_broker_serves_after_its_lease(patch: Patch) -> None:
+    patch.setattr(Lease, "may_serve", lambda self: True)
+
+
+@bug
+def markers_are_not_awaited(patch: Patch) -> None:
+    patch.setattr(finishing, "_await_replication", no_steps)
+
+
+@bug
+def a_new_leader_tells_what_it_knows(patch: Patch) -> None:
+    patch.setattr(ReplicaShell, "check_hw_known", lambda self: None)
+
+
+@bug
+def a_duplicate_is_acknowledged_at_once(patch: Patch) -> None:
+    original = Partition.take
+
+    def take(self: Partition, *asked: Any) -> Any:
+        taken = original(self, *asked)
+        if taken is not None and taken.appended.duplicate:
+            taken.pending = None
+        return taken
+
+    patch.setattr(Partition, "take", take)
+
+
+@bug
+def nobody_waits_for_followers(patch: Patch) -> None:
+    patch.setattr(replica, "_waits", lambda stamp, level: False)
+
+
+@bug
+def readers_of_what_is_replicated_see_the_rest(patch: Patch) -> None:
+    patch.setitem(
+        isolation.UPPER_BOUND,  # type: ignore[arg-type]
+        isolation.Isolation.READ_REPLICATED,
+        lambda bounds: bounds.log_end_offset,
+    )
+
+
+@bug
+def a_reader_is_not_told_what_was_taken_back(patch: Patch) -> None:
+    patch.setattr(fetching.FetchStream, "_check_epoch", lambda self: None)
+
+
+@bug
+def files_of_a_replica_that_moved_stay(patch: Patch) -> None:
+    patch.setattr(Host, "_remove_files_of", lambda self, topic, number: None)
+
+
+@bug
+def a_lease_is_shown_as_before(patch: Patch) -> None:
+    original = Leases.hold
+    patch.setattr(
+        Leases, "hold", lambda self, broker, life, after=None: original(self, broker, life)
+    )
+
+
 # -- partitions -----------------------------------------------------------------------------------
 
 
@@ -225,7 +420,7 @@ def a_batch_is_answered_before_it_is_appended(patch: Patch) -> None:
 
     def hasty(self: Any, target: Partition, patience_s: float) -> Any:
         end = target.bounds().log_end_offset
-        self._acknowledge(Appended(end, self._batch.num_rows))
+        self._acknowledge(Appended(end, self._batch.num_rows), int(target.leader_epoch))
         return (yield from original(self, target, patience_s))
 
     patch.setattr(append.Append, "_take", hasty)
@@ -246,11 +441,11 @@ def a_duplicate_is_appended(patch: Patch) -> None:
 def a_duplicate_is_answered_with_the_end(patch: Patch) -> None:
     original = append.Append._acknowledge
 
-    def acknowledge(self: Any, done: Appended) -> None:
+    def acknowledge(self: Any, done: Appended, epoch: int) -> None:
         if done.duplicate:
             end = self._hosted.partition(self.partition).bounds().log_end_offset
             done = Appended(end, done.count, duplicate=True)
-        original(self, done)
+        original(self, done, epoch)
 
     patch.setattr(append.Append, "_acknowledge", acknowledge)
 
@@ -322,15 +517,12 @@ def a_new_owner_withdraws_nothing(patch: Patch) -> None:
 
 @bug
 def files_of_a_deleted_topic_stay(patch: Patch) -> None:
-    def forget(topic: Any) -> Any:
-        yield from topics.forget_files(topic.id)
-
-    patch.setattr(topics, "remove_files", forget)
+    patch.setattr(Host, "remove_files", lambda self, topic: None)
 
 
 @bug
-def files_are_not_announced(patch: Patch) -> None:
-    patch.setattr(topics, "announce_files", no_steps)
+def a_deletion_is_not_announced(patch: Patch) -> None:
+    patch.setattr(topics, "announce_removal", no_steps)
 
 
 # -- files ----------------------------------------------------------------------------------------

@@ -4,9 +4,11 @@
 
 ``runs``        one run, many runs, and the smallest that fails in the same way
 ``form``        who takes part in a run, from its seed
-``world``       a run from its first event to its last check, and who looks on
+``world``       a run from its first event to its last check
+``looking``     who looks on, after each event
 ``broker``      a broker's own parts on a simulated machine
 ``driving``     who takes the steps of its scripts
+``replication`` streams between leaders and followers
 ``clients``     what is asked of brokers
 ``faults``      what goes wrong
 ``invariants``  what holds nevertheless

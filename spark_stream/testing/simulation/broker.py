@@ -2,13 +2,15 @@
 
 It starts as ``broker.process`` does, and its keepers do the same at the same times. What differs:
 its tasks belong to a schedule, which may end them all between any two events; its calls come over a
-simulated network; and its machine may lose power, fail a force, or be full.
+simulated network; it looks at the store when something has changed there, and not forty times a
+second; and its machine may lose power, fail a force, or be full.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -16,32 +18,56 @@ from typing import Any, Final
 import pyarrow as pa
 
 from spark_stream.broker.append import Append, AppendStream
-from spark_stream.broker.driver import Driver
+from spark_stream.broker.controlling import Controlling
+from spark_stream.broker.driver import Driver, RemoteStep
+from spark_stream.broker.handover import handing_over
 from spark_stream.broker.host import Host
-from spark_stream.broker.step_table import StepTable
+from spark_stream.broker.leader_actions import leaders_of
+from spark_stream.broker.links import LedPartitions
+from spark_stream.broker.members import Members
+from spark_stream.broker.partition import Partition
+from spark_stream.broker.proposals import Proposals
+from spark_stream.broker.step_table import Answer, StepTable
 from spark_stream.broker.steps import facts_of, step_of
+from spark_stream.broker.tenure import Tenure
 from spark_stream.broker.topics import TopicDesk
 from spark_stream.broker.transactions import TransactionDesk
-from spark_stream.cluster.leases import Lease
+from spark_stream.cluster.brokers import Brokers, RegisteredBroker
+from spark_stream.cluster.controller import ControllerSeat
+from spark_stream.cluster.partitions import PartitionId
 from spark_stream.cluster.topics import Topic
+from spark_stream.cluster.view import ClusterView
+from spark_stream.cluster.vouching import Found, Vouching
+from spark_stream.consistency import election
+from spark_stream.consistency.effects import ProposeIsr
+from spark_stream.consistency.election import Outcome
+from spark_stream.consistency.ids import BrokerId, Generation
+from spark_stream.consistency.partition_record import Member, PartitionRecord
 from spark_stream.errors import IsologError, LeaderUnavailable
+from spark_stream.scripts import moving
 from spark_stream.scripts import topics as topic_scripts
-from spark_stream.scripts.steps import PartitionStep, Script
+from spark_stream.scripts.electing import resume
+from spark_stream.scripts.steps import Script
 from spark_stream.storage.directory import LogDirectory
 from spark_stream.storage.settings import LogSettings
 from spark_stream.testing.simulation.clock import SeededIds, VirtualClock
-from spark_stream.testing.simulation.driving import CarriedOut, SimulatedDriver
+from spark_stream.testing.simulation.driving import SimulatedDriver
 from spark_stream.testing.simulation.leases import LEASE_S, MemoryBoard, WatchedLeases
 from spark_stream.testing.simulation.logs import DiskLogs, ListLogs, MachineLogs
 from spark_stream.testing.simulation.network import Call, Network, NoAnswer
-from spark_stream.testing.simulation.schedule import NOW, Body, Schedule
+from spark_stream.testing.simulation.replication import SimulatedLinks, Stream
+from spark_stream.testing.simulation.schedule import NOW, Body, Schedule, Signal
 from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
 from spark_stream.wire.messages import Ack, AppendTo, Envelope
 
-SWEEP_S: Final = 1.5
+SWEEP_S: Final = 2.0
+LEFT_OVERS_S: Final = 2.5
 FLUSH_S: Final = 2.0
 HOUSEKEEPING_S: Final = 30.0
+CONTROL_S: Final = 0.9
 _RETRY_S: Final = 1.0
+_LATE: Final = 0.1  # how often a broker sees late what has changed in the store
+_LATE_S: Final = 1.5
 
 
 class Killed(BaseException):
@@ -52,9 +78,25 @@ class Killed(BaseException):
         self.broker_id = broker_id
 
 
+class News:
+    """That something has changed in the store."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self.next = Signal(schedule)
+
+    def give(self) -> None:
+        """Something has."""
+        given, self.next = self.next, Signal(self._schedule)
+        given.give()
+
+
 @dataclass
 class Surroundings:
-    """What all brokers of a run share."""
+    """What all brokers of a run share.
+
+    ``sees_ends``: whether the lease of a process that has ended is over at once.
+    """
 
     clock: VirtualClock
     schedule: Schedule
@@ -63,8 +105,11 @@ class Surroundings:
     board: MemoryBoard
     network: Network
     chance: Random
-    carried_out: CarriedOut
+    carried_out: Callable[[SimulatedBroker, RemoteStep, Answer], None]
     found_over: Callable[[str], None]
+    news: News
+    sees_ends: bool
+    brokers: dict[str, SimulatedBroker] = field(default_factory=dict)
 
 
 class MortalStore(MemoryStore):
@@ -89,8 +134,11 @@ class SimulatedBroker:
     def __init__(self, broker_id: str, around: Surroundings, *, alone: bool, files: bool) -> None:
         self.broker_id = broker_id
         self.calls: dict[Call, None] = {}  # in their order: the same run makes them in the same
-        self.logs: MachineLogs = DiskLogs(self._count_down) if files else ListLogs()
+        self.streams: dict[Stream, None] = {}
         self._directory = LogDirectory(Path("/") / broker_id, "cluster", broker_id)
+        self.logs: MachineLogs = (
+            DiskLogs(self._directory.path, self._count_down) if files else ListLogs()
+        )
         self.lives = 0
         self.runs = False
         self.serves = False
@@ -98,27 +146,34 @@ class SimulatedBroker:
         self.dies_in: int | None = None
         self._around = around
         self._alone = alone
-        self._peers: dict[str, SimulatedBroker] = {}
         self._changing: set[str] = set()
         self.host: Host
         self.desk: TransactionDesk
         self.topic_desk: TopicDesk
-        self.lease: Lease
+        self.tenure: Tenure
         self.driver: SimulatedDriver
         self.leases: WatchedLeases
+        self.led: LedPartitions
+        self._proposals: Proposals
+        self._proposed: Signal
+        self._vouching: Vouching
+        self._run_id = ""
+        self.ended_in_order = False
+        """As its last process did."""
         self.opened_in = 0  # the last life that came as far as open logs
+        around.brokers[broker_id] = self
 
     @property
     def owner(self) -> str:
         return f"{self.broker_id}/{self.lives}"
 
-    def meet(self, brokers: Sequence[SimulatedBroker]) -> None:
-        """These are all brokers of the store."""
-        self._peers = {each.broker_id: each for each in brokers if each is not self}
-
     def make_folder(self, topic: Topic) -> None:
-        """Gives a topic that was there before the run the folder that its leader made."""
+        """Gives a topic that was there before the run the folder that it has by then."""
         self.logs.make_folder(self._directory.topic(topic.name, topic.id))
+
+    def wipe(self, topic: Topic) -> None:
+        """Somebody removes the topic's folder while the broker does not run."""
+        self.logs.remove(self._directory.topic(topic.name, topic.id))
 
     # -- its life ----------------------------------------------------------------------------------
 
@@ -128,18 +183,21 @@ class SimulatedBroker:
         self.runs = True
         self._around.schedule.start(f"{self.broker_id} starts", self._start(), self.owner)
 
-    def crash(self) -> None:
-        """The process ends where it stands."""
+    def crash(self, *, power: bool = False) -> None:
+        """The process ends where it stands; with ``power`` its machine does."""
         self.runs = self.serves = self.paused = False
         self.dies_in = None
         self._around.schedule.resume(self.owner)
         self._around.schedule.drop(self.owner)
         self.logs.end_process()
-        if self._around.chance.random() < 0.5:  # as on one host, where others know that; or not
+        if self._around.sees_ends and not power:
             self._around.board.gone(self.broker_id)
         calls, self.calls = self.calls, {}
         for call in calls:
             call.fail(NoAnswer(f"the connection to {self.broker_id} broke"))
+        streams, self.streams = self.streams, {}
+        for stream in streams:
+            stream.break_off()
 
     def pause(self) -> None:
         """The process stands still."""
@@ -163,50 +221,153 @@ class SimulatedBroker:
         around = self._around
         yield NOW
         store = MortalStore(around.records, self._count_down)
+        self.leases = WatchedLeases(around.board, around.clock, around.found_over)
+        view = ClusterView(store)
+        members = Members(view, self.leases)
+        self._proposals, self._proposed = Proposals(), Signal(around.schedule)
+        self._vouching = Vouching(store, BrokerId(self.broker_id))
         while True:
             try:
                 self.host = Host(
                     self._directory,
-                    store,
+                    view,
                     LogSettings(),
                     around.clock,
-                    holds_store=self._alone,
                     logs=self.logs,
+                    proposed=self._note_proposal,
+                    generation_of=members.generation_of,
                 )
+                self.opened_in = self.lives
+                yield NOW
+                generation = self._vouch()
                 break
             except IsologError:
                 yield _RETRY_S
-        self.opened_in = self.lives
+        self.host.generation = generation
         yield NOW
-        self.leases = WatchedLeases(around.board, around.clock, around.found_over)
-        self.lease = self.leases.hold(self.broker_id, around.ids.new_id())
+        incarnation = around.ids.new_id()
         table = StepTable(store, self.host)
-        self.driver = SimulatedDriver(table, self._ask_peer, around.chance, around.carried_out)
+        table.pass_over_used_numbers()
+        self.driver = SimulatedDriver(
+            table, around.schedule, self._ask_peer, around.chance, self._carried_out
+        )
         threads = Driver(table, _NoPeers())
         self._changing = set()
-        self.topic_desk = TopicDesk(threads, self.host, LogSettings(), around.ids)
+        self.topic_desk = TopicDesk(threads, self.host, members, LogSettings(), around.ids)
         self.desk = TransactionDesk(
             threads, self.host, around.clock, self.broker_id, self.leases, adopts=self._alone
         )
-        yield from self.run(self.topic_desk.removing_left_overs())
-        yield from self.run(self.desk.recovering())
+        self.led = LedPartitions(self.host)
+        links = SimulatedLinks(
+            BrokerId(self.broker_id),
+            self.owner,
+            around.brokers,
+            around.schedule,
+            around.network,
+            around.chance,
+        )
+        Brokers(store).register(
+            RegisteredBroker(self.broker_id, self.broker_id, incarnation, "1", generation)
+        )
+        yield NOW
+        self.members = members
+        self.tenure = Tenure(self.leases, self.broker_id, incarnation, self.host.refresh)
+        seat = ControllerSeat(store, BrokerId(self.broker_id), incarnation)
+        controlling = Controlling(self.host, members, seat)
+        self._keep("lease", LEASE_S / 3, lambda: self.tenure.renew())
         self.serves = True
-        self._keep("lease", LEASE_S / 4, self._renew_lease)
+        yield NOW
+        self.host.refresh()
+        members.look()
+        me = Member(BrokerId(self.broker_id), generation)
+        yield from self.run(resume(self.host.placed(), me, self.host.log_end))
+        self.host.begin(self.tenure.serves, links)
+        yield from self.run(self.topic_desk.removing_left_overs(starts=True))
+        yield from self.run(self.desk.recovering())
+        self._start_task("watcher", self._watch())
+        self._start_task("proposals", self._put_proposals())
+        self._keep("controller", CONTROL_S, lambda: self._control(controlling))
+        self._keep(
+            "left-overs", LEFT_OVERS_S, lambda: self.run(self.topic_desk.removing_left_overs())
+        )
         self._keep("sweep", SWEEP_S, lambda: self.run(self.desk.sweeping()))
-        self._keep("flush", FLUSH_S, lambda: _at_once(self.host.flush_due))
-        self._keep("housekeeping", HOUSEKEEPING_S, lambda: _at_once(self.host.housekeep))
+        self._keep("flush", FLUSH_S, self.host.upkeep.flush_due)
+        self._keep("housekeeping", HOUSEKEEPING_S, self.host.upkeep.housekeep)
 
-    def _keep(self, name: str, pause_s: float, task: Callable[[], Body]) -> None:
+    def _vouch(self) -> Generation:
+        """As ``broker.process`` does: the generation of the logs, which are open."""
+        self._run_id = self._around.ids.new_id()
+        found = Found(
+            self.logs.recorded_run(), self.host.ends(), not self.host.doubts, self.boot_id
+        )
+        generation, _ = self._vouching.begin(found, self._run_id, self._around.ids.new_id)
+        self.logs.record_run(self._run_id)
+        return generation
+
+    @property
+    def boot_id(self) -> str:
+        """Of its machine."""
+        return f"{self.broker_id} boot {self.logs.boot}"
+
+    def end_in_order(self) -> Body:
+        """A body that ends the process as an operator does who waits for it."""
+        with contextlib.suppress(IsologError):
+            yield from self.run(handing_over(self.host, self.members))
+        in_order = self.host.close()
+        self.serves = False
+        yield NOW
+        self.ended_in_order = in_order
+        if in_order:
+            self._vouching.end(self._run_id, self.host.ends())
+        self.tenure.end()
+        self.crash()
+
+    def _start_task(self, name: str, body: Body) -> None:
+        self._around.schedule.start(f"{self.broker_id} {name}", body, self.owner)
+
+    def _keep(self, name: str, pause_s: float, task: Callable[[], Body | float | None]) -> None:
+        """A task that does this again and again: at once, or as a body."""
+
         def keep() -> Body:
             while True:
                 yield pause_s
-                yield from task()
+                with contextlib.suppress(IsologError):  # as a broker does, which logs it
+                    body = task()
+                    if isinstance(body, Generator):
+                        yield from body
 
-        self._around.schedule.start(f"{self.broker_id} {name}", keep(), self.owner)
+        self._start_task(name, keep())
 
-    def _renew_lease(self) -> Body:
-        yield NOW
-        self.lease.renew()
+    def _watch(self) -> Body:
+        """Sees what has changed in the store, now and then late."""
+        while True:
+            self.host.refresh()
+            yield self._around.news.next
+            if self._around.chance.random() < _LATE:
+                yield self._around.chance.random() * _LATE_S
+
+    def _note_proposal(self, partition: Partition, proposal: ProposeIsr) -> None:
+        self._proposals.note(partition, proposal)
+        self._proposed.give()
+
+    def _put_proposals(self) -> Body:
+        while True:
+            yield self._proposed
+            self._proposed = Signal(self._around.schedule)
+            try:
+                yield from self.run(self._proposals.putting())
+            except IsologError:
+                yield _RETRY_S
+                self._proposed.give()
+
+    def _control(self, controlling: Controlling) -> Body:
+        if self.members.look():
+            self.host.tick_all()
+        self.host.upkeep.tick_due()
+        return self.run(controlling.rounds())
+
+    def _carried_out(self, step: RemoteStep, answer: Answer) -> None:
+        self._around.carried_out(self, step, answer)
 
     def open_folders(self) -> set[Path]:
         """The folders of the partitions that the process has open."""
@@ -247,17 +408,45 @@ class SimulatedBroker:
         yield from self.run(append.finish())
         return acks[0]
 
-    def create_topic(self, name: str, partitions: int, config: Mapping[str, str]) -> Body:
+    def create_topic(
+        self, name: str, partitions: int, replicas: int, config: Mapping[str, str]
+    ) -> Body:
         """A body that makes a topic, and returns it."""
-        topic = self.topic_desk.plan(name, partitions, 1, SCHEMA, config)
-        yield from self._alone_with(name, topic_scripts.create_topic(topic))
+        topic, records = self.topic_desk.plan(name, partitions, replicas, SCHEMA, config)
+        made = topic_scripts.create_topic(topic, records, BrokerId(self.broker_id))
+        yield from self._alone_with(name, made)
         return topic
 
     def alter_topic(self, name: str, partitions: int) -> Body:
         """A body that gives a topic more partitions."""
         self.host.topic(name)
         change = self.topic_desk.plan_change(name, partitions, {})
-        yield from self._alone_with(name, topic_scripts.alter_topic(name, change))
+        placed = self.topic_desk.plan_added()
+        yield from self._alone_with(name, topic_scripts.alter_topic(name, change, placed))
+
+    def find_leaders(self, topic: str, topic_id: str) -> Body:
+        """A body that returns who leads the topic's partitions, as this broker sees it."""
+        yield NOW
+        found = self.host.find(topic, topic_id)
+        return leaders_of(self.host, found, range(found.partitions))
+
+    def change_records(
+        self,
+        places: Sequence[PartitionId],
+        change: Callable[[PartitionId, PartitionRecord], Outcome],
+    ) -> Body:
+        """A body that changes the records of these partitions."""
+        return self.run(moving.change_records(places, self.host.view_of, change))
+
+    def prefer(self, places: Sequence[PartitionId]) -> Body:
+        """A body that lets preferred leaders lead."""
+        alive = self.members.alive()
+        return self.change_records(places, lambda _, record: election.prefer(record, alive))
+
+    def move(self, place: PartitionId, target: Iterable[str]) -> Body:
+        """A body that moves a partition to other brokers."""
+        wanted = [BrokerId(each) for each in target]
+        return self.change_records([place], lambda _, at: election.begin_move(at, wanted))
 
     def delete_topic(self, name: str) -> Body:
         """A body that deletes a topic."""
@@ -274,17 +463,19 @@ class SimulatedBroker:
         finally:
             self._changing.discard(name)
 
-    def _ask_peer(self, broker_id: str, steps: Sequence[PartitionStep]) -> Body:
-        peer = self._peers.get(broker_id)
-        if peer is None:
+    def _ask_peer(self, broker_id: str, steps: Sequence[RemoteStep]) -> Body:
+        peer = self._around.brokers.get(broker_id)
+        if peer is None or peer is self:
             raise LeaderUnavailable(f"broker {broker_id} is not registered", leader=broker_id)
-        sent = [step_of(facts_of(step)) for step in steps]
+        sent = [step_of(facts_of(step), BrokerId(broker_id)) for step in steps]
         name = (
             f"{broker_id} for {self.broker_id}: {', '.join(type(each).__name__ for each in sent)}"
         )
         try:
             return (
-                yield from self._around.network.call(name, peer, lambda: peer.driver.run_here(sent))
+                yield from self._around.network.call(
+                    name, peer, lambda: peer.driver.run_here(sent), by=self.broker_id
+                )
             )
         except NoAnswer as error:
             raise LeaderUnavailable(str(error), leader=broker_id) from None
@@ -297,10 +488,5 @@ SCHEMA: Final = pa.schema([pa.field("n", pa.int64(), nullable=False)])
 class _NoPeers:
     """For what no thread drives."""
 
-    def run_steps(self, broker_id: str, steps: Sequence[PartitionStep]) -> list[Any]:
+    def run_steps(self, broker_id: str, steps: Sequence[RemoteStep]) -> list[Any]:
         raise AssertionError(f"{len(steps)} steps for {broker_id} in a thread")
-
-
-def _at_once(act: Callable[[], object]) -> Body:
-    yield NOW
-    act()

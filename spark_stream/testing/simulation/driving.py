@@ -1,7 +1,8 @@
 """Drives scripts of a simulated broker: every step is an event, and so may be its answer.
 
-The steps do what they do in a broker (``broker.step_table``). Before each of them, and between the
-steps of a ``Together``, anything may happen; sometimes between a step and its answer as well.
+The steps do what they do in a broker (``broker.step_table``), but those that wait: time is the
+schedule's here. Before each step, and between the steps of a ``Together``, anything may happen;
+sometimes between a step and its answer as well.
 """
 
 from __future__ import annotations
@@ -10,28 +11,39 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, Final
 
+from spark_stream.broker.driver import RemoteStep, elsewhere
+from spark_stream.broker.joining import AwaitAcknowledgement
 from spark_stream.broker.step_table import Answer, StepTable
 from spark_stream.errors import IsologError, NotLeader
-from spark_stream.scripts.steps import PartitionStep, Script, Step, Together
-from spark_stream.testing.simulation.schedule import NOW, Body
+from spark_stream.scripts.steps import BrokerStep, PartitionStep, Pause, Refresh, Script, Step
+from spark_stream.scripts.steps import Together as TogetherStep
+from spark_stream.testing.simulation.schedule import NOW, Body, Schedule, Signal, Within
 
 _LATE: Final = 0.25  # how often something may happen between a step and its answer
 _STILL: Final = 0.03  # how often a thread stands still there, and much may happen
 _STILL_S: Final = 2.0
+_UNHURRIED: Final = 10  # scripts that look again and again do it so much more seldom here
+_LOOKS: Final = 2  # how often a step looks for its leader, as in a broker
 
-AskPeer = Callable[[str, Sequence[PartitionStep]], Body]
+AskPeer = Callable[[str, Sequence[RemoteStep]], Body]
 """Has another broker carry out steps: a body that returns their answers."""
-CarriedOut = Callable[[PartitionStep, Answer], None]
+CarriedOut = Callable[[RemoteStep, Answer], None]
 
 
 class SimulatedDriver:
     """Drives the scripts of one broker; its bodies are for a schedule."""
 
     def __init__(
-        self, table: StepTable, ask_peer: AskPeer, chance: Random, carried_out: CarriedOut
+        self,
+        table: StepTable,
+        schedule: Schedule,
+        ask_peer: AskPeer,
+        chance: Random,
+        carried_out: CarriedOut,
     ) -> None:
-        """``carried_out`` is told of each step on a partition, and of its answer."""
+        """``carried_out`` is told of each step that was carried out here, and of its answer."""
         self._carried_out = carried_out
+        self._schedule = schedule
         self._table = table
         self._ask_peer = ask_peer
         self._chance = chance
@@ -60,7 +72,7 @@ class SimulatedDriver:
         elif chosen < _LATE:
             yield NOW
 
-    def run_here(self, steps: Sequence[PartitionStep]) -> Body:
+    def run_here(self, steps: Sequence[RemoteStep]) -> Body:
         """A body that returns the answers to steps that another broker sent."""
         answers: list[Answer] = []
         for step in steps:
@@ -68,36 +80,60 @@ class SimulatedDriver:
             answers.append(self._try_here(step))
         return answers
 
-    def _try_here(self, step: PartitionStep) -> Answer:
+    def _try_here(self, step: RemoteStep) -> Answer:
         try:
             answer = self._table.run_here(step)
+        except NotLeader as error:
+            return error
         except IsologError as error:
             answer = error
         self._carried_out(step, answer)
         return answer
 
     def _answer(self, step: Step) -> Body:
-        if isinstance(step, Together):
+        if isinstance(step, TogetherStep):
             return (yield from self._together(step.steps))
-        if isinstance(step, PartitionStep):
+        if isinstance(step, PartitionStep | BrokerStep):
             (answer,) = yield from self._together((step,))
             if isinstance(answer, IsologError):
                 raise answer
             return answer
+        if isinstance(step, Pause):
+            yield step.seconds * _UNHURRIED
+            return None
         yield NOW
+        if isinstance(step, AwaitAcknowledgement):
+            yield from self._await_acknowledgement(step)
+            return None
         return self._table.carry_out(step)
 
-    def _together(self, steps: Sequence[PartitionStep]) -> Body:
-        answers: list[Answer] = yield from self.run_here(steps)
-        elsewhere: dict[str, list[int]] = {}
-        for number, answer in enumerate(answers):
-            if isinstance(answer, NotLeader):
-                elsewhere.setdefault(str(answer.details.get("leader")), []).append(number)
-        for leader, numbers in elsewhere.items():
-            try:
-                found = yield from self._ask_peer(leader, [steps[number] for number in numbers])
-            except IsologError as error:
-                found = [error.again() for _ in numbers]
-            for number, answer in zip(numbers, found, strict=True):
-                answers[number] = answer
+    def _await_acknowledgement(self, step: AwaitAcknowledgement) -> Body:
+        """Waits without a thread; then the partition says what came of it, and waits no more."""
+        settled = Signal(self._schedule)
+        assert step.taken.pending is not None
+        step.taken.pending.when_settled(settled.give)
+        yield Within(settled, step.timeout_s)
+        step.partition.await_acknowledgement(step.taken, 0)
+
+    def _together(self, steps: Sequence[RemoteStep]) -> Body:
+        answers: list[Answer] = [None] * len(steps)
+        left = list(range(len(steps)))
+        for look in range(_LOOKS):
+            if look:
+                self._table.carry_out(Refresh())
+            yield NOW
+            for number in left:
+                answers[number] = self._try_here(steps[number])
+                if not isinstance(answers[number], NotLeader):
+                    yield NOW
+            for broker, numbers in elsewhere(answers, left).items():
+                try:
+                    found = yield from self._ask_peer(broker, [steps[each] for each in numbers])
+                except IsologError as error:
+                    found = [error.again() for _ in numbers]
+                for number, answer in zip(numbers, found, strict=True):
+                    answers[number] = answer
+            left = [number for number in left if isinstance(answers[number], NotLeader)]
+            if not left:
+                break
         return answers

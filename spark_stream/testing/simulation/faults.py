@@ -6,13 +6,17 @@ from collections.abc import Callable, Mapping
 from random import Random
 from typing import Final
 
+from spark_stream.cluster.topics import Topic
+from spark_stream.consistency.ids import BrokerId
 from spark_stream.testing.simulation.broker import SimulatedBroker
-from spark_stream.testing.simulation.schedule import NOW, Body
+from spark_stream.testing.simulation.leases import LEASE_S
+from spark_stream.testing.simulation.network import CLIENTS
+from spark_stream.testing.simulation.schedule import NOW, Body, Signal, Within
 from spark_stream.testing.simulation.store import MemoryStore
 from spark_stream.testing.simulation.world import World
 
 _SOON_S: Final = 8.0  # clients work for about so long
-_LEASE_S: Final = 12.0  # a broker that is away for longer has lost its lease
+_LEASE_S: Final = LEASE_S * 1.2  # a broker that is away for longer has lost its lease
 
 
 def _begin(world: World, name: str) -> tuple[Random, SimulatedBroker]:
@@ -119,6 +123,99 @@ def fill_a_disk(world: World, name: str) -> Body:
     broker.logs.set_full(False)
 
 
+def restart(world: World, name: str) -> Body:
+    """An operator ends a broker in order, and starts it again."""
+    chance, broker = _begin(world, name)
+    yield chance.random() * _SOON_S
+    if world.calm or not broker.serves or broker.paused:
+        return
+    world.tell(f"{broker.broker_id} is asked to end")
+    ended = Signal(world.schedule)
+    life = broker.lives
+
+    def end() -> Body:
+        yield from broker.end_in_order()
+
+    def wait() -> Body:
+        while broker.runs and broker.lives == life:
+            yield 0.5
+        ended.give()
+
+    world.schedule.start(f"{broker.broker_id} ends", end(), broker.owner)
+    world.schedule.start(f"{name} waits", wait())
+    yield Within(ended, 60.0)
+    if broker.lives == life and not broker.runs:
+        yield from _come_back(world, chance, broker)
+
+
+def wipe(world: World, name: str) -> Body:
+    """A broker ends, and comes back without the folder of a topic that others have too."""
+    chance, broker = _begin(world, name)
+    yield chance.random() * _SOON_S
+    if world.calm or not broker.runs:
+        return
+    world.tell(f"{broker.broker_id} crashes")
+    broker.crash()
+    topics = [each for each in world.topics() if _others_have(world, each, broker)]
+    if topics:
+        gone = chance.choice(topics)
+        world.tell(f"{broker.broker_id} loses the folder of {gone.name}")
+        world.wipe(broker, gone)
+    yield from _come_back(world, chance, broker)
+
+
+def _others_have(world: World, topic: Topic, broker: SimulatedBroker) -> bool:
+    """Whether all that the broker has of a topic is in sync elsewhere."""
+    records = [course.record for course in world.history.there() if course.place[0] == topic.id]
+    return not any(
+        record and record.member(BrokerId(broker.broker_id)) and len(record.isr) < 2
+        for record in records
+    )
+
+
+def black_out(world: World, name: str) -> Body:
+    """All machines lose power at once."""
+    chance, _ = _begin(world, name)
+    yield chance.random() * _SOON_S
+    if world.calm:
+        return
+    world.tell("all machines lose power")
+    for broker in world.brokers:
+        world.lose_power(broker)
+    yield chance.random() * 2.0
+    for broker in chance.sample(world.brokers, len(world.brokers)):
+        if not broker.runs and not world.calm:
+            broker.start()
+        yield chance.random() * chance.choice((0.1, 3.0))
+
+
+def split(world: World, name: str) -> Body:
+    """Two brokers cannot reach each other, or clients cannot reach a broker, for a while."""
+    chance, broker = _begin(world, name)
+    for _ in range(chance.randint(1, 2)):
+        yield chance.random() * _SOON_S
+        if world.calm:
+            return
+        others = [each.broker_id for each in world.brokers if each is not broker]
+        other = chance.choice([*others, *others, CLIENTS])
+        world.tell(f"{broker.broker_id} and {other} cannot reach each other")
+        pair = world.network.split(broker.broker_id, other)
+        yield chance.random() * chance.choice((1.0, _SOON_S))
+        world.network.heal(pair)
+
+
+def slow_down(world: World, name: str) -> Body:
+    """What a broker gets from leaders comes slowly, for a while."""
+    chance, broker = _begin(world, name)
+    yield chance.random() * _SOON_S / 2
+    if world.calm:
+        return
+    world.tell(f"{broker.broker_id} follows slowly")
+    world.network.slow.add(broker.broker_id)
+    yield 1.0 + chance.random() * _SOON_S
+    world.network.slow.discard(broker.broker_id)
+
+
 def trouble_the_network(world: World, name: str) -> Body:
     """Messages are lost, late, doubled, or their answers are lost, for a while."""
     chance, _ = _begin(world, name)
@@ -164,6 +261,11 @@ FAULTS: Final[Mapping[str, Callable[[World, str], Body]]] = {
     "failed-force": fail_a_force,
     "full-disk": fill_a_disk,
     "bad-network": trouble_the_network,
+    "split": split,
+    "slow-follower": slow_down,
+    "restart": restart,
+    "wipe": wipe,
+    "blackout": black_out,
     "lost-race": win_races,
     "clock-step": step_the_clock,
 }

@@ -16,16 +16,22 @@ CLIENTS: Final = {
     "consumer": 2,
     "operator": 2,
     "topics": 2,
+    "mover": 2,
 }
 """Kinds of clients, and how likely each is next to the others."""
 FAULTS: Final = {
     "crash": 5,
     "power-cut": 3,
     "sudden-end": 4,
-    "pause": 3,
+    "pause": 4,
     "failed-force": 3,
     "full-disk": 2,
-    "bad-network": 4,
+    "bad-network": 3,
+    "split": 4,
+    "slow-follower": 3,
+    "restart": 2,
+    "wipe": 1,
+    "blackout": 1,
     "lost-race": 2,
     "clock-step": 1,
 }
@@ -70,10 +76,10 @@ class Form:
 def draw(seed: int) -> Form:
     """The form that a seed stands for."""
     chance = Random(f"{seed} form")
-    brokers = chance.choices((1, 2, 3), (3, 5, 2))[0]
+    brokers = chance.choices((1, 2, 3), (2, 3, 5))[0]
     files = chance.random() < 1 / 8
-    topics = chance.randint(1, 3)
-    clients = chance.choices(list(CLIENTS), list(CLIENTS.values()), k=chance.randint(2, 5))
+    topics = chance.choice((1, 1, 2))
+    clients = chance.choices(list(CLIENTS), list(CLIENTS.values()), k=chance.randint(2, 4))
     if "transactions" not in clients and "sink" not in clients:
         clients.append("transactions")
     faults = chance.choices(list(FAULTS), list(FAULTS.values()), k=chance.randint(0, 3))

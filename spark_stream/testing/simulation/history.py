@@ -1,8 +1,8 @@
 """What happened in a run, as somebody sees it who sees everything.
 
-The entries of every partition are folded here in a plain way of its own, and the decisions are
-taken from the records of the store as they change. Invariants compare what brokers and clients do
-with this.
+The entries of every replica are folded here in a plain way of its own (``Fold``), and what was
+committed of each partition besides (``Course``); records of the store are taken as they change.
+Invariants compare what brokers and clients do with this.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from spark_stream.consistency.entries import Entry, Kind
 from spark_stream.consistency.ids import NO_TRANSACTION
+from spark_stream.consistency.partition_record import PartitionRecord
 from spark_stream.consistency.producers import Stamp
 from spark_stream.consistency.transactions import ABORTS, COMMITS, State, Transaction
 from spark_stream.storage.settings import Flush
@@ -29,15 +30,20 @@ class Sent:
     values: range
     place: Place
     stamp: Stamp | None
+    committed: bool = False
+    """Its client asks for an acknowledgement once it is replicated."""
 
     @property
     def transaction(self) -> int:
         return NO_TRANSACTION if self.stamp is None else self.stamp.transaction
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class Seen:
-    """An entry in a log, with the numbers that are its records."""
+    """An entry in a log, with the numbers that are its records.
+
+    The same entry in two replicas is one object.
+    """
 
     entry: Entry
     values: tuple[int, ...]
@@ -51,31 +57,15 @@ class Seen:
         return self.entry.base_offset + self.entry.count
 
 
-@dataclass(slots=True)
-class Line:
-    """The entries of one partition, and what follows from them."""
+class Fold:
+    """Entries one after the other, and what follows from them."""
 
-    topic: str
-    place: Place
-    leader: str
-    flush: Flush
-    entries: list[Seen] = field(default_factory=list)
-    open: dict[Part, int] = field(default_factory=dict)
-    """Where each part that has no marker begins."""
-    marked: dict[Part, Kind] = field(default_factory=dict)
-    lost: set[int] = field(default_factory=set)
-    """Transactions of which a power cut took a marker: they are marked again, in time."""
-    unmarked: set[int] = field(default_factory=set)
-    """Transactions of which a power cut took a marker that nobody had promised to keep."""
-    deleted: bool = False
-    lost_power: bool = False
-    """Its machine has lost power since it was opened last."""
-    state: object = None
-    """The bounds of the partition when it was looked at last."""
-
-    @property
-    def name(self) -> str:
-        return f"{self.topic}/{self.place[1]}"
+    def __init__(self) -> None:
+        self.entries: list[Seen] = []
+        self.open: dict[Part, int] = {}
+        """Where each part that has no marker begins."""
+        self.marked: dict[Part, Kind] = {}
+        self._ended: list[tuple[int, int]] = []  # (index of the marker, where its part began)
 
     @property
     def end(self) -> int:
@@ -91,13 +81,9 @@ class Line:
         gone = self.entries[entries:]
         if gone:
             del self.entries[entries:]
-            self.open, self.marked = {}, {}
+            self.open, self.marked, self._ended = {}, {}, []
             for each in self.entries:
                 self._fold(each)
-            lost = {each.part[0] for each in gone if each.entry.kind is not Kind.DATA}
-            self.lost |= lost
-            if self.flush is Flush.NONE:  # elsewhere the markers of a commit are forced
-                self.unmarked |= lost
         return gone
 
     def _fold(self, seen: Seen) -> None:
@@ -108,8 +94,15 @@ class Line:
             if part not in self.marked:
                 self.open.setdefault(part, seen.entry.base_offset)
         else:
-            self.open.pop(part, None)
+            began = self.open.pop(part, None)
+            if began is not None:
+                self._ended.append((seen.entry.entry_index, began))
             self.marked.setdefault(part, seen.entry.kind)
+
+    def undecided(self, high_watermark: int) -> int | None:
+        """Where the first part begins whose marker is not below this entry index."""
+        late = [began for index, began in self._ended if index >= high_watermark]
+        return min([*late, *self.open.values()], default=None)
 
     def between(self, start: int, end: int) -> Iterable[tuple[Seen, Sequence[int]]]:
         """What lies at these offsets: entries, and those of their numbers."""
@@ -117,6 +110,79 @@ class Line:
             first = each.entry.base_offset
             if each.values and each.end > start and first < end:
                 yield each, each.values[max(0, start - first) : max(0, end - first)]
+
+    def shared(self, other: Fold) -> int:
+        """How many entries both begin with."""
+        for index, (mine, theirs) in enumerate(zip(self.entries, other.entries, strict=False)):
+            if mine is not theirs:
+                return index
+        return min(len(self.entries), len(other.entries))
+
+
+class Course:
+    """What became of one partition."""
+
+    def __init__(self, topic: str, place: Place, flush: Flush) -> None:
+        self.topic = topic
+        self.place = place
+        self.flush = flush
+        self.record: PartitionRecord | None = None
+        self.leaders: dict[int, str] = {}
+        """Of each leader epoch."""
+        self.written: dict[tuple[int, int], Seen] = {}
+        """Every entry that ever was, by its epoch and index."""
+        self.committed = Fold()
+        """What some leader's high watermark has passed."""
+        self.lost: set[int] = set()
+        """Transactions of which a marker was lost: they are marked again, in time."""
+        self.unmarked: set[int] = set()
+        """Transactions of which a marker was lost that nobody had promised to keep."""
+        self.deleted = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.topic}/{self.place[1]}"
+
+    @property
+    def epoch(self) -> int:
+        """Of the present leader."""
+        return -1 if self.record is None else int(self.record.leader_epoch)
+
+    def lose(self, entries: int) -> list[Seen]:
+        """Of what was committed only so many entries are left; those that are gone."""
+        gone = self.committed.cut(entries)
+        markers = {each.part[0] for each in gone if each.entry.kind is not Kind.DATA}
+        self.lost |= markers
+        if self.flush is Flush.NONE or (self.record and len(self.record.replicas) > 1):
+            self.unmarked |= markers  # elsewhere the markers of a commit are forced
+        return gone
+
+
+class Line(Fold):
+    """One replica's entries."""
+
+    def __init__(self, course: Course, broker: str) -> None:
+        super().__init__()
+        self.course = course
+        self.broker = broker
+        self.lost_power = False
+        """Its machine has lost power since it was opened last."""
+        self.may_be_gone = False
+        """Somebody was to remove it, since it was opened last."""
+        self.state: object = None
+        """The bounds of the replica when it was looked at last."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.course.name} at {self.broker}"
+
+    @property
+    def place(self) -> Place:
+        return self.course.place
+
+    @property
+    def deleted(self) -> bool:
+        return self.course.deleted
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,28 +194,57 @@ class Decision:
     taken: frozenset[int]
 
 
+@dataclass
 class History:
     """Of one run."""
 
-    def __init__(self) -> None:
-        self.lines: dict[Place, Line] = {}
-        self.records: dict[str, Transaction] = {}
-        self.decisions: dict[int, Decision] = {}
-        self.dropped: set[Part] = set()
-        self.finished: set[int] = set()
-        self.members: dict[int, Transaction] = {}
-        """By number: the record as it was last, with its partitions."""
-        self.sent: dict[int, Sent] = {}
-        self.losses = 0
-        """How often a log was found shorter than it had been."""
-        self._values = 0
+    courses: dict[Place, Course] = field(default_factory=dict)
+    lines: dict[tuple[str, Place], Line] = field(default_factory=dict)
+    """By broker and partition."""
+    generations: dict[str, str] = field(default_factory=dict)
+    """In which each broker is registered."""
+    records: dict[str, Transaction] = field(default_factory=dict)
+    decisions: dict[int, Decision] = field(default_factory=dict)
+    dropped: set[Part] = field(default_factory=set)
+    finished: set[int] = field(default_factory=set)
+    members: dict[int, Transaction] = field(default_factory=dict)
+    """By number: the record as it was last, with its partitions."""
+    sent: dict[int, Sent] = field(default_factory=dict)
+    losses: int = 0
+    """How often something committed was lost."""
+    values: int = 0
 
-    def send(self, count: int, place: Place, stamp: Stamp | None) -> Sent:
+    def send(self, count: int, place: Place, stamp: Stamp | None, *, committed: bool) -> Sent:
         """A new batch of so many records."""
-        sent = Sent(range(self._values, self._values + count), place, stamp)
-        self.sent[self._values] = sent
-        self._values += count
+        sent = Sent(range(self.values, self.values + count), place, stamp, committed)
+        self.sent[self.values] = sent
+        self.values += count
         return sent
+
+    def course(self, place: Place, topic: str = "", flush: Flush = Flush.NONE) -> Course:
+        """Of this partition."""
+        found = self.courses.get(place)
+        if found is None:
+            found = self.courses[place] = Course(topic, place, flush)
+        return found
+
+    def line(self, broker: str, place: Place) -> Line:
+        """Of this replica."""
+        found = self.lines.get((broker, place))
+        if found is None:
+            found = self.lines[broker, place] = Line(self.courses[place], broker)
+        return found
+
+    def led(self, place: Place) -> Line | None:
+        """The replica that leads the partition, as the record says."""
+        course = self.courses.get(place)
+        if course is None or course.record is None or course.record.leader is None:
+            return None
+        return self.lines.get((course.record.leader, place))
+
+    def there(self) -> list[Course]:
+        """The partitions of topics that are there."""
+        return [each for each in self.courses.values() if not each.deleted]
 
     def record(self, name: str, after: Transaction | None) -> None:
         """The record of a transactional id is this one now."""

@@ -9,7 +9,7 @@ from typing import Final
 from spark_stream.cluster.leases import Board, Leases, Renewal
 from spark_stream.environment import Clock
 
-LEASE_S: Final = 10.0
+LEASE_S: Final = 4.0
 """How long a lease lasts in a run."""
 
 

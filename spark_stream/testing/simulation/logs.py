@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from spark_stream.consistency.entries import Entry
 from spark_stream.errors import DiskFull, StorageFailure
+from spark_stream.storage.directory import record_run, recorded_run
 from spark_stream.storage.log_format import LogFormat
 from spark_stream.storage.logs import FileLogs, Logs
 from spark_stream.storage.replica_log import ReplicaLog
@@ -25,6 +26,15 @@ from spark_stream.testing.simulation.list_log import ListLog
 
 class MachineLogs(Logs, Protocol):
     """The logs of one machine, and what happens to them."""
+
+    boot: int
+    """How often the machine has lost its power."""
+
+    def recorded_run(self) -> str | None:
+        """The broker's run that the directory names."""
+
+    def record_run(self, run: str) -> None:
+        """The directory names this run from now on, for good."""
 
     def end_process(self) -> None:
         """The broker ends; the machine goes on."""
@@ -73,6 +83,8 @@ class ListLogs:
     """Logs in lists."""
 
     def __init__(self) -> None:
+        self.boot = 0
+        self._run: str | None = None
         self._logs: dict[Path, FullListLog] = {}
         self._made: set[Path] = set()
         self._failing = False
@@ -87,6 +99,12 @@ class ListLogs:
             known.format = log_format
             known.reopen()
         return known
+
+    def recorded_run(self) -> str | None:
+        return self._run
+
+    def record_run(self, run: str) -> None:
+        self._run = run
 
     def make_folder(self, folder: Path) -> None:
         self.check_room()
@@ -107,6 +125,7 @@ class ListLogs:
         pass
 
     def lose_power(self, chance: Random) -> None:
+        self.boot += 1
         self._failing = False
         for log in self._logs.values():
             log.crash(chance.randint(log.forced, int(log.end.entry)))
@@ -140,16 +159,26 @@ class ListLogs:
 class DiskLogs(FileLogs):
     """Logs in files on a simulated disk."""
 
-    def __init__(self, before_change: Callable[[], None]) -> None:
+    def __init__(self, folder: Path, before_change: Callable[[], None]) -> None:
+        self.boot = 0
+        self._folder = folder
         self.disk = SimulatedDisk()
+        self.disk.make_directory(folder)
         self.disk.before_change = before_change
         self._room = self.disk.room
         super().__init__(self.disk)
+
+    def recorded_run(self) -> str | None:
+        return recorded_run(self._folder, self.disk)
+
+    def record_run(self, run: str) -> None:
+        record_run(self._folder, run, self.disk)
 
     def end_process(self) -> None:
         self.disk.kill()
 
     def lose_power(self, chance: Random) -> None:
+        self.boot += 1
         self.disk.crash(chance)
 
     def fail_next_force(self) -> None:
@@ -163,7 +192,8 @@ class DiskLogs(FileLogs):
         self.disk.stop_failing()
 
     def folders(self) -> set[Path]:
-        return {path.parent for path in self.disk.files()}
+        files = self.disk.files()
+        return {path.parent for path in files if path.parent != self._folder}
 
     def files(self) -> dict[Path, bytes]:
         return self.disk.files()

@@ -1,5 +1,7 @@
 """Messages between clients and brokers: lost, late, answered after they happened, delivered twice.
 
+Between two that a split keeps apart no message arrives, and what lasts (``streams``) breaks.
+
 A call is a task of the broker that is asked, and dies with it; then its caller learns that the
 connection broke, and not whether the call was carried out.
 """
@@ -15,6 +17,9 @@ from spark_stream.errors import IsologError
 from spark_stream.testing.simulation.schedule import NOW, Body, Schedule, Signal, Within
 
 CALL_S: Final = 10.0
+CLIENTS: Final = "clients"
+"""All clients are in one place."""
+_SLOW_S: Final = 1.5
 _LATE_S: Final = 15.0  # so some of what comes late comes after its caller has given up
 
 
@@ -38,6 +43,13 @@ class Asked(Protocol):
     @property
     def calls(self) -> dict[Call, None]:
         """The calls under way, which end with it."""
+
+
+class Breakable(Protocol):
+    """Something that lasts between two brokers."""
+
+    def break_off(self) -> None:
+        """What is on its way is lost."""
 
 
 class Call:
@@ -78,11 +90,57 @@ class Network:
 
     def __init__(self, schedule: Schedule, chance: Random) -> None:
         self.trouble = Trouble()
+        self.slow: set[str] = set()
+        """Brokers to which what lasts is slow."""
+        self.streams: dict[Any, tuple[str, str]] = {}
+        """What lasts between two brokers: (who receives, who sends)."""
+        self._splits: list[frozenset[str]] = []
         self._schedule = schedule
         self._chance = chance
 
+    # -- splits ------------------------------------------------------------------------------------
+
+    def split(self, one: str, other: str) -> frozenset[str]:
+        """These two cannot reach each other from now on; for :meth:`heal`."""
+        pair = frozenset((one, other))
+        self._splits.append(pair)
+        for stream, ends in list(self.streams.items()):
+            if pair == frozenset(ends):
+                stream.break_off()
+        return pair
+
+    def heal(self, pair: frozenset[str]) -> None:
+        """They can reach each other again, as far as this split is concerned."""
+        if pair in self._splits:
+            self._splits.remove(pair)
+
+    def heal_all(self) -> None:
+        """Everybody can reach everybody, and at once."""
+        self._splits.clear()
+        self.slow.clear()
+
+    def connects(self, one: str, other: str) -> bool:
+        """Whether the two can reach each other."""
+        return not self._splits or frozenset((one, other)) not in self._splits
+
+    def carry(self, stream: Breakable) -> Body:
+        """A message is on its way on something that lasts: it comes late, or is lost with it."""
+        receiver, _ = self.streams.get(stream, ("", ""))
+        if self._happens(self.trouble.lost / 2):
+            stream.break_off()
+        elif receiver in self.slow or self._happens(self.trouble.late):
+            yield self._chance.random() * _SLOW_S
+
+    # -- calls -------------------------------------------------------------------------------------
+
     def call(
-        self, name: str, to: Asked, ask: Callable[[], Body], timeout_s: float = CALL_S
+        self,
+        name: str,
+        to: Asked,
+        ask: Callable[[], Body],
+        timeout_s: float = CALL_S,
+        *,
+        by: str = CLIENTS,
     ) -> Body:
         """A body that returns what the broker answers.
 
@@ -94,13 +152,15 @@ class Network:
         if not to.serves:
             raise NoAnswer(f"broker {to.broker_id} takes no calls")
         call = Call(self._schedule)
-        if not self._happens(self.trouble.lost):
+        if self.connects(by, to.broker_id) and not self._happens(self.trouble.lost):
             self._deliver(name, call, to, ask)
         if self._happens(self.trouble.repeated):
             self._deliver(f"{name} once more", Call(self._schedule), to, ask)
         if self._happens(self.trouble.answer_lost):
             call = Call(self._schedule)
         yield Within(call.answered, timeout_s)
+        if not self.connects(by, to.broker_id):
+            raise NoAnswer("the answer did not arrive")
         return call.result()
 
     def _deliver(self, name: str, call: Call, to: Asked, ask: Callable[[], Body]) -> None:

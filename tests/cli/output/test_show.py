@@ -16,13 +16,25 @@ from spark_stream.client.values import (
     TransactionDescription,
 )
 
-LEADER = "unix:/home/somebody/projects/streams/data/a-log-with-a-long-name/run/broker.sock"
+A, B, C = (name + "0123456789abcdef" * 2 for name in "abc")
 
 
-def partition(number: int, leader: str, epoch: int) -> PartitionDescription:
+def partition(number: int, leader: str, epoch: int, *others: str) -> PartitionDescription:
+    """Only the first of the others is in sync; the last is behind."""
     end = 1_234_567_890
     return PartitionDescription(
-        number, leader, epoch, (leader,), (leader,), 1_000_000_000, end, end - 1, end - 2, 10**12, 3
+        number,
+        leader,
+        epoch,
+        (leader, *others),
+        (leader, *others[:1]),
+        1_000_000_000,
+        end,
+        end - 1,
+        end - 2,
+        10**12,
+        3,
+        {other: place * 7 for place, other in enumerate(others)},
     )
 
 
@@ -32,12 +44,12 @@ def test_a_topic_can_be_read_at_80_columns():
         "0123456789abcdef" * 2,
         parse_schema("id bigint, s struct<a:array<map<string,timestamp>>,b:decimal(38,10),c:int>"),
         {"retention.ms": "604800000"},
-        tuple(partition(number, LEADER, 7 + (number == 3)) for number in range(5)),
+        tuple(partition(number, A, 7, *((B, C) if number == 3 else ())) for number in range(5)),
     )
     out = io.StringIO()
     show_topic(topic, Listing.TABLE, Console(file=out, width=80, highlight=False))
     lines = out.getvalue().splitlines()
-    assert max(len(line) for line in lines if LEADER not in line) <= 80
+    assert max(len(line) for line in lines if A not in line) <= 80
     assert "…" not in out.getvalue()
     [row] = [line for line in lines if line.startswith("2 ") and "GiB" in line]
     end = 1_234_567_890
@@ -49,9 +61,10 @@ def test_a_topic_can_be_read_at_80_columns():
         "LSO",
         "0 to 2, 4",
         "retention.ms",
-        "itself alone",
         "open",
-        f"leader of 3: {LEADER}\n  epoch 8",
+        f"leader of 0 to 2, 4: {A}, epoch 7\nleader of 3: {A}, epoch 7\n",
+        f"  replicas {A}, {B}, {C}; in sync (ISR): {A}, {B}\n",
+        f"  behind the leader: {C} by 7 entries\n",
     ):
         assert word in out.getvalue()
 

@@ -25,5 +25,6 @@ CLIENTS: Final[Mapping[str, Callable[[World, str], Body]]] = {
     "consumer": consumers.move_on,
     "operator": operators.meddle,
     "topics": operators.make_and_delete_topics,
+    "mover": operators.move_replicas,
 }
 """By the kinds of ``form.CLIENTS``."""

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import methodcaller
 from random import Random
 from typing import Any
 
 import pyarrow as pa
 
+from spark_stream.client.connecting.routes import Route, Routes
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.ids import NO_TRANSACTION
+from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.producers import Stamp
-from spark_stream.errors import IsologError, from_wire
+from spark_stream.errors import (
+    IsologError,
+    LeaderEpochFenced,
+    LeaderUnavailable,
+    NotLeader,
+    UnknownLeaderEpoch,
+    UnknownOutcome,
+    from_wire,
+)
 from spark_stream.scripts.steps import Script
 from spark_stream.testing.simulation.broker import SCHEMA, SimulatedBroker
 from spark_stream.testing.simulation.history import Sent
@@ -21,7 +32,9 @@ from spark_stream.testing.simulation.world import World
 from spark_stream.wire.messages import Ack, AppendTo, Envelope, StampFacts
 
 Ask = Callable[[SimulatedBroker], Body]
-ATTEMPTS = 6
+ATTEMPTS = 8
+APPEND_MS = 3_000
+_ELSEWHERE = (NotLeader, LeaderUnavailable, LeaderEpochFenced, UnknownLeaderEpoch)
 
 
 class Session:
@@ -32,6 +45,7 @@ class Session:
         self.name = name
         self.chance: Random = world.form.chance(name)
         self._sequences: dict[tuple[int, int, str, int], int] = {}
+        self._routes: dict[str, Routes] = {}
 
     def any_broker(self) -> SimulatedBroker:
         return self.chance.choice(self.world.brokers)
@@ -64,6 +78,41 @@ class Session:
     def pause(self, seconds: float) -> Body:
         yield self.chance.random() * seconds
 
+    # -- leaders -----------------------------------------------------------------------------------
+
+    def route(self, topic: Topic, partition: int) -> Body:
+        """The route to a partition's leader; it asks any broker where it knows none.
+
+        Raises:
+            NoAnswer: nobody leads it, or nobody says who.
+            UnknownTopic: it is gone.
+        """
+        routes = self._routes.get(topic.id)
+        if routes is None:
+            routes = self._routes[topic.id] = Routes(topic.name, topic.id)
+        known = routes.get(partition)
+        if known is None:
+            find = methodcaller("find_leaders", topic.name, topic.id)
+            found = yield from self.call(self.any_broker(), f"leaders of {topic.name}", find)
+            for facts in found:
+                routes.told(facts)
+            known = routes.get(partition)
+        if known is None:
+            raise NoAnswer(f"nobody leads {topic.name}/{partition}")
+        return known
+
+    def call_leader(self, topic: Topic, partition: int, what: str, ask: Ask, by: Route) -> Body:
+        """One call along a route, which is doubted when it fails; as :meth:`call`."""
+        try:
+            return (yield from self.call(self.world.broker(by.leader), what, ask))
+        except (*_ELSEWHERE, NoAnswer):
+            self._routes[topic.id].failed(by)
+            raise
+
+    def answered(self, topic: Topic, route: Route, epoch: int | None) -> bool:
+        """The leader has answered in this epoch; False: it is one that was replaced."""
+        return epoch is None or self._routes[topic.id].answered(route, epoch)
+
     # -- appending ---------------------------------------------------------------------------------
 
     def pick_partition(self) -> tuple[Topic, int] | None:
@@ -82,7 +131,12 @@ class Session:
         return Stamp(producer_id, epoch, sequence, number)
 
     def send(
-        self, topic: Topic, partition: int, stamp: Stamp | None, owner: str | None = None
+        self,
+        topic: Topic,
+        partition: int,
+        stamp: Stamp | None,
+        owner: str | None = None,
+        isolation: Isolation = Isolation.READ_UNCOMMITTED,
     ) -> Body:
         """Sends one batch until it is acknowledged; returns whether it was.
 
@@ -91,23 +145,32 @@ class Session:
         Raises:
             IsologError: why the leader refuses it.
         """
-        sent = self.world.history.send(self.chance.randint(1, 3), (topic.id, partition), stamp)
+        waits = isolation is not Isolation.READ_UNCOMMITTED or owner is not None
+        count = self.chance.randint(1, 3)
+        sent = self.world.history.send(count, (topic.id, partition), stamp, committed=waits)
         for attempt in range(ATTEMPTS if stamp else 1):
             try:
-                yield from self._send_once(sent, topic, owner)
+                yield from self._send_once(sent, topic, owner, isolation)
                 return True
-            except NoAnswer:
-                self.world.tell(f"{self.name}: no answer for {list(sent.values)}")
+            except NoAnswer as error:
+                self.world.tell(f"{self.name}: no answer for {list(sent.values)}: {error}")
             except IsologError as error:
                 self.world.tell(f"{self.name}: {list(sent.values)}: {error.message}")
-                if not error.retriable:
+                if not (error.retriable or isinstance(error, UnknownOutcome)):
                     raise
             yield 0.3 * (attempt + 1) * self.chance.random()
         return False
 
-    def _send_once(self, sent: Sent, topic: Topic, owner: str | None) -> Body:
-        leader = self.world.leader(topic.leader)
-        asked = AppendTo(topic=topic.name, topic_id=topic.id, transactional_id=owner)
+    def _send_once(self, sent: Sent, topic: Topic, owner: str | None, isolation: Isolation) -> Body:
+        route = yield from self.route(topic, sent.place[1])
+        leader = self.world.broker(route.leader)
+        asked = AppendTo(
+            topic=topic.name,
+            topic_id=topic.id,
+            transactional_id=owner,
+            isolation=isolation,
+            timeout_ms=APPEND_MS,
+        )
         stamp = sent.stamp
         facts = None
         if stamp is not None:
@@ -117,22 +180,27 @@ class Session:
                 sequence=stamp.sequence,
                 transaction=None if stamp.transaction == NO_TRANSACTION else stamp.transaction,
             )
-        envelope = Envelope(partition=sent.place[1], stamp=facts)
+        envelope = Envelope(partition=sent.place[1], stamp=facts, leader_epoch=route.epoch)
         batch = pa.record_batch([pa.array(sent.values, pa.int64())], schema=SCHEMA)
 
         def hear(ack: Ack) -> None:
             self.world.look_at(leader)
             self.world.tell(f"{leader.broker_id} answers {list(sent.values)}: {describe(ack)}")
-            partition = self.world.partition(sent.place)
-            self.world.notice("acknowledged", sent, ack, partition)
+            self.world.notice("acknowledged", sent, ack, leader)
 
-        ack = yield from self.call(
-            leader,
+        ack = yield from self.call_leader(
+            topic,
+            sent.place[1],
             f"append {list(sent.values)} to {topic.name}/{sent.place[1]}",
             lambda at: at.append(asked, envelope, batch, hear),
+            route,
         )
         if ack.error is not None:
-            raise from_wire(ack.error)
+            error = from_wire(ack.error)
+            if isinstance(error, _ELSEWHERE):
+                self._routes[topic.id].failed(route)
+            raise error
+        self.answered(topic, route, ack.leader_epoch)
         return ack
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from operator import methodcaller
 
+from spark_stream.cluster.partitions import PartitionId
 from spark_stream.consistency.transactions import Transaction
 from spark_stream.errors import IsologError
 from spark_stream.scripts import deciding
@@ -47,19 +48,42 @@ def make_and_delete_topics(world: World, name: str) -> Body:
             if topics and choice < 0.25:
                 grown = session.chance.choice(topics)
                 alter = methodcaller("alter_topic", grown.name, grown.partitions + 1)
-                yield from session.call(
-                    world.leader(grown.leader), f"{grown.name} gets one more partition", alter
-                )
+                what = f"{grown.name} gets one more partition"
+                yield from session.call(session.any_broker(), what, alter)
             elif topics and choice < 0.55:
                 gone = session.chance.choice(topics)
-                leader = world.leader(gone.leader)
                 delete = methodcaller("delete_topic", gone.name)
-                yield from session.call(leader, f"delete {gone.name}", delete)
+                yield from session.call(session.any_broker(), f"delete {gone.name}", delete)
             else:
                 made = f"topic-{session.chance.randrange(4)}"
                 config = {"flush": session.chance.choice(("none", "batch"))}
                 partitions = session.chance.randint(1, 2)
-                create = methodcaller("create_topic", made, partitions, config)
+                replicas = world.replication_factor(session.chance)
+                create = methodcaller("create_topic", made, partitions, replicas, config)
                 yield from session.call(session.any_broker(), f"make {made} ({number})", create)
+        except (IsologError, NoAnswer) as error:
+            world.tell(f"{name}: {error}")
+
+
+def move_replicas(world: World, name: str) -> Body:
+    """Moves replicas to other brokers, and lets preferred leaders lead."""
+    session = Session(world, name)
+    for _ in range(session.chance.randint(1, 4)):
+        yield from session.pause(3.0)
+        picked = session.pick_partition()
+        if picked is None:
+            continue
+        topic, at = picked
+        place = PartitionId(topic.id, at)
+        if session.chance.random() < 0.5:
+            what, ask = "prefer leaders", methodcaller("prefer", [place])
+        else:
+            ids = [each.broker_id for each in world.brokers]
+            target = session.chance.sample(ids, min(topic.replication_factor, len(ids)))
+            what = f"move {topic.name}/{at} to {target}"
+            ask = methodcaller("move", place, target)
+        try:
+            world.tell(f"{name}: {what}")
+            yield from session.call(session.any_broker(), what, ask)
         except (IsologError, NoAnswer) as error:
             world.tell(f"{name}: {error}")

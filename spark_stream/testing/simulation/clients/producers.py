@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from spark_stream.consistency.ids import NO_TRANSACTION
+from spark_stream.consistency.isolation import PRODUCER_LEVELS
 from spark_stream.errors import IsologError
 from spark_stream.scripts.steps import Numbering, take_number
 from spark_stream.testing.simulation.clients.asking import Session
@@ -15,6 +16,7 @@ def write_plainly(world: World, name: str) -> Body:
     """Some batches to any partitions; after an error that repeating cannot mend, under a new id."""
     session = Session(world, name)
     producer = -1
+    level = session.chance.choice(PRODUCER_LEVELS)
     for _ in range(session.chance.randint(3, 8)):
         yield from session.pause(2.0)
         picked = session.pick_partition()
@@ -29,7 +31,7 @@ def write_plainly(world: World, name: str) -> Body:
             stamp = None
             if producer >= 0:
                 stamp = session.stamp(producer, 0, NO_TRANSACTION, topic, at)
-            if not (yield from session.send(topic, at, stamp)):
+            if not (yield from session.send(topic, at, stamp, isolation=level)):
                 producer = -1
         except (IsologError, NoAnswer):
             producer = -1

@@ -10,7 +10,7 @@ from spark_stream.broker.waiting import WaitingReads
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.isolation import CONSUMER_LEVELS, Isolation, upper_bound
-from spark_stream.errors import IsologError, OffsetEvicted
+from spark_stream.errors import DataLoss, IsologError, OffsetEvicted, OffsetOutOfRange
 from spark_stream.scripts.cutting import CutRange, find_cut
 from spark_stream.testing.simulation.broker import SimulatedBroker
 from spark_stream.testing.simulation.clients.asking import Session
@@ -25,6 +25,22 @@ _WAIT_S: Final = 3.0
 _WAKING_S: Final = 30.0  # a broker that is busy wakes its readers a little later
 
 
+class _Reading:
+    """A reader of one partition: where it is, in which leader epoch, and what it got."""
+
+    def __init__(self, topic: Topic, at: int) -> None:
+        self.topic = topic
+        self.at = at
+        self.position = 0
+        self.epoch: int | None = None
+        self.got: list[int] = []
+
+    def go_back(self, offset: int) -> None:
+        """To where its records are the leader's."""
+        self.position, self.epoch = offset, None
+        self.got = []
+
+
 def read_partitions(world: World, name: str) -> Body:
     """Follows a partition at one level, and waits where there is nothing more."""
     session = Session(world, name)
@@ -34,21 +50,24 @@ def read_partitions(world: World, name: str) -> Body:
         picked = session.pick_partition()
         if picked is None:
             continue
-        topic, at = picked
-        position = 0
-        for _ in range(session.chance.randint(2, 4)):
+        reading = _Reading(*picked)
+        for _ in range(session.chance.randint(2, 5)):
             try:
-                position = yield from _read(session, topic, at, position, None, isolation)
-                yield from session.call(
-                    world.leader(topic.leader),
-                    f"wait beyond {position} in {topic.name}/{at}",
-                    partial(_wait, world, topic, at, position, isolation),
+                yield from _read(session, reading, None, isolation)
+                route = yield from session.route(reading.topic, reading.at)
+                yield from session.call_leader(
+                    reading.topic,
+                    reading.at,
+                    f"wait beyond {reading.position} in {reading.topic.name}/{reading.at}",
+                    partial(_wait, world, reading, isolation),
+                    route,
                 )
-            except OffsetEvicted as error:
-                position = int(error.details["log_start_offset"])
+            except (OffsetEvicted, DataLoss, OffsetOutOfRange) as error:
+                world.tell(f"{name}: {error}")
+                world.notice("told_of_loss", reading.topic.id, reading.at, isolation)
+                reading.go_back(0)
             except (IsologError, NoAnswer) as error:
                 world.tell(f"{name}: {error}")
-                position = 0
                 yield from session.pause(1.0)
 
 
@@ -97,36 +116,52 @@ def _read_to_cut(session: Session, topics: list[Topic], positions: dict[Place, i
     for topic in topics:
         for at in found[topic.name]:
             place = (topic.id, at)
-            start = positions.get(place, 0)
-            if offsets[place] > start:
-                yield from _read(
-                    session, topic, at, start, offsets[place], Isolation.READ_COMMITTED
-                )
-            positions[place] = max(start, offsets[place])
+            reading = _Reading(topic, at)
+            reading.position = positions.get(place, 0)
+            while reading.position < offsets[place]:
+                yield from _read(session, reading, offsets[place], Isolation.READ_COMMITTED)
+            positions[place] = max(reading.position, offsets[place])
 
 
-def _read(
-    session: Session, topic: Topic, at: int, start: int, end: int | None, isolation: Isolation
-) -> Body:
-    """Reads what there is from ``start`` on; where to go on."""
+def _read(session: Session, reading: _Reading, end: int | None, isolation: Isolation) -> Body:
+    """Reads what there is from where the reader is."""
+    topic, at = reading.topic, reading.at
+    route = yield from session.route(topic, at)
     asked = Fetch(
-        topic=topic.name, topic_id=topic.id, partition=at, start=start, end=end, isolation=isolation
+        topic=topic.name,
+        topic_id=topic.id,
+        partition=at,
+        start=reading.position,
+        end=end,
+        isolation=isolation,
+        start_epoch=reading.epoch,
+        leader_epoch=route.epoch,
     )
     world = session.world
-    return (
-        yield from session.call(
-            world.leader(topic.leader),
-            f"read {topic.name}/{at} from {start} ({isolation.value})",
-            lambda broker: _fetch(world, broker, asked, (topic.id, at)),
-        )
+    facts, values = yield from session.call_leader(
+        topic,
+        at,
+        f"read {topic.name}/{at} from {reading.position} ({isolation.value})",
+        lambda broker: _fetch(world, broker, asked, reading),
+        route,
     )
+    if session.answered(topic, route, facts.leader_epoch):
+        reading.position, reading.epoch = facts.next, facts.leader_epoch
+        reading.got += values
 
 
-def _fetch(world: World, broker: SimulatedBroker, asked: Fetch, place: Place) -> Body:
+def _fetch(world: World, broker: SimulatedBroker, asked: Fetch, reading: _Reading) -> Body:
     """As DoGet: answer by answer, with anything in between."""
     yield NOW
+    place = (reading.topic.id, reading.at)
     stream = FetchStream(broker.host, asked, lambda: False, WaitingReads(world.clock), 0.0)
+    partition = broker.host.topic(asked.topic, asked.topic_id).partition(asked.partition)
+    began = partition.leader_epoch
+    world.look_at(broker)
+    line = world.history.lines[broker.broker_id, place]
     position = asked.start
+    if asked.isolation is Isolation.READ_UNCOMMITTED and reading.position == position:
+        world.notice("went_on", line, tuple(reading.got), position)
     values: list[int] = []
     for batch, facts in stream.answers():
         if batch.num_rows:
@@ -134,36 +169,28 @@ def _fetch(world: World, broker: SimulatedBroker, asked: Fetch, place: Place) ->
             yield NOW
         else:
             last = EndFacts.from_bytes(facts)
-    end = int(last.next)
     world.look_at(broker)
-    line = world.history.lines[place]
-    if not line.deleted:
-        read = Looked(line, asked.isolation, position, end, values)
+    if not line.deleted and partition.leader_epoch == began:
+        read = Looked(line, asked.isolation, position, int(last.next), values)
         world.notice("looked", read)
         if asked.isolation is Isolation.READ_ATOMIC:
-            world.notice("cut", {place: end})
-    return end
+            world.notice("cut", {place: int(last.next)})
+    return last, values
 
 
-def _wait(
-    world: World,
-    topic: Topic,
-    at: int,
-    position: int,
-    isolation: Isolation,
-    broker: SimulatedBroker,
-) -> Body:
+def _wait(world: World, reading: _Reading, isolation: Isolation, broker: SimulatedBroker) -> Body:
     """Waits for more than there is, for a while."""
     yield NOW
-    partition = broker.host.topic(topic.name, topic.id).partition(at)
+    topic, position = reading.topic, reading.position
+    partition = broker.host.topic(topic.name, topic.id).partition(reading.at)
     woken = Signal(world.schedule)
     number = partition.wait_beyond(Offset(position), isolation, woken.give)
     if number is None:
         return
     try:
         yield Within(woken, _WAIT_S)
-        if upper_bound(partition.bounds(isolation), isolation) > position:
+        if upper_bound(partition.bounds(isolation), isolation) > position and partition.leads:
             yield Within(woken, _WAKING_S)
-            world.notice("waited", f"{topic.name}/{at}", woken.given)
+            world.notice("waited", f"{topic.name}/{reading.at}", woken.given)
     finally:
         partition.stop_waiting(number)

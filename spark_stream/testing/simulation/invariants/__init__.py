@@ -8,10 +8,11 @@ from spark_stream.testing.simulation.invariants import (
     marking,
     positions,
     reading,
+    replicas,
 )
 from spark_stream.testing.simulation.invariants.base import Invariant
 
-MODULES = (logs, deciding, marking, answers, reading, positions, ends)
+MODULES = (logs, replicas, deciding, marking, answers, reading, positions, ends)
 
 INVARIANTS: tuple[type[Invariant], ...] = tuple(
     each

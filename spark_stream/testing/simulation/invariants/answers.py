@@ -2,36 +2,58 @@
 
 from __future__ import annotations
 
-from spark_stream.broker.partition import Partition
+from collections.abc import Sequence
+
 from spark_stream.consistency.transactions import COMMITS, Transaction
 from spark_stream.errors import DamagedSegment, InternalError
 from spark_stream.scripts.deciding import Commit
-from spark_stream.testing.simulation.history import Line, Sent
+from spark_stream.testing.simulation.broker import SimulatedBroker
+from spark_stream.testing.simulation.history import Course, Seen, Sent
 from spark_stream.testing.simulation.invariants.base import Invariant, View
 from spark_stream.wire.messages import Ack
 
 
 class AnswersComeAfterTheAppend(Invariant):
-    """An acknowledged batch is in the log, where the acknowledgement says."""
+    """An acknowledged batch was appended, where the acknowledgement says."""
 
-    def acknowledged(self, sent: Sent, ack: Ack, partition: Partition | None) -> None:
-        if ack.error is not None or ack.offset is None or partition is None:
+    def acknowledged(self, sent: Sent, ack: Ack, broker: SimulatedBroker) -> None:
+        if ack.error is not None or ack.offset is None:
             return
-        line = self.history.lines.get(sent.place)
-        if line is None:
+        course = self.history.courses[sent.place]
+        there = [
+            each
+            for each in course.written.values()
+            if each.entry.base_offset == ack.offset and each.values == tuple(sent.values)
+        ]
+        what = f"{course.name}: {sent.values} is acknowledged at {ack.offset}"
+        self.require(bool(there), f"{what}, where it never was")
+
+
+class AnAcknowledgedBatchIsReplicated(Invariant):
+    """A batch whose client asked for that is acknowledged below the high watermark."""
+
+    def acknowledged(self, sent: Sent, ack: Ack, broker: SimulatedBroker) -> None:
+        if ack.error is not None or ack.offset is None or not sent.committed:
             return
+        course = self.history.courses[sent.place]
         end = ack.offset + ack.count
-        what = f"{line.name}: {sent.values} is acknowledged at {ack.offset}"
-        ends = int(partition.log.end.offset)
-        self.require(end <= ends, f"{what}, and the log ends at {ends}")
-        there = [n for _, numbers in line.between(ack.offset, end) for n in numbers]
-        self.require(there == list(sent.values), f"{what}, where {there} is")
+        there = [n for _, part in course.committed.between(ack.offset, end) for n in part]
+        lost = any(set(sent.values) & gone for gone in self._lost.values())
+        what = f"{course.name}: {sent.values} is acknowledged at {ack.offset}"
+        self.require(there == list(sent.values) or lost, f"{what}, where {there} is committed")
+
+    def __init__(self, view: View) -> None:
+        super().__init__(view)
+        self._lost: dict[int, set[int]] = {}
+
+    def lost(self, course: Course, gone: Sequence[Seen]) -> None:
+        self._lost[len(self._lost)] = {number for each in gone for number in each.values}
 
 
 class NoAppendFailsUnforeseen(Invariant):
     """No append is answered by an error that nobody has foreseen."""
 
-    def acknowledged(self, sent: Sent, ack: Ack, partition: Partition | None) -> None:
+    def acknowledged(self, sent: Sent, ack: Ack, broker: SimulatedBroker) -> None:
         code = None if ack.error is None else ack.error.get("code")
         self.require(code != InternalError.code, f"{sent.values}: {ack.error}")
 
@@ -39,7 +61,7 @@ class NoAppendFailsUnforeseen(Invariant):
 class NothingIsSaidToBeDamaged(Invariant):
     """No batch is refused for a damaged log, as no disk of a run changes what was written."""
 
-    def acknowledged(self, sent: Sent, ack: Ack, partition: Partition | None) -> None:
+    def acknowledged(self, sent: Sent, ack: Ack, broker: SimulatedBroker) -> None:
         code = None if ack.error is None else ack.error.get("code")
         self.require(code != DamagedSegment.code, f"{sent.values}: {ack.error}")
 
@@ -51,13 +73,22 @@ class ADuplicateGetsItsFirstAnswer(Invariant):
         super().__init__(view)
         self._first: dict[int, int] = {}
 
-    def acknowledged(self, sent: Sent, ack: Ack, partition: Partition | None) -> None:
+    def acknowledged(self, sent: Sent, ack: Ack, broker: SimulatedBroker) -> None:
         if ack.error is not None or sent.stamp is None or ack.offset is None:
             return
         if not ack.duplicate:
-            self._first[sent.values[0]] = ack.offset  # anew: a power cut may have taken the first
+            self._first[sent.values[0]] = ack.offset  # anew: a new leader may lack the first
             return
         first = self._first.setdefault(sent.values[0], ack.offset)
+        course = self.history.courses[sent.place]
+        places = {
+            each.entry.base_offset
+            for each in course.written.values()
+            if each.values == tuple(sent.values)
+        }
+        if len(places) > 1:  # it was cut off, and appended anew
+            self.require(ack.offset in places, f"{sent.values} never was at {ack.offset}")
+            return
         what = f"{sent.values} was acknowledged at {first} and then at {ack.offset}"
         self.require(ack.offset == first, what)
 
@@ -73,7 +104,9 @@ class ACommitIsAnsweredWhenItIsVisible(Invariant):
         decided = decision is not None and decision.committed
         self.require(decided, f"{what} is told to be committed, and is not")
         for each in answer.partitions:
-            line: Line | None = self.history.lines.get((each.topic_id, each.partition))
-            if line is not None and not line.deleted and number not in line.unmarked:
-                left = [part for part in line.open if part[0] == number]
-                self.require(not left, f"{what} is told to be visible; open in {line.name}: {left}")
+            course = self.history.courses.get((each.topic_id, each.partition))
+            if course is not None and not course.deleted and number not in course.unmarked:
+                left = [part for part in course.committed.open if part[0] == number]
+                self.require(
+                    not left, f"{what} is told to be visible; open in {course.name}: {left}"
+                )

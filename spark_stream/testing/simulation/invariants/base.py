@@ -6,18 +6,22 @@ which it happens, after the history has it. It raises ``Broken`` through :meth:`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from spark_stream.broker.partition import Partition
-from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.entries import Entry
+from spark_stream.consistency.isolation import Bounds, Isolation
+from spark_stream.consistency.partition_record import PartitionRecord
 from spark_stream.consistency.transactions import PositionOf, Transaction
 from spark_stream.scripts.deciding import Commit
+from spark_stream.scripts.steps import Marked, WriteMarkers
+from spark_stream.storage.settings import LogSettings
 from spark_stream.testing.simulation.broker import SimulatedBroker
 from spark_stream.testing.simulation.clock import VirtualClock
-from spark_stream.testing.simulation.history import History, Line, Place, Seen, Sent
+from spark_stream.testing.simulation.history import Course, History, Line, Place, Seen, Sent
 from spark_stream.wire.messages import Ack
 
 
@@ -47,15 +51,26 @@ class View:
     history: History
     clock: VirtualClock
     brokers: Sequence[SimulatedBroker]
+    notice: Callable[..., None]
+    settings: dict[str, LogSettings] = field(default_factory=dict)
+    """Of each topic that ever was, by its id."""
 
     def partition(self, place: Place) -> Partition | None:
-        """The partition, if its leader has it open."""
+        """The partition at the broker that leads it, and not one that did and does not know."""
+        epoch = self.history.courses[place].epoch
         for broker in self.brokers:
-            if broker.runs and broker.lives == broker.opened_in:
-                for hosted in broker.host.topics():
-                    if hosted.topic.id == place[0] and place[1] < len(hosted.partitions):
-                        found = hosted.partitions[place[1]]
-                        return found if isinstance(found, Partition) else None
+            found = self.replica(broker, place)
+            if found is not None and found.leads and found.leader_epoch == epoch:
+                return found
+        return None
+
+    def replica(self, broker: SimulatedBroker, place: Place) -> Partition | None:
+        """A broker's replica of the partition, if it is open."""
+        if broker.runs and broker.lives == broker.opened_in:
+            for hosted in broker.host.topics():
+                if hosted.topic.id == place[0]:
+                    found = hosted.replicas.get(place[1])
+                    return found if isinstance(found, Partition) else None
         return None
 
 
@@ -80,7 +95,13 @@ class Invariant:
         """A broker's process has ended within a step, and has left these files of open logs."""
 
     def appended(self, line: Line, seen: Seen, broker: SimulatedBroker) -> None:
-        """An entry is in a log."""
+        """An entry is in a log that was in none before."""
+
+    def copied(self, line: Line, seen: Seen, entry: Entry) -> None:
+        """An entry is in one more log, as ``entry``."""
+
+    def committed_upto(self, line: Line, first: int, upto: int) -> None:
+        """The high watermark of a leader has passed the entries ``first`` to ``upto - 1``."""
 
     def observed(self, line: Line, partition: Partition) -> None:
         """A broker has done something; this is one of its partitions."""
@@ -94,10 +115,29 @@ class Invariant:
     def moved(self, consumer: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
         """The record of a consumer's name has changed."""
 
-    def sealed(self, line: Line, transaction: int) -> None:
-        """The partition's leader was asked to take no more of the transaction."""
+    def placed(
+        self, course: Course, before: PartitionRecord | None, after: PartitionRecord, by: str
+    ) -> None:
+        """The record of a partition is another one now."""
 
-    def acknowledged(self, sent: Sent, ack: Ack, partition: Partition | None) -> None:
+    def registered(self, broker: str, generation: str) -> None:
+        """A broker has registered, in this generation of its logs."""
+
+    def lost(self, course: Course, gone: Sequence[Seen]) -> None:
+        """Committed entries are lost: nobody who could be elected had them."""
+
+    def told(self, course: Course, bounds: Bounds, epoch: int) -> None:
+        """The leader of this epoch has told somebody the partition's bounds."""
+
+    def sealed(self, course: Course, transaction: int, epoch: int) -> None:
+        """The leader of this epoch was asked to take no more of the transaction."""
+
+    def marked(
+        self, course: Course, step: WriteMarkers, answer: Marked, partition: Partition
+    ) -> None:
+        """A leader has written the markers of a transaction, and says so."""
+
+    def acknowledged(self, sent: Sent, ack: Ack, broker: SimulatedBroker) -> None:
         """A batch is acknowledged, or refused."""
 
     def asked(self, commit: Commit) -> None:
@@ -114,6 +154,12 @@ class Invariant:
 
     def looked(self, read: Looked) -> None:
         """A reader got records."""
+
+    def went_on(self, line: Line, got: Sequence[int], position: int) -> None:
+        """A reader of everything, which got these records up to here, may go on at this replica."""
+
+    def told_of_loss(self, topic_id: str, partition: int, isolation: Isolation) -> None:
+        """A reader of this level was told that records which it had read are gone."""
 
     def waited(self, where: str, woken: bool) -> None:
         """A reader waited, its bound has passed for a while, and it was woken or not."""

@@ -19,41 +19,64 @@ class NothingHangs(Invariant):
         for record in self.history.records.values():
             over = record.state in (State.EMPTY, State.COMMITTED, State.ABORTED)
             self.require(over, f"transaction {record.number} is {record.state}")
-        for line in self.history.lines.values():
-            if line.deleted:
-                continue
-            partition = self.view.partition(line.place)
-            self.require(partition is not None, f"{line.name} is not open")
-            self.require(not line.open, f"{line.name}: open for ever: {line.open}")
+        for course in self.history.there():
+            partition = self.view.partition(course.place)
+            self.require(partition is not None, f"{course.name} is not led")
+            open_for_ever = course.committed.open
+            self.require(not open_for_ever, f"{course.name}: open for ever: {open_for_ever}")
             if partition is not None:
                 bounds = partition.bounds()
                 stable, high = bounds.last_stable_offset, bounds.high_watermark
-                self.require(stable == high, f"{line.name}: stable to {stable} of {high}")
+                self.require(stable == high, f"{course.name}: stable to {stable} of {high}")
+
+
+class ReplicasAreEqual(Invariant):
+    """In the end every replica of a partition has the same entries, all of them committed."""
+
+    def ended(self, folders: Mapping[str, set[Path]]) -> None:
+        for course in self.history.there():
+            assert course.record is not None
+            for broker in course.record.replicas:
+                line = self.history.line(broker, course.place)
+                same = line.entries == course.committed.entries
+                what = f"{line.name} has {len(line.entries)} entries"
+                self.require(same, f"{what}; committed are {len(course.committed.entries)}")
 
 
 class DeletedTopicsLeaveNoFiles(Invariant):
-    """A broker's machine has the files of the topics that it leads, and no others."""
+    """A broker's machine has the files of its replicas, and no others."""
 
     def ended(self, folders: Mapping[str, set[Path]]) -> None:
         for broker, found in folders.items():
-            led = {
-                line.place[0]
-                for line in self.history.lines.values()
-                if line.leader == broker and not line.deleted
+            mine = {
+                course.place
+                for course in self.history.there()
+                if course.record is not None and broker in course.record.replicas
             }
             for folder in found:
-                what = f"{broker} has {folder}, of no topic that it leads"
-                self.require(not led.isdisjoint(folder.parts), what)
+                place = (folder.parts[4], int(folder.parts[5]))  # /broker/topics/name/id/number
+                self.require(place in mine, f"{broker} has {folder}, of no replica that it has")
+
+
+class DeletedTopicsLeaveNoRecords(Invariant):
+    """In the end no partition is on record whose topic is not there."""
+
+    def ended(self, folders: Mapping[str, set[Path]]) -> None:
+        for course in self.history.courses.values():
+            left = course.deleted and course.record is not None
+            self.require(not left, f"{course.name} {course.place} is still on record")
 
 
 class WhatIsKnownIsWhatIsThere(Invariant):
     """What a replica derived entry by entry is what its log gives at once."""
 
     def ended(self, folders: Mapping[str, set[Path]]) -> None:
-        for line in self.history.lines.values():
-            partition = self.view.partition(line.place)
-            if partition is not None and not line.deleted:
-                self._compare(line, partition)
+        for course in self.history.there():
+            for broker in self.view.brokers:
+                partition = self.view.replica(broker, course.place)
+                if partition is not None:
+                    line = self.history.line(broker.broker_id, course.place)
+                    self._compare(line, partition)
 
     def _compare(self, line: Line, partition: Partition) -> None:
         core, log = partition.replica, partition.log

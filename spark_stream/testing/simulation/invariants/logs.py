@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,37 +12,92 @@ from spark_stream.broker.partition import Partition
 from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE, Entry, Kind
 from spark_stream.consistency.ids import NO_PRODUCER
 from spark_stream.consistency.isolation import Bounds
+from spark_stream.consistency.transactions import COMMITS, State, Transaction
 from spark_stream.scripts.deciding import Commit
+from spark_stream.scripts.steps import Marked, WriteMarkers
 from spark_stream.storage.codec import intact_rows
 from spark_stream.storage.settings import Flush
 from spark_stream.testing.simulation.broker import SimulatedBroker
-from spark_stream.testing.simulation.history import Line, Place, Seen
+from spark_stream.testing.simulation.history import Course, Line, Place, Seen
 from spark_stream.testing.simulation.invariants.base import Invariant, View
+from spark_stream.testing.simulation.list_log import ListLog
 
 
 class WhatIsThereStays(Invariant):
-    """No entry is lost, but by a power cut, and then none that the topic's flush has promised."""
-
-    def __init__(self, view: View) -> None:
-        super().__init__(view)
-        self._when_asked: dict[int, dict[Place, int]] = {}
-
-    def asked(self, commit: Commit) -> None:
-        """What is there by now is what its client means; a batch on its way is its own affair."""
-        lengths = {line.place: len(line.entries) for line in self.history.lines.values()}
-        self._when_asked.setdefault(commit.number, lengths)
+    """No log loses an entry, but by a power cut, and then none that was to be forced."""
 
     def opened(self, line: Line, lost: Sequence[Seen], partition: Partition, power: bool) -> None:
+        if line.may_be_gone:
+            return
+        flush = line.course.flush
         for each in lost:
             what = f"{line.name}: entry {each.entry.entry_index} is gone"
             self.require(power, what)
-            self.require(line.flush is not Flush.BATCH, f"{what}; every batch is flushed there")
-            data = each.entry.kind is Kind.DATA
-            committed = data and each.part[0] >= 0 and self.history.is_committed(each.part)
-            meant = self._when_asked.get(each.part[0], {}).get(line.place, 0)
-            of_commit = bool(committed) and each.entry.entry_index < meant
-            promised = of_commit and line.flush is not Flush.NONE
-            self.require(not promised, f"{what}, of the committed transaction {each.part[0]}")
+            self.require(flush is not Flush.BATCH, f"{what}; every batch is flushed there")
+
+
+class ACommitIsForcedFirst(Invariant):
+    """What a transaction wrote is on its leaders' disks before its commit is decided."""
+
+    def __init__(self, view: View) -> None:
+        super().__init__(view)
+        self._asked: dict[int, dict[Place, tuple[int, int]]] = {}  # (epoch, entries)
+        self._promised: dict[Line, set[Seen]] = {}
+
+    def asked(self, commit: Commit) -> None:
+        """What is there by now is what its client means; a batch on its way is its own affair."""
+        there = {}
+        for course in self.history.there():
+            line = self.history.led(course.place)
+            if line is not None:
+                there[course.place] = (course.epoch, len(line.entries))
+        self._asked.setdefault(commit.number, there)
+
+    def recorded(self, before: Transaction | None, after: Transaction | None, by: str) -> None:
+        if before is None or after is None or before.state is not State.OPEN:
+            return
+        if after.number != before.number or after.state not in COMMITS:
+            return
+        for place, (epoch, entries) in self._asked.get(after.number, {}).items():
+            course, partition = self.history.courses[place], self.view.partition(place)
+            line = self.history.led(place)
+            if course.epoch != epoch or course.flush is Flush.NONE or course.deleted:
+                continue
+            if partition is None or line is None or partition.leader_epoch != epoch:
+                continue
+            forced = forced_entries(partition)
+            meant = [
+                each
+                for each in line.entries[:entries]
+                if each.part[0] == after.number and each.part[1] in after.taken
+            ]
+            last = meant[-1].entry.entry_index if meant else -1
+            what = f"{line.name}: forced to {forced}; transaction {after.number} is up to {last}"
+            self.require(last < forced, what)
+            self._promised.setdefault(line, set()).update(meant)
+
+    def opened(self, line: Line, lost: Sequence[Seen], partition: Partition, power: bool) -> None:
+        if not line.may_be_gone:
+            gone = self._promised.get(line, set()).intersection(lost)
+            numbers = sorted({each.part[0] for each in gone})
+            self.require(not gone, f"{line.name} has lost what it forced of transactions {numbers}")
+
+
+class MarkersOfACommitAreForced(Invariant):
+    """The markers of a commit are on the leader's disk before it says that it wrote them."""
+
+    def marked(
+        self, course: Course, step: WriteMarkers, answer: Marked, partition: Partition
+    ) -> None:
+        if course.flush is not Flush.NONE and step.taken:
+            forced = forced_entries(partition)
+            what = f"{course.name}: markers of transaction {step.transaction} to {answer.end}"
+            self.require(forced >= answer.end, f"{what}, forced to {forced}")
+
+
+def forced_entries(partition: Partition) -> int:
+    """Up to which entry a log is on the disk; of one in files nobody says that."""
+    return partition.log.forced if isinstance(partition.log, ListLog) else sys.maxsize
 
 
 class OnlyPowerCutsDamage(Invariant):
@@ -109,11 +165,13 @@ class EpochsRise(Invariant):
 
 
 class OnlyTheLeaderWrites(Invariant):
-    """What is in a topic's logs was written by the broker that leads it."""
+    """An entry of a leader epoch was written by the leader of that epoch."""
 
     def appended(self, line: Line, seen: Seen, broker: SimulatedBroker) -> None:
-        who = broker.broker_id
-        self.require(who == line.leader, f"{who} wrote {line.name}, which {line.leader} leads")
+        epoch = seen.entry.leader_epoch
+        leader = line.course.leaders.get(epoch)
+        what = f"{line.name}: an entry of epoch {epoch}, which {leader} leads"
+        self.require(broker.broker_id == leader, what)
 
 
 class BatchesAreWhole(Invariant):
@@ -178,17 +236,18 @@ class SequencesHaveNoGap(Invariant):
 
 
 class BoundsNeverGoBack(Invariant):
-    """Log start, last stable offset, high watermark and log end are in order, and none falls."""
+    """Log start, last stable offset, high watermark and log end are in order; a leader's rise."""
 
     def __init__(self, view: View) -> None:
         super().__init__(view)
-        self._seen: dict[Place, tuple[Partition, Bounds]] = {}
+        self._seen: dict[Partition, tuple[int, Bounds]] = {}
 
     def observed(self, line: Line, partition: Partition) -> None:
         bounds = partition.bounds()  # raises where they are out of order
-        known = self._seen.get(line.place)
-        self._seen[line.place] = (partition, bounds)
-        if known is None or known[0] is not partition or known[1] == bounds:
+        epoch = int(partition.leader_epoch)
+        known = self._seen.get(partition)
+        self._seen[partition] = (epoch, bounds)
+        if known is None or known[0] != epoch or not partition.leads or known[1] == bounds:
             return
         before = known[1]
         risen = (
@@ -201,12 +260,14 @@ class BoundsNeverGoBack(Invariant):
 
 
 class UndecidedHoldsBack(Invariant):
-    """The last stable offset is where the first open part of a transaction begins, or the end."""
+    """The last stable offset is where the first undecided part begins, or the high watermark."""
 
     def observed(self, line: Line, partition: Partition) -> None:
+        state = partition.replica.bounds_state
         bounds = partition.bounds()
-        first = min(line.open.values(), default=line.end)
-        wanted = max(first, int(bounds.log_start_offset))
+        first = line.undecided(int(state.high_watermark.entry))
+        high = int(bounds.high_watermark)
+        wanted = max(high if first is None else min(first, high), int(bounds.log_start_offset))
         found = int(bounds.last_stable_offset)
         self.require(found == wanted, f"{line.name}: it is {found}, not {wanted}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from spark_stream.consistency.entries import Kind
 from spark_stream.consistency.transactions import DECIDED
 from spark_stream.testing.simulation.broker import SimulatedBroker
-from spark_stream.testing.simulation.history import Line, Part, Seen
+from spark_stream.testing.simulation.history import Course, Line, Part, Seen
 from spark_stream.testing.simulation.invariants.base import Invariant, View
 
 
@@ -13,7 +13,7 @@ class NoMarkerBeforeDecision(Invariant):
     """A marker says what was decided, after it was: by a commit, an abort, or a branch's drop."""
 
     def appended(self, line: Line, seen: Seen, broker: SimulatedBroker) -> None:
-        if seen.entry.kind is Kind.DATA or seen.part[0] in line.unmarked:
+        if seen.entry.kind is Kind.DATA or seen.part[0] in line.course.unmarked:
             return
         fate = self.history.is_committed(seen.part)
         what = f"{line.name}: {seen.entry.kind.name} for {seen.part}"
@@ -41,13 +41,15 @@ class SealedBeforeMarked(Invariant):
     def appended(self, line: Line, seen: Seen, broker: SimulatedBroker) -> None:
         if seen.entry.kind is Kind.DATA or seen.part in self.history.dropped:
             return
+        if seen.entry.leader_epoch != line.course.epoch:
+            return  # written by a leader that was replaced: it is cut off again
         number = seen.part[0]
         found = self.history.members.get(number)
         if found is None or found.state not in DECIDED or found.number != number:
             return
         for each in found.partitions:
             place = (each.topic_id, each.partition)
-            other, partition = self.history.lines.get(place), self.view.partition(place)
+            other, partition = self.history.courses.get(place), self.view.partition(place)
             if partition is not None and other is not None and not other.deleted:
                 open_for = [
                     producer
@@ -69,13 +71,14 @@ class NoBatchAfterTheSeal(Invariant):
         self._sealed: set[tuple[object, int]] = set()
         self._marked: dict[int, str] = {}
 
-    def sealed(self, line: Line, transaction: int) -> None:
-        self._sealed.add((line.place, transaction))
+    def sealed(self, course: Course, transaction: int, epoch: int) -> None:
+        if epoch == course.epoch:
+            self._sealed.add((course.place, transaction))
 
     def appended(self, line: Line, seen: Seen, broker: SimulatedBroker) -> None:
         number = seen.part[0]
-        if number < 0:
-            return
+        if number < 0 or seen.entry.leader_epoch != line.course.epoch:
+            return  # what a leader appends that was replaced is cut off again
         if seen.entry.kind is not Kind.DATA:
             if seen.part not in self.history.dropped:
                 self._marked.setdefault(number, line.name)
@@ -96,7 +99,7 @@ class FatesAgree(Invariant):
 
     def appended(self, line: Line, seen: Seen, broker: SimulatedBroker) -> None:
         kind = seen.entry.kind
-        if kind is not Kind.DATA and seen.part[0] not in line.unmarked:
+        if kind is not Kind.DATA and seen.part[0] not in line.course.unmarked:
             known, where = self._fates.setdefault(seen.part, (kind, line.name))
             what = f"{seen.part}: {kind.name} in {line.name}, {known.name} in {where}"
             self.require(kind is known, what)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from spark_stream.consistency.isolation import Isolation
-from spark_stream.testing.simulation.history import Line, Place
-from spark_stream.testing.simulation.invariants.base import Invariant, Looked
+from spark_stream.consistency.isolation import Bounds, Isolation
+from spark_stream.testing.simulation.history import Course, Line, Place, Seen
+from spark_stream.testing.simulation.invariants.base import Invariant, Looked, View
 
 _DECIDED_ONLY: Final = (Isolation.READ_COMMITTED, Isolation.READ_ATOMIC)
 
@@ -32,11 +32,67 @@ class ReadersSeeWhatIsCommitted(Invariant):
         what = f"{line.name} [{read.start}, {read.end}): {list(read.values)}"
         for seen, numbers in line.between(read.start, read.end):
             fate = self.history.is_committed(seen.part)
-            if seen.part[0] in line.unmarked:  # nobody may know any more: then it is not shown
+            if seen.part[0] in line.course.unmarked:  # nobody may know: it is not shown
                 fate = numbers[0] in read.values
             self.require(fate is not None, f"{what}, and {list(numbers)} is undecided")
             wanted += list(numbers) if fate else []
         self.require(list(read.values) == wanted, f"{what}, not {wanted}")
+
+
+class ReadersSeeWhatIsReplicated(Invariant):
+    """Who does not read uncommitted gets only what is below the high watermark."""
+
+    def looked(self, read: Looked) -> None:
+        if read.isolation is not Isolation.READ_UNCOMMITTED:
+            end = read.line.course.committed.end
+            what = f"{read.line.name} [{read.start}, {read.end}) ({read.isolation.value})"
+            self.require(read.end <= max(end, read.start), f"{what}, committed up to {end}")
+            mine = [each for each, _ in read.line.between(read.start, read.end)]
+            theirs = [each for each, _ in read.line.course.committed.between(read.start, read.end)]
+            self.require(mine == theirs, f"{what}: other records are committed")
+
+
+class ReadersNoticeWhatWasTakenBack(Invariant):
+    """A reader of everything goes on only where all that it has read is still there."""
+
+    def went_on(self, line: Line, got: Sequence[int], position: int) -> None:
+        there = [n for _, part in line.between(position - len(got), position) for n in part]
+        what = f"{line.name}: a reader at {position} got {list(got)}"
+        self.require(there == list(got), f"{what}, and there is {there}")
+
+
+class OnlyReadersOfEverythingAreToldOfLoss(Invariant):
+    """Nobody is told that replicated records are gone, unless committed ones were lost."""
+
+    def told_of_loss(self, topic_id: str, partition: int, isolation: Isolation) -> None:
+        if isolation is not Isolation.READ_UNCOMMITTED:
+            course = self.history.courses[topic_id, partition]
+            what = f"{course.name}: a reader of {isolation.value} is told of a loss"
+            self.require(self.history.losses > 0, what)
+
+
+class ToldBoundsNeverGoBack(Invariant):
+    """The high watermark and the last stable offset that a leader tells never go back."""
+
+    def __init__(self, view: View) -> None:
+        super().__init__(view)
+        self._told: dict[Place, list[tuple[int, Bounds]]] = {}
+
+    def lost(self, course: Course, gone: Sequence[Seen]) -> None:
+        self._told.pop(course.place, None)
+
+    def told(self, course: Course, bounds: Bounds, epoch: int) -> None:
+        known = self._told.setdefault(course.place, [])
+        for earlier, before in known:
+            if earlier <= epoch:
+                what = f"{course.name}: {bounds} in epoch {epoch}, {before} in epoch {earlier}"
+                risen = (
+                    bounds.high_watermark >= before.high_watermark
+                    and bounds.last_stable_offset >= before.last_stable_offset
+                )
+                self.require(risen, f"told {what}")
+        known[:] = [each for each in known if each[0] != epoch]
+        known.append((epoch, bounds))
 
 
 class WaitersAreWoken(Invariant):
@@ -53,8 +109,8 @@ class ACutSplitsNoTransaction(Invariant):
         below: dict[int, str] = {}
         above: dict[int, str] = {}
         for place, offset in offsets.items():
-            line = self.history.lines.get(place)
-            if line is not None:
+            line = self.history.led(place)
+            if line is not None and line.entries:
                 self._sort(line, offset, below, above)
         for number in below.keys() & above.keys():
             what = f"transaction {number}: {below[number]} is below, {above[number]} is not"
@@ -63,7 +119,7 @@ class ACutSplitsNoTransaction(Invariant):
     def _sort(self, line: Line, offset: int, below: dict[int, str], above: dict[int, str]) -> None:
         for each in line.entries:
             number = each.part[0]
-            counts = each.values and number >= 0 and number not in line.unmarked
+            counts = each.values and number >= 0 and number not in line.course.unmarked
             if counts and self.history.is_committed(each.part):
                 if each.entry.base_offset < offset:
                     below[number] = f"{line.name}:{each.entry.base_offset}"

@@ -1,0 +1,108 @@
+"""The brokers that the flights demo writes to and reads from, and the death of one of them.
+
+By default the demo has brokers of its own, as processes that share a metadata store, and each
+partition has a replica on all of them. With one broker the log is a directory whose broker is
+started when it is first needed. Or the brokers are somebody else's, and stay.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import spark_stream as isolog
+from spark_stream.testing import LocalCluster
+
+WAIT_S = 60.0
+POLL_S = 0.05
+
+
+@dataclass(frozen=True)
+class Brokers:
+    """Where a run's log is. ``cluster``: the run's own brokers, if it has more than one."""
+
+    place: dict[str, str]
+    """The option of a query, or the argument of ``connect``, that says where the log is."""
+    cluster: LocalCluster | None = None
+
+    @property
+    def replicas(self) -> int:
+        """How many replicas a partition gets."""
+        return 1 if self.cluster is None else len(self.cluster.brokers)
+
+
+def open_brokers(
+    folder: Path, count: int, bootstrap: str | None
+) -> AbstractContextManager[Brokers]:
+    """The brokers at ``bootstrap``, or ``count`` brokers of one's own in the folder."""
+    return _brokers(folder, count, bootstrap)
+
+
+@contextmanager
+def _brokers(folder: Path, count: int, bootstrap: str | None) -> Iterator[Brokers]:
+    if bootstrap:
+        yield Brokers({"bootstrap": bootstrap})
+    elif count == 1:
+        yield Brokers({"path": str(folder)})
+    else:
+        with LocalCluster(count, cuttable=False, folder=folder) as cluster:
+            yield Brokers({"bootstrap": cluster.bootstrap}, cluster)
+            for number, broker in cluster.brokers.items():
+                if broker.alive:
+                    cluster.stop(number)
+
+
+def stop_brokers(folder: Path) -> bool:
+    """Ends the brokers of the log in the folder, which a killed run may have left; whether any ran.
+
+    The brokers of a cluster have directories of their own in it.
+    """
+    directories = [*folder.glob("broker-*/")] or ([folder] if folder.exists() else [])
+    stop = [sys.executable, "-m", "spark_stream.cli", "broker", "stop", "--dir"]
+    ended = [
+        subprocess.run([*stop, each], capture_output=True, check=False).returncode == 0
+        for each in directories
+    ]
+    return any(ended)
+
+
+class LostLeader:
+    """The broker that leads a topic's first partition, killed by ``kill -9`` when this is made.
+
+    ``partitions`` is what it led; ``heirs`` are the brokers that lead them ``seconds`` later.
+    """
+
+    def __init__(self, cluster: LocalCluster, log: isolog.Log, topic: str) -> None:
+        self._cluster, self._log, self._topic = cluster, log, topic
+        before = log.describe(topic).partitions
+        leader = before[0].leader
+        assert leader is not None
+        self.broker = int(leader)
+        self.partitions = [each.partition for each in before if each.leader == leader]
+        killed = time.monotonic()
+        cluster.kill(self.broker)
+        self._wait(lambda found: found.error is None and found.leader not in (None, leader))
+        self.seconds = time.monotonic() - killed
+        after = log.describe(topic).partitions
+        self.heirs = sorted({str(after[number].leader) for number in self.partitions})
+        self.away = True
+
+    def bring_back(self) -> float:
+        """Starts it again; how many seconds later all replicas were in sync."""
+        began = time.monotonic()
+        self._cluster.restart(self.broker)
+        self._wait(lambda found: found.error is None and len(found.isr) == len(found.replicas))
+        self.away = False
+        return time.monotonic() - began
+
+    def _wait(self, holds: Callable[[isolog.PartitionDescription], bool]) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while not all(map(holds, self._log.describe(self._topic).partitions)):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the replicas of {self._topic} did not recover in {WAIT_S} s")
+            time.sleep(POLL_S)

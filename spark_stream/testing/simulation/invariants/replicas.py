@@ -1,0 +1,181 @@
+"""What holds of the replicas of a partition, and of who leads them."""
+
+from __future__ import annotations
+
+from spark_stream.broker.partition import Partition
+from spark_stream.consistency.entries import Entry
+from spark_stream.consistency.partition_record import Member, PartitionRecord
+from spark_stream.testing.simulation.broker import SimulatedBroker
+from spark_stream.testing.simulation.history import Course, Line, Place, Seen
+from spark_stream.testing.simulation.invariants.base import Invariant, View
+
+
+class EqualAtEqualIndexAndEpoch(Invariant):
+    """Entries of one index and one epoch are the same in every log, and so are all before them."""
+
+    def copied(self, line: Line, seen: Seen, entry: Entry) -> None:
+        what = f"{line.name}: entry {entry.entry_index} of epoch {entry.leader_epoch}"
+        self.require(seen.entry == entry, f"{what} is {entry}, elsewhere {seen.entry}")
+        if len(line.entries) > 1:
+            before = line.entries[-2]
+            known = self._before.setdefault((line.place, id(seen)), before)
+            self.require(known is before, f"{what} lies behind another entry elsewhere")
+
+    def __init__(self, view: View) -> None:
+        super().__init__(view)
+        self._before: dict[tuple[Place, int], Seen] = {}
+
+    def appended(self, line: Line, seen: Seen, broker: SimulatedBroker) -> None:
+        if len(line.entries) > 1:
+            self._before[line.place, id(seen)] = line.entries[-2]
+
+
+class OneLeaderPerEpoch(Invariant):
+    """A leader epoch has one leader, and epochs rise with every new one."""
+
+    def __init__(self, view: View) -> None:
+        super().__init__(view)
+        self._leaders: dict[tuple[Place, int], str] = {}
+
+    def placed(
+        self, course: Course, before: PartitionRecord | None, after: PartitionRecord, by: str
+    ) -> None:
+        epoch = int(after.leader_epoch)
+        if before is not None:
+            what = f"{course.name}: epoch {epoch} after {before.leader_epoch}"
+            self.require(epoch >= before.leader_epoch, what)
+        if after.leader is not None:
+            known = self._leaders.setdefault((course.place, epoch), after.leader)
+            what = f"{course.name}: epoch {epoch} is led by {known} and by {after.leader}"
+            self.require(known == after.leader, what)
+
+
+class CommittedRecordsStay(Invariant):
+    """Whoever leads has all that was committed, unless nobody who was in sync has it any more."""
+
+    def placed(
+        self, course: Course, before: PartitionRecord | None, after: PartitionRecord, by: str
+    ) -> None:
+        if before is None or after.leader is None or after.leader_epoch == before.leader_epoch:
+            return
+        line = self.history.line(after.leader, course.place)
+        shared = line.shared(course.committed)
+        if shared == len(course.committed.entries):
+            return
+        what = f"{course.name}: {after.leader} leads and lacks entries from {shared} on"
+        self.require(self._is_told(course, before, after), what)
+        gone = course.lose(shared)
+        self.history.losses += 1
+        self.view.notice("lost", course, gone)
+
+    def _is_told(self, course: Course, before: PartitionRecord, after: PartitionRecord) -> bool:
+        """Whether the election was one of the last resort."""
+        assert after.leader is not None
+        if before.member(after.leader) == after.member(after.leader):
+            return False
+        if self.view.settings[course.place[0]].unclean_leader_election:
+            return True
+        known = self.history.generations
+        return all(known.get(each.broker) != each.generation for each in before.isr)
+
+
+class OnlyInSyncReplicasAreElected(Invariant):
+    """Who is elected was in sync in its generation, unless no in-sync replica can come back."""
+
+    def placed(
+        self, course: Course, before: PartitionRecord | None, after: PartitionRecord, by: str
+    ) -> None:
+        if before is None or after.leader in (None, before.leader):
+            return
+        assert after.leader is not None
+        member = before.member(after.leader)
+        if member is not None and member == after.member(after.leader):
+            return
+        if self.view.settings[course.place[0]].unclean_leader_election:
+            return
+        known = self.history.generations
+        awaited = [each for each in before.isr if known.get(each.broker) == each.generation]
+        what = f"{course.name}: {after.leader} is elected, and {awaited} were in sync"
+        self.require(not awaited, what)
+
+
+class InSyncReplicasHaveWhatIsCommitted(Invariant):
+    """Every in-sync replica has every committed entry."""
+
+    def committed_upto(self, line: Line, first: int, upto: int) -> None:
+        self._check(line.course)
+
+    def placed(
+        self, course: Course, before: PartitionRecord | None, after: PartitionRecord, by: str
+    ) -> None:
+        if before is not None and before.isr != after.isr:
+            self._check(course)
+
+    def _check(self, course: Course) -> None:
+        assert course.record is not None
+        for member in course.record.isr:
+            line = self.history.line(member.broker, course.place)
+            if line.lost_power or not self._is_registered(member):
+                continue
+            shared = line.shared(course.committed)
+            committed = len(course.committed.entries)
+            what = f"{line.name} is in sync and has {shared} of {committed} committed entries"
+            self.require(shared >= committed, what)
+
+    def _is_registered(self, member: Member) -> bool:
+        return self.history.generations.get(member.broker) == member.generation
+
+
+class LeadersAgreeOnWhatIsCommitted(Invariant):
+    """What a leader holds below its high watermark is what was committed there."""
+
+    def observed(self, line: Line, partition: Partition) -> None:
+        high = int(partition.replica.bounds_state.high_watermark.entry)
+        committed = line.course.committed.entries
+        if partition.replica.progress is not None and high:
+            same = high <= len(committed) and line.entries[high - 1] is committed[high - 1]
+            self.require(same, f"{line.name}: entry {high - 1} is not the committed one")
+
+
+class FollowersDoNotRunAhead(Invariant):
+    """No follower's high watermark is above what a leader has committed."""
+
+    def observed(self, line: Line, partition: Partition) -> None:
+        if partition.replica.progress is None and not self.history.losses:
+            high = int(partition.replica.bounds_state.high_watermark.entry)
+            committed = len(line.course.committed.entries)
+            what = f"{line.name}: its high watermark is {high}, committed are {committed}"
+            self.require(high <= committed, what)
+
+
+class AFewAreNotEnough(Invariant):
+    """What is committed is on as many replicas as the topic asks for."""
+
+    def committed_upto(self, line: Line, first: int, upto: int) -> None:
+        course = line.course
+        settings, record = self.view.settings.get(course.place[0]), course.record
+        if settings is None or record is None:
+            return
+        needed = min(settings.min_insync_replicas, len(record.replicas))
+        lines = [self.history.line(each, course.place) for each in record.replicas]
+        there = sum(each.shared(course.committed) >= upto for each in lines)
+        what = f"{line.name}: entries up to {upto} are committed, and on {there} replicas"
+        self.require(there >= needed, f"{what} of {needed}")
+
+
+class WhoCannotVouchIsNotInSync(Invariant):
+    """A broker whose machine lost power while it ran has another generation when it is back."""
+
+    def __init__(self, view: View) -> None:
+        super().__init__(view)
+        self._boots: dict[str, tuple[str, int]] = {}
+
+    def registered(self, broker: str, generation: str) -> None:
+        found = next((each for each in self.view.brokers if each.broker_id == broker), None)
+        if found is None:
+            return
+        known = self._boots.get(broker)
+        self._boots[broker] = (generation, found.logs.boot)
+        if known is not None and known[1] != found.logs.boot and not found.ended_in_order:
+            what = f"{broker} lost power, and is in the generation {generation} again"
+            self.require(known[0] != generation, what)

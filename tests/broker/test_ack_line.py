@@ -1,0 +1,106 @@
+"""Appends that wait to be replicated: answered as they are settled, or when their time is over."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from spark_stream.broker import ack_line
+from spark_stream.broker.ack_line import AckLine
+from spark_stream.environment import SystemClock
+
+CLOCK = SystemClock()
+
+
+class Kept:
+    """An append in its log."""
+
+    def __init__(self, answered: list[Kept], patience_s: float = 60.0) -> None:
+        self.deadline = CLOCK.monotonic() + patience_s
+        self.thread: threading.Thread | None = None
+        self._answered = answered
+        self._heard: Callable[[], None] = lambda: None
+        self.settled = False
+
+    def when_settled(self, heard: Callable[[], None]) -> None:
+        self._heard = heard
+        if self.settled:
+            heard()
+
+    def settle(self) -> None:
+        self.settled = True
+        self._heard()
+
+    def acknowledge(self) -> None:
+        self.thread = threading.current_thread()
+        self._answered.append(self)
+
+
+@pytest.fixture
+def answered() -> list[Kept]:
+    return []
+
+
+def test_they_are_answered_in_the_order_in_which_they_are_settled(answered):
+    line = AckLine(CLOCK)
+    appends = [Kept(answered) for _ in range(50)]
+    for each in appends:
+        line.put(each)
+    for each in reversed(appends):
+        each.settle()
+    line.finish()
+    assert answered == appends[::-1]
+
+
+def test_what_was_settled_before_it_came_is_answered(answered):
+    line, append = AckLine(CLOCK), Kept(answered)
+    append.settle()
+    line.put(append)
+    line.finish()
+    assert answered == [append]
+
+
+def test_whose_time_is_over_is_answered_and_no_other(answered):
+    line = AckLine(CLOCK)
+    hasty, patient = Kept(answered, 0.01), Kept(answered)
+    line.put(hasty)
+    line.put(patient)
+    threading.Timer(0.2, patient.settle).start()
+    line.finish()
+    assert answered == [hasty, patient]
+
+
+def test_nobody_is_answered_twice(answered):
+    line, append = AckLine(CLOCK), Kept(answered)
+    line.put(append)
+    for _ in range(3):
+        append.settle()
+    line.finish()
+    append.settle()
+    assert answered == [append]
+
+
+def test_who_settles_does_not_answer(answered):
+    """That thread serves a follower: it must not wait for a client that reads nothing."""
+    line, append = AckLine(CLOCK), Kept(answered)
+    line.put(append)
+    append.settle()
+    line.finish()
+    assert append.thread not in (None, threading.current_thread())
+
+
+def test_a_stream_with_too_many_of_them_is_slowed(answered, monkeypatch):
+    monkeypatch.setattr(ack_line, "WAITING_MAX", 2)
+    line = AckLine(CLOCK)
+    first, second, third = (Kept(answered) for _ in range(3))
+    line.put(first)
+    line.put(second)
+    threading.Timer(0.1, first.settle).start()
+    line.put(third)  # waits for room
+    assert first in answered
+    second.settle()
+    third.settle()
+    line.finish()
+    assert set(answered) == {first, second, third}

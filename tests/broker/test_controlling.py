@@ -1,0 +1,209 @@
+"""The controller gives partitions leaders that live; it does nothing where nothing is due."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import pytest
+
+from spark_stream.broker import controlling
+from spark_stream.cluster.partitions import PartitionId, put_of
+from spark_stream.consistency.election import begin_move
+from spark_stream.consistency.partition_record import PartitionRecord
+from spark_stream.consistency.transactions import Joined
+from spark_stream.errors import LeaderUnavailable
+from spark_stream.scripts.steps import ReadBounds, Script
+from tests.broker.clusters import around, make, see
+from tests.broker.local_broker import LEASE_S, LocalBroker, Surroundings, replicate
+from tests.support import numbers
+
+__all__ = ["around"]
+
+
+@pytest.fixture
+def three(around: Surroundings) -> list[LocalBroker]:
+    """Brokers a, b and c; a is the controller."""
+    brokers = [around.start(each) for each in "abc"]
+    rounds(around)
+    return brokers
+
+
+def rounds(around: Surroundings, count: int = 2) -> None:
+    """So many rounds at all brokers that are up."""
+    for _ in range(count):
+        for each in list(around.up.values()):
+            each.host.refresh()
+            each.control()
+            each.put_proposals()
+
+
+def controller(broker: LocalBroker) -> str:
+    broker.host.refresh()
+    return broker.host.view.now.controller.broker
+
+
+def write(broker: LocalBroker, topic: str, record: PartitionRecord) -> None:
+    stored = broker.host.view_of(PartitionId(broker.host.find(topic).id, 0))
+    (done,) = broker.store.put_many([put_of(stored.id, record, stored.version)])
+    assert done is not None
+
+
+def test_one_broker_is_the_controller_while_it_lives(three):
+    a, b, c = three
+    assert {controller(each) for each in three} == {"a"}
+    rounds(a.around, 5)
+    assert controller(b) == "a"
+    a.die()
+    rounds(b.around)
+    assert controller(b) == controller(c) != "a"
+    assert b.host.view.now.controller.term == 1
+
+
+def test_a_broker_that_starts_again_is_another_controller(three):
+    """It does not know what the one before had in hand."""
+    a = three[0]
+    a.die()
+    again = a.around.start("a")
+    again.control()
+    assert (controller(again), again.host.view.now.controller.term) == ("a", 1)
+
+
+def test_a_controller_that_stands_still_is_replaced_and_does_no_harm(three):
+    a, b, c = three
+    make(a, "t", "cb")
+    for each in three:
+        each.members.look()
+    a.around.clock.pass_us(int(LEASE_S * 0.6 * 1e6))
+    b.tenure.renew()
+    c.tenure.renew()
+    c.die()
+    a.around.clock.pass_us(int(LEASE_S * 0.6 * 1e6))
+    b.tenure.renew()
+    b.host.refresh()
+    b.control()
+    assert controller(b) == "b"
+    assert b.record("t").leader == "b"
+    elected = b.record("t")
+    a.control()  # by what it knew, c led
+    assert b.record("t") == elected
+
+
+def test_dead_leaders_are_replaced_in_one_round_and_their_partitions_served(three):
+    a, b, c = three
+    make(a, "t", *["cab", "cba"] * 10)
+    partition = c.partition("t", 0)
+    partition.append(numbers(0, 3))
+    for other in (a, b):
+        replicate(c, other, "t", 0)
+    c.die()
+    a.control()
+    see(a.around)
+    assert a.partition("t", 0).leader_epoch == 1
+    assert b.partition("t", 1).leader_epoch == 1
+    assert all(a.record("t", each).leader in ("a", "b") for each in range(20))
+    assert a.partition("t", 0).append(numbers(3, 1)).offset == 3
+
+
+def test_what_was_lost_is_told(three, caplog):
+    """Both replicas start on logs that they cannot vouch for: one of them has to lead."""
+    a, b, _ = three
+    make(a, "t", "ba")
+    b.die()
+    a.die()
+    for name in "ab":
+        a.around.start(name, f"{name}'s new logs")
+    with caplog.at_level(logging.ERROR):
+        rounds(a.around, 2)
+    assert "t/0: no replica that was in sync has all its records" in caplog.text
+
+
+def test_a_move_is_finished_when_the_new_replica_is_in_sync(three):
+    a, b, c = three
+    make(a, "t", "ab")
+    a.partition("t").append(numbers(0, 3))
+    moving = begin_move(a.record("t"), ("c", "b"))
+    write(a, "t", moving)
+    rounds(a.around)
+    assert a.record("t") == moving
+    for other in (b, c):
+        replicate(a, other, "t")
+    a.put_proposals()
+    rounds(a.around)
+    moved = c.record("t")
+    assert (moved.replicas, moved.leader, moved.leader_epoch) == (("c", "b"), "c", 1)
+    assert (moved.adding, moved.removing) == ((), ())
+    assert a.replica("t") is None
+    assert list(a.path.glob("topics/t/*/0")) == []
+    assert c.partition("t").bounds().log_end_offset == 3
+
+
+# -- what it costs --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[PartitionRecord]:
+    """The records that controllers have looked at."""
+    found: list[PartitionRecord] = []
+    real = controlling.needs_attention
+
+    def note(record, alive):
+        found.append(record)
+        return real(record, alive)
+
+    monkeypatch.setattr(controlling, "needs_attention", note)
+    return found
+
+
+def test_where_nothing_changes_a_round_looks_at_no_partition(three, looked_at):
+    a, b, _ = three
+    make(a, "t", *["ab"] * 10)
+    rounds(a.around)
+    looked_at.clear()
+    rounds(a.around, 20)
+    assert looked_at == []
+    b.die()
+    rounds(a.around, 1)
+    assert len(looked_at) >= 10
+
+
+def test_a_partition_that_nobody_can_lead_is_looked_at_seldom_until_its_broker_is_back(
+    three, looked_at
+):
+    a, b, _ = three
+    make(a, "t", "b")
+    b.die()
+    rounds(a.around)
+    looked_at.clear()
+    rounds(a.around, 30)
+    assert 1 <= len(looked_at) <= 4
+    with pytest.raises(LeaderUnavailable):
+        a.driver.run(read_bounds(a))
+    again = a.around.start("b", "b's new logs")
+    rounds(a.around, 1)
+    see(a.around)
+    assert again.partition("t").append(numbers(0, 1)).count == 1
+
+
+def read_bounds(asked: LocalBroker) -> Script[None]:
+    """The bounds of ``t/0``, as any broker asks for them; raises why it cannot."""
+    yield ReadBounds(Joined("t", asked.host.find("t").id, 0))
+
+
+def test_a_replica_whose_log_nobody_could_ask_for_is_asked_again(three):
+    """Its broker did not answer; no record changes when it does."""
+    a, b, c = three
+    make(a, "t", "bc")
+    b.die()
+    c.die()
+    for name in "bc":
+        a.around.start(name, f"{name}'s new logs")
+    silent = dict(a.around.up)
+    a.around.up = {"a": a}
+    rounds(a.around)
+    assert a.record("t").leader == "b"
+    assert replace(a.record("t"), isr=()).leader_epoch == 0
+    a.around.up = silent
+    for _ in range(12):
+        a.control()
+    assert a.record("t").leader_epoch == 1

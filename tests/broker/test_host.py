@@ -1,0 +1,262 @@
+"""A broker's replicas follow the records: which there are, who leads them, and where they went."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from spark_stream.cluster.partitions import PartitionId, put_of
+from spark_stream.consistency.election import begin_move, prefer
+from spark_stream.consistency.ids import Generation
+from spark_stream.consistency.partition_record import PartitionRecord
+from spark_stream.errors import (
+    DamagedSegment,
+    LeaderUnavailable,
+    NotLeader,
+    UnknownPartition,
+    UnknownTopic,
+)
+from tests.broker.clusters import around, make, see
+from tests.broker.local_broker import LocalBroker, Surroundings, replicate
+from tests.support import NUMBERS, numbers
+
+__all__ = ["around"]
+
+
+@pytest.fixture
+def pair(around: Surroundings) -> tuple[LocalBroker, LocalBroker]:
+    """Brokers a and b, which both know of each other."""
+    a, b = around.start("a"), around.start("b")
+    see(around)
+    return a, b
+
+
+def write(asked: LocalBroker, topic: str, record: PartitionRecord, number: int = 0) -> None:
+    """Changes a partition's record; nobody has seen that yet."""
+    stored = asked.host.view_of(PartitionId(asked.host.find(topic).id, number))
+    assert stored is not None
+    (done,) = asked.store.put_many([put_of(stored.id, record, stored.version)])
+    assert done is not None
+
+
+def hosted(broker: LocalBroker) -> dict[str, list[int]]:
+    return {each.topic.name: sorted(each.replicas) for each in broker.host.topics()}
+
+
+# -- which replicas there are ---------------------------------------------------------------------
+
+
+def test_a_broker_has_its_replicas_of_a_topic_and_no_others(pair):
+    a, b = pair
+    make(a, "t", "a", "b", "a")
+    make(a, "u", "b")
+    assert (hosted(a), hosted(b)) == ({"t": [0, 2]}, {"t": [1], "u": [0]})
+    assert a.host.names() == b.host.names() == ["t", "u"]
+    assert list(a.path.glob("topics/u*")) == []
+
+
+def test_leaders_lead_and_followers_follow(pair):
+    a, b = pair
+    make(a, "t", "ab", "ba")
+    assert a.partition("t", 0).leads
+    assert b.partition("t", 1).leads
+    assert (a.links.followed, b.links.followed) == ({"t/1": ("b", 0)}, {"t/0": ("a", 0)})
+    with pytest.raises(NotLeader, match="led by broker b at b:1") as caught:
+        a.partition("t", 1)
+    assert caught.value.details["epoch"] == 0
+
+
+def test_a_new_leader_leads_and_the_old_one_follows_it(pair):
+    a, b = pair
+    make(a, "t", "ab")
+    a.partition("t").append(numbers(0, 3))
+    replicate(a, b, "t")
+    record = a.record("t")
+    write(a, "t", prefer(replace(record, replicas=("b", "a")), a.members.alive()))
+    see(a.around)
+    assert a.links.followed == {"t/0": ("b", 1)}
+    assert b.links.followed == {}
+    assert b.partition("t").append(numbers(3, 1)).offset == 3
+
+
+def test_while_nobody_leads_a_replica_rests(pair):
+    a, b = pair
+    make(a, "t", "ab")
+    write(a, "t", replace(a.record("t"), leader=None))
+    see(a.around)
+    assert b.links.followed == {}
+    for each in (a, b):
+        with pytest.raises(LeaderUnavailable, match="has no leader at the moment"):
+            each.partition("t")
+
+
+def test_a_leader_in_another_generation_of_its_logs_does_not_lead(pair):
+    """It was elected for what it had before; it does not serve what it lost."""
+    a, b = pair
+    make(a, "t", "ab")
+    a.host.change_generation(Generation("a new logs"))
+    with pytest.raises(LeaderUnavailable):
+        a.partition("t")
+    assert b.links.followed == {"t/0": ("a", 0)}
+
+
+def test_an_old_record_changes_nothing(pair):
+    a, _ = pair
+    make(a, "t", "ab")
+    partition, old = a.partition("t"), a.record("t")
+    write(a, "t", prefer(replace(old, replicas=("b", "a")), a.members.alive()))
+    see(a.around)
+    partition.lead(old.isr[0], old, 1)
+    assert not partition.leads
+    assert partition.leader_epoch == 1
+
+
+# -- what comes and goes --------------------------------------------------------------------------
+
+
+def test_a_topic_that_others_made_or_deleted_comes_and_goes_with_a_look(pair):
+    a, b = pair
+    make(a, "t", "b")
+    b.partition("t").append(numbers(0, 1))
+    assert list(b.path.glob("topics/t/*/0"))
+    a.desk.delete("t")
+    assert hosted(b) == {"t": [0]}
+    replica = b.replica("t")
+    b.host.refresh()
+    assert hosted(b) == {}
+    with pytest.raises(UnknownTopic):
+        replica.append(numbers(1, 1))
+    b.desk.remove_left_overs_of_others()
+    assert list(b.path.glob("topics/t*")) == []
+
+
+def test_a_topic_made_anew_under_a_name_is_another(pair):
+    a, b = pair
+    make(a, "t", "b")
+    old = b.host.topic("t").topic.id
+    b.partition("t").append(numbers(0, 5))
+    a.desk.delete("t")
+    make(a, "t", "b")
+    assert b.partition("t").bounds().log_end_offset == 0
+    with pytest.raises(UnknownTopic, match="made anew"):
+        b.host.topic("t", old)
+    with pytest.raises(UnknownTopic, match="no topic with the id"):
+        b.host.led(old, 0)
+
+
+def test_partitions_that_are_added_open_where_they_belong(pair):
+    a, b = pair
+    make(a, "t", "a")
+    a.desk.alter("t", 3, {}, [["b"], ["a"]])
+    see(a.around)
+    assert (hosted(a), hosted(b)) == ({"t": [0, 2]}, {"t": [1]})
+    assert b.partition("t", 1).append(numbers(0, 1)).offset == 0
+
+
+def test_settings_that_change_reach_all_replicas(pair):
+    a, _ = pair
+    make(a, "t", "ab")
+    a.desk.alter("t", None, {"segment.ms": "777"})
+    see(a.around)
+    for each in pair:
+        assert each.replica("t").log.format.settings.segment_ms == 777
+
+
+def test_a_replica_that_moved_away_is_closed_and_removed_and_the_others_stay(pair):
+    a, b = pair
+    make(a, "t", "ab", "ab")
+    for number in (0, 1):
+        a.partition("t", number).append(numbers(0, 2))
+        replicate(a, b, "t", number)
+    write(a, "t", replace(a.record("t"), replicas=("a",), isr=a.record("t").isr[:1]))
+    see(a.around)
+    assert hosted(b) == {"t": [1]}
+    assert [each.name for each in b.path.glob("topics/t/*/*")] == ["1"]
+    assert b.links.followed == {"t/1": ("a", 0)}
+
+
+def test_a_replica_that_is_moved_here_opens_and_follows(around, pair):
+    a, b = pair
+    make(a, "t", "a")
+    a.partition("t").append(numbers(0, 4))
+    write(a, "t", begin_move(a.record("t"), ("b",)))
+    see(around)
+    assert b.links.followed == {"t/0": ("a", 0)}
+    replicate(a, b, "t")
+    assert b.replica("t").log.end.offset == 4
+
+
+def test_what_is_asked_of_a_partition_that_is_not_there_is_refused(pair):
+    a, _ = pair
+    make(a, "t", "ab")
+    with pytest.raises(UnknownPartition, match="partitions 0 to 0, not 7"):
+        a.partition("t", 7)
+    with pytest.raises(UnknownTopic):
+        a.host.find("nowhere")
+
+
+def test_a_topic_made_a_moment_ago_elsewhere_is_found(pair):
+    """Nobody has to wait for the next look."""
+    a, b = pair
+    a.desk.create("t", 1, 1, NUMBERS, {}, [["b"]])
+    assert b.host.find("t").name == "t"
+    assert b.partition("t").leads
+
+
+# -- what is missing ------------------------------------------------------------------------------
+
+
+def lose_folder(broker: LocalBroker, topic: str) -> None:
+    """The broker ends; somebody removes the folder of the topic."""
+    broker.die()
+    shutil.rmtree(broker.path / "topics" / topic)
+
+
+def test_a_missing_folder_whose_records_others_have_is_doubted_and_filled_anew(pair):
+    a, b = pair
+    make(a, "t", "ab")
+    a.partition("t").append(numbers(0, 4))
+    replicate(a, b, "t")
+    lose_folder(b, "t")
+    again = a.around.start("b", "b's new logs")
+    (doubt,) = again.host.doubts
+    assert "is missing, and with it all records of topic 't'" in doubt
+    see(a.around)
+    assert again.links.followed == {"t/0": ("a", 0)}
+    replicate(a, again, "t")
+    assert again.replica("t").log.end.offset == 4
+
+
+def test_a_missing_folder_with_the_only_copy_is_an_error_until_it_is_back(pair, tmp_path):
+    a, b = pair
+    make(a, "t", "b")
+    b.partition("t").append(numbers(0, 4))
+    folder = b.path / "topics" / "t"
+    shutil.copytree(folder, tmp_path / "backup")
+    lose_folder(b, "t")
+    for _ in range(2):  # a start makes no empty folder, which the next would take for the log
+        again = a.around.start("b")
+        with pytest.raises(DamagedSegment, match="is missing, and with it all records"):
+            again.partition("t")
+        again.die()
+    shutil.copytree(tmp_path / "backup", folder)
+    assert a.around.start("b").partition("t").bounds().log_end_offset == 4
+
+
+@pytest.mark.parametrize("alone", [0, 1])
+def test_an_only_copy_that_is_missing_is_no_empty_log_beside_what_others_have(pair, alone):
+    """One folder has all of a topic's replicas: if it is made for one, it is there for all."""
+    a, b = pair
+    make(a, "t", "ba", "ba")
+    record = a.record("t", alone)
+    write(a, "t", replace(record, isr=record.isr[:1]), alone)
+    see(a.around)
+    b.partition("t", alone).append(numbers(0, 4))
+    lose_folder(b, "t")
+    for _ in range(2):
+        again = a.around.start("b", "b's new logs")
+        with pytest.raises(DamagedSegment):
+            again.partition("t", alone)
+        again.die()

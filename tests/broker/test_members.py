@@ -1,0 +1,95 @@
+"""Brokers as another one sees them: registered, alive, and fit to get replicas."""
+
+from __future__ import annotations
+
+from spark_stream.broker.members import Members
+from spark_stream.cluster.brokers import Brokers, BrokerState, RegisteredBroker
+from spark_stream.cluster.leases import Leases
+from spark_stream.cluster.view import ClusterView
+from spark_stream.consistency.ids import Generation
+from spark_stream.testing.simulation.leases import MemoryBoard
+from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
+from tests.broker.clusters import around, make, see
+from tests.clocks import FakeClock
+
+__all__ = ["around"]
+
+
+def test_who_is_registered_and_who_is_alive(around):
+    a, b = around.start("a"), around.start("b")
+    see(around)
+    assert a.members.registered() == {"a": "a-logs", "b": "b-logs"}
+    assert a.members.alive() == {"a": "a-logs", "b": "b-logs"}
+    b.die()
+    assert a.members.registered() == {"a": "a-logs", "b": "b-logs"}
+    assert a.members.alive() == {"a": "a-logs"}
+    assert a.members.get("b").address == "b:1"
+    assert a.members.get("c") is None
+
+
+def test_a_look_tells_whether_somebody_came_or_went(around):
+    a = around.start("a")
+    a.members.look()
+    assert not a.members.look()
+    b = around.start("b")
+    a.host.refresh()
+    assert a.members.look()
+    assert not a.members.look()
+    b.die()
+    assert a.members.look()
+
+
+def test_a_generation_is_the_one_at_the_last_look(around):
+    """Leaders ask for it under their locks: it must cost nothing."""
+    a, b = around.start("a"), around.start("b")
+    see(around)
+    b.die()
+    assert a.members.generation_of("b") == "b-logs"
+    a.members.look()
+    assert a.members.generation_of("b") is None
+
+
+def test_a_broker_that_has_started_since_the_last_look_counts_as_alive(around):
+    """Else a leader would at once put it out of the in-sync replicas of a topic that is made."""
+    a = around.start("a")
+    b = around.start("b")
+    make(a, "t", "ab")
+    assert not a.proposals.noted.is_set()
+    b.die()
+    a.members.look()
+    assert a.members.generation_of("b") is None
+    around.start("b", "new logs").die()
+    a.host.refresh()
+    assert a.members.generation_of("b") == "new logs"
+    a.members.look()
+    assert a.members.generation_of("b") is None
+
+
+def test_replicas_are_given_to_those_that_are_alive_and_not_leaving(around):
+    a, b, _ = (around.start(each) for each in "abc")
+    Brokers(a.store).mark("c", BrokerState.LEAVING)
+    b.die()
+    a.host.refresh()
+    assert a.members.takers() == {"a": None}
+
+
+def test_a_broker_is_alive_in_a_generation_only_while_the_lease_is_of_that_start():
+    store, board = MemoryStore(MemoryRecords()), MemoryBoard()
+    view = ClusterView(store)
+    members = Members(view, Leases(board, FakeClock()))
+
+    def start(incarnation: str, generation: str) -> None:
+        known = RegisteredBroker("b", "address", incarnation, "1", Generation(generation))
+        Brokers(store).register(known)
+        board.take_place("b", incarnation, 10.0)
+
+    assert members.alive() == {}
+    start("first", "g1")
+    assert members.alive() == {}, "it is not seen that it is registered"
+    view.refresh()
+    assert members.alive() == {"b": "g1"}
+    start("second", "g2")
+    assert members.alive() == {}, "the lease is of a start of which nothing is known here"
+    assert members.takers() == {}
+    view.refresh()
+    assert members.alive() == {"b": "g2"}

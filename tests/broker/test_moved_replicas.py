@@ -1,0 +1,66 @@
+"""Replicas that moved, and topics that were deleted: their files go, and nothing is held up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from spark_stream.broker.host import Host
+from spark_stream.cluster.partitions import PartitionId, put_of
+from spark_stream.cluster.topics import TOPICS, Topic, encode
+from spark_stream.cluster.view import ClusterView
+from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
+from spark_stream.consistency.partition_record import Member, PartitionRecord
+from spark_stream.storage.directory import LogDirectory
+from spark_stream.storage.logs import FileLogs
+from spark_stream.storage.settings import LogSettings
+from spark_stream.testing.simulation.disk import SimulatedDisk
+from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
+from tests.clocks import FakeClock
+from tests.support import NUMBERS, numbers
+
+ME, OTHER = BrokerId("me"), BrokerId("other")
+
+
+def led_by(broker: BrokerId) -> PartitionRecord:
+    member = Member(broker, Generation("g"))
+    return PartitionRecord((broker,), broker, LeaderEpoch(3), (member,))
+
+
+def test_files_of_replicas_that_moved_are_removed_when_the_broker_begins(tmp_path: Path):
+    store = MemoryStore(MemoryRecords())
+    topic = Topic("t", "id", NUMBERS, 3, {})
+    for number, leader in enumerate((ME, OTHER)):  # nothing is known of the third
+        store.put(*put_of(PartitionId("id", number), led_by(leader), 0))
+    store.put(TOPICS + "t", encode(topic), 0)
+    directory = LogDirectory(tmp_path, "cluster", ME)
+    folders = [directory.partition("t", "id", number) for number in range(3)]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / "something").touch()
+    host = Host(directory, ClusterView(store), LogSettings(), FakeClock())
+    assert all(folder.exists() for folder in folders), "nothing is removed before it may vouch"
+    host.generation = Generation("g")
+    host.begin(lambda: True)
+    assert [folder.exists() for folder in folders] == [True, False, True]
+    host.close()
+
+
+def test_what_is_closed_for_good_and_cannot_be_forced_holds_nothing_up(tmp_path: Path):
+    store, disk = MemoryStore(MemoryRecords()), SimulatedDisk()
+    directory = LogDirectory(tmp_path, "cluster", ME)
+    logs = FileLogs(disk)
+    for name in ("gone", "new"):
+        store.put(*put_of(PartitionId(name, 0), led_by(ME), 0))
+        logs.make_folder(directory.topic(name, name))
+    gone = store.put(TOPICS + "gone", encode(Topic("gone", "gone", NUMBERS, 1, {})), 0)
+    assert gone is not None
+    host = Host(directory, ClusterView(store), LogSettings(), FakeClock(), logs=logs)
+    host.generation = Generation("g")
+    host.begin(lambda: True)
+    host.topic("gone").partition(0).append(numbers(0, 3))
+    store.delete(TOPICS + "gone", gone)
+    store.put(TOPICS + "new", encode(Topic("new", "new", NUMBERS, 1, {})), 0)
+    disk.fail_next_force()
+    host.refresh()
+    assert host.topic("new").partition(0).leads
+    host.close()

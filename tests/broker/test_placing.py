@@ -1,0 +1,109 @@
+"""Where the replicas of new partitions go, and what an operator cannot ask for."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from spark_stream.cluster.partitions import PARTITIONS
+from spark_stream.cluster.topics import TOPICS
+from spark_stream.errors import InvalidAssignment, InvalidTopic
+from tests.broker.clusters import around, make, see
+from tests.broker.local_broker import LocalBroker, Surroundings
+from tests.support import NUMBERS
+
+__all__ = ["around"]
+
+
+@pytest.fixture
+def a(around: Surroundings) -> LocalBroker:
+    """Of brokers a, b and c."""
+    brokers = [around.start(each) for each in "abc"]
+    see(around)
+    return brokers[0]
+
+
+def replicas(broker: LocalBroker, topic: str) -> list[str]:
+    partitions = range(broker.host.find(topic).partitions)
+    return ["".join(broker.record(topic, each).replicas) for each in partitions]
+
+
+def create(asked: LocalBroker, partitions: int, factor: int, assignment=None) -> None:
+    asked.desk.create("t", partitions, factor, NUMBERS, {}, assignment)
+
+
+def test_replicas_and_leaders_are_spread(a):
+    create(a, 6, 2)
+    found = replicas(a, "t")
+    assert all(len(set(each)) == 2 for each in found)
+    assert sorted(each[0] for each in found) == list("aabbcc")
+    assert sorted("".join(found)) == list("aaaabbbbcccc")
+    for number, each in enumerate(found):
+        record = a.record("t", number)
+        assert (record.leader, record.leader_epoch) == (each[0], 0)
+        assert [member.broker for member in record.isr] == list(each)
+
+
+def test_what_brokers_have_already_counts(a):
+    make(a, "old", "a", "a", "b", "b")
+    create(a, 2, 1)
+    assert replicas(a, "t") == ["c", "c"]
+
+
+def test_only_those_that_are_alive_get_replicas(a):
+    a.around.up["c"].die()
+    create(a, 4, 2)
+    assert set("".join(replicas(a, "t"))) == {"a", "b"}
+
+
+def test_an_operator_may_place_replicas_on_a_broker_that_is_away(a):
+    """It is not in sync until it is back; a broker that lives leads."""
+    a.around.up["c"].die()
+    create(a, 1, 1, [["b", "a"]])
+    assert replicas(a, "t") == ["ba"]
+
+
+@pytest.mark.parametrize(
+    ("partitions", "factor", "assignment", "message"),
+    [
+        (1, 4, None, "a replication factor of 4 needs as many brokers"),
+        (1, 0, None, "a replication factor of 0"),
+        (1, 1, [["a", "x"]], "there is no broker 'x'; there are a, b, c"),
+        (1, 1, [["a", "b", "a"]], "names broker 'a' twice"),
+        (1, 1, [["a", "b"], ["a"]], "partition 1 gets 1 replicas"),
+        (1, 1, [["a"], []], "partition 1 gets no replica"),
+        (1, 1, [[]], "partition 0 gets no replica"),
+        (1, 1, [["c"]], "no broker of c is alive"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_changes_nothing(a, partitions, factor, assignment, message):
+    a.around.up["c"].die() if assignment == [["c"]] else None
+    with pytest.raises(InvalidAssignment, match=message):
+        create(a, partitions, factor, assignment)
+    assert a.store.list(TOPICS) == a.store.list(PARTITIONS) == []
+    assert list(a.path.glob("topics/*/*")) == []
+
+
+def test_an_assignment_of_no_partition_is_refused(a):
+    with pytest.raises((InvalidAssignment, InvalidTopic)):
+        create(a, 1, 1, [])
+
+
+def test_added_partitions_are_spread_too(a):
+    make(a, "t", "ab", "bc")
+    a.desk.alter("t", 5, {})
+    found = replicas(a, "t")
+    assert found[:2] == ["ab", "bc"]
+    leaders = Counter(each[0] for each in found)
+    assert sorted(leaders.values()) == [1, 2, 2]
+
+
+def test_an_operator_places_each_partition_that_is_added_and_no_other(a):
+    make(a, "t", "ab")
+    with pytest.raises(InvalidTopic, match="1 new partitions are assigned, and 2 are added"):
+        a.desk.alter("t", 3, {}, [["b", "c"]])
+    with pytest.raises(InvalidAssignment, match="partition 2: there is no broker 'x'"):
+        a.desk.alter("t", 3, {}, [["b", "c"], ["x", "a"]])
+    a.desk.alter("t", 3, {}, [["b", "c"], ["c", "a"]])
+    assert replicas(a, "t") == ["ab", "bc", "ca"]

@@ -1,0 +1,80 @@
+"""A broker leads only while its own clock says that its lease lasts."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from spark_stream.errors import LeaderUnavailable, NotLeader
+from tests.broker.clusters import around, make, see
+from tests.broker.local_broker import LEASE_S, LocalBroker, Surroundings
+from tests.support import numbers
+
+__all__ = ["around"]
+
+
+def stand_still(around: Surroundings, seconds: float) -> None:
+    around.clock.pass_us(int(seconds * 1_000_000))
+
+
+@pytest.fixture
+def pair(around: Surroundings) -> tuple[LocalBroker, LocalBroker]:
+    a, b = around.start("a"), around.start("b")
+    make(a, "t", "ab")
+    return a, b
+
+
+def test_while_it_renews_its_lease_it_leads(pair):
+    a, b = pair
+    for _ in range(10):
+        stand_still(a.around, LEASE_S / 2)
+        a.tenure.renew()
+        assert a.partition("t").append(numbers(0, 1)).count == 1
+    assert b.replica("t").follows
+
+
+def test_before_others_may_find_its_lease_over_it_leads_no_more(pair):
+    """So nothing is appended, and nothing told, that another leader does not know."""
+    a, b = pair
+    assert b.members.is_alive("a")
+    partition = a.partition("t")
+    stand_still(a.around, LEASE_S * 0.95)
+    assert b.members.is_alive("a")
+    with pytest.raises(NotLeader):
+        partition.append(numbers(0, 1))
+    with pytest.raises(LeaderUnavailable):
+        a.partition("t")
+
+
+def test_a_renewal_that_comes_late_gives_back_no_leadership_without_a_look(pair, caplog):
+    """Another broker was elected meanwhile: it knows that before it leads again."""
+    a, b = pair
+    assert b.members.is_alive("a")
+    stand_still(a.around, LEASE_S * 0.6)
+    b.tenure.renew()
+    stand_still(a.around, LEASE_S * 0.6)
+    b.control()
+    b.control()  # the first round takes the controller's seat
+    assert b.record("t").leader == "b"
+    with caplog.at_level(logging.WARNING):
+        a.tenure.renew()
+    assert "the lease was over" in caplog.text
+    assert a.tenure.serves()
+    assert a.links.followed == {"t/0": ("b", 1)}
+    assert b.partition("t").leader_epoch == 1
+
+
+def test_where_nobody_took_its_place_it_leads_on(pair):
+    a, _ = pair
+    stand_still(a.around, 3 * LEASE_S)
+    a.tenure.renew()
+    assert a.partition("t").append(numbers(0, 1)).count == 1
+
+
+def test_who_ended_is_dead_at_once(pair):
+    a, b = pair
+    assert b.members.is_alive("a")
+    a.tenure.end()
+    assert not b.members.is_alive("a")
+    see(a.around)

@@ -1,0 +1,263 @@
+"""Leaders are elected and moves finished, on records in a store: whatever is due, and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from spark_stream.cluster.partitions import PartitionId, Partitions, StoredPartition, put_of
+from spark_stream.consistency.election import LogEnd
+from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, LeaderEpoch
+from spark_stream.consistency.partition_record import Member, PartitionRecord
+from spark_stream.consistency.transactions import Joined
+from spark_stream.scripts.electing import Changed, Placed, attend, needs_attention, resume
+from spark_stream.scripts.steps import PutMany, ReadLogEnd, Refresh, Together
+from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
+from tests.scripts.on_store import OnStore
+
+A, B, C = (BrokerId(each) for each in "abc")
+FIRST = {each: Generation(f"{each}1") for each in (A, B, C)}
+SECOND = {each: Generation(f"{each}2") for each in (A, B, C)}
+AT = Joined("t", "id", 0)
+
+
+def members(*brokers: BrokerId) -> tuple[Member, ...]:
+    """These brokers in their first generation."""
+    return tuple(Member(each, FIRST[each]) for each in brokers)
+
+
+LED_BY_A = PartitionRecord((A, B, C), A, LeaderEpoch(5), members(A, B, C))
+
+
+class Clustered:
+    """A store with partitions, and a broker that changes their records."""
+
+    def __init__(self) -> None:
+        self.on = OnStore(MemoryStore(MemoryRecords()))
+        self.partitions = Partitions(self.on.store)
+
+    def write(self, record: PartitionRecord, number: int = 0, *, unclean: bool = False) -> Placed:
+        found = self.partitions.get(PartitionId("id", number))
+        version = 0 if found is None else found.version
+        put = put_of(PartitionId("id", number), record, version)
+        (new,) = self.on.store.put_many([put])
+        assert new is not None
+        stored = StoredPartition(PartitionId("id", number), record, new)
+        return Placed(replace(AT, partition=number), stored, unclean)
+
+    def record(self, number: int = 0) -> PartitionRecord:
+        found = self.partitions.get(PartitionId("id", number))
+        assert found is not None
+        return found.record
+
+    def attend(self, *placed: Placed, alive: dict, registered: dict | None = None) -> list[Changed]:
+        return self.on.run(attend(placed, alive, alive if registered is None else registered))
+
+    def says(self, broker: BrokerId, generation: Generation, epoch: int, entries: int) -> None:
+        """What the broker answers when it is asked where its log ends."""
+        self.on.log_ends[broker] = LogEnd(generation, epoch, EntryIndex(entries))
+
+
+@pytest.fixture
+def cluster() -> Iterator[Clustered]:
+    found = Clustered()
+    yield found
+    found.on.store.close()
+
+
+def alive(*brokers: BrokerId) -> dict[BrokerId, Generation]:
+    return {each: FIRST[each] for each in brokers}
+
+
+# -- what is due ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("record", "is_due"),
+    [
+        (LED_BY_A, False),
+        (replace(LED_BY_A, isr=members(A)), False),
+        (replace(LED_BY_A, leader=None), True),
+        (replace(LED_BY_A, leader=C), True),
+        (replace(LED_BY_A, leader=B, isr=(Member(B, SECOND[B]), *members(A))), True),
+        (replace(LED_BY_A, adding=(B,)), True),
+        (replace(LED_BY_A, removing=(B,)), True),
+    ],
+)
+def test_a_partition_needs_attention_without_a_live_leader_or_while_it_moves(record, is_due):
+    assert needs_attention(record, alive(A, B)) is is_due
+
+
+# -- elections ------------------------------------------------------------------------------------
+
+
+def test_where_leaders_died_the_next_replicas_that_are_in_sync_lead(cluster):
+    placed = [cluster.write(LED_BY_A), cluster.write(replace(LED_BY_A, replicas=(C, A, B)), 1)]
+    changes = cluster.attend(*placed, alive=alive(B, C))
+    assert [each.after.leader for each in changes] == [B, C]
+    assert [cluster.record(number).leader for number in (0, 1)] == [B, C]
+    assert {each.after.leader_epoch for each in changes} == {6}
+    assert cluster.record().isr == members(B, C)
+    assert not any(each.risky for each in changes)
+
+
+def test_all_elections_of_a_round_are_one_write(cluster):
+    placed = [cluster.write(LED_BY_A, number) for number in range(50)]
+    assert len(cluster.attend(*placed, alive=alive(B, C))) == 50
+    assert [type(each) for each in cluster.on.steps] == [PutMany, Refresh]
+
+
+def test_a_leader_that_lives_stays_and_nothing_is_written(cluster):
+    assert cluster.attend(cluster.write(LED_BY_A), alive=alive(A)) == []
+    assert cluster.on.steps == []
+    assert cluster.record() == LED_BY_A
+
+
+def test_an_election_by_an_old_view_changes_nothing(cluster):
+    old = cluster.write(LED_BY_A)
+    by_another = replace(LED_BY_A, leader=C, leader_epoch=LeaderEpoch(6), isr=members(B, C))
+    cluster.write(by_another)
+    assert cluster.attend(old, alive=alive(B, C)) == []
+    assert cluster.record() == by_another
+
+
+def test_a_loser_of_one_election_wins_the_others(cluster):
+    old, other = cluster.write(LED_BY_A), cluster.write(LED_BY_A, 1)
+    cluster.write(replace(LED_BY_A, leader=C, leader_epoch=LeaderEpoch(6)))
+    (change,) = cluster.attend(old, other, alive=alive(B, C))
+    assert (change.at.partition, cluster.record(1).leader) == (1, B)
+
+
+# -- nobody in sync -------------------------------------------------------------------------------
+
+
+def test_while_a_replica_in_sync_may_come_back_nobody_leads_and_nobody_is_asked(cluster):
+    placed = cluster.write(replace(LED_BY_A, isr=members(A)))
+    assert cluster.attend(placed, alive=alive(B, C), registered=FIRST) == []
+    assert cluster.on.steps == []
+
+
+def test_once_all_are_back_in_new_generations_the_longest_log_leads_and_that_is_told(cluster):
+    placed = cluster.write(LED_BY_A)
+    cluster.says(A, SECOND[A], 5, 10)
+    cluster.says(B, SECOND[B], 5, 12)
+    cluster.says(C, SECOND[C], 4, 99)
+    (change,) = cluster.attend(placed, alive=SECOND)
+    assert change.risky
+    assert (change.after.leader, change.after.isr) == (B, (Member(B, SECOND[B]),))
+    assert cluster.record() == change.after
+    asked = [each.steps for each in cluster.on.steps if isinstance(each, Together)]
+    assert asked == [tuple(ReadLogEnd(each, AT) for each in (A, B, C))]
+
+
+def test_a_replica_that_does_not_answer_is_passed_over(cluster):
+    placed = cluster.write(LED_BY_A)
+    cluster.says(A, SECOND[A], 5, 10)
+    cluster.says(C, SECOND[C], 5, 9)
+    cluster.on.down = {B}
+    (change,) = cluster.attend(placed, alive=SECOND)
+    assert change.after.leader == A
+
+
+def test_where_nobody_answers_the_partition_waits(cluster):
+    placed = cluster.write(LED_BY_A)
+    cluster.on.down = {A, B, C}
+    assert cluster.attend(placed, alive=SECOND) == []
+
+
+@pytest.mark.parametrize(("unclean", "leader"), [(False, None), (True, C)])
+def test_a_replica_out_of_sync_leads_where_the_topic_allows_it(cluster, unclean, leader):
+    """At once: nobody waits for one that may still come back."""
+    record = replace(LED_BY_A, isr=members(A, B))
+    placed = cluster.write(record, unclean=unclean)
+    cluster.says(C, FIRST[C], 3, 7)
+    changes = cluster.attend(placed, alive=alive(C), registered=FIRST)
+    assert [each.after.leader for each in changes] == ([] if leader is None else [leader])
+    assert all(each.risky for each in changes)
+
+
+# -- moves ----------------------------------------------------------------------------------------
+
+
+def test_a_move_is_finished_once_the_target_is_in_sync(cluster):
+    moving = replace(LED_BY_A, replicas=(B, C, A), adding=(C,), removing=(A,))
+    placed = cluster.write(replace(moving, isr=members(A, B)))
+    assert cluster.attend(placed, alive=FIRST) == []
+    placed = cluster.write(moving)
+    (change,) = cluster.attend(placed, alive=FIRST)
+    assert change.after == PartitionRecord((B, C), B, LeaderEpoch(6), members(B, C))
+    assert not change.risky
+
+
+def test_a_move_whose_leader_died_gets_a_leader_first(cluster):
+    moving = replace(LED_BY_A, adding=(C,), removing=(A,), replicas=(B, C, A))
+    (change,) = cluster.attend(cluster.write(moving), alive=alive(B, C))
+    assert (change.after.leader, change.after.removing) == (B, (A,))
+
+
+# -- a broker that starts -------------------------------------------------------------------------
+
+
+def resumed(
+    cluster: Clustered, record: PartitionRecord, me: Member, log: tuple[int, int] | None = (5, 10)
+) -> list[Changed]:
+    """The broker starts; ``log``: the last epoch and the number of entries of its log, if it is
+    open."""
+    placed = cluster.write(record)
+    end = None if log is None else LogEnd(me.generation, log[0], EntryIndex(log[1]))
+    return cluster.on.run(resume([placed], me, lambda _: end))
+
+
+VOUCHES, CANNOT = Member(A, FIRST[A]), Member(A, SECOND[A])
+ALONE = PartitionRecord((A,), A, LeaderEpoch(5), members(A))
+
+
+def test_a_broker_that_vouches_leads_on_what_it_led_in_a_new_epoch(cluster):
+    (change,) = resumed(cluster, LED_BY_A, VOUCHES)
+    assert (change.after, change.risky) == (replace(LED_BY_A, leader_epoch=LeaderEpoch(6)), False)
+    assert cluster.record() == change.after
+
+
+def test_a_broker_that_vouches_leads_on_where_it_is_the_only_replica_in_the_same_epoch(cluster):
+    """Every write is in the kernel, and no follower waits for what an earlier process sent."""
+    assert resumed(cluster, ALONE, VOUCHES) == []
+    assert cluster.record() == ALONE
+
+
+def test_a_broker_that_cannot_vouch_leads_nothing_that_others_have(cluster):
+    assert resumed(cluster, LED_BY_A, CANNOT) == []
+    assert cluster.record() == LED_BY_A
+
+
+@pytest.mark.parametrize("record", [replace(LED_BY_A, isr=members(A)), ALONE])
+def test_a_broker_that_cannot_vouch_leads_what_it_alone_had_and_that_is_told(cluster, record):
+    (change,) = resumed(cluster, record, CANNOT, (7, 10))
+    assert change.risky
+    assert change.after.isr == (CANNOT,)
+    assert change.after.leader_epoch == 8  # above every epoch in its log, too
+
+
+@pytest.mark.parametrize("record", [LED_BY_A, ALONE])
+def test_epochs_never_fall_along_a_log_whose_store_is_an_older_copy(cluster, record):
+    (change,) = resumed(cluster, record, VOUCHES, (9, 10))
+    assert (change.after.leader, change.after.leader_epoch) == (A, 10)
+
+
+@pytest.mark.parametrize("me", [VOUCHES, CANNOT])
+def test_a_broker_whose_replica_cannot_be_opened_does_not_lead_it_anew(cluster, me):
+    assert resumed(cluster, replace(LED_BY_A, isr=members(A)), me, None) == []
+
+
+def test_a_broker_leaves_what_others_lead(cluster):
+    assert resumed(cluster, replace(LED_BY_A, leader=B), VOUCHES) == []
+
+
+def test_what_its_leader_had_given_up_is_led_by_the_only_one_in_sync(cluster):
+    (change,) = resumed(cluster, replace(LED_BY_A, leader=None, isr=members(A)), VOUCHES)
+    assert (change.after.leader, change.after.leader_epoch, change.risky) == (A, 6, False)
+
+
+def test_what_is_in_sync_elsewhere_too_is_left_to_the_controller(cluster):
+    assert resumed(cluster, replace(LED_BY_A, leader=None), VOUCHES) == []

@@ -1,0 +1,445 @@
+"""The commands of a story, and the partition that they drive.
+
+| command | what happens |
+|---|---|
+| ``brokers N [min.insync.replicas=M]`` | a partition with a replica on each of N brokers |
+| ``append A B [to BROKER] [with read_committed] [in T] [from P]`` | a client appends batches |
+| ``repeat A …`` | as ``append``: a producer sends its last batch again |
+| ``commit T``, ``abort T`` | the leader writes the marker of transaction T |
+| ``replicate`` | connections are made, and all that is on its way arrives |
+| ``force BROKER`` | what the broker has is on its disk now |
+| ``stall BROKER``, ``resume BROKER`` | nothing gets to it or from it; everything does again |
+| ``kill BROKER`` | its process ends; what it wrote stays, and its lease is over |
+| ``lease of BROKER ends`` | it is not taken for alive any more, whatever it does |
+| ``lose power of BROKER`` | as ``kill``, and what was not forced is gone |
+| ``wipe BROKER`` | as ``kill``, and its disk is empty |
+| ``start BROKER`` | it starts again |
+| ``elect``, ``elect longest``, ``elect unclean`` | the controller looks for a leader |
+| ``wait N s`` | time passes, and everybody who is not stalled looks at the clock |
+| ``clock BROKER`` | this one looks at the clock, and what it proposes gets to the metadata store |
+| ``read`` | what a reader of each isolation level sees at the leader |
+| ``state`` | the partition's record and all replicas |
+
+A log is shown as its batches, each epoch's behind its number; ``|`` is the high watermark. ``x(T)``
+is a batch in transaction T, ``+T`` and ``-T`` are markers of its commit and its abort. Every batch
+has one record, so offsets count batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from spark_stream.consistency import election
+from spark_stream.consistency.effects import Abandon, Answer, Disown, Effects
+from spark_stream.consistency.election import LogEnd, Unchanged
+from spark_stream.consistency.entries import Entry, Kind
+from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation
+from spark_stream.consistency.isolation import DROPS_ABORTED, Isolation, upper_bound
+from spark_stream.consistency.partition_record import PartitionRecord
+from spark_stream.consistency.producers import NOBODY, Duplicate, Refused, Stamp
+from spark_stream.consistency.progress import IsrSettings
+from tests.consistency.partition_model import Cluster, Link, Process, Write
+
+LAG_MAX_S: Final = 10
+_S: Final = 1_000_000
+_LEVELS: Final = (Isolation.READ_UNCOMMITTED, Isolation.READ_REPLICATED, Isolation.READ_COMMITTED)
+
+
+class _Partition(Cluster):
+    """The partition in memory, which hears what its leaders answer to appends."""
+
+    def __init__(self, brokers: int, min_insync: int) -> None:
+        self.answers: list[tuple[str, int]] = []
+        super().__init__(brokers, brokers, min_insync, lambda options: options[0])
+
+    def start(self, broker: BrokerId) -> None:
+        super().start(broker)
+        core = self.running[broker].core
+        core.configure(IsrSettings(self.min_insync, LAG_MAX_S * _S), self.now)
+
+    def obey(self, process: Process, effects: Effects) -> None:
+        super().obey(process, effects)
+        words = {Answer: "acknowledged", Disown: "lost", Abandon: "outcome unknown"}
+        for effect in effects:
+            if isinstance(effect, Answer | Disown | Abandon):
+                self.answers += [(words[type(effect)], each) for each in effect.tickets]
+
+
+@dataclass
+class Story:
+    """What has happened so far, and :meth:`do` for what happens next."""
+
+    def __post_init__(self) -> None:
+        self.stalled: set[BrokerId] = set()
+        self.names: dict[int, str] = {}
+        self.waiting: dict[int, str] = {}
+        self.transactions: dict[str, int] = {}
+        self.producers: dict[str, tuple[int, int]] = {}
+        self._partition: _Partition | None = None
+
+    @property
+    def partition(self) -> _Partition:
+        assert self._partition is not None, "a story begins with: brokers N"
+        return self._partition
+
+    def do(self, command: str) -> list[str]:
+        """Does what the command says, and tells what came of it."""
+        words = command.split()
+        act = getattr(self, f"_do_{words[0]}", None)
+        assert act is not None, f"no such command: {command}"
+        lines: list[str] = list(act(words[1:]))
+        partition = self.partition
+        partition.check()
+        for outcome, ticket in partition.answers:
+            lines.append(f"{self.waiting.pop(ticket)}: {outcome}")
+        partition.answers.clear()
+        return lines
+
+    # -- clients ----------------------------------------------------------------------------------
+
+    def _do_append(self, words: list[str]) -> Iterator[str]:
+        names, named = _named(words, "to", "with", "in", "from")
+        process = self._leader(named.get("to"))
+        level = Isolation(named.get("with", Isolation.READ_UNCOMMITTED))
+        for name in names:
+            yield from self._append(process, name, level, named)
+
+    def _append(
+        self, process: Process, name: str, level: Isolation, named: dict[str, str]
+    ) -> Iterator[str]:
+        core, transaction = process.core, named.get("in")
+        stamp = self._stamp(process, transaction, named.get("from"))
+        if not core.has_enough_replicas(stamp, level):
+            yield f"{name}: refused, for too few replicas are in sync"
+            return
+        if stamp is not None:
+            judged = core.judge(stamp, 1)
+            assert not isinstance(judged, Refused | Duplicate), judged
+        entry = self._entry(process, Kind.DATA, stamp or NOBODY)
+        self.names[entry.data_crc] = name if transaction is None else f"{name}({transaction})"
+        process.log.entries.append(entry)
+        self.partition.obey(process, core.apply(entry))
+        yield self._answer(process, name, stamp, level, entry)
+
+    def _answer(
+        self, process: Process, name: str, stamp: Stamp | None, level: Isolation, entry: Entry
+    ) -> str:
+        """What the producer hears of a batch that is in the leader's log."""
+        if process.core.acknowledge(entry.data_crc, stamp, level, entry.base_offset):
+            return f"{name}: acknowledged, offset {entry.base_offset}"
+        self.waiting[entry.data_crc] = name
+        return f"{name}: waits for the high watermark, offset {entry.base_offset}"
+
+    def _stamp(self, process: Process, transaction: str | None, producer: str | None) -> Any:
+        """The stamp of the producer's next batch; None for a client that does not stamp."""
+        if transaction is None and producer is None:
+            return None
+        name = producer or f"producer of {transaction}"
+        number, sequence = self.producers.get(name, (len(self.producers) + 1, -1))
+        self.producers[name] = (number, sequence + 1)
+        if transaction is None:
+            return Stamp(number, 0, sequence + 1)
+        known = self.transactions.setdefault(transaction, len(self.transactions) + 1)
+        if (known, number) not in process.core.joins:  # a promise of this leader's epoch
+            assert process.core.joins.confirm(process.core.joins.open(known, number))
+        return Stamp(number, 0, sequence + 1, known)
+
+    def _do_repeat(self, words: list[str]) -> Iterator[str]:
+        [name], named = _named(words, "to", "with", "in", "from")
+        process = self._leader(named.get("to"))
+        level = Isolation(named.get("with", Isolation.READ_UNCOMMITTED))
+        transaction, producer = named.get("in"), named.get("from")
+        known = producer or f"producer of {transaction}"
+        number, sequence = self.producers[known]
+        self.producers[known] = (number, sequence - 1)
+        stamp = self._stamp(process, transaction, producer)
+        judged = process.core.judge(stamp, 1)
+        if not isinstance(judged, Duplicate):
+            self.producers[known] = (number, sequence - 1)
+            yield from self._append(process, name, level, named)
+            return
+        yield f"{name}: broker {process.me.broker} has it already"
+        found = next(
+            each
+            for each in process.log.entries
+            if each.base_offset == judged.offset and each.kind is Kind.DATA
+        )
+        yield self._answer(process, name, stamp, level, found)
+
+    def _do_commit(self, words: list[str]) -> Iterator[str]:
+        return self._end(words[0], Kind.COMMIT)
+
+    def _do_abort(self, words: list[str]) -> Iterator[str]:
+        return self._end(words[0], Kind.ABORT)
+
+    def _end(self, transaction: str, kind: Kind) -> Iterator[str]:
+        process, number = self._leader(None), self.transactions[transaction]
+        process.core.joins.seal(number)
+        for producer, part in process.core.undecided.parts(number):
+            entry = self._entry(process, kind, Stamp(producer, part.epoch, -1, number))
+            self.names[entry.data_crc] = f"{'+' if kind is Kind.COMMIT else '-'}{transaction}"
+            process.log.entries.append(entry)
+            self.partition.obey(process, process.core.apply(entry))
+            yield f"broker {process.me.broker} writes the marker"
+
+    def _entry(self, process: Process, kind: Kind, stamp: Stamp) -> Entry:
+        self.partition.content += 1
+        end, now = process.log.end, self.partition.now
+        return Entry(
+            end.entry,
+            end.offset,
+            now,
+            now,
+            1 if kind is Kind.DATA else 0,
+            process.core.leader_epoch,
+            self.partition.content,
+            kind,
+            stamp.producer_id,
+            stamp.epoch,
+            stamp.sequence,
+            stamp.transaction,
+        )
+
+    def _do_read(self, words: list[str]) -> Iterator[str]:
+        process = self._leader(words[1] if words else None)
+        aborted = {
+            (each.transaction, each.producer_id)
+            for each in process.log.entries
+            if each.kind is Kind.ABORT
+        }
+        for level in _LEVELS:
+            if level is not Isolation.READ_UNCOMMITTED and not process.core.hw_known:
+                yield f"{level:<17} asks again: the new leader does not know this bound yet"
+                continue
+            bound = upper_bound(process.core.bounds_state.bounds(), level)
+            seen = [
+                self.names[each.data_crc]
+                for each in process.log.entries
+                if each.kind is Kind.DATA
+                and each.base_offset < bound
+                and not (level in DROPS_ABORTED and (each.transaction, each.producer_id) in aborted)
+            ]
+            yield f"{level:<17} {' '.join(seen) or 'nothing'}"
+
+    # -- brokers ----------------------------------------------------------------------------------
+
+    def _do_brokers(self, words: list[str]) -> Iterator[str]:
+        count, *settings = words
+        least = dict(each.split("=") for each in settings).get("min.insync.replicas", "1")
+        self._partition = _Partition(int(count), int(least))
+        list(self._do_replicate([]))
+        yield self._record()
+
+    def _do_replicate(self, words: list[str]) -> Iterator[str]:
+        partition = self.partition
+        before = {broker: list(log.entries) for broker, log in partition.logs.items()}
+        record = partition.record
+        for _ in range(6):
+            for process in self._reachable():
+                link = partition.links.get(process.me.broker)
+                if link is None or not partition.is_live(link):
+                    partition.connect(process)
+            for link in list(partition.links.values()):
+                if self._whole(link):
+                    partition.run_down(link)
+            self._land()
+        for broker, had in before.items():
+            yield from self._change(broker, had)
+        if partition.record != record:
+            yield self._record()
+
+    def _change(self, broker: BrokerId, had: Sequence[Entry]) -> Iterator[str]:
+        """What a replica has cut and taken."""
+        has = self.partition.logs[broker].entries
+        same = 0
+        while same < min(len(had), len(has)) and had[same].data_crc == has[same].data_crc:
+            same += 1
+        steps = [("cuts", had[same:]), ("takes", has[same:])]
+        did = [f"{verb} {self._shown(entries)}" for verb, entries in steps if entries]
+        if did:
+            yield f"broker {broker} {', and '.join(did)}"
+
+    def _do_force(self, words: list[str]) -> Iterator[str]:
+        log = self.partition.logs[BrokerId(words[0])]
+        log.forced = log.end.entry
+        return iter(())
+
+    def _do_stall(self, words: list[str]) -> Iterator[str]:
+        self.stalled.add(BrokerId(words[0]))
+        return iter(())
+
+    def _do_resume(self, words: list[str]) -> Iterator[str]:
+        self.stalled.discard(BrokerId(words[0]))
+        return self._hear()
+
+    def _do_kill(self, words: list[str]) -> Iterator[str]:
+        return self._away(words[0], self.partition.kill)
+
+    def _do_lose(self, words: list[str]) -> Iterator[str]:
+        broker = words[-1]
+        had = list(self.partition.logs[BrokerId(broker)].entries)
+        yield from self._away(broker, self.partition.lose_power)
+        yield from self._change(BrokerId(broker), had)
+
+    def _do_wipe(self, words: list[str]) -> Iterator[str]:
+        partition, broker = self.partition, BrokerId(words[0])
+        yield from self._away(broker, partition.kill)
+        log = partition.logs[broker]
+        log.entries.clear()
+        log.forced = 0
+        partition.generations[broker] = Generation(str(int(partition.generations[broker]) + 1))
+
+    def _away(self, broker: str, end: Callable[[Process], None]) -> Iterator[str]:
+        process = self.partition.running[BrokerId(broker)]
+        yield from self._leave_open(process)
+        end(process)
+        yield from self._do_lease(["of", broker])
+
+    def _do_lease(self, words: list[str]) -> Iterator[str]:
+        self.partition.alive.pop(BrokerId(words[1]), None)
+        return self._hear()
+
+    def _do_start(self, words: list[str]) -> Iterator[str]:
+        broker = BrokerId(words[0])
+        self.partition.start(broker)
+        return self._hear()
+
+    def _do_elect(self, words: list[str]) -> Iterator[str]:
+        partition, how = self.partition, "".join(words)
+        if how:
+            candidates = {
+                each.me.broker: LogEnd(
+                    each.me.generation,
+                    -1 if each.core.epochs.last is None else each.core.epochs.last,
+                    each.log.end.entry,
+                )
+                for each in partition.running.values()
+                if partition.alive.get(each.me.broker) == each.me.generation
+            }
+            outcome = election.elect_longest(
+                partition.record, candidates, partition.registered, unclean=how == "unclean"
+            )
+        else:
+            outcome = election.elect(partition.record, partition.alive)
+        if isinstance(outcome, Unchanged):
+            yield f"nobody is elected: {outcome.why}"
+            return
+        yield from self._take(outcome, how)
+
+    def _take(self, record: PartitionRecord, how: str) -> Iterator[str]:
+        partition = self.partition
+        write = Write(partition.version, record, loses_records=how == "longest")
+        partition.writes.append(write)
+        partition.land(write, answered=True)
+        if how == "unclean":
+            partition.forget()  # what it may lose was given up when it was asked for
+        yield f"{self._record()}{'; records may be lost' if how else ''}"
+        yield from self._hear()
+
+    def _do_wait(self, words: list[str]) -> Iterator[str]:
+        partition = self.partition
+        partition.now += int(words[0]) * _S
+        record = partition.record
+        for process in self._reachable():
+            partition.obey(process, process.core.tick(partition.now))
+        self._land()
+        if partition.record != record:
+            yield self._record()
+
+    def _do_clock(self, words: list[str]) -> Iterator[str]:
+        partition = self.partition
+        process = partition.running[BrokerId(words[0])]
+        partition.obey(process, process.core.tick(partition.now))
+        for write in list(partition.writes):
+            isr = " ".join(each.broker for each in write.record.isr)
+            taken = write.version == partition.version
+            partition.land(write, answered=True)
+            outcome = "" if taken else ": refused, for the record has changed since"
+            yield f"broker {process.me.broker} proposes in sync {isr}{outcome}"
+
+    def _hear(self) -> Iterator[str]:
+        """Who can be reached hears of the record, and of who is alive."""
+        partition = self.partition
+        record = partition.record
+        for process in self._reachable():
+            led = process.leads
+            partition.see(process)
+            if led and not process.leads:
+                yield f"broker {process.me.broker} leads no more"
+                yield from self._leave_open(process)
+        self._land()
+        if partition.record != record:
+            yield self._record()
+
+    def _leave_open(self, process: Process) -> Iterator[str]:
+        """Who waits for this leader's answer gets none."""
+        epoch = process.log.entries[-1].leader_epoch if process.log.entries else None
+        for entry in process.log.entries:
+            if entry.leader_epoch == epoch and entry.data_crc in self.waiting:
+                yield f"{self.waiting.pop(entry.data_crc)}: outcome unknown"
+
+    def _land(self) -> None:
+        """Every compare-and-set that is on its way arrives, and all hear of its outcome."""
+        partition = self.partition
+        while partition.writes:
+            partition.land(partition.writes[0], answered=True)
+            for process in self._reachable():
+                partition.see(process)
+
+    def _reachable(self) -> list[Process]:
+        running = self.partition.running
+        return [
+            running[each]
+            for each in self.partition.brokers
+            if each in running.keys() - self.stalled
+        ]
+
+    def _whole(self, link: Link) -> bool:
+        return not {link.taker.me.broker, link.leader.me.broker} & self.stalled
+
+    def _leader(self, broker: str | None) -> Process:
+        found = self.partition.running[BrokerId(broker or self.partition.record.leader or "nobody")]
+        assert found.leads, f"broker {found.me.broker} does not lead"
+        return found
+
+    # -- what is to be seen -----------------------------------------------------------------------
+
+    def _do_state(self, words: list[str]) -> Iterator[str]:
+        yield self._record()
+        for broker in self.partition.brokers:
+            process = self.partition.running.get(broker)
+            role = "down" if process is None else "leads" if process.leads else "follows"
+            if broker in self.stalled:
+                role += ", stalled"
+            high = None if process is None else process.core.bounds_state.high_watermark.entry
+            entries = self.partition.logs[broker].entries
+            yield f"broker {broker}  {role:<16}  {self._shown(entries, high)}".rstrip()
+
+    def _record(self) -> str:
+        record = self.partition.record
+        isr = " ".join(each.broker for each in record.isr)
+        return f"leader {record.leader}, epoch {record.leader_epoch}, in sync {isr}"
+
+    def _shown(self, entries: Sequence[Entry], high: EntryIndex | None = None) -> str:
+        words: list[str] = []
+        epoch = None
+        for entry in entries:
+            if entry.entry_index == high:
+                words.append("|")
+            if entry.leader_epoch != epoch:
+                epoch = entry.leader_epoch
+                words.append(f"{epoch}:")
+            words.append(self.names[entry.data_crc])
+        if high is not None and high == (entries[-1].entry_index + 1 if entries else 0):
+            words.append("|")
+        return " ".join(words)
+
+
+def _named(words: Sequence[str], *prepositions: str) -> tuple[list[str], dict[str, str]]:
+    """``a b to 1``: the words before the first preposition, and what follows each."""
+    first = min((at for at, word in enumerate(words) if word in prepositions), default=len(words))
+    pairs = list(words[first:])
+    assert not len(pairs) % 2, f"something is missing in: {' '.join(words)}"
+    return list(words[:first]), dict(zip(pairs[::2], pairs[1::2], strict=True))
