@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -176,11 +178,9 @@ def _at(cluster, number: int) -> isolog.Log:
     return isolog.connect(cluster.broker(number).address, timeout=10)
 
 
-def _ignoring(call):
+def _ignoring(call: Callable[[], object]) -> Callable[[], None]:
     def called() -> None:
-        try:
+        with contextlib.suppress(IsologError):
             call()
-        except IsologError:
-            pass
 
     return called
