@@ -136,18 +136,21 @@ def run(seconds: float, seed: int) -> Outcome:
         def worker(name: str, task) -> Worker:
             return Worker(name, seed, notes, stop, task)
 
-        safe = {"isolation": "read_committed"}
+        slowly = {"rows_max": 4, "pause_s": 0.1}  # all that is read has to fit into memory
+        safe = {"isolation": "read_committed", **slowly}
         writers = [
             *(
                 worker(f"safe-{n}", plain_writer(connect, replicated_outcome_of, **safe))
                 for n in range(2)
             ),
-            worker("fleeting", plain_writer(connect, fleeting_outcome_of)),
+            worker("fleeting", plain_writer(connect, fleeting_outcome_of, **slowly)),
             *(
                 worker(f"loader-{n}", transactional_writer(connect, replicated=True))
                 for n in range(2)
             ),
-            worker("snapshots", snapshot_reader(connect, "read_atomic")),
+            worker(
+                "snapshots", snapshot_reader(connect, "read_atomic", pause_s=max(2.0, seconds / 60))
+            ),
         ]
         followers = [
             worker(

@@ -116,8 +116,8 @@ class Worker(threading.Thread):
         topic = self.random.choice(list(TOPICS))
         return topic, self.random.randrange(TOPICS[topic])
 
-    def pause(self) -> None:
-        time.sleep(self.random.random() * 0.02)
+    def pause(self, longest_s: float = 0.02) -> None:
+        time.sleep(self.random.random() * longest_s)
 
 
 @dataclass
@@ -164,17 +164,22 @@ def fleeting_outcome_of(sent: Sent) -> str:
 def plain_writer(
     connect: Callable[[], isolog.Log],
     outcome: Callable[[Sent], str] = outcome_of,
+    *,
+    rows_max: int = 20,
+    pause_s: float = 0.02,
     **settings: object,
 ) -> Callable[[Worker], None]:
     """Appends outside any transaction; several batches under way at a time.
 
-    ``settings`` are those of the producer.
+    Batches have up to ``rows_max`` records; ``settings`` are those of the producer.
     """
 
     def task(worker: Worker) -> None:
         with connect() as log, log.producer(**settings) as producer:
             while not worker.stopped.is_set():
-                sent = [send(worker, producer, 20) for _ in range(worker.random.randint(1, 5))]
+                sent = [
+                    send(worker, producer, rows_max) for _ in range(worker.random.randint(1, 5))
+                ]
                 for each in sent:
                     worker.notes.wrote(
                         worker.name,
@@ -184,7 +189,7 @@ def plain_writer(
                         transaction=-1,
                         outcome=outcome(each),
                     )
-                worker.pause()
+                worker.pause(pause_s)
 
     return task
 
@@ -297,7 +302,9 @@ def following_reader(
     return task
 
 
-def snapshot_reader(connect: Callable[[], isolog.Log], level: str) -> Callable[[Worker], None]:
+def snapshot_reader(
+    connect: Callable[[], isolog.Log], level: str, pause_s: float = 0.2
+) -> Callable[[Worker], None]:
     """Reads both topics as a whole, again and again: each time one snapshot."""
 
     def task(worker: Worker) -> None:
@@ -313,6 +320,6 @@ def snapshot_reader(connect: Callable[[], isolog.Log], level: str) -> Callable[[
                 number = next(snapshots)
                 for table in tables.values():
                     worker.notes.read(worker.name, level, number, table)
-                time.sleep(0.2)
+                worker.stopped.wait(pause_s)
 
     return task
