@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from spark_stream.cli.options import Bootstrap, Listing, LogPath, Output, log, note
+from spark_stream.cli.options import Bootstrap, Listing, LogPath, Output, counted, log, note
 from spark_stream.cli.output.show_cluster import show_cluster
 from spark_stream.errors import InvalidOption
 
@@ -48,11 +48,13 @@ def decommission(
         if found is not None and not yes:
             if not sys.stdin.isatty():
                 raise InvalidOption(
-                    f"broker {broker} has {found.replicas} replicas: no terminal to ask on",
+                    f"broker {broker} has {counted(found.replicas, 'replica')}: no terminal to ask on",
                     hint="Give --yes to take it out.",
                 )
             typer.confirm(
-                f"Move the {found.replicas} replicas of broker {broker} away?", abort=True, err=True
+                f"Move {counted(found.replicas, 'replica')} of broker {broker} away?",
+                abort=True,
+                err=True,
             )
         opened.decommission(broker)
     note(f"broker {broker} leaves: its replicas move to other brokers")

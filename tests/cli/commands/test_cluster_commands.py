@@ -1,0 +1,84 @@
+"""Three brokers as an operator sees them and changes them, one of them stopped on the way."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from spark_stream.testing import LocalCluster
+from tests.cli.conftest import Call
+from tests.support import eventually
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalCluster]:
+    with LocalCluster(3, conf={"lease_seconds": 1.0}, cuttable=False) as made:
+        monkeypatch.setenv("ISOLOG_BOOTSTRAP", made.bootstrap)
+        yield made
+
+
+def rows(text: str, title: str) -> list[list[str]]:
+    """The rows of the table with this title, as words."""
+    lines = text.splitlines()
+    first = next(at for at, line in enumerate(lines) if line.startswith(title)) + 2
+    end = next(at for at in range(first, len(lines)) if not re.match(r"\d", lines[at]))
+    return [lines[at].split() for at in range(first, end)]
+
+
+def partition_of(call: Call, *, holds: Callable[[Any], bool]) -> Any:
+    """The description of partition 0, once it is as it should be."""
+    found: list[Any] = []
+
+    def look() -> bool:
+        described = call("topic", "describe", "flights", "--output", "json")
+        found[:] = [json.loads(described.out)["partitions"][0]]
+        return holds(found[0])
+
+    eventually(look, 30)
+    return found[0]
+
+
+def test_what_is_shown_of_replicas_while_one_is_stopped_and_comes_back(
+    cluster: LocalCluster, call: Call
+) -> None:
+    made = ["--replication-factor", "3", "--config", "min.insync.replicas=3"]
+    assert call("topic", "create", "flights", *made).code == 0
+    first = partition_of(call, holds=lambda found: len(found["isr"]) == 3)
+    assert first["replicas"] == first["isr"]
+    away = first["replicas"][2]
+
+    cluster.stop(int(away))
+    partition_of(call, holds=lambda found: away not in found["isr"])
+    text = call("topic", "describe", "flights").out
+    replicas, isr = ", ".join(first["replicas"]), ", ".join(first["replicas"][:2])
+    [row] = rows(text, "partition  leader")
+    assert " ".join(row) == f"0 {first['leader']} 0 {replicas} {isr} {away} is away"
+    assert "fewer in sync than min.insync.replicas=3: 0\n" in text
+    status = call("cluster", "status").out
+    assert "brokers 2 of 3 alive" in status
+    assert "partitions with replicas that are not in sync: 1" in status
+    [dead] = [row for row in rows(status, "broker  address") if row[0] == away]
+    assert dead[2:] == ["dead", "0", "1", "0"]
+
+    cluster.restart(int(away))
+    partition_of(call, holds=lambda found: len(found["isr"]) == 3 and found["lag"].get(away) == 0)
+    assert "fewer in sync" not in call("topic", "describe", "flights").out
+
+
+def test_a_broker_is_taken_out_on_yes_only(cluster: LocalCluster, call: Call) -> None:
+    assert call("topic", "create", "flights", "--assignment", "3,1").code == 0
+    asked = call("cluster", "decommission", "3")
+    assert asked.code == 2
+    assert "broker 3 has 1 replica: no terminal to ask on" in asked.err
+    assert call("cluster", "decommission", "9", "--yes").code == 1
+
+    assert call("cluster", "decommission", "3", "--yes").code == 0
+    found = partition_of(call, holds=lambda found: found["replicas"] == found["isr"] != ["3", "1"])
+    assert sorted(found["replicas"]) == ["1", "2"]
+    eventually(lambda: len(rows(call("cluster", "status").out, "broker  address")) == 2, 30)
