@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
-from spark_stream.cluster.left_overs import REMOVED
 from spark_stream.cluster.partitions import PARTITIONS, PartitionId, decode_value, put_of
 from spark_stream.cluster.store import Put, Record
 from spark_stream.cluster.topics import TOPICS, Topic, decode, encode, unknown
@@ -28,6 +27,7 @@ from spark_stream.scripts.left_overs import (
     announce_making,
     announce_removal,
     discard,
+    forget_adding,
     forget_making,
 )
 from spark_stream.scripts.steps import (
@@ -108,7 +108,7 @@ def alter_topic(
         except IsologError:
             yield from announce_removal(old, _brokers(added))
             raise
-        yield from delete(REMOVED + old.id, announced)
+        yield from forget_adding(old, announced)
     else:
         yield from _put_altered(record, new)
     yield Refresh()
