@@ -43,8 +43,12 @@ def announce_making(topic: Topic, brokers: Iterable[BrokerId], maker: BrokerId) 
     yield from put(REMOVED + topic.id, encode_left_over(left), 0)
 
 
-def announce_removal(topic: Topic, brokers: Iterable[BrokerId]) -> Script[int]:
+def announce_removal(
+    topic: Topic, brokers: Iterable[BrokerId], *, cleared: bool = False
+) -> Script[int]:
     """Puts on record that the topic is being removed, and who may have files of it; the version.
+
+    ``cleared``: the topic is not to be, also where its record is there.
 
     The announcement always gets a new version: whoever is about to delete it, because the topic was
     there when he looked, does not.
@@ -52,7 +56,8 @@ def announce_removal(topic: Topic, brokers: Iterable[BrokerId]) -> Script[int]:
     while True:
         record = yield from get(REMOVED + topic.id)
         known = LeftOver(topic, ()) if record is None else decode_left_over(record)
-        left = replace(known, brokers=tuple(sorted({*known.brokers, *brokers})), maker=None)
+        named = tuple(sorted({*known.brokers, *brokers}))
+        left = LeftOver(topic, named, None, cleared or known.cleared)
         expected = 0 if record is None else record.version
         version: int | None = yield Put(REMOVED + topic.id, encode_left_over(left), expected)
         if version is not None:
@@ -114,7 +119,7 @@ def remove_left_over(
         return False
     live = yield from get(TOPICS + left.topic.name)
     if live is not None and decode(live).id == left.topic.id:
-        if left.maker is not None:
+        if left.maker in (broker, *lost):  # another one may stand still, and looks for it
             yield from delete(record.key, record.version)
         if not left.cleared or not (yield from delete(live.key, live.version)):
             return False
@@ -160,5 +165,5 @@ def remove_own(topic: Topic, broker: BrokerId) -> Script[None]:
 def discard(topic: Topic, brokers: Iterable[BrokerId], broker: BrokerId) -> Script[None]:
     """Removes what there is of a topic that could not be made; what is left is announced."""
     with suppress(IsologError):
-        yield from announce_removal(topic, brokers)
+        yield from announce_removal(topic, brokers, cleared=True)
         yield from remove_own(topic, broker)

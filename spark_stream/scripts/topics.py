@@ -67,7 +67,6 @@ def create_topic(topic: Topic, placed: Sequence[PartitionRecord], maker: BrokerI
         if not (yield from put(TOPICS + topic.name, encode(topic), 0)):
             raise _exists(topic)
         if not (yield from forget_making(topic)):
-            yield from _unmake(topic)
             raise InvalidTopic(
                 f"topic {topic.name!r}: its creation took so long that others cleared it away",
                 topic=topic.name,
@@ -200,12 +199,6 @@ def _make_folders(topic: Topic, brokers: Iterable[BrokerId]) -> Script[None]:
     for answer in (yield from together(asked)):
         if isinstance(answer, IsologError):
             raise answer
-
-
-def _unmake(topic: Topic) -> Script[None]:
-    record = yield from get(TOPICS + topic.name)
-    if record is not None and decode(record).id == topic.id:
-        yield from delete(record.key, record.version)
 
 
 def _was_changed(name: str) -> InvalidTopic:
