@@ -10,6 +10,7 @@ import pytest
 
 import spark_stream as isolog
 from spark_stream.errors import (
+    InvalidAssignment,
     InvalidConfig,
     InvalidTopic,
     IsologError,
