@@ -329,6 +329,17 @@ def a_broker_vouches_for_whatever_it_finds(patch: Patch) -> None:
 
 
 @bug
+def a_broker_vouches_for_logs_that_are_missing(patch: Patch) -> None:
+    original = Host.ends
+
+    def ends(self: Host) -> str:
+        self.doubts.clear()
+        return original(self)
+
+    patch.setattr(Host, "ends", ends)
+
+
+@bug
 def generations_are_not_compared(patch: Patch) -> None:
     def live_members(record: Any, alive: Any) -> Any:
         return tuple(each for each in record.isr if each.broker in alive)
