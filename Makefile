@@ -6,8 +6,9 @@ DEMO_ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 SECONDS ?= 600
+MINUTES ?= 5
 RUNS ?= 1000
-SEED ?= 0
+SEED ?=
 ORDER ?= 0
 # Most tests wait for processes: more of them than there are cores keep the cores busy.
 TEST_PROCESSES ?= 3
@@ -28,14 +29,14 @@ SIDE_BY_SIDE = -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 FAST := not spark and not chaos and not notebook and not slow and not etcd
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java demo test test-fast stress simulate lint format bench clean
+.PHONY: help venv java demo test test-fast stress chaos simulate lint format bench clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo "  Settings: PYTHON (a Python 3.11 or newer; now $(PYTHON)), DEMO_ARGS, PYTEST_ARGS, BENCH_ARGS,"
 	@echo "  TEST_PROCESSES (how many run tests side by side; now $(TEST_PROCESSES)), SECONDS (of make stress),"
-	@echo "  RUNS, SEED, ONLY and ORDER (of make simulate)"
+	@echo "  MINUTES (of make chaos), RUNS, ONLY and ORDER (of make simulate), SEED (of both)"
 
 venv: $(INSTALLED)  ## Create .venv with everything that the other targets need
 
@@ -55,8 +56,11 @@ stress: venv  ## Cut connections and end brokers under load for SECONDS; the pro
 	@$(IN_VENV) .venv/bin/python -m tests.chaos.stress --seconds $(SECONDS)
 	@$(IN_VENV) .venv/bin/python -m tests.broker.replication.stress --seconds $(SECONDS)
 
+chaos: venv  ## Kill, stop, pause and cut the brokers of a cluster under load for MINUTES (SEED)
+	@$(IN_VENV) .venv/bin/python -m tests.chaos.cluster --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
 simulate: venv  ## Run RUNS simulated runs from SEED on: brokers, clients and faults in one process
-	@.venv/bin/python -m spark_stream.testing.simulation --runs $(RUNS) --seed $(SEED) --order $(ORDER) $(if $(ONLY),--only "$(ONLY)")
+	@.venv/bin/python -m spark_stream.testing.simulation --runs $(RUNS) --seed $(or $(SEED),0) --order $(ORDER) $(if $(ONLY),--only "$(ONLY)")
 
 lint: venv  ## Check style and types
 	.venv/bin/ruff check

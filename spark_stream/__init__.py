@@ -6,6 +6,9 @@ to be imported. In Python: ``import spark_stream as isolog`` and :func:`connect`
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from spark_stream import errors
 from spark_stream.client.log import Log, connect
 from spark_stream.client.reading.consumer import Consumer
@@ -42,3 +45,14 @@ __all__ = [
     "connect",
     "errors",
 ]
+
+
+if TYPE_CHECKING:
+    from spark_stream import testing as testing
+else:
+
+    def __getattr__(name: str) -> Any:
+        """``isolog.testing`` is there for who asks for it; nobody else waits for its import."""
+        if name == "testing":
+            return import_module("spark_stream.testing")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

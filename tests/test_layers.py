@@ -50,14 +50,15 @@ def rooms_and_imports() -> dict[str, set[str]]:
 
 PARTS = "may import (of ours)"
 ROOMS = "may import (of its folder)"
+BESIDE = {"pyspark_isolog", "pytest_isolog"}  # modules that others find by their names
 MAY_IMPORT = parts_and_imports()
 ROOM_MAY_IMPORT = rooms_and_imports()
 
 
 def modules(part: str) -> list[Path]:
     """The files of a part, or of a room of it."""
-    if part == "pyspark_isolog":
-        return [ROOT / "pyspark_isolog.py"]
+    if part in BESIDE:
+        return [ROOT / f"{part}.py"]
     single = PACKAGE / f"{part}.py"
     return [single] if single.exists() else sorted((PACKAGE / part).rglob("*.py"))
 
@@ -119,7 +120,7 @@ def test_a_room_imports_only_what_the_table_lets_it(room):
 def test_the_tables_name_every_part_and_every_room():
     parts = {path.stem for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
     parts |= {path.stem for path in PACKAGE.glob("*.py")}
-    assert set(MAY_IMPORT) == parts | {"pyspark_isolog"}
+    assert set(MAY_IMPORT) == parts | BESIDE
     for folder in ("client", "cli"):
         inside = {
             f"{folder}/{path.stem}"

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from spark_stream.broker.host import Host, HostedTopic
+from spark_stream.broker.host import Host
+from spark_stream.broker.hosted import HostedTopic
 from spark_stream.broker.partition import Partition
 from spark_stream.broker.refusals import check_leader_epoch
 from spark_stream.broker.waiting import WaitingRead, WaitingReads

@@ -83,10 +83,11 @@ class IdLock:
         except BlockingIOError:
             os.close(self._descriptor)
             raise DirectoryInUse(
-                f"{directory} and the directory of a running broker have the same broker id"
-                f" {broker_id}: one is a copy of the other",
+                f"broker {broker_id} of this store runs already, in another directory than"
+                f" {directory}: one is a copy of the other, or both were given the same id",
                 path=str(directory),
-                hint="Start another broker of the store in an empty directory.",
+                hint="Start another broker of the store in an empty directory, with an id of its"
+                " own.",
             ) from None
 
     def release(self) -> None:

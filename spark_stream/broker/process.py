@@ -120,7 +120,7 @@ class Broker:
                 driver, self._host, clock, directory.broker_id, leases, adopts=not config.metadata
             )
             self._topics = TopicDesk(driver, self._host, self._members, config.topic_defaults, ids)
-            watch = Watch(config.replication, clock)
+            watch = self._watch = Watch(config.replication, clock)
             undo.callback(watch.stop)
             me = Identity(directory.cluster_id, self._host.broker_id)
             self._leading = Leading(me, LedPartitions(self._host), config.replication, clock, watch)
@@ -233,6 +233,7 @@ class Broker:
         self._fetchers.stop()
         in_order = self._host.close()
         self._leading.stop()
+        self._watch.stop()
         ended = threading.Thread(target=self._service.shutdown, name="shutdown", daemon=True)
         ended.start()
         ended.join(_GRACE_SECONDS)

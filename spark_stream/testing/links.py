@@ -61,20 +61,21 @@ class Link:
             self._whole.clear()
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await self._whole.wait()
+        ends = [writer]
         try:
+            await self._whole.wait()
             if self._target is None:
                 return
             there_reader, there_writer = await asyncio.open_connection(*self._target)
-        except OSError:
-            return
-        finally:
-            if self._target is None:
-                writer.close()
-        try:
+            ends.append(there_writer)
             await asyncio.gather(self._pump(reader, there_writer), self._pump(there_reader, writer))
+        except OSError:
+            pass  # nobody is there: whoever has connected is told so by the end of its connection
+        except asyncio.CancelledError:  # the links end, and nobody waits for this task
+            for each in ends:
+                each.transport.abort()  # a close would wait until all is sent
         finally:
-            for each in (writer, there_writer):
+            for each in ends:
                 with suppress(OSError):
                     each.close()
 

@@ -116,8 +116,8 @@ class Worker(threading.Thread):
         topic = self.random.choice(list(TOPICS))
         return topic, self.random.randrange(TOPICS[topic])
 
-    def pause(self) -> None:
-        time.sleep(self.random.random() * 0.02)
+    def pause(self, longest_s: float = 0.02) -> None:
+        time.sleep(self.random.random() * longest_s)
 
 
 @dataclass
@@ -145,13 +145,41 @@ def outcome_of(sent: Sent) -> str:
     return "acknowledged"
 
 
-def plain_writer(connect: Callable[[], isolog.Log]) -> Callable[[Worker], None]:
-    """Appends outside any transaction; several batches under way at a time."""
+def replicated_outcome_of(sent: Sent) -> str:
+    """As :func:`outcome_of`, where leaders may be missing for long: then nobody knows."""
+    try:
+        return outcome_of(sent)
+    except IsologError as error:
+        if not error.retriable:
+            raise
+        return "unknown"
+
+
+def fleeting_outcome_of(sent: Sent) -> str:
+    """Of a write that is acknowledged before it is replicated: a failover may take it back."""
+    replicated_outcome_of(sent)
+    return "unknown"
+
+
+def plain_writer(
+    connect: Callable[[], isolog.Log],
+    outcome: Callable[[Sent], str] = outcome_of,
+    *,
+    rows_max: int = 20,
+    pause_s: float = 0.02,
+    **settings: object,
+) -> Callable[[Worker], None]:
+    """Appends outside any transaction; several batches under way at a time.
+
+    Batches have up to ``rows_max`` records; ``settings`` are those of the producer.
+    """
 
     def task(worker: Worker) -> None:
-        with connect() as log, log.producer() as producer:
+        with connect() as log, log.producer(**settings) as producer:
             while not worker.stopped.is_set():
-                sent = [send(worker, producer, 20) for _ in range(worker.random.randint(1, 5))]
+                sent = [
+                    send(worker, producer, rows_max) for _ in range(worker.random.randint(1, 5))
+                ]
                 for each in sent:
                     worker.notes.wrote(
                         worker.name,
@@ -159,17 +187,20 @@ def plain_writer(connect: Callable[[], isolog.Log]) -> Callable[[Worker], None]:
                         each.count,
                         to=each.to,
                         transaction=-1,
-                        outcome=outcome_of(each),
+                        outcome=outcome(each),
                     )
-                worker.pause()
+                worker.pause(pause_s)
 
     return task
 
 
-def transactional_writer(connect: Callable[[], isolog.Log]) -> Callable[[Worker], None]:
+def transactional_writer(
+    connect: Callable[[], isolog.Log], *, replicated: bool = False
+) -> Callable[[Worker], None]:
     """Transactions over several partitions and topics, of which a third is aborted.
 
     Now and then one is left open: the next producer of the same id takes over, which aborts it.
+    ``replicated``: leaders may be missing for so long that a transaction's outcome is not told.
     """
 
     def task(worker: Worker) -> None:
@@ -180,7 +211,9 @@ def transactional_writer(connect: Callable[[], isolog.Log]) -> Callable[[Worker]
                 if worker.random.random() < 0.1:
                     sent, outcome, producer = walked_away(worker, log, producer)
                 else:
-                    sent, outcome = one_transaction(worker, producer)
+                    sent, outcome = one_transaction(worker, producer, replicated=replicated)
+                    if outcome == "unknown":
+                        producer = taken_over(worker, log, producer)
                 for each in sent:
                     worker.notes.wrote(
                         worker.name,
@@ -204,15 +237,23 @@ def walked_away(
     if worker.random.random() < 0.5:
         with contextlib.suppress(IsologError):
             producer.flush()
-    following = log.producer(transactional_id=worker.name)
-    with contextlib.suppress(IsologError):
-        producer.close()
+    following = taken_over(worker, log, producer)
     worker.notes.aborts += 1
     return sent, "aborted", following
 
 
+def taken_over(
+    worker: Worker, log: isolog.Log, producer: isolog.TransactionalProducer
+) -> isolog.TransactionalProducer:
+    """Another producer of the same id; what the one before has open is aborted."""
+    following = log.producer(transactional_id=worker.name)
+    with contextlib.suppress(IsologError):
+        producer.close()
+    return following
+
+
 def one_transaction(
-    worker: Worker, producer: isolog.TransactionalProducer
+    worker: Worker, producer: isolog.TransactionalProducer, *, replicated: bool
 ) -> tuple[list[Sent], str]:
     sent: list[Sent] = []
     try:
@@ -226,18 +267,25 @@ def one_transaction(
     except (TransactionAborted, ProducerFenced, InvalidTransaction):
         worker.notes.aborts += 1
         return sent, "aborted"
+    except IsologError as error:
+        if not (replicated and (error.retriable or isinstance(error, UnknownOutcome))):
+            raise
+        return sent, "unknown"
     worker.notes.commits += 1
     return sent, "committed"
 
 
 def following_reader(
-    connect: Callable[[], isolog.Log], level: str, end: threading.Event
+    connect: Callable[[], isolog.Log], level: str, end: threading.Event, **settings: object
 ) -> Callable[[Worker], None]:
-    """Reads on from where it is, until ``end`` is set and it has reached its level's bound."""
+    """Reads on from where it is, until ``end`` is set and it has reached its level's bound.
+
+    ``settings`` are those of the consumer.
+    """
 
     def task(worker: Worker) -> None:
         with connect() as log:
-            consumer = log.consumer(list(TOPICS), isolation=level, metadata=True)
+            consumer = log.consumer(list(TOPICS), isolation=level, metadata=True, **settings)
             last = False
             while not last:
                 last = end.is_set()
@@ -254,7 +302,9 @@ def following_reader(
     return task
 
 
-def snapshot_reader(connect: Callable[[], isolog.Log], level: str) -> Callable[[Worker], None]:
+def snapshot_reader(
+    connect: Callable[[], isolog.Log], level: str, pause_s: float = 0.2
+) -> Callable[[Worker], None]:
     """Reads both topics as a whole, again and again: each time one snapshot."""
 
     def task(worker: Worker) -> None:
@@ -270,6 +320,6 @@ def snapshot_reader(connect: Callable[[], isolog.Log], level: str) -> Callable[[
                 number = next(snapshots)
                 for table in tables.values():
                     worker.notes.read(worker.name, level, number, table)
-                time.sleep(0.2)
+                worker.stopped.wait(pause_s)
 
     return task

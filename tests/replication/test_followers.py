@@ -1,4 +1,4 @@
-"""Followers that come back: with too much, with nothing, with damage, or to a log that begins later."""
+"""Followers that come back: with too much, with nothing, with damage, or to a later log."""
 
 from __future__ import annotations
 
@@ -87,28 +87,26 @@ def test_a_follower_behind_the_logs_start_begins_at_the_start(cluster, log, topi
     eventually(lambda: patiently(lambda: read(log, topic))[-1] == 60_004)
 
 
-def test_a_byte_that_was_damaged_in_a_stopped_follower_heals(cluster, log, topic):
-    config = {"segment.entries": 16}
-    log.create_topic(topic, 1, 3, schema=NUMBERS, config=config)
+def test_a_follower_whose_entries_were_damaged_while_it_was_stopped_heals(cluster, log, topic):
+    """It cannot vouch for its logs any more: it leaves the ISR, and comes back when it is whole."""
+    log.create_topic(topic, 1, 3, schema=NUMBERS, config={"segment.entries": 16})
     for first in range(0, 400, 10):
         written(log, topic, first, 10)
     in_sync(log, topic)
     hurt = others(cluster, cluster.leader(topic))[0]
     cluster.stop(hurt)
-    for broken, file in enumerate(sorted(folders(cluster, topic)[hurt].glob("*.arrow"))):
-        if broken in (0, 2):
-            data = bytearray(file.read_bytes())
-            data[len(data) // 2] ^= 0xFF
-            file.write_bytes(data)
+    file = sorted(folders(cluster, topic)[hurt].glob("*.entries"))[1]
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    file.write_bytes(data)
     cluster.restart(hurt)
     written(log, topic, 400, 10)
     in_sync(log, topic)
     copies_are_equal(cluster, topic)
     for each in others(cluster, hurt):
-        cluster.stop(each)
-    for each in others(cluster, hurt):
-        cluster.restart(each)
-    assert read(log, topic) == list(range(410))
+        cluster.kill(each)
+    assert patiently(lambda: read(log, topic)) == list(range(410))
+    assert cluster.leader(topic) == hurt
 
 
 def test_a_topic_that_was_deleted_while_a_broker_was_down_goes_there_too(cluster, log, topic):
@@ -118,7 +116,7 @@ def test_a_topic_that_was_deleted_while_a_broker_was_down_goes_there_too(cluster
     away = others(cluster, cluster.leader(topic))[0]
     cluster.kill(away)
     log.delete_topic(topic)
-    assert set(folders(cluster, topic)) <= {away}
+    eventually(lambda: set(folders(cluster, topic)) <= {away})
     cluster.restart(away)
     eventually(lambda: not folders(cluster, topic))
     assert not list(cluster.broker(away).directory.glob(f"topics/{topic}/*"))
@@ -133,12 +131,12 @@ def test_a_topic_made_anew_while_a_broker_was_down_has_nothing_of_the_old_one(cl
     log.delete_topic(topic)
     with pytest.raises(IsologError):
         log.describe(topic)
-    log.create_topic(
-        topic, schema=NUMBERS, assignment=[[*map(str, others(cluster, away)), str(away)]]
-    )
+    alive = [str(each) for each in others(cluster, away)]
+    log.create_topic(topic, schema=NUMBERS, assignment=[alive])
     written(log, topic, 100, 5)
     cluster.restart(away)
+    eventually(lambda: set(folders(cluster, topic)) == set(others(cluster, away)))
+    log.move_replicas(topic, {0: [*alive, str(away)]})
     in_sync(log, topic)
-    eventually(lambda: len(list(cluster.broker(away).directory.glob(f"topics/{topic}/*"))) == 1)
     copies_are_equal(cluster, topic)
     assert read(log, topic) == list(range(100, 105))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator
 from typing import Any, Final
 
 from rich import box
@@ -15,6 +14,7 @@ from rich.table import Table
 
 from spark_stream.cli.ddl import schema_text
 from spark_stream.cli.options import Listing
+from spark_stream.cli.output.show_replicas import show_replicas
 from spark_stream.client.values import BrokerStatus, PartitionDescription, TopicDescription
 from spark_stream.wire.type_names import type_name
 
@@ -43,8 +43,7 @@ def show_topic(topic: TopicDescription, shape: Listing, screen: Console | None =
     screen.print(f"id {topic.id}  replication factor {topic.replication_factor}")
     screen.print(_columns_table(topic))
     screen.print(_partitions_table(topic))
-    for line in _leaders(topic):  # outside of a table: an id may be long
-        screen.print(escape(line), soft_wrap=True)
+    show_replicas(topic, screen)
     screen.print()
     for each in topic.partitions:
         if each.error is not None:
@@ -112,42 +111,6 @@ def _partitions_table(topic: TopicDescription) -> Table:
             _size(each.size),
         )
     return table
-
-
-def _leaders(topic: TopicDescription) -> Iterator[str]:
-    """Who leads which partitions; those that agree in all share a line."""
-    rows: dict[tuple[Any, ...], list[int]] = {}
-    for each in topic.partitions:
-        lag = tuple(sorted((broker, entries) for broker, entries in each.lag.items() if entries))
-        key = (each.leader, each.leader_epoch, each.replicas, each.isr, lag)
-        rows.setdefault(key, []).append(each.partition)
-    for (leader, epoch, replicas, isr, lag), partitions in rows.items():
-        yield f"leader of {_runs(partitions)}: {leader or 'nobody at the moment'}, epoch {epoch}"
-        if replicas != (leader,):
-            yield f"  replicas {', '.join(replicas)}; in sync (ISR): {', '.join(isr)}"
-        if lag:
-            behind = (f"{broker} by {_entries(entries)}" for broker, entries in lag)
-            yield f"  behind the leader: {', '.join(behind)}"
-
-
-def _entries(count: int) -> str:
-    return "1 entry" if count == 1 else f"{count} entries"
-
-
-def _runs(numbers: list[int]) -> str:
-    """``0 to 3, 7``, of numbers in ascending order."""
-    return drawn_together(numbers, " to ", ", ")
-
-
-def drawn_together(numbers: list[int], to: str, between: str) -> str:
-    """Rising numbers, each run of them by its first and last: ``0-3,7``."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return between.join(str(run[0]) if len(run) == 1 else f"{run[0]}{to}{run[-1]}" for run in runs)
 
 
 def _config_table(topic: TopicDescription) -> Table:

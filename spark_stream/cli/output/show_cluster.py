@@ -24,17 +24,21 @@ def show_cluster(
         return
     screen = screen or console()
     alive = sum(each.alive for each in cluster.brokers)
+    screen.print(f"cluster {cluster.cluster_id}")
     screen.print(
-        f"cluster {cluster.cluster_id}  brokers {alive} of {len(cluster.brokers)} alive"
+        f"brokers {alive} of {len(cluster.brokers)} alive"
         f"  topics {cluster.topics}  partitions {cluster.partitions}"
     )
     screen.print(_brokers_table(cluster))
+    screen.print()
     for line in _amiss(cluster):
         screen.print(line)
 
 
 def _brokers_table(cluster: ClusterDescription) -> Table:
-    table = Table("broker", "address", "rack", "state", box=box.SIMPLE_HEAD, show_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
+    for text in ("broker", "address", "rack", "state"):
+        table.add_column(text, overflow="fold")
     for number in ("leads", "replicas", "in sync"):
         table.add_column(number, justify="right")
     for each in cluster.brokers:

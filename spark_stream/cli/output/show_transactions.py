@@ -14,7 +14,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from spark_stream.cli.options import Listing
-from spark_stream.cli.output.show import console, drawn_together
+from spark_stream.cli.output.show import console
+from spark_stream.cli.output.show_replicas import drawn_together
 from spark_stream.client.values import TransactionDescription, TransactionPartition
 
 _UNDECIDED: Final = "open"

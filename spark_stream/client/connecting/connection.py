@@ -222,7 +222,7 @@ class Connection:
             return left(deadline)
         if once:
             return min(left(deadline), max(_LONG_TURN_LEAST_S, self.timeout_s / _LONG_TURN_PART))
-        return min(left(deadline), _TURN_FIRST_S * 2 ** min(tries, _TRIES_COUNTED))
+        return min(left(deadline), _TURN_FIRST_S * 2.0 ** min(tries, _TRIES_COUNTED))
 
     def learn(self, addresses: Iterable[str]) -> None:
         """The cluster has brokers there, to be asked when the others do not answer.

@@ -1,0 +1,202 @@
+"""What a follower and its leader say to each other reaches the partitions on both sides."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from spark_stream.broker.links import Followed, LedPartitions
+from spark_stream.broker.replication.partitions import PartitionKey
+from spark_stream.cluster.partitions import PartitionId
+from spark_stream.consistency import election
+from spark_stream.consistency.epochs import EpochHistory
+from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, LeaderEpoch
+from spark_stream.consistency.partition_record import PartitionRecord
+from spark_stream.errors import (
+    DamagedEntries,
+    LeaderEpochFenced,
+    LeaderUnavailable,
+    NotLeader,
+    UnknownLeaderEpoch,
+    UnknownTopic,
+)
+from spark_stream.scripts.moving import change_records
+from tests.broker.clusters import around, make, see
+from tests.broker.local_broker import LocalBroker, Surroundings, replicate
+from tests.support import numbers
+
+__all__ = ["around"]
+
+EMPTY = EpochHistory(0, 0, ())
+
+
+@pytest.fixture
+def pair(around: Surroundings) -> tuple[LocalBroker, LocalBroker]:
+    """``a`` leads ``t/0``, ``b`` follows."""
+    a, b = around.start("a"), around.start("b")
+    make(a, "t", "ab")
+    return a, b
+
+
+def key(broker: LocalBroker, number: int = 0) -> PartitionKey:
+    return PartitionKey(broker.host.find("t").id, number)
+
+
+def begin(leader: LocalBroker, epoch: int, at: PartitionKey | None = None):
+    """A session of ``b`` with the leader, which knows of no entry."""
+    return LedPartitions(leader.host).start_session(
+        BrokerId("b"),
+        Generation("b-logs"),
+        at or key(leader),
+        LeaderEpoch(epoch),
+        EMPTY,
+        lambda _: None,
+    )
+
+
+def let_lead(asked: LocalBroker, broker: str) -> None:
+    """Another in-sync replica leads, in the next epoch."""
+
+    def change(_: PartitionId, record: PartitionRecord) -> election.Outcome:
+        order = (BrokerId(broker), *(each for each in record.replicas if each != broker))
+        moved = replace(record, replicas=order)
+        return election.prefer(moved, asked.members.alive())
+
+    place = PartitionId(asked.host.find("t").id, 0)
+    asked.driver.run(change_records([place], asked.host.view_of, change))
+    see(asked.around)
+
+
+# -- who may follow -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("epoch", "error"), [(-1, LeaderEpochFenced), (1, UnknownLeaderEpoch)])
+def test_a_session_in_another_epoch_is_refused(pair, epoch, error):
+    with pytest.raises(error):
+        begin(pair[0], epoch)
+
+
+def test_a_session_with_a_broker_that_does_not_lead_is_refused(pair):
+    a, b = pair
+    with pytest.raises(NotLeader):
+        begin(b, 0)
+    with pytest.raises(UnknownTopic):
+        begin(a, 0, PartitionKey("another topic", 0))
+    a.around.clock.pass_us(10_000_000)  # its lease is over
+    with pytest.raises(LeaderUnavailable):
+        begin(a, 0)
+
+
+def test_a_session_ends_with_the_leadership(pair):
+    a, b = pair
+    session = begin(a, 0)
+    a.partition("t").append(numbers(0, 1))
+    assert session.read_entries(EntryIndex(0), 1 << 20) is not None
+    replicate(a, b, "t")
+    let_lead(a, "b")
+    with pytest.raises(NotLeader):
+        session.read_entries(EntryIndex(0), 1 << 20)
+
+
+def test_a_session_that_is_closed_counts_no_more(pair):
+    a, _ = pair
+    session = begin(a, 0)
+    a.partition("t").append(numbers(0, 1))
+    session.close()
+    session.close()
+    session.acked(EntryIndex(1))
+    assert a.partition("t").bounds().high_watermark == 0
+
+
+def test_a_leader_has_news_of_appends_for_its_followers(pair):
+    a, _ = pair
+    news: list[bool] = []
+    LedPartitions(a.host).start_session(
+        BrokerId("b"), Generation("b-logs"), key(a), LeaderEpoch(0), EMPTY, news.append
+    )
+    a.partition("t").append(numbers(0, 1))
+    assert True in news  # there are entries
+
+
+# -- what a follower gets -------------------------------------------------------------------------
+
+
+def test_a_follower_has_the_same_entries_and_bounds(pair):
+    a, b = pair
+    for first in range(0, 30, 10):
+        a.partition("t").append(numbers(first, 10))
+    session = replicate(a, b, "t")
+    assert session.high_watermark == session.end == 3
+    replicate(a, b, "t")
+    leader, follower = a.replica("t"), b.replica("t")
+    assert leader.bounds() == follower.bounds()
+    ignored = ["position", "entry_crc"]
+    for one, other in zip(leader.log.tables(), follower.log.tables(), strict=True):
+        kept = [name for name in one.dtype.names if name not in ignored]
+        assert (one[kept] == other[kept]).all()
+
+
+def test_a_follower_takes_nothing_of_an_epoch_that_is_over(pair):
+    a, b = pair
+    a.partition("t").append(numbers(0, 1))
+    replica = b.replica("t")
+    followed = Followed(replica, replica.leader_epoch, b.generation)
+    session = begin(a, 0)
+    found = session.read_entries(EntryIndex(0), 1 << 20)
+    replicate(a, b, "t")
+    let_lead(a, "b")
+    for late in (
+        lambda: followed.append_frame(EntryIndex(1), found.rows, found.data, EntryIndex(1)),
+        lambda: followed.agreed(session.agreement),
+    ):
+        with pytest.raises(NotLeader):
+            late()
+    followed.take_high_watermark(EntryIndex(9))
+    assert replica.log.end.entry == 1
+
+
+def test_entries_that_are_there_already_are_passed_over(pair):
+    a, b = pair
+    for first in range(3):
+        a.partition("t").append(numbers(first, 1))
+    replicate(a, b, "t")
+    replica = b.replica("t")
+    followed = Followed(replica, replica.leader_epoch, b.generation)
+    found = begin(a, 0).read_entries(EntryIndex(0), 1 << 20)
+    assert followed.append_frame(EntryIndex(0), found.rows, found.data, EntryIndex(3)) == 3
+    assert replica.bounds().log_end_offset == 3
+
+
+def test_bytes_that_were_changed_on_their_way_are_refused(pair):
+    a, b = pair
+    a.partition("t").append(numbers(0, 1))
+    replica = b.replica("t")
+    followed = Followed(replica, replica.leader_epoch, b.generation)
+    session = begin(a, 0)
+    end = followed.agreed(session.agreement)
+    found = session.read_entries(end, 1 << 20)
+    changed = bytearray(found.data.to_pybytes())
+    changed[-1] ^= 1
+    with pytest.raises(DamagedEntries):
+        followed.append_frame(end, found.rows, pa.py_buffer(bytes(changed)), end)
+    assert replica.log.end.entry == 0
+
+
+def test_a_leader_that_is_back_gives_up_what_nobody_else_had(pair, caplog):
+    """It was never replicated: the new leader's records are in its place."""
+    a, b = pair
+    a.partition("t").append(numbers(0, 2))
+    replicate(a, b, "t")
+    a.partition("t").append(numbers(100, 3))
+    let_lead(a, "b")
+    b.partition("t").append(numbers(2, 1))
+    with caplog.at_level(logging.INFO):
+        replicate(b, a, "t")
+    assert "t/0: cut entries 1 to 1" in caplog.text
+    assert a.replica("t").bounds().log_end_offset == 3
+    table = np.concatenate(a.replica("t").log.tables())
+    assert table["leader_epoch"].tolist() == [0, 1]

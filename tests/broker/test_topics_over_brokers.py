@@ -1,0 +1,201 @@
+"""Topics whose replicas are on several broker processes, made and deleted while brokers die."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow.flight as fl
+import pytest
+
+from spark_stream.cluster.left_overs import REMOVED
+from spark_stream.cluster.partitions import PARTITIONS
+from spark_stream.cluster.sqlite import SqliteStore
+from spark_stream.errors import IsologError
+from tests.broker.pairs import conf, make_topic
+from tests.support import BrokerProcess, act, eventually, fetched, numbers, typed
+
+SECONDS = 4.0
+
+
+@contextmanager
+def cluster(folder: Path, names: str) -> Iterator[dict[str, BrokerProcess]]:
+    """Brokers of these ids, one letter each, on one store."""
+    found = {each: BrokerProcess(folder / each, conf=conf(folder, each)) for each in names}
+    try:
+        for each in found.values():
+            each.start()
+        yield found
+    finally:
+        for each in found.values():
+            each.__exit__()
+
+
+def folders(broker: BrokerProcess) -> list[str]:
+    """The names of the topics of which the broker has files."""
+    return sorted({each.parts[-2] for each in broker.directory.glob("topics/*/*")})
+
+
+def kept(folder: Path) -> tuple[list[str], set[str]]:
+    """The topics that are announced as left over; the ids of those that have partition records."""
+    store = SqliteStore(folder / "metadata.sqlite")
+    announced = [each.value["name"] for each in store.list(REMOVED)]
+    recorded = {each.key.split("/")[1] for each in store.list(PARTITIONS)}
+    store.close()
+    return announced, recorded
+
+
+def put(broker: BrokerProcess, topic: str, count: int) -> None:
+    with broker.connect() as log, log.producer(isolation="read_committed") as producer:
+        producer.append(topic, numbers(0, count), partition=0).result(20)
+
+
+def test_a_topic_that_was_deleted_while_a_broker_was_away_is_removed_when_it_is_back(
+    tmp_path: Path,
+):
+    with cluster(tmp_path, "ab") as brokers:
+        a, b = brokers.values()
+        with a.flight() as asked:
+            make_topic(asked, "t", [["a", "b"]])
+            put(a, "t", 5)
+            eventually(lambda: list(b.directory.glob("topics/t/*/0")))
+            b.kill()
+            act(asked, "delete-topic", topic="t")
+            eventually(lambda: folders(a) == [])
+            assert kept(tmp_path) != ([], set())
+            make_topic(asked, "t", [["a"]])  # the name is free meanwhile
+            b.start()
+            eventually(lambda: folders(b) == [])
+            eventually(lambda: kept(tmp_path)[0] == [])
+            assert len(kept(tmp_path)[1]) == 1
+            assert folders(a) == ["t"]
+            assert act(asked, "list-topics") == {"topics": ["t"]}
+
+
+def test_a_broker_that_was_away_while_topics_were_made_follows_them(tmp_path: Path):
+    with cluster(tmp_path, "ab") as brokers:
+        a, b = brokers.values()
+        with a.flight() as asked:
+            make_topic(asked, "t", [["a", "b"]])
+            b.kill()
+            with pytest.raises(fl.FlightError):  # b cannot make the folder
+                make_topic(asked, "u", [["a", "b"]])
+            act(asked, "create-topic", topic="u")  # where there is a broker that can
+            put(a, "t", 5)
+            b.start()
+
+            def in_sync() -> list[str]:
+                return list(act(asked, "describe-topic", topic="t")["partitions"][0]["isr"])
+
+            eventually(lambda: in_sync() == ["a", "b"])
+            assert act(asked, "list-topics") == {"topics": ["t", "u"]}
+            a.kill()
+        with b.flight() as asked:
+            eventually(lambda: not isinstance(tried(lambda: fetched(asked, "t")), IsologError))
+            (batch, *_), _ = fetched(asked, "t")
+            assert batch[0].num_rows == 5
+
+
+def tried(call: Any) -> Any:
+    """What the call answers, or its typed error."""
+    try:
+        return call()
+    except fl.FlightError as error:
+        return typed(error)
+
+
+def test_topics_made_and_deleted_while_a_broker_dies_are_there_in_full_or_not_at_all(
+    tmp_path: Path,
+):
+    """Two are asked all the time, the third is killed and started again and again."""
+    with cluster(tmp_path, "abc") as brokers:
+        stop = threading.Event()
+        surprises: list[IsologError] = []
+        made: list[str] = []
+
+        def work(name: str) -> None:
+            with brokers[name].flight() as asked:
+                number = 0
+                while not stop.is_set():
+                    topic = f"{name}{number}"
+                    number += 1
+                    found = tried(
+                        lambda topic=topic: act(
+                            asked,
+                            "create-topic",
+                            topic=topic,
+                            partitions=3,
+                            replication_factor=2,
+                        )
+                    )
+                    if isinstance(found, IsologError):
+                        if not found.retriable:
+                            surprises.append(found)
+                        continue
+                    made.append(topic)
+                    if number % 2:
+                        gone = tried(lambda topic=topic: act(asked, "delete-topic", topic=topic))
+                        assert not isinstance(gone, IsologError), gone
+                        made.remove(topic)
+
+        workers = [threading.Thread(target=work, args=(each,)) for each in "ab"]
+        for each in workers:
+            each.start()
+        for _ in range(3):
+            stop.wait(SECONDS / 6)
+            brokers["c"].kill()
+            stop.wait(SECONDS / 6)
+            brokers["c"].start()
+        stop.set()
+        for each in workers:
+            each.join(30)
+            assert not each.is_alive()
+        assert surprises == []
+        assert len(made) >= 5
+        for broker in brokers.values():
+            with broker.flight() as asked:
+                assert set(act(asked, "list-topics")["topics"]) >= set(made)
+        with brokers["a"].flight() as asked:
+            names = act(asked, "list-topics")["topics"]
+
+            def led_and_in_sync() -> bool:
+                described = [act(asked, "describe-topic", topic=each) for each in names]
+                return all(
+                    partition["isr"]
+                    and partition.get("error") is None
+                    and sorted(partition["isr"]) == sorted(partition["replicas"])
+                    for topic in described
+                    for partition in topic["partitions"]
+                )
+
+            eventually(led_and_in_sync, 30)
+            for name in names:
+                act(asked, "delete-topic", topic=name)
+        eventually(lambda: kept(tmp_path) == ([], set()))
+        assert {name: folders(each) for name, each in brokers.items()} == {
+            name: [] for name in brokers
+        }
+
+
+def test_a_replica_moves_to_another_broker_while_it_is_written(tmp_path: Path):
+    with cluster(tmp_path, "ab") as brokers:
+        a, b = brokers.values()
+        with a.flight() as asked:
+            make_topic(asked, "t", [["a"]])
+            put(a, "t", 1_000)
+            act(asked, "move-replicas", topic="t", partitions={"0": ["b"]})
+            put(a, "t", 500)
+
+            def where() -> tuple[str, list[str]]:
+                (found,) = act(asked, "describe-topic", topic="t")["partitions"]
+                return found["leader"], found["replicas"]
+
+            eventually(lambda: where() == ("b", ["b"]))
+            put(a, "t", 7)
+            eventually(lambda: not list(a.directory.glob("topics/t/*/0")))
+        with a.connect() as log:
+            assert log.read("t").num_rows == 1_507
+        assert folders(b) == ["t"]

@@ -1,0 +1,232 @@
+"""Three brokers under load while they are killed, stopped, paused and cut apart; then a verdict.
+
+``python -m tests.chaos.cluster --minutes 5 --seed 7`` (``make chaos``) runs plain producers of both
+isolation levels, transactions, consumers of all levels and atomic snapshots. At the end all brokers
+are back: no committed record is lost, none is there twice, in another order or in part, and all
+replicas are the same. It prints one line of what happened; exit code 0 if all held, 1 if not.
+The seed decides what is done to brokers and what is written; the order of threads is the machine's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import random
+import sys
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pandas as pd
+
+from spark_stream.testing import LocalCluster
+from tests.chaos.checker import Violation, check
+from tests.chaos.workers import (
+    SCHEMA,
+    TOPICS,
+    Notes,
+    Worker,
+    fleeting_outcome_of,
+    following_reader,
+    plain_writer,
+    replicated_outcome_of,
+    snapshot_reader,
+    transactional_writer,
+)
+from tests.replication.clusters import CONF, copies_are_equal, in_sync, patiently, restored
+
+LEVELS = ("read_uncommitted", "read_replicated", "read_committed", "read_atomic")
+FICKLE = frozenset({"follow-read_uncommitted"})
+ENDING_S = 120.0
+CONFIG = {"segment.bytes": 65_536, "replica.lag.time.max.ms": 1500}
+
+
+@dataclass
+class Outcome:
+    """What a run came to; ``problems`` is empty if all held."""
+
+    seed: int
+    strikes: Counter[str]
+    notes: Notes
+    writes: pd.DataFrame
+    reads: pd.DataFrame
+    problems: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        outcomes = self.writes["outcome"].value_counts().to_dict()
+        return (
+            f"chaos seed {self.seed}: {dict(self.strikes)}; {len(self.writes)} records {outcomes};"
+            f" {self.notes.commits} commits, {self.notes.aborts} aborts; {len(self.reads)} records"
+            f" read; {len(self.problems)} problems"
+        )
+
+
+class Mishaps(threading.Thread):
+    """Strikes brokers, one or two at a time, and lets them go on, until stopped.
+
+    The first five strikes of a run are of five kinds, however short it is.
+    """
+
+    def __init__(self, cluster: LocalCluster, stop: threading.Event, seed: int) -> None:
+        super().__init__(name="mishaps", daemon=True)
+        self.strikes: Counter[str] = Counter()
+        self.failures: list[BaseException] = []
+        self._cluster = cluster
+        self._stopping = stop
+        self._chance = random.Random(f"{seed}/mishaps")
+
+    def run(self) -> None:
+        try:
+            kinds = [self._kill, self._stop_in_order, self._pause, self._cut, self._cut_off]
+            self._chance.shuffle(kinds)
+            for kind in kinds:
+                self._strike(kind)
+            while not self._stopping.is_set():
+                self._strike(self._chance.choice(kinds))
+        except BaseException as error:
+            self.failures.append(error)
+
+    def _strike(self, kind) -> None:
+        if self._stopping.wait(self._chance.uniform(0.2, 2.0)):
+            return
+        numbers = self._chance.sample(list(self._cluster.brokers), 3)
+        kind(numbers)
+        if self._chance.random() < 0.25:
+            self._kill(numbers[1:])  # another one, while the first is not back
+        self._stopping.wait(self._chance.uniform(0.1, 3.5))
+        restored(self._cluster)
+
+    def _kill(self, numbers: list[int]) -> None:
+        if self._cluster.broker(numbers[0]).alive:
+            self._cluster.kill(numbers[0])
+            self.strikes["kill"] += 1
+
+    def _stop_in_order(self, numbers: list[int]) -> None:
+        self._cluster.stop(numbers[0])
+        self.strikes["stop"] += 1
+
+    def _pause(self, numbers: list[int]) -> None:
+        self._cluster.pause(numbers[0])
+        self.strikes["pause"] += 1
+
+    def _cut(self, numbers: list[int]) -> None:
+        self._cluster.cut(numbers[0], numbers[1])
+        self.strikes["cut"] += 1
+
+    def _cut_off(self, numbers: list[int]) -> None:
+        self._cluster.cut_off(numbers[0])
+        self.strikes["cut off"] += 1
+
+
+def run(seconds: float, seed: int) -> Outcome:
+    """One run of so many seconds of mishaps, and the time that it takes to end."""
+    notes, calm, stop, end = Notes(), threading.Event(), threading.Event(), threading.Event()
+    with LocalCluster(3, conf=CONF) as cluster:
+
+        def connect():
+            return cluster.connect(timeout=60)
+
+        with connect() as log:
+            for name, partitions in TOPICS.items():
+                least = 2 if partitions == 1 else 1
+                config = CONFIG | {"min.insync.replicas": least}
+                log.create_topic(name, partitions, 3, schema=SCHEMA, config=config)
+
+        def worker(name: str, task) -> Worker:
+            return Worker(name, seed, notes, stop, task)
+
+        slowly = {"rows_max": 4, "pause_s": 0.1}  # all that is read has to fit into memory
+        safe = {"isolation": "read_committed", **slowly}
+        writers = [
+            *(
+                worker(f"safe-{n}", plain_writer(connect, replicated_outcome_of, **safe))
+                for n in range(2)
+            ),
+            worker("fleeting", plain_writer(connect, fleeting_outcome_of, **slowly)),
+            *(
+                worker(f"loader-{n}", transactional_writer(connect, replicated=True))
+                for n in range(2)
+            ),
+            worker(
+                "snapshots", snapshot_reader(connect, "read_atomic", pause_s=max(2.0, seconds / 60))
+            ),
+        ]
+        followers = [
+            worker(
+                f"follow-{level}",
+                following_reader(
+                    connect,
+                    level,
+                    end,
+                    on_loss="continue" if level == "read_uncommitted" else "fail",
+                ),
+            )
+            for level in LEVELS
+        ]
+        mishaps = Mishaps(cluster, calm, seed)
+        for each in (*writers, *followers, mishaps):
+            each.start()
+        time.sleep(seconds)  # the length of the run, and no wait for anything
+        calm.set()
+        mishaps.join(ENDING_S)
+        restored(cluster)
+        stop.set()
+        stuck = _joined(writers)
+        problems: list[str] = []
+        with connect() as log:
+            for name, partitions in TOPICS.items():
+                in_sync(log, name)
+                for number in range(partitions):
+                    try:
+                        copies_are_equal(cluster, name, number)
+                    except AssertionError as error:
+                        problems.append(f"{name}/{number}: the replicas differ: {error}")
+            end.set()
+            stuck += _joined(followers)
+            for level in LEVELS:
+                tables = patiently(
+                    lambda level=level: log.read(list(TOPICS), isolation=level, metadata=True)
+                )
+                for table in tables.values():
+                    notes.read(f"final-{level}", level, 0, table)
+        writes, reads = pd.concat(notes.writes), pd.concat(notes.reads)
+        finals = {f"final-{level}" for level in LEVELS} | {f"follow-{level}" for level in LEVELS}
+        problems += [f"{name} is stuck" for name in stuck]
+        problems += [repr(each) for each in (*notes.surprises, *mishaps.failures)]
+        problems += map(str, _broken(writes, reads, finals))
+        if problems:
+            for broker in cluster.brokers.values():
+                print(f"--- broker {broker.number}\n{broker.log_text()[-6000:]}", file=sys.stderr)
+    return Outcome(seed, mishaps.strikes, notes, writes, reads, problems)
+
+
+def _broken(writes: pd.DataFrame, reads: pd.DataFrame, finals: set[str]) -> list[Violation]:
+    return check(writes, reads, finals, FICKLE)
+
+
+def _joined(threads: list[Worker]) -> list[str]:
+    """Waits for the threads; the names of those that do not end."""
+    deadline = time.monotonic() + ENDING_S
+    for each in threads:
+        each.join(max(0.0, deadline - time.monotonic()))
+    return [each.name for each in threads if each.is_alive()]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=1.0)
+    parser.add_argument("--seed", type=int, default=None)
+    options = parser.parse_args()
+    seed = random.randrange(1 << 32) if options.seed is None else options.seed
+    print(f"SEED={seed}", flush=True)
+    faulthandler.enable()
+    outcome = run(options.minutes * 60, seed)
+    print(outcome, flush=True)
+    for each in outcome.problems[:20]:
+        print(each, file=sys.stderr)
+    return 1 if outcome.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,29 @@
+"""The cluster keeps its promises whatever becomes of its brokers: a short run of ``cluster``.
+
+A failure prints its seed; ``make chaos SEED=…`` runs it again, ``MINUTES=…`` for longer.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+from tests.chaos.cluster import LEVELS, run
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(400)]
+
+SECONDS = 30.0
+
+
+def test_nothing_committed_is_lost_repeated_reordered_or_in_part_and_replicas_are_the_same():
+    seed = int(os.environ.get("ISOLOG_CHAOS_SEED", random.randrange(1 << 32)))
+    found = run(SECONDS, seed)
+    print(found)
+    assert found.problems == [], f"seed {seed}"
+    assert set(found.strikes) == {"kill", "stop", "pause", "cut", "cut off"}
+    assert found.notes.commits >= 10
+    assert found.notes.aborts >= 5
+    assert set(found.reads["level"]) == set(LEVELS)
+    assert {"acknowledged", "committed", "aborted"} <= set(found.writes["outcome"])

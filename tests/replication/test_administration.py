@@ -1,0 +1,196 @@
+"""What an operator does to replicas and brokers, and what is refused with nothing changed."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from spark_stream.errors import (
+    InvalidAssignment,
+    InvalidConfig,
+    IsologError,
+    LeaderEpochFenced,
+    UnknownBroker,
+    UnknownLeaderEpoch,
+    WrongCluster,
+)
+from spark_stream.testing import LocalCluster
+from tests.replication.clusters import (
+    CONF,
+    copies_are_equal,
+    folders,
+    in_sync,
+    partition,
+    patiently,
+    read,
+    written,
+)
+from tests.support import NUMBERS, eventually, fetched, flight_client, typed
+
+pytestmark = pytest.mark.chaos
+
+
+def made(log, topic: str, *assignment: list[int]) -> None:
+    """A topic whose partitions are at these brokers, with ten numbers in each."""
+    log.create_topic(topic, schema=NUMBERS, assignment=[[str(b) for b in a] for a in assignment])
+    for number in range(len(assignment)):
+        written(log, topic, 0, 10, number)
+    in_sync(log, topic, len(assignment[0]))
+
+
+# -- moves -----------------------------------------------------------------------------------------
+
+
+def test_replicas_move_to_other_brokers_and_leave_nothing_behind(cluster, log, topic):
+    made(log, topic, [1, 2])
+    log.move_replicas(topic, {0: ["3", "2"]})
+    eventually(lambda: partition(log, topic).replicas == ("3", "2"))
+    in_sync(log, topic, 2)
+    eventually(lambda: set(folders(cluster, topic)) == {2, 3})
+    copies_are_equal(cluster, topic, count=2)
+    eventually(lambda: partition(log, topic).leader == "3")
+    written(log, topic, 10, 5)
+    assert read(log, topic) == list(range(15))
+
+
+def test_a_move_goes_on_though_its_leader_and_its_target_die_on_the_way(cluster, log, topic):
+    made(log, topic, [1, 2])
+    cluster.kill(3)
+    log.move_replicas(topic, {0: ["3", "2"]})
+    written(log, topic, 10, 5)
+    cluster.kill(1)
+    eventually(lambda: partition(log, topic).leader == "2")
+    cluster.restart(3)
+    eventually(lambda: partition(log, topic).replicas == ("3", "2"))
+    cluster.restart(1)
+    eventually(lambda: set(folders(cluster, topic)) == {2, 3})
+    assert read(log, topic) == list(range(15))
+
+
+def test_a_move_is_cancelled(cluster, log, topic):
+    made(log, topic, [1, 2])
+    cluster.kill(3)
+    log.move_replicas(topic, {0: ["3"]})
+    log.cancel_moves(topic)
+    eventually(lambda: partition(log, topic).replicas == ("1", "2"))
+    cluster.restart(3)
+    eventually(lambda: set(folders(cluster, topic)) == {1, 2})
+    assert read(log, topic) == list(range(10))
+
+
+def test_the_preferred_leader_leads_again_when_it_is_asked_to(cluster, log, topic):
+    made(log, topic, [1, 2, 3], [2, 3, 1])
+    cluster.kill(1)
+    eventually(lambda: partition(log, topic).leader not in (None, "1"))
+    cluster.restart(1)
+    in_sync(log, topic)
+    log.elect_preferred_leaders(topic)
+    eventually(lambda: [partition(log, topic, n).leader for n in (0, 1)] == ["1", "2"])
+    written(log, topic, 10, 5)
+    assert read(log, topic) == [*range(15), *range(10)]
+
+
+# -- brokers that leave ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dead", [False, True])
+def test_a_broker_that_is_decommissioned_gives_its_replicas_away_dead_or_alive(topic, dead):
+    with LocalCluster(4, conf=CONF, cuttable=False) as cluster, cluster.connect() as log:
+        made(log, topic, [1, 2, 3], [2, 1, 3])
+        if dead:
+            cluster.kill(1)
+        patiently(lambda: log.decommission("1"))
+        eventually(lambda: [partition(log, topic, n).replicas.count("1") for n in (0, 1)] == [0, 0])
+        in_sync(log, topic)
+        eventually(lambda: "1" not in {each.id for each in log.cluster().brokers})
+        for number in range(2):
+            assert set(partition(log, topic, number).replicas) == {"2", "3", "4"}
+            written(log, topic, 10, 5, number)
+        assert read(log, topic) == [*range(15), *range(15)]
+
+
+# -- what is refused -------------------------------------------------------------------------------
+
+
+def test_assignments_that_cannot_be_are_refused_and_make_nothing(cluster, log, topic):
+    with pytest.raises(InvalidAssignment, match="4"):
+        log.create_topic(topic, 1, 4, schema=NUMBERS)
+    for assignment, named in (
+        ([["1", "9"]], "9"),
+        ([["1", "1"]], "1"),
+        ([["1", "2"], ["1"]], "1"),
+        ([[]], "0"),
+    ):
+        with pytest.raises(IsologError, match=named):
+            log.create_topic(topic, schema=NUMBERS, assignment=assignment)
+    with pytest.raises(InvalidConfig):
+        log.create_topic(topic, 1, 3, schema=NUMBERS, config={"min.insync.replicas": 0})
+    assert topic not in log.topics()
+    assert folders(cluster, topic) == {}
+
+
+def test_moves_and_ends_that_cannot_be_are_refused_and_change_nothing(cluster, log, topic):
+    made(log, topic, [1, 2])
+    before = partition(log, topic)
+    for wrong in ({0: ["9"]}, {0: ["1", "1"]}, {0: []}, {7: ["1"]}):
+        with pytest.raises(IsologError) as caught:
+            log.move_replicas(topic, wrong)
+        assert not caught.value.retriable, caught.value
+    with pytest.raises(UnknownBroker):
+        log.decommission("9")
+    after = partition(log, topic)
+    assert (after.replicas, after.isr, after.leader) == (before.replicas, before.isr, before.leader)
+
+
+def test_a_read_in_an_old_epoch_is_fenced_and_in_a_future_one_refused(cluster, log, topic):
+    made(log, topic, [1, 2, 3])
+    cluster.kill(1)
+    eventually(lambda: partition(log, topic).leader not in (None, "1"))
+    found = partition(log, topic)
+    address = cluster.broker(int(found.leader)).address
+    with flight_client(address) as flight:
+        for epoch, expected in (
+            (found.leader_epoch - 1, LeaderEpochFenced),
+            (found.leader_epoch + 7, UnknownLeaderEpoch),
+        ):
+            with pytest.raises(Exception, match=str(found.leader_epoch)) as caught:
+                fetched(flight, topic, start=0, end=1, leader_epoch=epoch)
+            assert isinstance(typed(caught.value), expected)
+    assert patiently(lambda: read(log, topic)) == list(range(10))
+
+
+def test_a_directory_of_another_cluster_is_refused(cluster, log, topic, tmp_path):
+    made(log, topic, [1, 2, 3])
+    with LocalCluster(1, folder=tmp_path / "other") as other:
+        theirs = other.broker(1).directory
+        other.stop(1)
+        ours = cluster.broker(3).directory
+        cluster.stop(3)
+        kept = ours.with_name("kept")
+        ours.rename(kept)
+        try:
+            shutil.copytree(theirs, ours)
+            with pytest.raises(WrongCluster):
+                cluster.restart(3)
+        finally:
+            shutil.rmtree(ours)
+            kept.rename(ours)
+        cluster.restart(3)
+    in_sync(log, topic)
+    assert read(log, topic) == list(range(10))
+
+
+def test_a_second_broker_of_an_id_that_is_alive_is_refused(cluster, log, topic):
+    made(log, topic, [1, 2, 3])
+    first = cluster.broker(1)
+    twin = type(first)(1, cluster.folder / "twin", first._conf)
+    twin.directory.parent.mkdir()
+    twin.spawn()
+    with pytest.raises(IsologError, match="1") as caught:
+        twin.await_ready()
+    assert not twin.alive
+    assert not caught.value.retriable
+    assert first.alive
+    written(log, topic, 10, 1)
+    in_sync(log, topic)

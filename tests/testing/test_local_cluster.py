@@ -1,0 +1,177 @@
+"""Clusters for tests: they do what is asked of them, and leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from spark_stream.errors import InvalidConfig, InvalidOption
+from spark_stream.testing import LocalCluster
+from tests.conftest import ROOT
+from tests.support import NUMBERS, alive, eventually, numbers
+
+pytestmark = pytest.mark.chaos
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with LocalCluster(2, conf={"lease_seconds": 1.5}, racks=["a", "b"]) as found:
+        yield found
+
+
+def test_brokers_have_ids_racks_directories_and_addresses_of_their_own(cluster):
+    with cluster.connect() as log:
+        described = log.cluster()
+    assert [(each.id, each.rack, each.alive) for each in described.brokers] == [
+        ("1", "a", True),
+        ("2", "b", True),
+    ]
+    assert [each.address for each in described.brokers] == cluster.bootstrap.split(",")
+    assert len({each.directory for each in cluster.brokers.values()}) == 2
+
+
+def test_a_broker_that_was_killed_or_stopped_comes_back_where_it_was(cluster):
+    for end in (cluster.kill, cluster.stop):
+        address, pid = cluster.broker(2).address, cluster.broker(2).pid
+        end(2)
+        assert not cluster.broker(2).alive
+        assert not alive(pid)
+        cluster.restart(2)
+        assert cluster.broker(2).alive
+        assert (cluster.broker(2).address, cluster.broker(2).pid != pid) == (address, True)
+
+
+def test_a_broker_that_runs_is_ended_in_order_before_it_is_started_again(cluster):
+    pid = cluster.broker(1).pid
+    cluster.restart(1)
+    assert not alive(pid)
+    assert cluster.broker(1).alive
+
+
+def test_a_broker_that_is_paused_stands_still_until_it_goes_on(cluster):
+    process = psutil.Process(cluster.broker(2).pid)
+    cluster.pause(2)
+    assert process.status() == psutil.STATUS_STOPPED
+    assert cluster.broker(2).alive
+    cluster.resume(2)
+    eventually(lambda: process.status() != psutil.STATUS_STOPPED)
+
+
+def test_cut_brokers_do_not_replicate_and_healed_ones_do(cluster):
+    with cluster.connect() as log:
+        log.create_topic("cut", 1, 2, schema=NUMBERS)
+        with log.producer(isolation="read_committed") as producer:
+            producer.append("cut", numbers(0, 1), 0).result(20)
+            for cut in (lambda: cluster.cut(1, 2), lambda: cluster.cut_off(2)):
+                cut()
+                waits = producer.append("cut", numbers(1, 1), 0)
+                eventually(
+                    lambda: (
+                        log.describe("cut").partitions[0].log_end_offset
+                        > log.describe("cut").partitions[0].high_watermark
+                    )
+                )
+                assert not waits.done()
+                cluster.heal()
+                waits.result(20)
+
+
+def test_the_leader_is_told_by_its_number(cluster):
+    with cluster.connect() as log:
+        log.create_topic("led", schema=NUMBERS, assignment=[["2", "1"]])
+    assert cluster.leader("led") == 2
+    cluster.kill(2)
+    assert cluster.leader("led") == 1
+    cluster.restart(2)
+
+
+def test_a_broker_that_is_added_is_one_more(tmp_path: Path):
+    with LocalCluster(1, folder=tmp_path / "grown") as cluster:
+        number = cluster.add_broker()
+        with cluster.connect() as log:
+            log.create_topic("t", 1, 2, schema=NUMBERS)
+            assert {each.id for each in log.cluster().brokers} == {"1", str(number)}
+
+
+def test_the_end_leaves_no_process_and_no_temporary_folder_and_keeps_a_given_one(tmp_path: Path):
+    pids = []
+    with LocalCluster(1, folder=tmp_path / "kept") as kept, LocalCluster(1) as gone:
+        pids = [each.broker(1).pid for each in (kept, gone)]
+        kept.pause(1)
+    assert [alive(pid) for pid in pids] == [False, False]
+    assert kept.broker(1).directory.exists()
+    assert not gone.folder.exists()
+
+
+def test_a_bad_setting_is_the_brokers_own_error_and_leaves_nothing(tmp_path: Path):
+    with pytest.raises(InvalidConfig, match="lease_seconds"):
+        LocalCluster(1, conf={"lease_seconds": -1}, folder=tmp_path)
+    here = [each for each in psutil.process_iter(["cmdline"]) if each.info["cmdline"]]
+    assert not [each for each in here if any(str(tmp_path) in w for w in each.info["cmdline"])]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        (lambda cluster: LocalCluster(0), "0"),
+        (lambda cluster: LocalCluster(2, racks=["a"]), "1 racks for 2"),
+        (lambda cluster: cluster.kill(7), "7"),
+        (lambda cluster: cluster.cut(1, 1), "1"),
+        (lambda cluster: cluster.cut(1, 7), "7"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(cluster, wrong, named):
+    with pytest.raises(InvalidOption, match=named):
+        wrong(cluster)
+
+
+# -- the fixture -----------------------------------------------------------------------------------
+
+
+def pytest_run(folder: Path, text: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """pytest on a file of this text, in a process that has nothing of ours but the package."""
+    (folder / "test_it.py").write_text(text)
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "pytest_isolog", *options, "test_it.py"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_the_page_of_testing_runs_as_it_is_written(tmp_path: Path):
+    page = (ROOT / "docs" / "testing.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    done = pytest_run(tmp_path, example)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
+
+
+def test_a_suite_that_asks_for_no_cluster_loads_nothing_of_isolog(tmp_path: Path):
+    text = (
+        "import sys\n"
+        "def test_it():\n"
+        "    assert not {'spark_stream', 'pyarrow'} & set(sys.modules)\n"
+    )
+    done = pytest_run(tmp_path, text)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_clusters_of_a_test_that_fails_end_with_it(tmp_path: Path):
+    text = (
+        "def test_it(local_cluster):\n"
+        "    one = local_cluster(brokers=1)\n"
+        "    print('PID', one.broker(1).pid)\n"
+        "    assert False\n"
+    )
+    done = pytest_run(tmp_path, text)
+    assert done.returncode == 1
+    assert not alive(int(re.search(r"PID (\d+)", done.stdout).group(1)))
