@@ -29,7 +29,7 @@ from spark_stream.consistency.partition_record import Member
 from spark_stream.consistency.producers import Accepted, Duplicate
 from spark_stream.consistency.progress import Progress
 from spark_stream.consistency.transactions import State
-from spark_stream.errors import NotLeader, StorageFailure
+from spark_stream.errors import StorageFailure
 from spark_stream.scripts import (
     consumers,
     cutting,
@@ -251,15 +251,6 @@ def a_follower_counts_before_it_has_appended(patch: Patch) -> None:
         return found
 
     patch.setattr(ReplicaShell, "entries_for", entries_for)
-
-
-@bug
-def a_follower_takes_frames_of_any_epoch(patch: Patch) -> None:
-    def check(self: ReplicaShell, epoch: Any) -> None:
-        if self._closed is not None or not self.follows:
-            raise NotLeader(f"{self.name} does not follow")
-
-    patch.setattr(ReplicaShell, "_check_follows", check)
 
 
 @bug
