@@ -382,11 +382,6 @@ def readers_of_what_is_replicated_see_the_rest(patch: Patch) -> None:
 
 
 @bug
-def a_reader_is_not_told_what_was_taken_back(patch: Patch) -> None:
-    patch.setattr(fetching.FetchStream, "_check_epoch", lambda self: None)
-
-
-@bug
 def files_of_a_replica_that_moved_stay(patch: Patch) -> None:
     patch.setattr(Host, "_remove_files_of", lambda self, topic, number: None)
 
