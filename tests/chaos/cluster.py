@@ -1,10 +1,11 @@
 """Three brokers under load while they are killed, stopped, paused and cut apart; then a verdict.
 
 ``python -m tests.chaos.cluster --minutes 5 --seed 7`` (``make chaos``) runs plain producers of both
-isolation levels, transactions, consumers of all levels and atomic snapshots. At the end all brokers
-are back: no committed record is lost, none is there twice, in another order or in part, and all
-replicas are the same. It prints one line of what happened; exit code 0 if all held, 1 if not.
-The seed decides what is done to brokers and what is written; the order of threads is the machine's.
+isolation levels, transactions, consumers of all levels, atomic snapshots and, with ``--spark``, a
+streaming query that copies one topic into another. At the end all brokers are back: no committed
+record is lost, none is there twice, in another order or in part, and all replicas are the same. It
+prints one line of what happened; exit code 0 if all held, 1 if not. The seed decides what is done
+to brokers and what is written; the order of threads is the machine's.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ import sys
 import threading
 import time
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
+import spark_stream as isolog
 from spark_stream.testing import LocalCluster
 from tests.chaos.checker import Violation, check
 from tests.chaos.workers import (
@@ -36,6 +40,9 @@ from tests.chaos.workers import (
 )
 from tests.replication.clusters import CONF, copies_are_equal, in_sync, patiently, restored
 
+if TYPE_CHECKING:
+    from tests.chaos.query import Copy
+
 LEVELS = ("read_uncommitted", "read_replicated", "read_committed", "read_atomic")
 FICKLE = frozenset({"follow-read_uncommitted"})
 ENDING_S = 120.0
@@ -51,6 +58,7 @@ class Outcome:
     notes: Notes
     writes: pd.DataFrame
     reads: pd.DataFrame
+    query_failures: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -58,7 +66,8 @@ class Outcome:
         return (
             f"chaos seed {self.seed}: {dict(self.strikes)}; {len(self.writes)} records {outcomes};"
             f" {self.notes.commits} commits, {self.notes.aborts} aborts; {len(self.reads)} records"
-            f" read; {len(self.problems)} problems"
+            f" read; the query failed {len(self.query_failures)} times; {len(self.problems)}"
+            " problems"
         )
 
 
@@ -119,10 +128,10 @@ class Mishaps(threading.Thread):
         self.strikes["cut off"] += 1
 
 
-def run(seconds: float, seed: int) -> Outcome:
+def run(seconds: float, seed: int, *, spark: bool = False) -> Outcome:
     """One run of so many seconds of mishaps, and the time that it takes to end."""
     notes, calm, stop, end = Notes(), threading.Event(), threading.Event(), threading.Event()
-    with LocalCluster(3, conf=CONF) as cluster:
+    with LocalCluster(3, conf=CONF) as cluster, ExitStack() as ended:
 
         def connect():
             return cluster.connect(timeout=60)
@@ -132,6 +141,7 @@ def run(seconds: float, seed: int) -> Outcome:
                 least = 2 if partitions == 1 else 1
                 config = CONFIG | {"min.insync.replicas": least}
                 log.create_topic(name, partitions, 3, schema=SCHEMA, config=config)
+            copy = _copy(cluster, log, ended) if spark else None
 
         def worker(name: str, task) -> Worker:
             return Worker(name, seed, notes, stop, task)
@@ -182,6 +192,9 @@ def run(seconds: float, seed: int) -> Outcome:
                         copies_are_equal(cluster, name, number)
                     except AssertionError as error:
                         problems.append(f"{name}/{number}: the replicas differ: {error}")
+            if copy is not None:
+                copy.finish()
+                problems += copy.problems(log)
             end.set()
             stuck += _joined(followers)
             for level in LEVELS:
@@ -198,7 +211,16 @@ def run(seconds: float, seed: int) -> Outcome:
         if problems:
             for broker in cluster.brokers.values():
                 print(f"--- broker {broker.number}\n{broker.log_text()[-6000:]}", file=sys.stderr)
-    return Outcome(seed, mishaps.strikes, notes, writes, reads, problems)
+        failures = [] if copy is None else copy.failures
+    return Outcome(seed, mishaps.strikes, notes, writes, reads, failures, problems)
+
+
+def _copy(cluster: LocalCluster, log: isolog.Log, ended: ExitStack) -> Copy:
+    from tests.chaos.query import Copy  # without it, no run needs Spark
+
+    copy = Copy(cluster, log, CONFIG)
+    ended.callback(copy.close)
+    return copy
 
 
 def _broken(writes: pd.DataFrame, reads: pd.DataFrame, finals: set[str]) -> list[Violation]:
@@ -217,12 +239,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--spark", action="store_true")
     options = parser.parse_args()
     seed = random.randrange(1 << 32) if options.seed is None else options.seed
     print(f"SEED={seed}", flush=True)
     faulthandler.enable()
-    outcome = run(options.minutes * 60, seed)
+    outcome = run(options.minutes * 60, seed, spark=options.spark)
     print(outcome, flush=True)
+    for each in outcome.query_failures[:20]:
+        print(f"the query failed: {each}", file=sys.stderr)
     for each in outcome.problems[:20]:
         print(each, file=sys.stderr)
     return 1 if outcome.problems else 0
