@@ -29,7 +29,11 @@ class Copy:
         self.failures: list[str] = []
         self._bootstrap = cluster.bootstrap
         self._checkpoint = cluster.folder / "checkpoint"
-        self._spark: SparkSession = session_builder("local[2]").getOrCreate()
+        self._spark: SparkSession = (
+            session_builder("local[2]")
+            .config("spark.ui.showConsoleProgress", "false")
+            .getOrCreate()
+        )
         self._spark.sparkContext.setLogLevel("OFF")
         self._calm = threading.Event()
         self._query = self._begun()
