@@ -74,7 +74,7 @@ class Outcome:
 class Mishaps(threading.Thread):
     """Strikes brokers, one or two at a time, and lets them go on, until stopped.
 
-    The first five strikes of a run are of five kinds, however short it is.
+    The first strikes of a run are one of each kind, however short it is.
     """
 
     def __init__(self, cluster: LocalCluster, stop: threading.Event, seed: int) -> None:
@@ -87,29 +87,47 @@ class Mishaps(threading.Thread):
 
     def run(self) -> None:
         try:
-            kinds = [self._kill, self._stop_in_order, self._pause, self._cut, self._cut_off]
+            kinds = [
+                self._kill,
+                self._kill_all,
+                self._kill_and_doubt,
+                self._stop_in_order,
+                self._pause,
+                self._cut,
+                self._cut_off,
+            ]
             self._chance.shuffle(kinds)
             for kind in kinds:
                 self._strike(kind)
-            while not self._stopping.is_set():
+            while not self._stopping.wait(self._chance.uniform(0.2, 2.0)):
                 self._strike(self._chance.choice(kinds))
         except BaseException as error:
             self.failures.append(error)
 
     def _strike(self, kind) -> None:
-        if self._stopping.wait(self._chance.uniform(0.2, 2.0)):
-            return
         numbers = self._chance.sample(list(self._cluster.brokers), 3)
         kind(numbers)
         if self._chance.random() < 0.25:
             self._kill(numbers[1:])  # another one, while the first is not back
         self._stopping.wait(self._chance.uniform(0.1, 3.5))
         restored(self._cluster)
+        self._stopping.wait(self._chance.uniform(0.0, 1.0))
 
     def _kill(self, numbers: list[int]) -> None:
         if self._cluster.broker(numbers[0]).alive:
             self._cluster.kill(numbers[0])
             self.strikes["kill"] += 1
+
+    def _kill_all(self, numbers: list[int]) -> None:
+        for number in numbers:
+            self._cluster.kill(number)
+        self.strikes["kill all"] += 1
+
+    def _kill_and_doubt(self, numbers: list[int]) -> None:
+        """When it comes back it does not know how it ended, and vouches for nothing."""
+        self._cluster.kill(numbers[0])
+        (self._cluster.broker(numbers[0]).directory / "broker.run").unlink(missing_ok=True)
+        self.strikes["doubt"] += 1
 
     def _stop_in_order(self, numbers: list[int]) -> None:
         self._cluster.stop(numbers[0])

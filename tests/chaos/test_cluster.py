@@ -27,7 +27,7 @@ def test_nothing_committed_is_lost_repeated_reordered_or_in_part_and_replicas_ar
     found = run(seconds, seed, spark=spark)
     print(found)
     assert found.problems == [], f"seed {seed}"
-    assert set(found.strikes) == {"kill", "stop", "pause", "cut", "cut off"}
+    assert set(found.strikes) == {"kill", "kill all", "doubt", "stop", "pause", "cut", "cut off"}
     assert found.notes.commits >= 10
     assert found.notes.aborts >= 5
     assert set(found.reads["level"]) == set(LEVELS)
