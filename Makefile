@@ -56,8 +56,8 @@ stress: venv  ## Cut connections and end brokers under load for SECONDS; the pro
 	@$(IN_VENV) .venv/bin/python -m tests.chaos.stress --seconds $(SECONDS)
 	@$(IN_VENV) .venv/bin/python -m tests.broker.replication.stress --seconds $(SECONDS)
 
-chaos: venv  ## Kill, stop, pause and cut the brokers of a cluster under load for MINUTES (SEED)
-	@$(IN_VENV) .venv/bin/python -m tests.chaos.cluster --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+chaos: venv java  ## Kill, stop, pause and cut the brokers of a cluster under load for MINUTES (SEED)
+	@$(WITH_SPARK) .venv/bin/python -m tests.chaos.cluster --spark --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 simulate: venv  ## Run RUNS simulated runs from SEED on: brokers, clients and faults in one process
 	@.venv/bin/python -m spark_stream.testing.simulation --runs $(RUNS) --seed $(or $(SEED),0) --order $(ORDER) $(if $(ONLY),--only "$(ONLY)")

@@ -42,7 +42,25 @@ def placed_by_hand(
     wrong = misassigned(assignment, members.registered().keys(), first_partition=first)
     if wrong is not None:
         raise _refused(topic, wrong)
+    _check_alive(topic, assignment, members, first)
     return _records(topic, [tuple(map(BrokerId, each)) for each in assignment], members)
+
+
+def _check_alive(
+    topic: Topic, assignment: Sequence[Sequence[str]], members: Members, first: int
+) -> None:
+    """Each broker makes the topic's folder before the topic is there, so all have to be alive."""
+    alive = members.alive()
+    for number, replicas in enumerate(assignment, first):
+        dead = next((each for each in replicas if BrokerId(each) not in alive), None)
+        if dead is not None:
+            raise InvalidAssignment(
+                f"topic {topic.name!r}: partition {number}: broker {dead!r} is not alive",
+                topic=topic.name,
+                partition=number,
+                broker=dead,
+                hint="Name brokers that are alive, and move replicas to it when it is back.",
+            )
 
 
 def _records(

@@ -142,15 +142,14 @@ def _await_replication(asked: Iterable[IsReplicated]) -> Script[IsologError | No
     """Waits until the high watermark has passed these entries; why one is not below it."""
     left = tuple(asked)
     for pause_s in _PAUSES_S:
-        if not left:
-            return None
         answers = yield from together(left)
         failure = _failure(answers)
         if failure is not None:
             return failure
         left = tuple(step for step, done in zip(left, answers, strict=True) if done is False)
-        if left:
-            yield Pause(pause_s)
+        if not left:
+            return None
+        yield Pause(pause_s)
     where = f"{left[0].at.topic}/{left[0].at.partition}"
     return LeaderUnavailable(
         f"{where}: the markers of the transaction are not replicated yet",

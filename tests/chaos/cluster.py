@@ -1,10 +1,11 @@
 """Three brokers under load while they are killed, stopped, paused and cut apart; then a verdict.
 
 ``python -m tests.chaos.cluster --minutes 5 --seed 7`` (``make chaos``) runs plain producers of both
-isolation levels, transactions, consumers of all levels and atomic snapshots. At the end all brokers
-are back: no committed record is lost, none is there twice, in another order or in part, and all
-replicas are the same. It prints one line of what happened; exit code 0 if all held, 1 if not.
-The seed decides what is done to brokers and what is written; the order of threads is the machine's.
+isolation levels, transactions, consumers of all levels, atomic snapshots and, with ``--spark``, a
+streaming query that copies one topic into another. At the end all brokers are back: no committed
+record is lost, none is there twice, in another order or in part, and all replicas are the same. It
+prints one line of what happened; exit code 0 if all held, 1 if not. The seed decides what is done
+to brokers and what is written; the order of threads is the machine's.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ import sys
 import threading
 import time
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
+import spark_stream as isolog
 from spark_stream.testing import LocalCluster
 from tests.chaos.checker import Violation, check
 from tests.chaos.workers import (
@@ -36,6 +40,9 @@ from tests.chaos.workers import (
 )
 from tests.replication.clusters import CONF, copies_are_equal, in_sync, patiently, restored
 
+if TYPE_CHECKING:
+    from tests.chaos.query import Copy
+
 LEVELS = ("read_uncommitted", "read_replicated", "read_committed", "read_atomic")
 FICKLE = frozenset({"follow-read_uncommitted"})
 ENDING_S = 120.0
@@ -51,6 +58,7 @@ class Outcome:
     notes: Notes
     writes: pd.DataFrame
     reads: pd.DataFrame
+    query_failures: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -58,14 +66,15 @@ class Outcome:
         return (
             f"chaos seed {self.seed}: {dict(self.strikes)}; {len(self.writes)} records {outcomes};"
             f" {self.notes.commits} commits, {self.notes.aborts} aborts; {len(self.reads)} records"
-            f" read; {len(self.problems)} problems"
+            f" read; the query failed {len(self.query_failures)} times; {len(self.problems)}"
+            " problems"
         )
 
 
 class Mishaps(threading.Thread):
     """Strikes brokers, one or two at a time, and lets them go on, until stopped.
 
-    The first five strikes of a run are of five kinds, however short it is.
+    The first strikes of a run are one of each kind, however short it is.
     """
 
     def __init__(self, cluster: LocalCluster, stop: threading.Event, seed: int) -> None:
@@ -78,29 +87,47 @@ class Mishaps(threading.Thread):
 
     def run(self) -> None:
         try:
-            kinds = [self._kill, self._stop_in_order, self._pause, self._cut, self._cut_off]
+            kinds = [
+                self._kill,
+                self._kill_all,
+                self._kill_and_doubt,
+                self._stop_in_order,
+                self._pause,
+                self._cut,
+                self._cut_off,
+            ]
             self._chance.shuffle(kinds)
             for kind in kinds:
                 self._strike(kind)
-            while not self._stopping.is_set():
+            while not self._stopping.wait(self._chance.uniform(0.2, 2.0)):
                 self._strike(self._chance.choice(kinds))
         except BaseException as error:
             self.failures.append(error)
 
     def _strike(self, kind) -> None:
-        if self._stopping.wait(self._chance.uniform(0.2, 2.0)):
-            return
         numbers = self._chance.sample(list(self._cluster.brokers), 3)
         kind(numbers)
         if self._chance.random() < 0.25:
             self._kill(numbers[1:])  # another one, while the first is not back
         self._stopping.wait(self._chance.uniform(0.1, 3.5))
         restored(self._cluster)
+        self._stopping.wait(self._chance.uniform(0.0, 1.0))
 
     def _kill(self, numbers: list[int]) -> None:
         if self._cluster.broker(numbers[0]).alive:
             self._cluster.kill(numbers[0])
             self.strikes["kill"] += 1
+
+    def _kill_all(self, numbers: list[int]) -> None:
+        for number in numbers:
+            self._cluster.kill(number)
+        self.strikes["kill all"] += 1
+
+    def _kill_and_doubt(self, numbers: list[int]) -> None:
+        """When it comes back it does not know how it ended, and vouches for nothing."""
+        self._cluster.kill(numbers[0])
+        (self._cluster.broker(numbers[0]).directory / "broker.run").unlink(missing_ok=True)
+        self.strikes["doubt"] += 1
 
     def _stop_in_order(self, numbers: list[int]) -> None:
         self._cluster.stop(numbers[0])
@@ -119,10 +146,10 @@ class Mishaps(threading.Thread):
         self.strikes["cut off"] += 1
 
 
-def run(seconds: float, seed: int) -> Outcome:
+def run(seconds: float, seed: int, *, spark: bool = False) -> Outcome:
     """One run of so many seconds of mishaps, and the time that it takes to end."""
     notes, calm, stop, end = Notes(), threading.Event(), threading.Event(), threading.Event()
-    with LocalCluster(3, conf=CONF) as cluster:
+    with LocalCluster(3, conf=CONF) as cluster, ExitStack() as ended:
 
         def connect():
             return cluster.connect(timeout=60)
@@ -132,6 +159,7 @@ def run(seconds: float, seed: int) -> Outcome:
                 least = 2 if partitions == 1 else 1
                 config = CONFIG | {"min.insync.replicas": least}
                 log.create_topic(name, partitions, 3, schema=SCHEMA, config=config)
+            copy = _copy(cluster, log, ended) if spark else None
 
         def worker(name: str, task) -> Worker:
             return Worker(name, seed, notes, stop, task)
@@ -182,6 +210,9 @@ def run(seconds: float, seed: int) -> Outcome:
                         copies_are_equal(cluster, name, number)
                     except AssertionError as error:
                         problems.append(f"{name}/{number}: the replicas differ: {error}")
+            if copy is not None:
+                copy.finish()
+                problems += copy.problems(log)
             end.set()
             stuck += _joined(followers)
             for level in LEVELS:
@@ -198,7 +229,16 @@ def run(seconds: float, seed: int) -> Outcome:
         if problems:
             for broker in cluster.brokers.values():
                 print(f"--- broker {broker.number}\n{broker.log_text()[-6000:]}", file=sys.stderr)
-    return Outcome(seed, mishaps.strikes, notes, writes, reads, problems)
+        failures = [] if copy is None else copy.failures
+    return Outcome(seed, mishaps.strikes, notes, writes, reads, failures, problems)
+
+
+def _copy(cluster: LocalCluster, log: isolog.Log, ended: ExitStack) -> Copy:
+    from tests.chaos.query import Copy  # without it, no run needs Spark
+
+    copy = Copy(cluster, log, CONFIG)
+    ended.callback(copy.close)
+    return copy
 
 
 def _broken(writes: pd.DataFrame, reads: pd.DataFrame, finals: set[str]) -> list[Violation]:
@@ -217,12 +257,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--spark", action="store_true")
     options = parser.parse_args()
     seed = random.randrange(1 << 32) if options.seed is None else options.seed
     print(f"SEED={seed}", flush=True)
     faulthandler.enable()
-    outcome = run(options.minutes * 60, seed)
+    outcome = run(options.minutes * 60, seed, spark=options.spark)
     print(outcome, flush=True)
+    for each in outcome.query_failures[:20]:
+        print(f"the query failed: {each}", file=sys.stderr)
     for each in outcome.problems[:20]:
         print(each, file=sys.stderr)
     return 1 if outcome.problems else 0

@@ -14,15 +14,20 @@ from tests.chaos.cluster import LEVELS, run
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(400)]
 
-SECONDS = 30.0
 
-
-def test_nothing_committed_is_lost_repeated_reordered_or_in_part_and_replicas_are_the_same():
+@pytest.mark.parametrize(
+    ("seconds", "spark"),
+    [(20.0, False), pytest.param(30.0, True, marks=pytest.mark.spark)],
+    ids=["plain", "with a streaming query"],
+)
+def test_nothing_committed_is_lost_repeated_reordered_or_in_part_and_replicas_are_the_same(
+    seconds: float, spark: bool
+) -> None:
     seed = int(os.environ.get("ISOLOG_CHAOS_SEED", random.randrange(1 << 32)))
-    found = run(SECONDS, seed)
+    found = run(seconds, seed, spark=spark)
     print(found)
     assert found.problems == [], f"seed {seed}"
-    assert set(found.strikes) == {"kill", "stop", "pause", "cut", "cut off"}
+    assert set(found.strikes) == {"kill", "kill all", "doubt", "stop", "pause", "cut", "cut off"}
     assert found.notes.commits >= 10
     assert found.notes.aborts >= 5
     assert set(found.reads["level"]) == set(LEVELS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 
 import pytest
 
@@ -128,6 +129,21 @@ def test_assignments_that_cannot_be_are_refused_and_make_nothing(cluster, log, t
         log.create_topic(topic, 1, 3, schema=NUMBERS, config={"min.insync.replicas": 0})
     assert topic not in log.topics()
     assert folders(cluster, topic) == {}
+
+
+def test_replicas_of_a_new_topic_at_a_dead_broker_are_refused_at_once(cluster, log, topic):
+    """Each broker that gets one makes its folder first: so that a lost one is told from a new."""
+    made(log, topic, [1, 2])
+    cluster.kill(3)
+    for wish in ({"assignment": [["1", "3"]]}, {"partitions": 1, "replication_factor": 3}):
+        begun = time.monotonic()
+        with pytest.raises(InvalidAssignment, match=r"needs as many brokers|'3' is not alive"):
+            log.create_topic(f"{topic}-new", schema=NUMBERS, **wish)
+        assert time.monotonic() - begun < 5
+    with pytest.raises(InvalidAssignment, match="'3' is not alive"):
+        log.alter_topic(topic, 2, assignment=[["1", "3"]])
+    assert len(log.describe(topic).partitions) == 1
+    assert f"{topic}-new" not in log.topics()
 
 
 def test_moves_and_ends_that_cannot_be_are_refused_and_change_nothing(cluster, log, topic):

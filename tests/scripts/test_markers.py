@@ -1,0 +1,74 @@
+"""Markers are written, and waited for until they are replicated: as long as that makes sense."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from spark_stream.consistency.ids import EntryIndex, LeaderEpoch
+from spark_stream.consistency.transactions import Joined, State, Transaction
+from spark_stream.errors import IsologError, LeaderUnavailable, NotLeader
+from spark_stream.scripts.finishing import write_markers
+from spark_stream.scripts.steps import IsReplicated, Marked, Pause, Script, Together, WriteMarkers
+
+AT = [Joined("t", "id", 0), Joined("t", "id", 1)]
+DECIDED = Transaction("loader", state=State.COMMITTING, number=7, producer_id=3, epoch=2)
+
+
+class Leaders:
+    """Answer the script's steps; how replication goes on is told look by look."""
+
+    def __init__(self, looks: list[list[Any]]) -> None:
+        self.looks = looks
+        self.looked = 0
+        self.pauses = 0
+
+    def run(self, script: Script[Any]) -> Any:
+        answer: Any = None
+        while True:
+            try:
+                step = script.send(answer)
+            except StopIteration as done:
+                return done.value
+            answer = self._answer(step)
+
+    def _answer(self, step: object) -> Any:
+        if isinstance(step, Pause):
+            self.pauses += 1
+            return None
+        assert isinstance(step, Together)
+        if isinstance(step.steps[0], WriteMarkers):
+            return [Marked(EntryIndex(9), LeaderEpoch(1), replicated=False) for _ in step.steps]
+        assert all(isinstance(each, IsReplicated) for each in step.steps)
+        found = self.looks[min(self.looked, len(self.looks) - 1)]
+        self.looked += 1
+        return found[: len(step.steps)]
+
+
+def looks_in_all() -> int:
+    """How often the script looks before it gives up."""
+    leaders = Leaders([[False, False]])
+    leaders.run(write_markers(DECIDED, AT))
+    return leaders.looked
+
+
+def test_markers_that_are_never_replicated_are_told_by_their_partition():
+    failure = Leaders([[True, False], [False]]).run(write_markers(DECIDED, AT))
+    assert isinstance(failure, LeaderUnavailable)
+    assert failure.details == {"topic": "t", "partition": 1}
+
+
+@pytest.mark.parametrize("earlier", [0, 1, 2])
+def test_markers_that_are_replicated_at_one_of_the_last_looks_are_in_time(earlier):
+    waits = looks_in_all() - 1 - earlier
+    leaders = Leaders([*([[False, False]] * waits), [True, True]])
+    assert leaders.run(write_markers(DECIDED, AT)) is None
+    assert leaders.looked == waits + 1
+
+
+def test_a_leader_that_was_replaced_is_told_at_once():
+    replaced: IsologError = NotLeader("another leads")
+    leaders = Leaders([[False, replaced]])
+    assert leaders.run(write_markers(DECIDED, AT)) is replaced
+    assert leaders.looked == 1
