@@ -46,13 +46,14 @@ def decommission(
     with log(bootstrap, path) as opened:
         found = next((each for each in opened.cluster().brokers if each.id == broker), None)
         if found is not None and not yes:
+            replicas = counted(found.replicas, "replica")
             if not sys.stdin.isatty():
                 raise InvalidOption(
-                    f"broker {broker} has {counted(found.replicas, 'replica')}: no terminal to ask on",
+                    f"broker {broker} has {replicas}: no terminal to ask on",
                     hint="Give --yes to take it out.",
                 )
             typer.confirm(
-                f"Move {counted(found.replicas, 'replica')} of broker {broker} away?",
+                f"Move {replicas} of broker {broker} away?",
                 abort=True,
                 err=True,
             )
