@@ -13,7 +13,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from spark_stream.broker.host import HostedTopic
+from spark_stream.broker.hosted import HostedTopic
 from spark_stream.broker.joining import AwaitAcknowledgement, TakeBatch, take_in_transaction
 from spark_stream.broker.outcomes import Acknowledgement, Appended, Candidate, Taken
 from spark_stream.broker.partition import Partition

@@ -61,6 +61,7 @@ def describe_cluster(here: Here, asked: Empty) -> ClusterFacts:
 
 
 def move_replicas(here: Here, asked: MoveReplicas) -> Empty:
+    here.host.refresh()  # another broker may have changed the topic a moment ago
     topic = here.host.find(asked.topic)
     hosted = here.host.topic(asked.topic, topic.id)
     targets = {}
@@ -83,6 +84,7 @@ def move_replicas(here: Here, asked: MoveReplicas) -> Empty:
 
 
 def cancel_moves(here: Here, asked: MoveReplicas) -> Empty:
+    here.host.refresh()
     topic = here.host.find(asked.topic)
     numbers = asked.partitions or range(topic.partitions)
     places = [PartitionId(topic.id, number) for number in numbers]

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from spark_stream.broker.host import Host, HostedTopic
+from spark_stream.broker.host import Host
+from spark_stream.broker.hosted import HostedTopic
 from spark_stream.broker.partition import Partition
 from spark_stream.broker.refusals import check_leader_epoch
 from spark_stream.broker.waiting import WaitingRead, WaitingReads
@@ -115,6 +116,7 @@ class FetchStream:
         self._wait_s = follow_s if request.follow else request.wait_ms / 1000
         self._projection = projection_of(hosted, request.columns)
         check_leader_epoch(self._partition, request.leader_epoch)
+        self._epoch = int(self._partition.leader_epoch)  # of all that the stream tells
         self._position = self._start()
         self._check_epoch()
         self._visible()
@@ -165,7 +167,7 @@ class FetchStream:
         """
         request = self._request
         self._partition.check_leads()
-        check_leader_epoch(self._partition, request.leader_epoch)
+        check_leader_epoch(self._partition, self._epoch)
         end = None if request.end is None else Offset(request.end)
         bounds = self._partition.bounds(request.isolation)
         found = visible_range(bounds, request.isolation, self._position, end)
@@ -236,6 +238,8 @@ class FetchStream:
         )
         try:
             for chunk in chunks:
+                # What was read before another epoch began is this one's.
+                check_leader_epoch(self._partition, self._epoch)
                 self._position = chunk.next_offset
                 if chunk.batch.num_rows:
                     yield self._projection.applied(chunk), _facts(chunk).to_bytes()
@@ -244,11 +248,13 @@ class FetchStream:
             raise
 
     def _last(self) -> Answer:
+        bounds, known = self._partition.bounds(), self._partition.replica.hw_known
+        told = known and self._partition.leader_epoch == self._epoch
         facts = EndFacts(
             next=self._position,
-            bounds=bounds_facts(self._partition.bounds()),
+            bounds=bounds_facts(bounds) if told else None,
             partitions=self._host.partitions_now(self._topic),
-            leader_epoch=int(self._partition.leader_epoch),
+            leader_epoch=self._epoch,
         )
         empty = empty_batch(self.schema)
         return empty, facts.to_bytes()

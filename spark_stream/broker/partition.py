@@ -232,9 +232,8 @@ class Partition(ReplicaShell):
         members = () if progress is None else progress.record.isr
         needed = self.log.format.settings.min_insync_replicas
         return NotEnoughReplicas(
-            f"{self.name}: {len(members)} replicas are in sync"
-            f" ({', '.join(each.broker for each in members)}), min.insync.replicas is {needed};"
-            f" nothing was appended",
+            f"{self.name}: in sync is {', '.join(each.broker for each in members)} alone, and"
+            f" min.insync.replicas is {needed}; nothing was appended",
             topic=self.topic,
             partition=self.number,
         )

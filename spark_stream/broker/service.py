@@ -17,7 +17,8 @@ from spark_stream.broker.activity import Activity
 from spark_stream.broker.appending import serve_appends, target_of
 from spark_stream.broker.fetching import Answer, FetchStream, projection_of
 from spark_stream.broker.here import Here
-from spark_stream.broker.host import Host, HostedTopic
+from spark_stream.broker.host import Host
+from spark_stream.broker.hosted import HostedTopic
 from spark_stream.broker.keepalive import Keepalive, WatchedReader, WatchedWriter
 from spark_stream.broker.memory import memory_errors
 from spark_stream.broker.peers import RUN_STEPS

@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 
 from spark_stream.broker.here import Here
-from spark_stream.broker.host import HostedTopic
+from spark_stream.broker.hosted import HostedTopic
 from spark_stream.broker.leader_actions import leaders_of
 from spark_stream.broker.partition import Partition
 from spark_stream.cluster.topics import Topic

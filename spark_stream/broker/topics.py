@@ -15,7 +15,8 @@ from typing import Any
 import pyarrow as pa
 
 from spark_stream.broker.driver import Driver
-from spark_stream.broker.host import Host, HostedTopic
+from spark_stream.broker.host import Host
+from spark_stream.broker.hosted import HostedTopic
 from spark_stream.broker.members import Members
 from spark_stream.broker.placing import placed, placed_by_hand
 from spark_stream.cluster.topics import Topic, check_name, check_partitions

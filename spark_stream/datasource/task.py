@@ -38,7 +38,13 @@ from spark_stream.datasource.routing import (
 )
 from spark_stream.datasource.session import Session, located, session
 from spark_stream.datasource.types import to_arrow
-from spark_stream.errors import InvalidConfig, InvalidOption, TopicExists, UnknownTopic
+from spark_stream.errors import (
+    InvalidAssignment,
+    InvalidConfig,
+    InvalidOption,
+    TopicExists,
+    UnknownTopic,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -184,10 +190,10 @@ class TaskWriter:
                     schema,
                     dict(self.options.topic_config),
                 )
-            except InvalidConfig as error:
-                setting = error.details.get("setting")
-                copies = setting == "replication_factor"
-                option = "replicationFactor" if copies else f"{TOPIC_SETTING}{setting}"
+            except (InvalidConfig, InvalidAssignment) as error:
+                copies = isinstance(error, InvalidAssignment)
+                setting = f"{TOPIC_SETTING}{error.details.get('setting')}"
+                option = "replicationFactor" if copies else setting
                 raise InvalidOption(
                     f"option {option!r}: {error.message}", option=option, hint=error.hint
                 ) from None

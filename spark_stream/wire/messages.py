@@ -129,12 +129,13 @@ class EndFacts(Message):
     """The last message of a fetch: read on from ``next``, even if nothing was visible.
 
     ``partitions``: how many the topic has now, so that a consumer learns when there are more.
-    ``leader_epoch``: in which the leader answered.
+    ``leader_epoch``: in which the leader answered. ``bounds``: None where they cannot be told,
+    because a new leader does not know yet what the one before has told.
     """
 
     next: OffsetField
     end: bool = True
-    bounds: BoundsFacts
+    bounds: BoundsFacts | None = None
     partitions: int | None = None
     leader_epoch: int | None = None
 

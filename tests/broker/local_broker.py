@@ -131,7 +131,7 @@ class LocalBroker:
         self.around = around
         self.id = BrokerId(name)
         around.starts += 1
-        incarnation = f"start {around.starts}"
+        self.incarnation = incarnation = f"start {around.starts}"
         self.path = around.path / name if folder is None else folder
         self.path.mkdir(exist_ok=True)
         self.store = around.store() if store is None else store

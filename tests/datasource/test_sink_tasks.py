@@ -264,10 +264,10 @@ def test_what_a_topic_that_is_there_keeps_is_told_once(
     ]
 
 
-def test_more_than_one_replica_is_refused_by_the_name_of_the_option(
+def test_more_replicas_than_brokers_are_refused_by_the_name_of_the_option(
     shared: BrokerProcess, log: isolog.Log, topic: str
 ) -> None:
-    with pytest.raises(InvalidOption, match=r"option 'replicationFactor': .*not replicated yet"):
+    with pytest.raises(InvalidOption, match=r"option 'replicationFactor': .* factor of 3 needs"):
         IsologWriter(options(shared, topic, replicationFactor=3, createTopic="true"), SCHEMA)
     assert topic not in log.topics()
 

@@ -1,4 +1,7 @@
-"""Every notebook runs from its first cell to its last, and is kept without its outputs."""
+"""Every notebook runs from its first cell to its last, and is kept without its outputs.
+
+One is kept with them, for who wants to see a failover without running one.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from tests.conftest import ROOT
 from tests.demo.conftest import Shell
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+WITH_OUTPUTS = "leader_failover"
 OF_JAVA = "WARNING: Using incubator modules: jdk.incubator.vector"
 
 
@@ -40,7 +44,24 @@ def test_it_runs(notebook: Path, tmp_path: Path, shell: Shell) -> None:
 def test_it_is_stripped(notebook: Path) -> None:
     kept = nbformat.read(notebook, 4)
     nbformat.validate(kept)
+    if notebook.stem == WITH_OUTPUTS:
+        return
     for cell in kept.cells:
         if cell.cell_type == "code":
             assert cell.outputs == []
             assert cell.execution_count is None
+
+
+def test_the_one_with_outputs_has_a_picture_and_two_tables_and_nothing_of_a_machine() -> None:
+    kept = nbformat.read(ROOT / "notebooks" / f"{WITH_OUTPUTS}.ipynb", 4)
+    outputs = [output for cell in kept.cells for output in cell.get("outputs", [])]
+    kinds = [kind for output in outputs for kind in output.get("data", {})]
+    assert kinds.count("image/png") == 1
+    assert kinds.count("text/html") == 2
+    assert {output.output_type for output in outputs} <= {
+        "display_data",
+        "execute_result",
+        "stream",
+    }
+    texts = [str(output) for output in outputs if "image/png" not in output.get("data", {})]
+    assert not [text for text in texts if "/home/" in text or "/tmp/" in text or "/root/" in text]

@@ -16,6 +16,7 @@ import pytest
 import spark_stream as isolog
 from spark_stream.datasource import options
 from tests.conftest import ROOT, stop_broker
+from tests.demo.clusters import three_brokers
 from tests.demo.conftest import Shell
 
 README = (ROOT / "README.md").read_text()
@@ -28,7 +29,7 @@ def example(kind: str) -> str:
 
 
 def test_every_marked_example_is_run_here() -> None:
-    kinds = ["spark", "transactions", "python", "sh", "flight"]
+    kinds = ["spark", "transactions", "python", "sh", "cluster", "flight"]
     assert re.findall(r"<!-- test: (\w+) -->", README) == kinds
 
 
@@ -104,6 +105,14 @@ def test_command_line(tmp_path: Path, shell: Shell) -> None:
     assert "isolog broker stopped" in said
 
 
+def test_three_brokers(tmp_path: Path, shell: Shell) -> None:
+    with three_brokers(tmp_path, shell) as run:
+        said = run(example("cluster"))
+    assert "\n2000\n" in said
+    assert "brokers 2 of 3 alive" in said
+    assert "1 is away" in said
+
+
 def test_links_lead_somewhere() -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", README):
         assert (ROOT / target).exists(), target
@@ -113,8 +122,5 @@ def test_the_table_of_options_is_complete() -> None:
     spark = README.partition("## Spark")[2].partition("### Isolation levels")[0]
     shown = set(re.findall(r"`(\w+)`", spark))
     of_spark = {"checkpointLocation"}
-    elsewhere = {"replicationFactor"}  # under "Not yet"
     known = {*options._SOURCE, *options._SINK}
-    assert known - shown == of_spark | elsewhere
-    for name in elsewhere:
-        assert f"`{name}" in README
+    assert known - shown == of_spark

@@ -254,26 +254,12 @@ def a_follower_counts_before_it_has_appended(patch: Patch) -> None:
 
 
 @bug
-def a_leader_takes_followers_of_any_epoch(patch: Patch) -> None:
-    patch.setattr(replica, "misfit_of", lambda epoch, asked: None)
-
-
-@bug
 def a_follower_takes_frames_of_any_epoch(patch: Patch) -> None:
     def check(self: ReplicaShell, epoch: Any) -> None:
         if self._closed is not None or not self.follows:
             raise NotLeader(f"{self.name} does not follow")
 
     patch.setattr(ReplicaShell, "_check_follows", check)
-
-
-@bug
-def markers_are_looked_for_in_any_epoch(patch: Patch) -> None:
-    def is_replicated(self: ReplicaShell, entry: Any, epoch: int) -> bool:
-        self.check_leads()
-        return self.replica.bounds_state.high_watermark.entry >= entry
-
-    patch.setattr(ReplicaShell, "is_replicated", is_replicated)
 
 
 @bug

@@ -448,6 +448,11 @@ class SimulatedBroker:
         wanted = [BrokerId(each) for each in target]
         return self.change_records([place], lambda _, at: election.begin_move(at, wanted))
 
+    def decommission(self, broker: str) -> Body:
+        """A body that lets a broker leave, if another can keep replicas."""
+        if self.members.takers().keys() - {broker}:
+            yield from self.run(moving.mark_leaving(BrokerId(broker)))
+
     def delete_topic(self, name: str) -> Body:
         """A body that deletes a topic."""
         self.host.topic(name)

@@ -211,12 +211,10 @@ class SimulatedLinks:
     def _take(self, stream: Stream, followed: Followed) -> Body:
         while True:
             yield from stream.for_follower()
-            if stream.broken:
-                return
+            if stream.broken and (not stream.to_follower or self._chance.random() < 0.5):
+                return  # else what came before is handled, by a thread that is at it
             message = stream.to_follower.popleft()
             yield from self._network.carry(stream)
-            if stream.broken and self._chance.random() < 0.5:
-                return  # else a thread was at it already
             if isinstance(message, IsologError):
                 raise message
             if isinstance(message, Agreement):

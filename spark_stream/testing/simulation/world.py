@@ -41,7 +41,7 @@ from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
 EVENTS_MAX: Final = 12_000  # a run that needs more hangs
 _WORK_S: Final = 60.0  # after so long the trouble ends, done or not
 _PATIENCE_S: Final = 240.0  # longer than any client goes on asking, and any sweep rests
-_REST_S: Final = 2.0  # what was decided last is finished
+_REST_S: Final = 3.0  # what was decided last is finished, what was left over removed
 
 Notice = Callable[..., None]
 
@@ -178,10 +178,14 @@ class World:
         for broker in self.brokers:
             broker.start()
         self._wait_until(self._all_serve, "brokers have not started")
-        self._wait_until(self._all_is_led, "partitions have no leaders")
-        self._wait_until(self._all_is_replicated, "replicas have not caught up")
-        self._advance_for(_REST_S)
-        self._wait_until(self._all_is_led, "partitions have no leaders")
+        rests = False
+        while not rests:  # a move may be under way
+            self._wait_until(self._all_is_led, "partitions have no leaders")
+            self._wait_until(self._all_is_replicated, "replicas have not caught up")
+            placed = [each.record for each in self.history.there()]
+            self._advance_for(_REST_S)
+            rests = placed == [each.record for each in self.history.there()]
+            rests = rests and self._all_is_led() and self._all_is_replicated()
         folders = {each.broker_id: each.logs.folders() for each in self.brokers}
         self.notice("ended", folders)
 

@@ -66,7 +66,7 @@ def make_and_delete_topics(world: World, name: str) -> Body:
 
 
 def move_replicas(world: World, name: str) -> Body:
-    """Moves replicas to other brokers, and lets preferred leaders lead."""
+    """Moves replicas to other brokers, lets preferred leaders lead, decommissions brokers."""
     session = Session(world, name)
     for _ in range(session.chance.randint(1, 4)):
         yield from session.pause(3.0)
@@ -75,10 +75,14 @@ def move_replicas(world: World, name: str) -> Body:
             continue
         topic, at = picked
         place = PartitionId(topic.id, at)
-        if session.chance.random() < 0.5:
+        ids = [each.broker_id for each in world.brokers]
+        choice = session.chance.random()
+        if choice < 0.45:
             what, ask = "prefer leaders", methodcaller("prefer", [place])
+        elif choice < 0.6 and len(ids) > 1:
+            leaving = session.chance.choice(ids)
+            what, ask = f"decommission {leaving}", methodcaller("decommission", leaving)
         else:
-            ids = [each.broker_id for each in world.brokers]
             target = session.chance.sample(ids, min(topic.replication_factor, len(ids)))
             what = f"move {topic.name}/{at} to {target}"
             ask = methodcaller("move", place, target)

@@ -9,7 +9,7 @@ from spark_stream.broker.fetching import FetchStream
 from spark_stream.broker.waiting import WaitingReads
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.ids import Offset
-from spark_stream.consistency.isolation import CONSUMER_LEVELS, Isolation, upper_bound
+from spark_stream.consistency.isolation import CONSUMER_LEVELS, Bounds, Isolation, upper_bound
 from spark_stream.errors import DataLoss, IsologError, OffsetEvicted, OffsetOutOfRange
 from spark_stream.scripts.cutting import CutRange, find_cut
 from spark_stream.testing.simulation.broker import SimulatedBroker
@@ -170,6 +170,9 @@ def _fetch(world: World, broker: SimulatedBroker, asked: Fetch, reading: _Readin
         else:
             last = EndFacts.from_bytes(facts)
     world.look_at(broker)
+    if last.bounds is not None:
+        bounds = Bounds(**{name: Offset(at) for name, at in last.bounds})
+        world.notice("told", line.course, bounds, int(last.leader_epoch or 0))
     if not line.deleted and partition.leader_epoch == began:
         read = Looked(line, asked.isolation, position, int(last.next), values)
         world.notice("looked", read)

@@ -1,0 +1,82 @@
+"""What a broker has of a topic: its replicas, and the streams by which they follow others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from spark_stream.broker.partition import Partition
+from spark_stream.cluster.topics import Topic
+from spark_stream.consistency.ids import BrokerId, Generation
+from spark_stream.errors import IsologError, NotLeader, UnknownPartition
+from spark_stream.storage.settings import LogSettings
+
+
+class Links(Protocol):
+    """The streams by which this broker's replicas follow others."""
+
+    def follow(self, partition: Partition, leader: BrokerId, generation: Generation) -> None:
+        """The partition follows that broker from now on, and nobody else."""
+
+    def unfollow(self, partition: Partition) -> None:
+        """It follows nobody."""
+
+
+class NoLinks:
+    """For a broker that is alone."""
+
+    def follow(self, partition: Partition, leader: BrokerId, generation: Generation) -> None:
+        pass
+
+    def unfollow(self, partition: Partition) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class HostedTopic:
+    """A topic, with the replicas that this broker has; one that could not be opened is its error.
+
+    ``elsewhere`` makes the error for a partition that this broker does not lead.
+    """
+
+    topic: Topic
+    settings: LogSettings
+    elsewhere: Callable[[Topic, int], IsologError] = field(repr=False)
+    replicas: dict[int, Partition | IsologError] = field(default_factory=dict)
+
+    def partition(self, number: int) -> Partition:
+        """The partition, which this broker leads.
+
+        Raises:
+            UnknownPartition: the topic has none of this number.
+            NotLeader, LeaderUnavailable: another broker leads it, or nobody does at the moment.
+            IsologError: why it could not be opened.
+        """
+        self.check_number(number)
+        found = self.replicas.get(number)
+        if isinstance(found, Partition) and found.leads:
+            return found
+        error = self.elsewhere(self.topic, number)
+        if isinstance(found, IsologError) and not isinstance(error, NotLeader):
+            raise found.again()
+        raise error
+
+    def check_number(self, number: int) -> None:
+        """UnknownPartition if the topic has no partition of this number."""
+        if not 0 <= number < self.topic.partitions:
+            raise UnknownPartition(
+                f"topic {self.topic.name!r} has partitions 0 to {self.topic.partitions - 1},"
+                f" not {number}",
+                topic=self.topic.name,
+                partition=number,
+            )
+
+    def open_partitions(self) -> list[Partition]:
+        """The replicas that this broker has open, whoever leads them."""
+        found = dict(self.replicas)
+        return [each for _, each in sorted(found.items()) if isinstance(each, Partition)]
+
+    def led(self) -> list[Partition]:
+        """Those that this broker leads."""
+        return [each for each in self.open_partitions() if each.leads]

@@ -1,0 +1,121 @@
+"""What operators ask of a cluster, of any of its brokers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_stream.errors import (
+    InvalidAssignment,
+    IsologError,
+    LeaderUnavailable,
+    UnknownBroker,
+    UnknownPartition,
+    UnknownTopic,
+)
+from tests.broker.pairs import brokers, make_topic
+from tests.broker.stamped import refused
+from tests.support import BrokerProcess, act, eventually
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[BrokerProcess]]:
+    """Brokers a and b; each test makes topics of its own."""
+    first, second = brokers(tmp_path_factory.mktemp("cluster"))
+    with first, second:
+        yield [first, second]
+
+
+def partition(flight: Any, topic: str, number: int = 0) -> dict[str, Any]:
+    return dict(act(flight, "describe-topic", topic=topic)["partitions"][number])
+
+
+def settled(flight: Any, topic: str, replicas: list[str]) -> bool:
+    """Whether the partition is on these brokers, in sync, and led by the first."""
+    found = partition(flight, topic)
+    where = (found["replicas"], sorted(found["isr"]), found["leader"])
+    return where == (replicas, sorted(replicas), replicas[0])
+
+
+def test_any_broker_describes_the_cluster(two):
+    with two[0].flight() as a, two[1].flight() as b:
+        make_topic(a, "described", [["a", "b"], ["b", "a"], ["b", "a"]])
+        eventually(lambda: act(a, "describe-cluster") == act(b, "describe-cluster"))
+        found = act(a, "describe-cluster")
+        act(b, "delete-topic", topic="described")
+    assert found["controller"] in ("a", "b")
+    assert (found["topics"], found["partitions"], found["without_leader"]) == (1, 3, 0)
+    assert (found["under_replicated"], found["moving"]) == (0, 0)
+    counted = {
+        each["id"]: (each["leaders"], each["replicas"], each["in_sync"], each["alive"])
+        for each in found["brokers"]
+    }
+    assert counted == {"a": (1, 3, 3, True), "b": (2, 3, 3, True)}
+
+
+def test_replicas_move_and_preferred_leaders_lead(two):
+    with two[0].flight() as a, two[1].flight() as b:
+        make_topic(a, "moves", [["a"]])
+        act(b, "move-replicas", topic="moves", partitions={"0": ["b", "a"]})
+        eventually(lambda: set(partition(a, "moves")["isr"]) == {"a", "b"})
+        eventually(lambda: act(a, "describe-cluster")["moving"] == 0)
+        act(a, "elect-preferred", topic="moves")
+        eventually(lambda: settled(b, "moves", ["b", "a"]))
+        assert act(a, "elect-preferred", topic="moves") == {"elected": 0, "not_in_sync": 0}
+        act(a, "move-replicas", topic="moves", partitions={"0": ["a"]})
+        eventually(lambda: settled(b, "moves", ["a"]))
+        act(a, "delete-topic", topic="moves")
+
+
+@pytest.mark.parametrize(
+    ("action", "asked", "error"),
+    [
+        ("move-replicas", {"topic": "nowhere", "partitions": {"0": ["a"]}}, UnknownTopic),
+        ("move-replicas", {"topic": "stays", "partitions": {"7": ["a"]}}, UnknownPartition),
+        ("move-replicas", {"topic": "stays", "partitions": {"0": ["x"]}}, InvalidAssignment),
+        ("move-replicas", {"topic": "stays", "partitions": {"0": ["a", "a"]}}, InvalidAssignment),
+        ("move-replicas", {"topic": "stays", "partitions": {"0": []}}, InvalidAssignment),
+        ("cancel-moves", {"topic": "nowhere"}, UnknownTopic),
+        ("elect-preferred", {"topic": "nowhere"}, UnknownTopic),
+        ("decommission", {"broker": "x"}, UnknownBroker),
+    ],
+)
+def test_what_cannot_be_is_refused_and_changes_nothing(two, action, asked, error):
+    with two[0].flight() as a:
+        make_topic(a, "stays", [["a", "b"]])
+        before = partition(a, "stays")
+        found: IsologError = refused(lambda: act(a, action, **asked))
+        assert type(found) is error
+        assert partition(a, "stays") == before
+        act(a, "delete-topic", topic="stays")
+
+
+def test_a_move_to_a_broker_that_is_away_may_be_cancelled(tmp_path: Path):
+    first, second = brokers(tmp_path)
+    with first, second, first.flight() as a:
+        make_topic(a, "t", [["a"]])
+        second.kill()
+        act(a, "move-replicas", topic="t", partitions={"0": ["b"]})
+        assert act(a, "describe-cluster")["moving"] == 1
+        act(a, "cancel-moves", topic="t")
+        assert act(a, "describe-cluster")["moving"] == 0
+        assert settled(a, "t", ["a"])
+
+
+def test_a_broker_that_is_decommissioned_gives_away_what_it_has_and_is_gone(tmp_path: Path):
+    first, second = brokers(tmp_path)
+    with first, second, first.flight() as a:
+        make_topic(a, "t", [["b"], ["a"]])
+        act(a, "decommission", broker="b")
+
+        def left() -> list[str]:
+            return [each["id"] for each in act(a, "describe-cluster")["brokers"]]
+
+        eventually(lambda: left() == ["a"])
+        assert settled(a, "t", ["a"])
+        made = act(a, "create-topic", topic="u", partitions=3)
+        assert {each["leader"] for each in made["partitions"]} == {"a"}
+        assert isinstance(refused(lambda: act(a, "decommission", broker="a")), LeaderUnavailable)

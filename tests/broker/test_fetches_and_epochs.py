@@ -1,0 +1,105 @@
+"""A fetch belongs to one leader epoch: what it tells holds for that one, or it ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spark_stream.broker.fetching import FetchStream
+from spark_stream.broker.host import Host
+from spark_stream.broker.waiting import WaitingReads
+from spark_stream.cluster.partitions import PartitionId, key_of, put_of
+from spark_stream.cluster.topics import TOPICS, Topic, encode
+from spark_stream.cluster.view import ClusterView
+from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.partition_record import Member, PartitionRecord
+from spark_stream.errors import LeaderEpochFenced, NotLeader
+from spark_stream.storage.directory import LogDirectory
+from spark_stream.storage.settings import LogSettings
+from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
+from spark_stream.wire.messages import Fetch
+from tests.clocks import FakeClock
+from tests.support import NUMBERS, numbers
+
+ME, OTHER = BrokerId("me"), BrokerId("other")
+AT = PartitionId("id", 0)
+
+
+class OneOfTwo:
+    """A broker with a replica of a partition that another broker has too."""
+
+    def __init__(self, path: Path) -> None:
+        self.store = MemoryStore(MemoryRecords())
+        self.store.put(TOPICS + "t", encode(Topic("t", "id", NUMBERS, 1, {})), 0)
+        self._put(ME, 1, 0)
+        directory = LogDirectory(path, "cluster", ME)
+        directory.topic("t", "id").mkdir(parents=True)
+        self.clock = FakeClock()
+        self.host = Host(directory, ClusterView(self.store), LogSettings(), self.clock)
+        self.host.generation = Generation("g")
+        self.host.begin(lambda: True)
+
+    def _put(self, leader: BrokerId, epoch: int, version: int) -> None:
+        isr = (Member(ME, Generation("g")), Member(OTHER, Generation("g")))
+        record = PartitionRecord((ME, OTHER), leader, LeaderEpoch(epoch), isr)
+        assert self.store.put(*put_of(AT, record, version))
+
+    def elect(self, leader: BrokerId, epoch: int) -> None:
+        found = self.store.get(key_of(AT))
+        assert found is not None
+        self._put(leader, epoch, found.version)
+        self.host.refresh()
+
+    def append(self, start: int) -> None:
+        self.host.topic("t").partition(0).append(numbers(start, 3))
+
+    def fetch(self) -> FetchStream:
+        asked = Fetch(topic="t", partition=0, start=0, isolation=Isolation.READ_UNCOMMITTED)
+        return FetchStream(self.host, asked, lambda: False, WaitingReads(self.clock), 0.0)
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[OneOfTwo]:
+    found = OneOfTwo(tmp_path)
+    yield found
+    found.host.close()
+
+
+def test_a_fetch_ends_where_its_leader_is_replaced(broker: OneOfTwo):
+    broker.append(0)
+    broker.append(3)
+    answers = broker.fetch().answers()
+    broker.elect(OTHER, 2)
+    with pytest.raises((NotLeader, LeaderEpochFenced)):
+        list(answers)
+
+
+def test_a_fetch_ends_where_its_leader_leads_again_in_another_epoch(broker: OneOfTwo):
+    broker.append(0)
+    answers = broker.fetch().answers()
+    broker.elect(OTHER, 2)
+    broker.elect(ME, 3)
+    with pytest.raises(LeaderEpochFenced):
+        list(answers)
+
+
+def test_a_fetch_tells_the_epoch_in_which_it_has_read(broker: OneOfTwo):
+    broker.append(0)
+    answers = broker.fetch().answers()
+    next(answers)
+    broker.elect(OTHER, 2)
+    _, facts = next(answers)
+    assert json.loads(facts)["leader_epoch"] == 1
+
+
+def test_a_new_leader_tells_no_bounds_that_it_does_not_know(broker: OneOfTwo):
+    broker.append(0)
+    *_, (_, facts) = broker.fetch().answers()
+    assert json.loads(facts)["bounds"]["high_watermark"] == 0, "it knows that nobody has it yet"
+    broker.elect(ME, 2)
+    *_, (_, facts) = broker.fetch().answers()
+    assert "bounds" not in json.loads(facts), "the leader before may have told more"

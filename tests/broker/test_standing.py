@@ -1,0 +1,140 @@
+"""In which generation a broker's logs are: at its start, and after a disk that failed to force."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from spark_stream.broker.standing import Standing
+from spark_stream.cluster.brokers import Brokers, RegisteredBroker
+from spark_stream.environment import SystemIds
+from spark_stream.errors import IsologError
+from spark_stream.storage.logs import FileLogs
+from spark_stream.testing.simulation.disk import SimulatedDisk
+from tests.broker.clusters import around, make, see
+from tests.broker.local_broker import LocalBroker, Surroundings
+from tests.support import numbers
+
+__all__ = ["around"]
+
+
+@dataclass
+class Boot:
+    """A machine that was started so often."""
+
+    times: int = 1
+
+    def boot_id(self) -> str | None:
+        return f"boot {self.times}"
+
+
+def standing(broker: LocalBroker, boot: int = 1) -> Standing:
+    """What the broker does at its start, once its logs are open."""
+    found = Standing(broker.store, broker.host, SystemIds(), Boot(boot), broker.path)
+    found.vouch(holds_store=False)
+    return found
+
+
+def register(found: Standing, broker: LocalBroker) -> None:
+    address = f"{broker.id}:1"
+    found.register(RegisteredBroker(broker.id, address, broker.incarnation, "1"))
+
+
+def test_after_an_end_of_its_process_alone_it_vouches_for_its_logs(around):
+    a = around.start("a")
+    make(a, "t", "a")
+    first = standing(a).me
+    a.partition("t").append(numbers(0, 3))
+    assert standing(a).me == first
+
+
+def test_after_an_end_in_order_it_vouches_on_another_start_of_the_machine_too(around):
+    a = around.start("a")
+    make(a, "t", "a")
+    found = standing(a)
+    first = found.me
+    a.partition("t").append(numbers(0, 3))
+    found.end()
+    assert standing(a, boot=2).me == first
+
+
+def test_after_an_end_of_the_machine_it_cannot_vouch_and_says_so(around, caplog):
+    a = around.start("a")
+    first = standing(a).me
+    with caplog.at_level(logging.ERROR):
+        assert standing(a, boot=2).me != first
+    assert "cannot vouch for its logs" in caplog.text
+
+
+def test_a_broker_that_starts_for_the_first_time_complains_of_nothing(around, caplog):
+    with caplog.at_level(logging.ERROR):
+        standing(around.start("a"))
+    assert caplog.text == ""
+
+
+def test_what_turned_out_to_be_lost_makes_a_new_generation(around, caplog):
+    a = around.start("a")
+    first = standing(a).me
+    a.host.doubts.append("t/0 has lost entries")
+    with caplog.at_level(logging.ERROR):
+        assert standing(a).me != first
+    assert "t/0 has lost entries" in caplog.text
+
+
+def test_it_is_registered_in_its_generation(around):
+    a = around.start("a")
+    found = standing(a)
+    register(found, a)
+    registered = Brokers(a.store).get("a")
+    assert (registered.address, registered.generation) == ("a:1", found.me.generation)
+
+
+@pytest.fixture
+def failing(around: Surroundings) -> tuple[LocalBroker, Standing]:
+    """``a`` leads ``t/0``, which ``b`` follows, on a disk whose next force fails."""
+    disk = SimulatedDisk()
+    folder = around.path / "a"
+    folder.mkdir()
+    a, b = around.start("a", logs=FileLogs(disk)), around.start("b")
+    assert isinstance(b.path, Path)
+    found = standing(a)
+    register(found, a)
+    make(a, "t", "ab", flush="batch")
+    a.partition("t").append(numbers(0, 1))
+    disk.fail_next_force()
+    return a, found
+
+
+def test_a_force_that_failed_makes_a_new_generation_once(failing, caplog):
+    a, found = failing
+    before = found.me
+    again: list[bool] = []
+    found.look(lambda: again.append(True))
+    assert (found.me, again) == (before, [])
+    with pytest.raises(IsologError):
+        a.partition("t").append(numbers(1, 1))
+    with caplog.at_level(logging.ERROR):
+        found.look(lambda: again.append(True))
+        found.look(lambda: again.append(True))
+    assert again == [True]
+    assert caplog.text.count("a force has failed (t/0)") == 1
+    assert found.me != before
+    assert Brokers(a.store).get("a").generation == found.me.generation
+
+
+def test_after_a_force_that_failed_another_leads_and_the_next_start_does_not_vouch(failing):
+    a, found = failing
+    with pytest.raises(IsologError):
+        a.partition("t").append(numbers(1, 1))
+    found.look(lambda: None)
+    see(a.around)
+    with pytest.raises(IsologError):
+        a.partition("t")
+    for each in a.around.up.values():
+        each.control()
+    assert a.record("t").leader == "b"
+    failed = found.me
+    assert standing(a).me != failed

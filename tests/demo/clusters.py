@@ -1,0 +1,40 @@
+"""Examples that speak to the three brokers of ``conf/three-brokers``, on ports that are free."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.conftest import ROOT, stop_broker
+from tests.demo.conftest import Shell
+from tests.support import free_port
+
+PORTS = re.compile(r"\b909[2-5]\b")
+
+
+@contextmanager
+def three_brokers(folder: Path, shell: Shell) -> Iterator[Callable[[str], str]]:
+    """Runs shell commands in the folder, which has the configurations; ends all brokers after."""
+    ports = {str(9092 + place): str(free_port()) for place in range(4)}
+
+    def on_free_ports(text: str) -> str:
+        return PORTS.sub(lambda found: ports[found[0]], text)
+
+    shutil.copytree(ROOT / "conf" / "three-brokers", folder / "conf" / "three-brokers")
+    for file in (folder / "conf" / "three-brokers").iterdir():
+        file.write_text(on_free_ports(file.read_text()))
+
+    addresses = on_free_ports("127.0.0.1:9092,127.0.0.1:9093,127.0.0.1:9094")
+
+    def run(commands: str) -> str:
+        bash = ["bash", "-eu", "-o", "pipefail", "-c", on_free_ports(commands)]
+        return shell.run(bash, folder, ISOLOG_BOOTSTRAP=addresses)
+
+    try:
+        yield run
+    finally:
+        for directory in folder.glob("isolog-data/broker-*"):
+            stop_broker(directory)
