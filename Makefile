@@ -43,7 +43,7 @@ venv: $(INSTALLED)  ## Create .venv with everything that the other targets need
 java:  ## Find a Java that Spark can run on; install one if there is none (root, apt-get)
 	@home=$$(scripts/ensure-java) && echo "Java: $$home"
 
-demo: venv java  ## Stream the flights of 2013 into a log and out again (DEMO_ARGS="--help" shows the options)
+demo: venv java  ## Stream the flights of 2013 through three brokers, and kill one (DEMO_ARGS="--help" shows the options)
 	@$(WITH_SPARK) SPARK_CONF_DIR=conf .venv/bin/spark-submit examples/flights_demo.py $(DEMO_ARGS)
 
 test: venv java  ## Run all tests

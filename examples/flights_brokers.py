@@ -1,7 +1,7 @@
 """The brokers that the flights demo writes to and reads from, and the death of one of them.
 
-By default the demo has brokers of its own, as processes that share a metadata store, and each
-partition has a replica on all of them. With one broker the log is a directory whose broker is
+By default the demo has three brokers of its own, as processes that share a metadata store, and
+each partition has a replica on all of them. With one broker the log is a directory whose broker is
 started when it is first needed. Or the brokers are somebody else's, and stay.
 """
 
@@ -18,6 +18,8 @@ from pathlib import Path
 import spark_stream as isolog
 from spark_stream.testing import LocalCluster
 
+REPLICAS = 3
+"""Of each partition, where there are brokers enough."""
 WAIT_S = 60.0
 POLL_S = 0.05
 
@@ -28,12 +30,9 @@ class Brokers:
 
     place: dict[str, str]
     """The option of a query, or the argument of ``connect``, that says where the log is."""
+    replicas: int = 1
+    """How many replicas a partition gets."""
     cluster: LocalCluster | None = None
-
-    @property
-    def replicas(self) -> int:
-        """How many replicas a partition gets."""
-        return 1 if self.cluster is None else len(self.cluster.brokers)
 
 
 def open_brokers(
@@ -46,12 +45,14 @@ def open_brokers(
 @contextmanager
 def _brokers(folder: Path, count: int, bootstrap: str | None) -> Iterator[Brokers]:
     if bootstrap:
-        yield Brokers({"bootstrap": bootstrap})
+        with isolog.connect(bootstrap) as log:
+            alive = sum(each.alive for each in log.cluster().brokers)
+        yield Brokers({"bootstrap": bootstrap}, min(alive, REPLICAS))
     elif count == 1:
         yield Brokers({"path": str(folder)})
     else:
         with LocalCluster(count, cuttable=False, folder=folder) as cluster:
-            yield Brokers({"bootstrap": cluster.bootstrap}, cluster)
+            yield Brokers({"bootstrap": cluster.bootstrap}, min(count, REPLICAS), cluster)
             for number, broker in cluster.brokers.items():
                 if broker.alive:
                     cluster.stop(number)

@@ -283,7 +283,7 @@ def arguments() -> argparse.Namespace:
         choices=range(1, 6),
         default=3,
         metavar="N",
-        help="how many brokers of its own the run has, each with a replica of all partitions"
+        help="how many brokers of its own the run has, with three replicas of each partition"
         " (default: %(default)s); of several, one is killed on the way, except under"
         " read_uncommitted; 1 is a log in a directory",
     )

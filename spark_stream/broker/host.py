@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
-from spark_stream.broker.hosted import HostedTopic, Links, NoLinks
+from spark_stream.broker.hosted import HostedTopic, Links, NoLinks, unknown_partition
 from spark_stream.broker.partition import Partition
 from spark_stream.broker.upkeep import Upkeep
 from spark_stream.cluster.partitions import PartitionId, StoredPartition
@@ -170,6 +170,10 @@ class Host:
 
     def _elsewhere(self, topic: Topic, number: int) -> IsologError:
         """Why this broker does not serve the partition, and who does."""
+        if number >= topic.partitions:
+            self.refresh()  # it may have been added a moment ago, by another broker
+            if number >= self.partitions_now(topic):
+                return unknown_partition(topic, number)
         record = self.record(topic, number)
         where = f"{topic.name}/{number}"
         if record is None or record.leader in (None, self.broker_id):

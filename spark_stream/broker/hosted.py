@@ -50,10 +50,12 @@ class HostedTopic:
 
         Raises:
             UnknownPartition: the topic has none of this number.
-            NotLeader, LeaderUnavailable: another broker leads it, or nobody does at the moment.
+            NotLeader, LeaderUnavailable: another broker leads it, or nobody does at the moment; it
+                was added a moment ago.
             IsologError: why it could not be opened.
         """
-        self.check_number(number)
+        if number < 0:
+            self.check_number(number)
         found = self.replicas.get(number)
         if isinstance(found, Partition) and found.leads:
             return found
@@ -65,12 +67,7 @@ class HostedTopic:
     def check_number(self, number: int) -> None:
         """UnknownPartition if the topic has no partition of this number."""
         if not 0 <= number < self.topic.partitions:
-            raise UnknownPartition(
-                f"topic {self.topic.name!r} has partitions 0 to {self.topic.partitions - 1},"
-                f" not {number}",
-                topic=self.topic.name,
-                partition=number,
-            )
+            raise unknown_partition(self.topic, number)
 
     def open_partitions(self) -> list[Partition]:
         """The replicas that this broker has open, whoever leads them."""
@@ -80,3 +77,12 @@ class HostedTopic:
     def led(self) -> list[Partition]:
         """Those that this broker leads."""
         return [each for each in self.open_partitions() if each.leads]
+
+
+def unknown_partition(topic: Topic, number: int) -> UnknownPartition:
+    """The error for a partition that the topic does not have."""
+    return UnknownPartition(
+        f"topic {topic.name!r} has partitions 0 to {topic.partitions - 1}, not {number}",
+        topic=topic.name,
+        partition=number,
+    )

@@ -26,16 +26,22 @@ REMOVED: Final = "removed/"
 
 @dataclass(frozen=True, slots=True)
 class LeftOver:
-    """What may be left of a topic, and where."""
+    """What may be left of a topic, and where.
+
+    ``cleared``: its maker was taken for dead, and what it made is being removed. So the topic is
+    not to be, also if its maker had only stood still and makes its record after all.
+    """
 
     topic: Topic
     brokers: tuple[BrokerId, ...]
     maker: BrokerId | None = None
+    cleared: bool = False
 
 
 def encode_left_over(left: LeftOver) -> dict[str, Any]:
     """What the store holds of it."""
-    return encode(left.topic) | {"brokers": list(left.brokers), "maker": left.maker}
+    facts = {"brokers": list(left.brokers), "maker": left.maker}
+    return encode(left.topic) | facts | ({"cleared": True} if left.cleared else {})
 
 
 def decode_left_over(record: Record) -> LeftOver:
@@ -45,6 +51,7 @@ def decode_left_over(record: Record) -> LeftOver:
         topic,
         tuple(BrokerId(str(each)) for each in value.get("brokers") or _former(value)),
         None if value.get("maker") is None else BrokerId(str(value["maker"])),
+        bool(value.get("cleared", False)),
     )
 
 

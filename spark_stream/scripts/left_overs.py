@@ -4,7 +4,8 @@ The announcement (``cluster.left_overs``) is on record before anything is made o
 crash between any two steps leaves the topic, or an announcement that says what to remove.
 
 Order of steps in a removal: each broker removes its files, then takes itself off the announcement;
-when nobody is left on it, the partition records go, and then the announcement.
+when nobody is left on it, the partition records go, and then the announcement. What a broker was
+making that is taken for dead is first put on record as cleared: then it never becomes a topic.
 """
 
 from __future__ import annotations
@@ -42,16 +43,21 @@ def announce_making(topic: Topic, brokers: Iterable[BrokerId], maker: BrokerId) 
     yield from put(REMOVED + topic.id, encode_left_over(left), 0)
 
 
-def announce_removal(topic: Topic, brokers: Iterable[BrokerId]) -> Script[int]:
+def announce_removal(
+    topic: Topic, brokers: Iterable[BrokerId], *, cleared: bool = False
+) -> Script[int]:
     """Puts on record that the topic is being removed, and who may have files of it; the version.
+
+    ``cleared``: the topic is not to be, also where its record is there.
 
     The announcement always gets a new version: whoever is about to delete it, because the topic was
     there when he looked, does not.
     """
     while True:
         record = yield from get(REMOVED + topic.id)
-        known = () if record is None else decode_left_over(record).brokers
-        left = LeftOver(topic, tuple(sorted({*known, *brokers})))
+        known = LeftOver(topic, ()) if record is None else decode_left_over(record)
+        named = tuple(sorted({*known.brokers, *brokers}))
+        left = LeftOver(topic, named, None, cleared or known.cleared)
         expected = 0 if record is None else record.version
         version: int | None = yield Put(REMOVED + topic.id, encode_left_over(left), expected)
         if version is not None:
@@ -64,6 +70,13 @@ def forget_making(topic: Topic) -> Script[bool]:
     if record is None or decode_left_over(record).maker is None:
         return False
     return (yield from delete(record.key, record.version))
+
+
+def forget_adding(topic: Topic, version: int) -> Script[None]:
+    """The topic has its new partitions: what was announced for that is over, if nothing else is."""
+    record = yield from get(REMOVED + topic.id)
+    if record is not None and not decode_left_over(record).cleared:
+        yield from delete(record.key, version)
 
 
 def left_overs() -> Script[list[Record]]:
@@ -106,14 +119,25 @@ def remove_left_over(
         return False
     live = yield from get(TOPICS + left.topic.name)
     if live is not None and decode(live).id == left.topic.id:
-        if left.maker is not None:
+        if left.maker in (broker, *lost):  # another one may stand still, and looks for it
             yield from delete(record.key, record.version)
-        return False
+        if not left.cleared or not (yield from delete(live.key, live.version)):
+            return False
+    if left.maker is not None:
+        taken = yield from _take_from_maker(record, left)
+        return taken is not None and (yield from remove_left_over(taken, broker, gone, lost))
     yield RemoveFiles(left.topic)  # a broker that is not named may have got a replica by a move
-    if left.maker is None and left.brokers and not {broker, *lost} & set(left.brokers):
+    if left.brokers and not {broker, *lost} & set(left.brokers):
         return False
     others = tuple(each for each in left.brokers if each != broker and each not in lost)
-    return (yield from _take_off(record, replace(left, brokers=others, maker=None)))
+    return (yield from _take_off(record, replace(left, brokers=others)))
+
+
+def _take_from_maker(record: Record, left: LeftOver) -> Script[Record | None]:
+    """The topic is never to be, before anything is removed of it; None: something else happened."""
+    value = encode_left_over(replace(left, maker=None, cleared=True))
+    version: int | None = yield Put(record.key, value, record.version)
+    return None if version is None else Record(record.key, value, version)
 
 
 def _take_off(record: Record, rest: LeftOver) -> Script[bool]:
@@ -141,5 +165,5 @@ def remove_own(topic: Topic, broker: BrokerId) -> Script[None]:
 def discard(topic: Topic, brokers: Iterable[BrokerId], broker: BrokerId) -> Script[None]:
     """Removes what there is of a topic that could not be made; what is left is announced."""
     with suppress(IsologError):
-        yield from announce_removal(topic, brokers)
+        yield from announce_removal(topic, brokers, cleared=True)
         yield from remove_own(topic, broker)

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
-from spark_stream.cluster.left_overs import REMOVED
 from spark_stream.cluster.partitions import PARTITIONS, PartitionId, decode_value, put_of
 from spark_stream.cluster.store import Put, Record
 from spark_stream.cluster.topics import TOPICS, Topic, decode, encode, unknown
@@ -28,6 +27,7 @@ from spark_stream.scripts.left_overs import (
     announce_making,
     announce_removal,
     discard,
+    forget_adding,
     forget_making,
 )
 from spark_stream.scripts.steps import (
@@ -67,7 +67,6 @@ def create_topic(topic: Topic, placed: Sequence[PartitionRecord], maker: BrokerI
         if not (yield from put(TOPICS + topic.name, encode(topic), 0)):
             raise _exists(topic)
         if not (yield from forget_making(topic)):
-            yield from _unmake(topic)
             raise InvalidTopic(
                 f"topic {topic.name!r}: its creation took so long that others cleared it away",
                 topic=topic.name,
@@ -108,7 +107,7 @@ def alter_topic(
         except IsologError:
             yield from announce_removal(old, _brokers(added))
             raise
-        yield from delete(REMOVED + old.id, announced)
+        yield from forget_adding(old, announced)
     else:
         yield from _put_altered(record, new)
     yield Refresh()
@@ -200,12 +199,6 @@ def _make_folders(topic: Topic, brokers: Iterable[BrokerId]) -> Script[None]:
     for answer in (yield from together(asked)):
         if isinstance(answer, IsologError):
             raise answer
-
-
-def _unmake(topic: Topic) -> Script[None]:
-    record = yield from get(TOPICS + topic.name)
-    if record is not None and decode(record).id == topic.id:
-        yield from delete(record.key, record.version)
 
 
 def _was_changed(name: str) -> InvalidTopic:

@@ -155,6 +155,18 @@ def test_partitions_that_are_added_open_where_they_belong(pair):
     assert b.partition("t", 1).append(numbers(0, 1)).offset == 0
 
 
+def test_a_partition_that_was_added_a_moment_ago_elsewhere_is_not_unknown(pair):
+    """A client may hear of it from the broker that added it, and ask this one at once."""
+    a, b = pair
+    make(a, "t", "b")
+    asked = b.host.topic("t")
+    a.desk.alter("t", 2, {}, [["b"]])
+    assert asked.partition(1).leads  # whoever adds partitions asks their leaders
+    assert b.partition("t", 1).leads
+    with pytest.raises(UnknownPartition):
+        b.partition("t", 2)
+
+
 def test_settings_that_change_reach_all_replicas(pair):
     a, _ = pair
     make(a, "t", "ab")

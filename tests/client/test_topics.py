@@ -10,6 +10,7 @@ import pytest
 
 import spark_stream as isolog
 from spark_stream.errors import (
+    InvalidAssignment,
     InvalidConfig,
     InvalidTopic,
     IsologError,
@@ -162,7 +163,7 @@ def test_a_number_of_partitions_out_of_range_is_refused(log, topic, count):
 
 
 def test_one_broker_cannot_replicate(log, topic):
-    with pytest.raises(InvalidConfig, match="replication factor of 3"):
+    with pytest.raises(InvalidAssignment, match="replication factor of 3"):
         log.create_topic(topic, replication_factor=3)
 
 

@@ -31,7 +31,7 @@ def test_it_says_the_defaults() -> None:
 def test_every_setting_is_there(name: str) -> None:
     quoted = f'"{name}"' if "." in name else name
     table = r"\[topic\]" if name == "topic" else rf"#?{re.escape(quoted)} = "
-    assert re.search(rf"^{table}", FILE.read_text(), re.MULTILINE)
+    assert len(re.findall(rf"^{table}", FILE.read_text(), re.MULTILINE)) == 1
 
 
 def test_a_commented_setting_can_be_switched_on() -> None:

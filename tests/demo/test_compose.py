@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -50,30 +51,55 @@ def exec_form(stage: str, instruction: str) -> list[str]:
     return arguments
 
 
-def test_the_broker_is_kept_to_this_host_and_its_log_in_a_volume() -> None:
+BROKERS = {f"broker-{number}": str(9091 + number) for number in (1, 2, 3)}
+
+
+def option(service: dict[str, Any], name: str) -> str:
+    """The value of an option in a service's command."""
+    command: list[str] = service["command"]
+    return command[command.index(name) + 1]
+
+
+def test_the_brokers_are_kept_to_this_host_and_their_logs_in_a_volume() -> None:
     file = compose()
-    broker = file["services"]["broker"]
-    assert broker["ports"] == ["127.0.0.1:9092:9092"]
-    assert broker["volumes"] == ["log:/var/lib/isolog"]
+    for name, port in BROKERS.items():
+        broker = file["services"][name]
+        assert broker["ports"] == [f"127.0.0.1:{port}:{port}"]
+        assert broker["volumes"] == ["log:/var/lib/isolog"]
     assert file["volumes"].keys() == {"log", "demo-output"}
-    assert compose(ISOLOG_PORT="1234")["services"]["broker"]["ports"] == ["127.0.0.1:1234:9092"]
 
 
-def test_the_demo_waits_for_a_healthy_broker_and_is_asked_for_by_its_profile() -> None:
+def test_the_brokers_share_a_metadata_store_and_nothing_else() -> None:
+    brokers = [compose()["services"][name] for name in BROKERS]
+    assert {option(each, "--metadata") for each in brokers} == {"/var/lib/isolog/metadata.sqlite"}
+    for name in ("--id", "--dir", "--listen"):
+        assert len({option(each, name) for each in brokers}) == len(brokers)
+    addresses = [each["environment"]["ISOLOG_ADVERTISE"] for each in brokers]
+    assert addresses == [f"{name}:{port}" for name, port in BROKERS.items()]
+    assert option(compose()["services"]["demo"], "--bootstrap") == ",".join(addresses)
+
+
+def test_the_demo_waits_for_healthy_brokers_and_is_asked_for_by_its_profile() -> None:
     services = compose()["services"]
     assert services["demo"]["profiles"] == ["demo"]
-    assert services["demo"]["depends_on"] == {"broker": {"condition": "service_healthy"}}
-    assert "profiles" not in services["broker"]
+    healthy = {"condition": "service_healthy"}
+    assert services["demo"]["depends_on"] == dict.fromkeys(BROKERS, healthy)
+    assert not any("profiles" in services[name] for name in BROKERS)
 
 
 def test_the_images_have_what_the_services_name() -> None:
     services = compose()["services"]
-    for name in ("broker", "demo"):
-        assert services[name]["build"] == {"context": ".", "target": name}
-        assert "USER isolog" in stages()[name].splitlines()
-    assert exec_form("broker", "CMD") == services["broker"]["command"]
-    healthcheck = exec_form("broker", r"HEALTHCHECK .*CMD")
-    assert ["CMD", *healthcheck] == services["broker"]["healthcheck"]["test"]
+    for name in (*BROKERS, "demo"):
+        target = "demo" if name == "demo" else "broker"
+        assert services[name]["build"] == {"context": ".", "target": target}
+        assert "USER isolog" in stages()[target].splitlines()
+    for name, port in BROKERS.items():
+        command = exec_form("broker", "CMD")
+        assert command[:5] == services[name]["command"][:5]
+        assert option(services[name], "--dir").startswith(command[command.index("--dir") + 1])
+        healthcheck = exec_form("broker", r"HEALTHCHECK .*CMD")
+        checked = ["CMD", *healthcheck[:-1], f"127.0.0.1:{port}"]
+        assert services[name]["healthcheck"]["test"] == checked
     assert exec_form("demo", "CMD") == services["demo"]["command"][:2]
     assert "install -d -o isolog -g isolog /var/lib/isolog" in stages()["broker"]
     assert "/demo/demo-output" in stages()["demo"]
@@ -92,49 +118,55 @@ def test_what_the_images_copy_is_there_and_not_ignored() -> None:
 @pytest.mark.timeout(600)
 def test_the_services_commands_run(tmp_path: Path, shell: Shell) -> None:
     services = compose(DEMO_MONTHS="1")["services"]
-    broker, demo = services["broker"], services["demo"]
-    address = f"127.0.0.1:{free_port()}"
-    inside = {
-        "/etc/isolog/broker.toml": str(ROOT / "conf" / "broker.toml"),
-        "/var/lib/isolog": str(tmp_path / "volume"),
-        "0.0.0.0:9092": address,
-        "127.0.0.1:9092": address,
-        "broker:9092": address,
-    }
+    ports = {port: str(free_port()) for port in BROKERS.values()}
 
-    def outside(words: list[str]) -> list[str]:
-        return [inside.get(word, word) for word in words]
+    def outside(word: str) -> str:
+        word = word.replace("/etc/isolog/broker.toml", str(ROOT / "conf" / "broker.toml"))
+        word = word.replace("/var/lib/isolog", str(tmp_path / "volume"))
+        address = r"(?:0\.0\.0\.0|127\.0\.0\.1|broker-\d):(\d+)"
+        return re.sub(address, lambda found: f"127.0.0.1:{ports[found[1]]}", word)
 
-    healthcheck = outside(broker["healthcheck"]["test"][1:])
-    shell.run(healthcheck, tmp_path, code=1)
+    def healthcheck(name: str) -> list[str]:
+        return [outside(word) for word in services[name]["healthcheck"]["test"][1:]]
 
-    environment = {name: inside[value] for name, value in broker["environment"].items()}
-    with subprocess.Popen(
-        outside(broker["command"]), cwd=tmp_path, env=shell.environment | environment
-    ) as process:
-        try:
-            wait_until_healthy(healthcheck, shell, tmp_path)
-            with isolog.connect(address) as log:
-                # The topic is there, with records of somebody else: the demo must not count them.
-                log.create_topic("flights", partitions=4, schema=flights_data.FLIGHTS)
-                with log.producer() as producer:
-                    for batch in flights_data.flights(1).slice(0, 10).to_batches():
-                        producer.append("flights", batch, partition=2)
+    (tmp_path / "volume").mkdir()
+    shell.run(healthcheck("broker-1"), tmp_path, code=1)
+    with ExitStack() as ended:
+        for name in BROKERS:
+            environment = {key: outside(v) for key, v in services[name]["environment"].items()}
+            command = [outside(word) for word in services[name]["command"]]
+            process = subprocess.Popen(
+                command, cwd=tmp_path, env=shell.environment | environment, text=True
+            )
+            ended.callback(end_in_order, process)
+        for name in BROKERS:
+            wait_until_healthy(healthcheck(name), shell, tmp_path)
+        demo = [outside(word) for word in services["demo"]["command"]]
+        bootstrap = demo[demo.index("--bootstrap") + 1]
+        with isolog.connect(bootstrap) as log:
+            # The topic is there, with records of somebody else: the demo must not count them.
+            schema = flights_data.FLIGHTS
+            log.create_topic("flights", partitions=4, replication_factor=3, schema=schema)
+            with log.producer() as producer:
+                for batch in flights_data.flights(1).slice(0, 10).to_batches():
+                    producer.append("flights", batch, partition=2)
 
-                workdir = tmp_path / "demo"
-                workdir.mkdir()
-                for name in ("conf", "examples"):
-                    (workdir / name).symlink_to(ROOT / name)
-                said = shell.run(outside(demo["command"]), workdir, **demo["environment"])
-                assert "Records in: 27,004. Records out: 27,004. They agree." in said
-                assert (workdir / "demo-output" / "delays.png").exists()
-                visible = log.read("flights", columns=["carrier"], isolation="read_committed")
-            assert visible.num_rows == 27_004 + 10
-            shell.run(healthcheck, tmp_path)
-        finally:
-            process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0  # within stop_grace_period
-    shell.run(healthcheck, tmp_path, code=1)
+            workdir = tmp_path / "demo"
+            workdir.mkdir()
+            for name in ("conf", "examples"):
+                (workdir / name).symlink_to(ROOT / name)
+            said = shell.run(demo, workdir, **services["demo"]["environment"])
+            assert "Records in: 27,004. Records out: 27,004. They agree." in said
+            assert (workdir / "demo-output" / "delays.png").exists()
+            visible = log.read("flights", columns=["carrier"], isolation="read_committed")
+        assert visible.num_rows == 27_004 + 10
+        shell.run(healthcheck("broker-1"), tmp_path)
+    shell.run(healthcheck("broker-1"), tmp_path, code=1)
+
+
+def end_in_order(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0  # within stop_grace_period
 
 
 def wait_until_healthy(healthcheck: list[str], shell: Shell, folder: Path) -> None:

@@ -13,7 +13,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-import spark_stream as isolog
+from spark_stream.testing import LocalCluster
 from tests.conftest import ROOT, stop_broker
 from tests.demo.conftest import Shell
 
@@ -21,8 +21,8 @@ JANUARY, FEBRUARY = 27_004, 24_951
 WRONG_LOAD = 5_000
 
 
-def segments(output: Path) -> list[Path]:
-    return sorted(output.glob("log/topics/flights/*/*/*.arrow"))
+def segments(log: Path) -> list[Path]:
+    return sorted(log.glob("topics/flights/*/*/*.arrow"))
 
 
 def failed_attempt(said: str) -> int:
@@ -32,12 +32,22 @@ def failed_attempt(said: str) -> int:
     return int(found[1].replace(",", ""))
 
 
-def brokers_of(directory: Path) -> list[psutil.Process]:
+def brokers_of(log: Path) -> list[psutil.Process]:
+    """The brokers that serve this directory, or one in it."""
     return [
         process
         for process in psutil.process_iter(["cmdline"])
-        if str(directory) in (process.info["cmdline"] or [])
+        if any(word.startswith(str(log)) for word in process.info["cmdline"] or [])
     ]
+
+
+def check_frames(frames: list[pl.DataFrame], every: int) -> None:
+    """The files alone say the same: no broker, no isolog."""
+    assert sum(frame.height for frame in frames) == every
+    flights = pl.concat(frames)
+    assert flights.schema["dep_delay"] == pl.Int32
+    assert flights.schema["time_hour"] == pl.Datetime("us", "UTC")
+    assert flights.filter(pl.col("carrier") == "ZZ").height == WRONG_LOAD
 
 
 @pytest.mark.spark
@@ -46,6 +56,10 @@ def test_two_runs_in_one_folder(tmp_path: Path, shell: Shell) -> None:
     output = tmp_path / "demo-output"
 
     said = shell.demo(tmp_path, "--months", "1")
+    killed = re.search(r"kill +broker (\d) gets kill -9 in the middle of a micro-batch", said)
+    assert killed, said
+    assert re.search(r"kill +\d\.\d s later brokers? .* in its place; both jobs go on", said), said
+    assert re.search(rf"back +broker {killed[1]} was started again; .* all replicas are in", said)
     assert f"Records in: {JANUARY:,}. Records out: {JANUARY:,}. They agree." in said
     assert "backlog       0" in said
     weeks = [pq.read_metadata(each).num_rows for each in sorted((output / "input").iterdir())]
@@ -60,15 +74,12 @@ def test_two_runs_in_one_folder(tmp_path: Path, shell: Shell) -> None:
     assert "Traceback" not in said
     assert not brokers_of(output / "log")
 
-    # The files alone say the same: no broker, no isolog.
-    frames = [pl.read_ipc_stream(segment) for segment in segments(output)]
-    assert sum(frame.height for frame in frames) == every
-    assert {segment.parent.name for segment in segments(output)} == {"0", "1", "2", "3"}
-    flights = pl.concat(frames)
-    assert flights.schema["dep_delay"] == pl.Int32
-    assert flights.schema["time_hour"] == pl.Datetime("us", "UTC")
-    assert flights.filter(pl.col("carrier") == "ZZ").height == WRONG_LOAD
-    assert str(segments(output)[0].relative_to(tmp_path)) in said
+    for number in (1, 2, 3):  # also the one that was killed
+        replica = segments(output / "log" / f"broker-{number}")
+        assert {segment.parent.name for segment in replica} == {"0", "1", "2", "3"}
+        check_frames([pl.read_ipc_stream(segment) for segment in replica], every)
+    first = segments(output / "log" / "broker-1")[0]
+    assert str(first.relative_to(tmp_path)) in said
 
     # The chart is a picture of a fair size.
     png = (output / "delays.png").read_bytes()
@@ -80,7 +91,10 @@ def test_two_runs_in_one_folder(tmp_path: Path, shell: Shell) -> None:
     # Spark's checkpoint has the log's own offsets.
     logged = sorted((output / "checkpoints/read/offsets").glob("[0-9]*"), key=lambda f: int(f.name))
     last = json.loads(logged[-1].read_text().splitlines()[-1])["flights"]
-    with isolog.connect(path=output / "log") as log:
+    with (
+        LocalCluster(3, cuttable=False, folder=output / "log") as cluster,
+        cluster.connect() as log,
+    ):
         topic = log.describe("flights")
         january = log.read("flights", columns=["dep_time"], isolation="read_committed")
         ended = {each.state for each in log.transactions()}
@@ -91,15 +105,31 @@ def test_two_runs_in_one_folder(tmp_path: Path, shell: Shell) -> None:
         each.partition: each.log_end_offset for each in topic.partitions
     }
 
-    # The next run stops that broker, starts afresh, and agrees again.
-    said = shell.demo(tmp_path, "--months", "2", "--isolation", "read_uncommitted")
+    # The next run starts afresh, with one broker that nobody kills, and agrees again.
+    options = ["--brokers", "1", "--months", "2", "--isolation", "read_uncommitted"]
+    said = shell.demo(tmp_path, *options)
+    assert "kill -9" not in said
     both, taken_back = JANUARY + FEBRUARY, failed_attempt(said) + WRONG_LOAD
     every = both + taken_back
     sums = f"Records in: {both:,} and {taken_back:,} taken back. Records out: {every:,}."
     assert f"{sums} They agree." in said
-    assert sum(pl.read_ipc_stream(segment).height for segment in segments(output)) == every
+    check_frames([pl.read_ipc_stream(segment) for segment in segments(output / "log")], every)
     assert not brokers_of(output / "log")
     stop_broker(output / "log")
+
+
+@pytest.mark.timeout(60)
+def test_brokers_that_a_killed_run_left_are_stopped(tmp_path: Path) -> None:
+    import flights_brokers
+
+    assert not flights_brokers.stop_brokers(tmp_path / "log")
+    left = LocalCluster(2, cuttable=False, folder=tmp_path / "log")
+    try:
+        assert len(brokers_of(tmp_path / "log")) == 2
+        assert flights_brokers.stop_brokers(tmp_path / "log")
+        assert not any(broker.alive for broker in left.brokers.values())
+    finally:
+        left.close()
 
 
 def test_a_folder_with_other_files_is_left_alone(tmp_path: Path, shell: Shell) -> None:

@@ -13,7 +13,7 @@ from spark_stream.cluster.partitions import PARTITIONS, PartitionId, Partitions
 from spark_stream.cluster.topics import Topics
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.errors import IsologError
-from spark_stream.scripts.left_overs import left_overs, makers, remove_left_over
+from spark_stream.scripts.left_overs import left_overs, remove_left_over
 from spark_stream.scripts.steps import Script
 from spark_stream.scripts.topics import alter_topic, create_topic, delete_topic
 from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
@@ -23,7 +23,9 @@ from tests.scripts.topic_stories import B1, B2, B3, MADE, announced, placed, swe
 BROKERS = (B1, B2, B3)
 ACTS = st.lists(
     st.tuples(
-        st.sampled_from(["step"] * 14 + ["make", "make", "grow", "delete", "sweep", "crash"]),
+        st.sampled_from(
+            ["step"] * 14 + ["make", "make", "grow", "delete", "sweep", "suspect", "crash"]
+        ),
         st.integers(0, 100),
     ),
     min_size=10,
@@ -84,14 +86,16 @@ class Cluster:
             sweep(self.brokers[broker])
 
 
-def sweeping(broker: BrokerId) -> Script[None]:
-    """What a broker does with what is left, step by step; all others live."""
+def sweeping(broker: BrokerId, *gone: BrokerId) -> Script[None]:
+    """What a broker does with what is left, step by step.
+
+    ``gone``: the brokers that it believes dead. They may be standing still, and go on.
+    """
     for record in (yield from left_overs()):
-        if not makers(record):
-            yield from remove_left_over(record, broker, ())
+        yield from remove_left_over(record, broker, gone)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(acts=ACTS)
 def test_topics_are_there_in_full_or_not_at_all(acts):
     cluster = Cluster()
@@ -107,6 +111,8 @@ def test_topics_are_there_in_full_or_not_at_all(acts):
             cluster.start(broker, delete_topic(f"t{choice % 2}"))
         elif act == "sweep":
             cluster.start(broker, sweeping(broker))
+        elif act == "suspect":
+            cluster.start(broker, sweeping(broker, *(each for each in BROKERS if each != broker)))
         else:
             cluster.crash(broker)
     cluster.settle()

@@ -29,7 +29,7 @@ from spark_stream.consistency.partition_record import Member
 from spark_stream.consistency.producers import Accepted, Duplicate
 from spark_stream.consistency.progress import Progress
 from spark_stream.consistency.transactions import State
-from spark_stream.errors import NotLeader, StorageFailure
+from spark_stream.errors import StorageFailure
 from spark_stream.scripts import (
     consumers,
     cutting,
@@ -254,15 +254,6 @@ def a_follower_counts_before_it_has_appended(patch: Patch) -> None:
 
 
 @bug
-def a_follower_takes_frames_of_any_epoch(patch: Patch) -> None:
-    def check(self: ReplicaShell, epoch: Any) -> None:
-        if self._closed is not None or not self.follows:
-            raise NotLeader(f"{self.name} does not follow")
-
-    patch.setattr(ReplicaShell, "_check_follows", check)
-
-
-@bug
 def anybody_who_is_alive_is_elected(patch: Patch) -> None:
     def live_members(record: Any, alive: Any) -> Any:
         return tuple(Member(each, alive[each]) for each in record.replicas if each in alive)
@@ -329,6 +320,17 @@ def a_broker_vouches_for_whatever_it_finds(patch: Patch) -> None:
 
 
 @bug
+def a_broker_vouches_for_logs_that_are_missing(patch: Patch) -> None:
+    original = Host.ends
+
+    def ends(self: Host) -> str:
+        self.doubts.clear()
+        return original(self)
+
+    patch.setattr(Host, "ends", ends)
+
+
+@bug
 def generations_are_not_compared(patch: Patch) -> None:
     def live_members(record: Any, alive: Any) -> Any:
         return tuple(each for each in record.isr if each.broker in alive)
@@ -377,11 +379,6 @@ def readers_of_what_is_replicated_see_the_rest(patch: Patch) -> None:
         isolation.Isolation.READ_REPLICATED,
         lambda bounds: bounds.log_end_offset,
     )
-
-
-@bug
-def a_reader_is_not_told_what_was_taken_back(patch: Patch) -> None:
-    patch.setattr(fetching.FetchStream, "_check_epoch", lambda self: None)
 
 
 @bug

@@ -180,7 +180,7 @@ class SimulatedBroker:
     def start(self) -> None:
         """The process starts; it serves when it is ready."""
         self.lives += 1
-        self.runs = True
+        self.runs, self.ended_in_order = True, False
         self._around.schedule.start(f"{self.broker_id} starts", self._start(), self.owner)
 
     def crash(self, *, power: bool = False) -> None:

@@ -203,6 +203,8 @@ class History:
     """By broker and partition."""
     generations: dict[str, str] = field(default_factory=dict)
     """In which each broker is registered."""
+    doubtful: set[str] = field(default_factory=set)
+    """Brokers that cannot vouch for their logs when they start again."""
     records: dict[str, Transaction] = field(default_factory=dict)
     decisions: dict[int, Decision] = field(default_factory=dict)
     dropped: set[Part] = field(default_factory=set)

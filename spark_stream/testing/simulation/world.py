@@ -122,6 +122,8 @@ class World:
 
     def lose_power(self, broker: SimulatedBroker) -> None:
         """The machine of a broker ends."""
+        if broker.runs or not broker.ended_in_order:
+            self.history.doubtful.add(broker.broker_id)
         broker.crash(power=True)
         broker.logs.lose_power(self.form.chance(f"power {self.schedule.events}"))
         for (name, _), line in self.history.lines.items():

@@ -21,6 +21,7 @@ from spark_stream.testing.simulation.schedule import NOW, Body, Signal, Within
 from spark_stream.testing.simulation.world import World
 from spark_stream.wire.messages import EndFacts, Fetch
 
+_MORE: Final = (Isolation.READ_UNCOMMITTED,) * 2  # only they can lose what they have read
 _WAIT_S: Final = 3.0
 _WAKING_S: Final = 30.0  # a broker that is busy wakes its readers a little later
 
@@ -44,7 +45,7 @@ class _Reading:
 def read_partitions(world: World, name: str) -> Body:
     """Follows a partition at one level, and waits where there is nothing more."""
     session = Session(world, name)
-    isolation = session.chance.choice(CONSUMER_LEVELS)
+    isolation = session.chance.choice((*CONSUMER_LEVELS, *_MORE))
     for _ in range(session.chance.randint(1, 2)):
         yield from session.pause(3.0)
         picked = session.pick_partition()

@@ -164,18 +164,16 @@ class AFewAreNotEnough(Invariant):
 
 
 class WhoCannotVouchIsNotInSync(Invariant):
-    """A broker whose machine lost power while it ran has another generation when it is back."""
+    """A broker that lost its power while it ran has a new generation afterwards."""
 
     def __init__(self, view: View) -> None:
         super().__init__(view)
-        self._boots: dict[str, tuple[str, int]] = {}
+        self._known: dict[str, str] = {}
 
     def registered(self, broker: str, generation: str) -> None:
-        found = next((each for each in self.view.brokers if each.broker_id == broker), None)
-        if found is None:
-            return
-        known = self._boots.get(broker)
-        self._boots[broker] = (generation, found.logs.boot)
-        if known is not None and known[1] != found.logs.boot and not found.ended_in_order:
-            what = f"{broker} lost power, and is in the generation {generation} again"
-            self.require(known[0] != generation, what)
+        before = self._known.get(broker)
+        self._known[broker] = generation
+        if broker in self.history.doubtful:
+            self.history.doubtful.discard(broker)
+            what = f"{broker} cannot vouch, and is in the generation {generation} again"
+            self.require(before != generation, what)
