@@ -148,8 +148,9 @@ def test_an_offset_that_holds_another_record_for_another_reader_is_caught():
 def test_a_reader_that_saw_what_was_taken_back_is_forgiven_and_the_others_are_not():
     writes, reads = history()
     mine = (reads["reader"] == "read_uncommitted") & (reads["offset"] == 2)
-    reads.loc[mine, "number"] = 2
+    reads.loc[mine, "number"] = 0  # a record that it has seen before, where another one is now
     fickle = frozenset({"read_uncommitted"})
+    assert {"duplicated", "changed"} <= {each.kind for each in check(writes, reads, set())}
     assert check(writes, reads, set(), fickle) == []
     reads = added(reads, "read_uncommitted", "read_uncommitted", -1, "u", 0, 7, "nobody", 0)
     assert [each.kind for each in check(writes, reads, set(), fickle)] == ["invented"]

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(400)]
 
 @pytest.mark.parametrize(
     ("seconds", "spark"),
-    [(20.0, False), pytest.param(30.0, True, marks=pytest.mark.spark)],
+    [(10.0, False), pytest.param(10.0, True, marks=pytest.mark.spark)],
     ids=["plain", "with a streaming query"],
 )
 def test_nothing_committed_is_lost_repeated_reordered_or_in_part_and_replicas_are_the_same(
