@@ -9,8 +9,13 @@ from collections.abc import Iterator
 import pytest
 
 import spark_stream as isolog
-from spark_stream.errors import BrokerUnavailable, IsologError, RequestTimeout
-from tests.client.failover import hand_over, two_brokers
+from spark_stream.errors import (
+    BrokerUnavailable,
+    IsologError,
+    LeaderUnavailable,
+    RequestTimeout,
+)
+from tests.client.failover import LED_BY_A, LED_BY_B, REPLICATED, await_heir, two_brokers
 from tests.support import NUMBERS, BrokerProcess, eventually, numbers
 
 pytestmark = pytest.mark.slow  # every test here starts two brokers
@@ -20,8 +25,15 @@ Pair = tuple[BrokerProcess, BrokerProcess]
 
 @pytest.fixture
 def pair(tmp_path) -> Iterator[Pair]:
-    """A leads ``t``, B leads ``b``."""
-    with two_brokers(tmp_path, "t") as found:
+    """A leads ``t``, B leads ``b``; neither has a follower."""
+    with two_brokers(tmp_path, t=LED_BY_A, b=LED_BY_B) as found:
+        yield found
+
+
+@pytest.fixture
+def replicated(tmp_path) -> Iterator[Pair]:
+    """A leads ``t`` and B follows; B leads ``b``."""
+    with two_brokers(tmp_path, t=REPLICATED, b=LED_BY_B) as found:
         yield found
 
 
@@ -112,22 +124,22 @@ def test_a_lost_leader_is_an_error_in_time_whoever_else_lives(pair):
             producer.append("t", numbers(0, 3), 0)
         first.kill()
         begun = time.monotonic()
-        for call in (lambda: log.read("t"), lambda: log.describe("t")):
-            with pytest.raises((BrokerUnavailable, RequestTimeout)):
-                call()
+        with pytest.raises((BrokerUnavailable, LeaderUnavailable, RequestTimeout)):
+            log.read("t")
+        assert isinstance(log.describe("t").partitions[0].error, LeaderUnavailable)
         with log.producer(timeout_ms=1000) as producer:
             error = producer.append("t", numbers(3, 3), 0).exception(10)
-            assert isinstance(error, BrokerUnavailable), error
+            assert isinstance(error, BrokerUnavailable | LeaderUnavailable), error
         assert time.monotonic() - begun < 10
 
 
 # -- a leader that is replaced ---------------------------------------------------------------------
 
 
-def test_a_producer_follows_a_failover_without_a_gap_or_a_repeat(pair):
-    first, second = pair
+def test_a_producer_follows_a_failover_without_a_gap_or_a_repeat(replicated):
+    first, second = replicated
     with second.connect(timeout=30) as log:
-        producer = log.producer()
+        producer = log.producer(isolation="read_committed")
         sent = 0
         futures = []
         stop = threading.Event()
@@ -143,7 +155,7 @@ def test_a_producer_follows_a_failover_without_a_gap_or_a_repeat(pair):
         writer.start()
         eventually(lambda: sum(each.done() for each in futures) > 20)
         first.kill()
-        hand_over("t", first, second)
+        await_heir("t", second)
         before = len(futures)
         eventually(lambda: sum(each.done() for each in futures) > before)
         stop.set()
@@ -153,18 +165,18 @@ def test_a_producer_follows_a_failover_without_a_gap_or_a_repeat(pair):
         assert numbers_of(log, "t") == list(range(3 * sent))
 
 
-def test_a_consumer_follows_a_failover_without_a_gap_or_a_repeat(pair):
-    first, second = pair
+def test_a_consumer_follows_a_failover_without_a_gap_or_a_repeat(replicated):
+    first, second = replicated
     with second.connect(timeout=30) as log, log.consumer("t") as consumer:
-        with log.producer() as producer:
+        with log.producer(isolation="read_committed") as producer:
             producer.append("t", numbers(0, 50), 0)
         found: list[int] = []
         batches = consumer.batches()
         while len(found) < 50:
             found += next(batches).column("n").to_pylist()
         first.kill()
-        hand_over("t", first, second)
-        with log.producer() as producer:
+        await_heir("t", second)
+        with log.producer(isolation="read_committed") as producer:
             producer.append("t", numbers(50, 50), 0)
         while len(found) < 100:
             found += next(batches).column("n").to_pylist()
@@ -172,15 +184,15 @@ def test_a_consumer_follows_a_failover_without_a_gap_or_a_repeat(pair):
         assert consumer.position()["t", 0] == 100
 
 
-def test_an_open_transaction_survives_the_failover_of_a_leader(pair):
-    first, second = pair
+def test_an_open_transaction_survives_the_failover_of_a_leader(replicated):
+    first, second = replicated
     with second.connect(timeout=30) as log:
         producer = log.producer(transactional_id="p")
         producer.begin_transaction()
         producer.append("t", numbers(0, 3), 0).result(20)
         producer.append("b", numbers(0, 3), 0).result(20)
         first.kill()
-        hand_over("t", first, second)
+        await_heir("t", second)
         producer.append("t", numbers(3, 3), 0)
         producer.commit_transaction()
         producer.close()
@@ -224,18 +236,18 @@ def test_a_topic_that_nobody_leads_is_told_when_the_time_is_over(pair):
         assert log.read("fresh").num_rows == 0
 
 
-def test_a_silent_leader_is_left_once_another_leads(pair):
+def test_a_silent_leader_is_left_once_another_leads(replicated):
     """It is stopped: its connections live, and nobody would hear of it for the whole timeout."""
-    first, second = pair
+    first, second = replicated
     with second.connect(timeout=60) as log, log.consumer("t") as consumer:
-        producer = log.producer(timeout_ms=60_000)
+        producer = log.producer(isolation="read_committed", timeout_ms=60_000)
         producer.append("t", numbers(0, 10), 0).result(20)
         batches = consumer.batches()
         found = next(batches).column("n").to_pylist()
         first.pause()
         begun = time.monotonic()
         sent = [producer.append("t", numbers(10 * n, 10), 0) for n in range(1, 4)]
-        hand_over("t", first, second, stopped=True)
+        await_heir("t", second)
         assert [each.result(30).offset for each in sent] == [10, 20, 30]
         while len(found) < 40:
             found += next(batches).column("n").to_pylist()

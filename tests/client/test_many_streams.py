@@ -25,7 +25,7 @@ def test_brokers_killed_and_stopped_under_many_streams(tmp_path):
         for broker, topics in zip(brokers, led, strict=True):
             with broker.connect() as log:
                 for topic in topics:
-                    log.create_topic(topic, schema=NUMBERS)
+                    log.create_topic(topic, schema=NUMBERS, assignment=[[broker.directory.name]])
         addresses = ",".join(each.address for each in brokers)
         with subprocess.Popen(
             [sys.executable, "-m", "tests.client.many_streams", addresses, str(SECONDS)]
