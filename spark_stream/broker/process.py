@@ -170,12 +170,17 @@ class Broker:
             ]
             undo.callback(self._stop_asked.set)
             self._begin()
+            # What is finished at the start may have to wait for followers, and these for leaders.
+            self._keepers += [
+                self._keeper("watcher", PAUSE_S, self._host.refresh),
+                self._keeper("proposals", 0.0, self._put_proposals),
+                self._keeper("controller", ROUND_S, self._control),
+            ]
+            self._topics.remove_left_overs()
+            self._desk.recover()
             self._lock.publish({"address": self.address, "pid": os.getpid()})
             undo.pop_all()
         self._keepers += [
-            self._keeper("watcher", PAUSE_S, self._host.refresh),
-            self._keeper("proposals", 0.0, self._put_proposals),
-            self._keeper("controller", ROUND_S, self._control),
             self._keeper("left-overs", _SWEEP_SECONDS, self._topics.remove_left_overs_of_others),
             self._keeper("housekeeper", config.housekeeping_seconds, self._host.upkeep.housekeep),
             self._keeper("keepalive", keepalive.limit_s / 4, keepalive.end_silent_connections),
@@ -185,13 +190,11 @@ class Broker:
         ]
 
     def _begin(self) -> None:
-        """Leads and follows from now on; what was decided is finished."""
+        """Leads and follows from now on."""
         self._host.refresh()
         self._members.look()
         self._lead_again()
         self._host.begin(self._tenure.serves, StreamLinks(self._fetchers))
-        self._topics.remove_left_overs()
-        self._desk.recover()
 
     def _lead_again(self) -> None:
         """Goes on leading what nobody else can lead, in new epochs."""

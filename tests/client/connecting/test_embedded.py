@@ -295,6 +295,7 @@ def test_a_running_broker_on_tcp_is_used(directory):
 
 def test_a_second_broker_on_the_directory_is_refused(directory):
     with directory.connect() as log:
+        eventually(lambda: log.cluster().controller)  # the last that it writes by itself
         before = listing(directory.path)
         begun = time.monotonic()
         with pytest.raises(DirectoryInUse, match=str(directory.path)):
