@@ -14,6 +14,7 @@ import spark_stream as isolog
 from bench import (
     against,
     clock,
+    cluster_bench,
     history_bench,
     native_bench,
     partitions_bench,
@@ -31,6 +32,7 @@ PARTS = (
     "history",
     "partitions",
     "replication",
+    "cluster",
     "spark",
     "memory",
 )
@@ -100,6 +102,8 @@ def _measure(
                     partitions_bench.run(place / "many", results, given.idle)
                 if "replication" in parts:
                     replication_bench.run(place / "replication", results, given.idle)
+                if "cluster" in parts:
+                    cluster_bench.run(results, given.seconds, given.idle)
                 if "spark" in parts:
                     from bench.spark_bench import Bench, session
 
