@@ -24,7 +24,7 @@ class OneBroker:
 
     def __init__(self, path: Path) -> None:
         self._around = Surroundings(path)
-        self.logs = DiskLogs(lambda: None)
+        self.logs = DiskLogs(path, lambda: None)
         self._broker = self._around.start("b", logs=self.logs)
         config = {"flush": "interval", "flush.ms": "60000"}
         self._broker.desk.create("t", 1, 1, NUMBERS, config)

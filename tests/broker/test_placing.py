@@ -74,7 +74,7 @@ def test_an_operator_may_place_replicas_on_a_broker_that_is_away(a):
         (1, 1, [["a", "b"], ["a"]], "partition 1 gets 1 replicas"),
         (1, 1, [["a"], []], "partition 1 gets no replica"),
         (1, 1, [[]], "partition 0 gets no replica"),
-        (1, 1, [["c"]], "no broker of c is alive"),
+        (1, 1, [["c"]], "broker 'c' is not alive"),
     ],
 )
 def test_what_cannot_be_is_refused_and_changes_nothing(a, partitions, factor, assignment, message):

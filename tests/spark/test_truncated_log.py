@@ -10,21 +10,15 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_stream.consistency.entries import ENTRY_SIZE
+from tests.cut_logs import cut, grow
 from tests.spark.conftest import Queries
-from tests.support import NUMBERS, BrokerProcess, numbers
+from tests.support import NUMBERS, BrokerProcess
 
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
     with BrokerProcess(tmp_path / "log") as found:
         yield found
-
-
-def grow(broker: BrokerProcess, topic: str, first: int, count: int) -> None:
-    with broker.connect() as log, log.producer() as producer:
-        for number in range(first, first + count):
-            producer.append(topic, numbers(number, 1))
 
 
 def test_a_query_whose_log_shrank_and_grew_again_is_told_and_goes_on_where_it_was_cut(
@@ -44,12 +38,7 @@ def test_a_query_whose_log_shrank_and_grew_again_is_told_and_goes_on_where_it_wa
         return sorted(row.n for row in frame.collect())
 
     assert queries.copy(stream(), *out) == [100]
-    broker.kill()  # and a power cut takes the last 40 records, which nobody had flushed
-    (entries,) = broker.directory.glob("topics/*/*/0/*.entries")
-    with entries.open("r+b") as file:
-        file.truncate(60 * ENTRY_SIZE)
-    broker.listen = broker.address
-    broker.start()
+    cut(broker, 60)  # a power cut takes the last 40 records, which nobody had flushed
     grow(broker, topic, 1000, 90)
     with pytest.raises(StreamingQueryException, match="offsets 60 to 99 were cut off"):
         queries.copy(stream(), *out)
