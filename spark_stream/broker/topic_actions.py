@@ -15,7 +15,7 @@ from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.isolation import Isolation, upper_bound
 from spark_stream.consistency.transactions import Joined
-from spark_stream.errors import IsologError, NotLeader
+from spark_stream.errors import IsologError, NotLeader, UnknownTopic
 from spark_stream.scripts.steps import Describe, Described, together
 from spark_stream.storage.settings import shown_settings
 from spark_stream.version import VERSION
@@ -120,6 +120,9 @@ def _described(here: Here, hosted: HostedTopic) -> TopicFacts:
     topic = hosted.topic
     places = [Joined(topic.name, topic.id, number) for number in range(topic.partitions)]
     answers = here.desk.run(together(Describe(at) for at in places))
+    for answer in answers:
+        if isinstance(answer, UnknownTopic):  # it was deleted meanwhile
+            raise answer
     return TopicFacts(
         name=topic.name,
         id=topic.id,

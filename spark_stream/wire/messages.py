@@ -266,7 +266,7 @@ class PartitionFacts(Message):
     """
 
     partition: int
-    leader: str | None
+    leader: str | None = None
     leader_epoch: int
     replicas: list[str]
     isr: list[str]
