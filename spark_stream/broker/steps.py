@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from spark_stream.broker.driver import RemoteStep
+from spark_stream.broker.fetching import bounds_facts
 from spark_stream.broker.step_table import Answer, StepTable
 from spark_stream.consistency.election import LogEnd
 from spark_stream.consistency.extents import Block, SpansSnapshot
@@ -30,7 +31,6 @@ from spark_stream.scripts.steps import (
     Seal,
     WriteMarkers,
 )
-from spark_stream.wire.messages import BoundsFacts
 from spark_stream.wire.step_messages import (
     DescribedFacts,
     LogEndFacts,
@@ -147,7 +147,7 @@ def _facts_of(answer: Answer) -> StepAnswer:
         case SpansSnapshot():
             return StepAnswer(has_extents=True)
         case Bounds():
-            return StepAnswer(bounds=_bounds_facts(answer))
+            return StepAnswer(bounds=bounds_facts(answer))
         case bool():
             return StepAnswer(done=answer)
         case Marked():
@@ -165,7 +165,7 @@ def _facts_of(answer: Answer) -> StepAnswer:
                 )
             )
         case Described():
-            return StepAnswer(bounds=_bounds_facts(answer.bounds), described=_described(answer))
+            return StepAnswer(bounds=bounds_facts(answer.bounds), described=_described(answer))
         case _:
             return StepAnswer()
 
@@ -213,15 +213,6 @@ def _described(answer: Described) -> DescribedFacts:
         size=answer.size,
         open_transactions=answer.open_transactions,
         followers={str(each): int(entry) for each, entry in answer.followers.items()},
-    )
-
-
-def _bounds_facts(bounds: Bounds) -> BoundsFacts:
-    return BoundsFacts(
-        log_start_offset=bounds.log_start_offset,
-        last_stable_offset=bounds.last_stable_offset,
-        high_watermark=bounds.high_watermark,
-        log_end_offset=bounds.log_end_offset,
     )
 
 
