@@ -26,7 +26,7 @@ from tests.consistency.partition_steps import WEIGHTS, run
 RUNS = 300
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in (1, 2, 3))])
 def test_runs_with_crashes_and_lost_messages_lose_nothing_that_was_committed(part):
     """``run(seed)`` repeats a run."""
     for seed in range(part * RUNS, (part + 1) * RUNS):
@@ -247,6 +247,7 @@ def runs() -> None:
         run(seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plant", MISTAKES, ids=lambda plant: plant.__name__)
 def test_a_mistake_in_the_rules_is_found(plant, monkeypatch):
     plant(monkeypatch)

@@ -47,6 +47,7 @@ def test_two_thousand_runs_find_nothing():
     assert not failed, "\n".join(failed)
 
 
+@pytest.mark.slow
 def test_runs_do_what_brokers_are_for():
     written = committed = 0
     for world in map(world_of, range(SHARE)):
@@ -58,6 +59,7 @@ def test_runs_do_what_brokers_are_for():
     assert committed > 0.7 * SHARE
 
 
+@pytest.mark.slow
 def test_a_seed_is_one_run_whatever_python_hashes_to():
     program = (
         "from tests.testing.test_simulator import story_of\n"

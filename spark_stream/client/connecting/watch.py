@@ -20,7 +20,7 @@ from spark_stream.errors import IsologError
 logger = logging.getLogger(__name__)
 
 SILENCE_S: Final = 1.0
-_TICK_S: Final = 0.5
+TICK_S: Final = 0.5
 _ASK_S: Final = 4.0  # two brokers that do not answer, and one that does
 _IDLE_TICKS: Final = 4  # without anything to watch the thread ends
 
@@ -46,7 +46,7 @@ class Watched:
         self.moved = moved
         self._owed = owed
         self._watch = watch
-        self._patience_s = patience_s + SILENCE_S
+        self._patience_s = patience_s
         self._since: float | None = time.monotonic()
 
     def rest(self) -> None:
@@ -68,10 +68,18 @@ class Watched:
 
 
 class Watch:
-    """The calls of one client that wait for brokers, and the thread that looks after them."""
+    """The calls of one client that wait for brokers, and the thread that looks after them.
 
-    def __init__(self, news: LeaderNews) -> None:
+    The thread looks every ``tick_s`` seconds. A broker that owes an answer may be silent for
+    ``silence_s`` seconds before anyone is asked, beyond what its call has patience for.
+    """
+
+    def __init__(
+        self, news: LeaderNews, tick_s: float = TICK_S, silence_s: float = SILENCE_S
+    ) -> None:
         self._news = news
+        self._tick_s = tick_s
+        self._silence_s = silence_s
         self._lock = threading.Lock()
         self._calls: set[Watched] = set()
         self._running = False
@@ -81,7 +89,7 @@ class Watch:
 
         ``moved`` is called, perhaps more than once, when its leader was replaced; it does not wait.
         """
-        found = Watched(self, owed, patience_s, moved)
+        found = Watched(self, owed, patience_s + self._silence_s, moved)
         with self._lock:
             self._calls.add(found)
             if not self._running:
@@ -97,7 +105,7 @@ class Watch:
     def _run(self) -> None:
         idle = 0
         while True:
-            time.sleep(_TICK_S)
+            time.sleep(self._tick_s)
             with self._lock:
                 idle = 0 if self._calls else idle + 1
                 if idle > _IDLE_TICKS:

@@ -29,10 +29,14 @@ class News:
         return route in self._replaced
 
 
+def new_watch(news: News) -> Watch:
+    return Watch(news, tick_s=0.01, silence_s=0.02)
+
+
 def test_a_silent_call_ends_when_its_leader_was_replaced():
     moved = threading.Event()
     news = News(ROUTE)
-    call = Watch(news).begin(lambda: ROUTE, 0.0, moved.set)
+    call = new_watch(news).begin(lambda: ROUTE, 0.0, moved.set)
     assert moved.wait(10)
     call.end()
     assert set(news.asked) == {"t"}
@@ -41,7 +45,7 @@ def test_a_silent_call_ends_when_its_leader_was_replaced():
 def test_a_silent_call_goes_on_while_its_leader_leads():
     moved = threading.Event()
     news = News()
-    call = Watch(news).begin(lambda: ROUTE, 0.0, moved.set)
+    call = new_watch(news).begin(lambda: ROUTE, 0.0, moved.set)
     eventually(lambda: len(news.asked) > 1)
     call.end()
     assert not moved.is_set()
@@ -50,7 +54,7 @@ def test_a_silent_call_goes_on_while_its_leader_leads():
 def test_nobody_is_asked_for_calls_that_owe_nothing():
     """One has its answer, one owes none, one may well be silent for longer; the last is silent."""
     news = News(ROUTE)
-    watch = Watch(news)
+    watch = new_watch(news)
     moved = threading.Event()
     answered = watch.begin(lambda: ROUTE, 0.0, moved.set)
     answered.rest()
@@ -71,7 +75,7 @@ def test_the_thread_ends_with_its_last_call_and_begins_again():
     def watchers() -> int:
         return sum(each.name == "isolog-leaders" for each in threading.enumerate())
 
-    watch = Watch(News())
+    watch = new_watch(News())
     for _ in range(2):
         call = watch.begin(lambda: ROUTE, 60.0, lambda: None)
         assert watchers()
