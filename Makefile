@@ -18,6 +18,8 @@ INSTALLED := .venv/.installed
 
 # A Spark, or Python modules, that the calling shell points to would win over those of .venv.
 unexport SPARK_HOME SPARK_CONF_DIR PYTHONPATH PYTHONHOME VIRTUAL_ENV
+# Without bytecode on disk each of the many processes that the tests start compiles all modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Spark starts its Python workers by these names, and finds its own scripts through PATH.
 IN_VENV = PATH="$(VENV)/bin:$$PATH" PYSPARK_PYTHON="$(VENV)/bin/python" PYSPARK_DRIVER_PYTHON="$(VENV)/bin/python"
