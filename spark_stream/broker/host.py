@@ -21,7 +21,7 @@ from spark_stream.broker.upkeep import Upkeep
 from spark_stream.cluster.partitions import PartitionId, StoredPartition
 from spark_stream.cluster.topics import Topic, unknown
 from spark_stream.cluster.view import ClusterView, News
-from spark_stream.cluster.vouching import digest_of_ends
+from spark_stream.cluster.vouching import Ends
 from spark_stream.consistency import election
 from spark_stream.consistency.effects import ProposeIsr
 from spark_stream.consistency.election import LogEnd
@@ -480,10 +480,9 @@ class Host:
                 logger.exception("%s/%d: closing", partition.topic, partition.number)
         return in_order
 
-    def ends(self) -> str:
-        """Where all logs end, as a text that differs if one of them ends elsewhere."""
-        found = self._open()
-        return digest_of_ends((each.topic_id, each.number, each.log.end.entry) for each in found)
+    def ends(self) -> Ends:
+        """Where all logs end."""
+        return dict(each for hosted in self._hosted.values() for each in hosted.ends())
 
     def _open(self) -> list[Partition]:
         return [each for hosted in self._hosted.values() for each in hosted.open_partitions()]
