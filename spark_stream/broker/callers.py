@@ -61,18 +61,19 @@ class Callers:
                     )
             elif isinstance(effect, Abandon):
                 for number in effect.tickets:
-                    self._appends.pop(number).settle(
-                        NotLeader(
-                            f"{self._partition}: another broker leads now", leader="", appended=True
-                        )
-                    )
+                    self._appends.pop(number).settle(self._abandoned())
         return woken
 
     def end_all(self, failure: IsologError) -> list[WakeUp]:
         """All appends fail; the reads to wake. Nobody waits any more."""
+        others_lead = isinstance(failure, NotLeader)
         for acknowledgement in self._appends.values():
-            acknowledgement.settle(failure.again())
+            acknowledgement.settle(self._abandoned() if others_lead else failure.again())
         woken = list(self._reads.values())
         self._appends.clear()
         self._reads.clear()
         return woken
+
+    def _abandoned(self) -> NotLeader:
+        """What an append is told that is in the log, and that another leader will acknowledge."""
+        return NotLeader(f"{self._partition}: another broker leads now", leader="", appended=True)

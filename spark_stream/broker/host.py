@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from spark_stream.broker.hosted import HostedTopic, Links, NoLinks, unknown_partition
-from spark_stream.broker.partition import Partition
+from spark_stream.broker.partition import Closing, Partition
 from spark_stream.broker.upkeep import Upkeep
 from spark_stream.cluster.partitions import PartitionId, StoredPartition
 from spark_stream.cluster.topics import Topic, unknown
 from spark_stream.cluster.view import ClusterView, News
-from spark_stream.cluster.vouching import digest_of_ends
+from spark_stream.cluster.vouching import Ends
 from spark_stream.consistency import election
 from spark_stream.consistency.effects import ProposeIsr
 from spark_stream.consistency.election import LogEnd
@@ -335,13 +335,13 @@ class Host:
     def _close_topic(self, hosted: HostedTopic) -> None:
         """Its files go when its deletion is found announced: the record may just be missing."""
         for partition in hosted.open_partitions():
-            self._close_for_good(partition)
+            self._close_for_good(partition, Closing.TOPIC_DELETED)
 
-    def _close_for_good(self, partition: Partition) -> None:
+    def _close_for_good(self, partition: Partition, closing: Closing) -> None:
         """Closes what is to be removed: whether its files can still be forced does not matter."""
         self._links.unfollow(partition)
         try:
-            partition.close(deleted=True)
+            partition.close(closing)
         except IsologError as error:
             logger.warning("%s: closing what is to be removed: %s", partition.name, error)
 
@@ -358,7 +358,7 @@ class Host:
     def _remove_replica(self, topic: Topic, number: int, replica: Partition | IsologError) -> None:
         """This broker has no replica of the partition any more."""
         if isinstance(replica, Partition):
-            self._close_for_good(replica)
+            self._close_for_good(replica, Closing.MOVED)
         self._remove_files_of(topic, number)
 
     def _remove_files_of(self, topic: Topic, number: int) -> None:
@@ -480,10 +480,9 @@ class Host:
                 logger.exception("%s/%d: closing", partition.topic, partition.number)
         return in_order
 
-    def ends(self) -> str:
-        """Where all logs end, as a text that differs if one of them ends elsewhere."""
-        found = self._open()
-        return digest_of_ends((each.topic_id, each.number, each.log.end.entry) for each in found)
+    def ends(self) -> Ends:
+        """Where all logs end."""
+        return dict(each for hosted in self._hosted.values() for each in hosted.ends())
 
     def _open(self) -> list[Partition]:
         return [each for hosted in self._hosted.values() for each in hosted.open_partitions()]

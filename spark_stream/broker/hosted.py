@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -77,6 +77,12 @@ class HostedTopic:
     def led(self) -> list[Partition]:
         """Those that this broker leads."""
         return [each for each in self.open_partitions() if each.leads]
+
+    def ends(self) -> Iterator[tuple[str, int]]:
+        """The partition's name and its log's end, as ``cluster.vouching`` has them."""
+        for number, found in self.replicas.items():
+            end = found.log.end.entry if isinstance(found, Partition) else -1
+            yield f"{self.topic.id}/{number}", end
 
 
 def unknown_partition(topic: Topic, number: int) -> UnknownPartition:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from enum import Enum, auto
 from typing import Any
 
 import pyarrow as pa
@@ -41,6 +42,7 @@ from spark_stream.consistency.producers import NOBODY, Duplicate, Refused, Stamp
 from spark_stream.environment import Clock
 from spark_stream.errors import (
     BrokerStopping,
+    IsologError,
     NotEnoughReplicas,
     UnknownOutcome,
     UnknownTopic,
@@ -49,6 +51,14 @@ from spark_stream.scripts.steps import Described, Marked
 from spark_stream.storage.log_format import Prepared, marker_at
 from spark_stream.storage.replica_log import ReplicaLog
 from spark_stream.storage.settings import Flush, LogSettings
+
+
+class Closing(Enum):
+    """Why a partition is closed. Who asks for it afterwards is told so."""
+
+    BROKER_STOPS = auto()
+    TOPIC_DELETED = auto()
+    MOVED = auto()  # to other brokers: who asks is to go there
 
 
 class Partition(ReplicaShell):
@@ -147,7 +157,7 @@ class Partition(ReplicaShell):
             DiskFull, StorageFailure: nothing was kept.
             ProducerFenced, OutOfOrderSequence, InvalidTransaction: the stamp does not fit.
             NotLeader, NotEnoughReplicas: it cannot be appended here, or not now.
-            BrokerStopping, UnknownTopic: the partition is closed.
+            BrokerStopping, UnknownTopic, NotLeader: the partition is closed.
         """
         if not self._lock.acquire(timeout=patience_s):
             return None
@@ -175,7 +185,7 @@ class Partition(ReplicaShell):
 
         Raises:
             UnknownOutcome: it is not by then; the records stay, and may still be.
-            BrokerStopping, UnknownTopic: the partition was closed meanwhile.
+            BrokerStopping, UnknownTopic, NotLeader: the partition was closed meanwhile.
         """
         pending, done = taken.pending, taken.appended
         if pending is None or pending.wait(timeout_s):
@@ -316,7 +326,7 @@ class Partition(ReplicaShell):
         Raises:
             DiskFull, StorageFailure: some markers may be missing; the call can be repeated.
             NotLeader: another broker leads the partition.
-            BrokerStopping, UnknownTopic: the partition is closed.
+            BrokerStopping, UnknownTopic, NotLeader: the partition is closed.
         """
         self.seal(transaction)
         return self._end_parts(transaction, takes, lambda _: True)
@@ -365,7 +375,7 @@ class Partition(ReplicaShell):
 
         Raises:
             StorageFailure: that failed.
-            BrokerStopping, UnknownTopic: the partition is closed.
+            BrokerStopping, UnknownTopic, NotLeader: the partition is closed.
         """
         with self._lock:
             if self._closed is not None:
@@ -440,16 +450,12 @@ class Partition(ReplicaShell):
             dues = (self._core.forget_producers(now), self.log.housekeeping_due())
             return min((due for due in dues if due is not None), default=None)
 
-    def close(self, *, deleted: bool = False) -> None:
+    def close(self, closing: Closing = Closing.BROKER_STOPS) -> None:
         """Ends appends and waits, then closes the files. Everything acknowledged is in them."""
         with self._lock:
             if self._closed is not None:
                 return
-            self._closed = (
-                UnknownTopic(f"topic {self.topic!r} was deleted", topic=self.topic)
-                if deleted
-                else BrokerStopping("the broker is shutting down")
-            )
+            self._closed = self._why_closed(closing)
             woken = self._callers.end_all(self._closed)
             self._end_sessions()
             self._moved(self)
@@ -458,6 +464,13 @@ class Partition(ReplicaShell):
             finally:
                 for wake in woken:
                     wake()
+
+    def _why_closed(self, closing: Closing) -> IsologError:
+        if closing is Closing.TOPIC_DELETED:
+            return UnknownTopic(f"topic {self.topic!r} was deleted", topic=self.topic)
+        if closing is Closing.MOVED:
+            return self._not_leader()
+        return BrokerStopping("the broker is shutting down")
 
 
 def _in_transaction(stamp: Stamp | None) -> bool:

@@ -8,8 +8,8 @@ their leaders' (``consistency/partition_record``).
 Invariant: whatever a broker acknowledged in a generation is in its logs for as long as the broker
 has this generation. It vouches for that at its start if nothing speaks against it, and
 
-* it had ended in order, which is after all logs were forced to the disk, and every log ends where
-  it ended then; or
+* it had ended in order, which is after all logs were forced to the disk, and every log that it had
+  then, and still has, ends where it ended then; or
 * it had lost its process only. The machine was not started anew since, so the kernel has kept every
   write, whether forced or not.
 
@@ -30,30 +30,31 @@ have been killed when it starts the next time.
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
 from spark_stream.cluster.store import MetadataStore
-from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation
+from spark_stream.consistency.ids import BrokerId, Generation
 
 VOUCHING: Final = "vouching/"
+
+Ends = Mapping[str, int]
+"""After which entry each log ends, by the name of its partition; -1 for one that does not open."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeftBehind:
     """What the record says of a broker's last run.
 
-    ``ends`` tells where all logs ended when the run had ended in order; None: it has not.
+    ``ends``: where all logs ended when the run had ended in order; None: it has not.
     ``boot`` is the start of the machine that the run belonged to; None: that is not known.
     """
 
     generation: Generation
     run: str
-    ends: str | None
+    ends: Ends | None
     boot: str | None
     force_failed: bool = False
 
@@ -67,7 +68,7 @@ class Found:
     """
 
     run: str | None
-    ends: str
+    ends: Ends
     intact: bool
     boot: str | None
 
@@ -94,7 +95,9 @@ def doubt(left: LeftBehind | None, found: Found) -> Doubt | None:
     if not found.intact:
         return Doubt.DAMAGED
     if left.ends is not None:
-        return None if left.ends == found.ends else Doubt.MOVED_ENDS
+        # Replicas may have come and gone on record meanwhile: those say nothing.
+        moved = any(left.ends.get(name, end) != end for name, end in found.ends.items())
+        return Doubt.MOVED_ENDS if moved else None
     same_boot = left.boot is not None and left.boot == found.boot
     return None if same_boot else Doubt.MACHINE_ENDED
 
@@ -127,7 +130,7 @@ class Vouching:
             if self._store.put(self._key, encode(begun), version) is not None:
                 return generation, reason
 
-    def end(self, run: str, ends: str) -> None:
+    def end(self, run: str, ends: Ends) -> None:
         """The run has ended in order: all logs are forced and closed, and end there."""
         self._change(run, lambda left: replace(left, ends=ends))
 
@@ -146,18 +149,12 @@ class Vouching:
                 return
 
 
-def digest_of_ends(ends: Iterable[tuple[str, int, EntryIndex]]) -> str:
-    """A short text that differs if one log ends elsewhere: (topic id, partition, end) of each."""
-    rows = [[topic_id, number, int(entry)] for topic_id, number, entry in sorted(ends)]
-    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
-
-
 def encode(left: LeftBehind) -> dict[str, Any]:
     """What the store holds."""
     return {
         "generation": left.generation,
         "run": left.run,
-        "ends": left.ends,
+        "ends": None if left.ends is None else dict(left.ends),
         "boot": left.boot,
         "force_failed": left.force_failed,
     }
@@ -165,10 +162,11 @@ def encode(left: LeftBehind) -> dict[str, Any]:
 
 def decode(value: Mapping[str, Any]) -> LeftBehind:
     """What a record's value says."""
+    ends = value["ends"]
     return LeftBehind(
         generation=Generation(str(value["generation"])),
         run=str(value["run"]),
-        ends=None if value["ends"] is None else str(value["ends"]),
+        ends=None if ends is None else {str(name): int(end) for name, end in ends.items()},
         boot=None if value["boot"] is None else str(value["boot"]),
         force_failed=bool(value["force_failed"]),
     )

@@ -7,13 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from spark_stream.broker.partition import Partition
+from spark_stream.broker.partition import Closing, Partition
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.partition_record import Member, PartitionRecord
 from spark_stream.consistency.producers import Stamp
 from spark_stream.environment import Clock, SystemClock
-from spark_stream.errors import InvalidTransaction, OutOfOrderSequence, UnknownTopic
+from spark_stream.errors import (
+    InvalidTransaction,
+    NotLeader,
+    OutOfOrderSequence,
+    UnknownTopic,
+)
 from spark_stream.storage.log import LogFormat, PartitionLog
 from spark_stream.storage.settings import LogSettings
 from tests.clocks import YEAR_US, FakeClock
@@ -133,9 +138,21 @@ def test_a_partition_whose_topic_is_deleted_says_so(tmp_path: Path):
     joined(partition, 10, 1)
     joined(partition, 11, 2)
     partition.append(numbers(0, 1), Stamp(1, 0, 0, 10))
-    partition.close(deleted=True)
+    partition.close(Closing.TOPIC_DELETED)
     with pytest.raises(UnknownTopic):
         partition.end_transaction(10, lambda _: True)
+
+
+def test_a_partition_that_moved_away_sends_callers_on(tmp_path: Path):
+    """As a deleted topic it would be skipped when a transaction's markers are written."""
+    partition = opened(tmp_path)
+    joined(partition, 10, 1)
+    partition.append(numbers(0, 1), Stamp(1, 0, 0, 10))
+    partition.close(Closing.MOVED)
+    with pytest.raises(NotLeader):
+        partition.end_transaction(10, lambda _: True)
+    with pytest.raises(NotLeader):
+        partition.append(numbers(1, 1), Stamp(1, 0, 1, 10))
 
 
 @pytest.mark.parametrize("wrote", [True, False], ids=["wrote", "joined only"])

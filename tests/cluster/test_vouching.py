@@ -16,16 +16,14 @@ from spark_stream.cluster.vouching import (
     LeftBehind,
     Vouching,
     decode,
-    digest_of_ends,
     doubt,
     encode,
 )
-from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation
+from spark_stream.consistency.ids import BrokerId, Generation
 from spark_stream.environment import SystemMachine
 from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
 
-LEFT = LeftBehind(Generation("g"), "run-1", None, "boot-1")
-FOUND = Found("run-1", "ten", intact=True, boot="boot-1")
+TEN = {"t/0": 10, "t/1": 0}
 
 
 def left(**changes) -> LeftBehind:
@@ -34,7 +32,7 @@ def left(**changes) -> LeftBehind:
 
 
 def found(**changes) -> Found:
-    return Found(**({"run": "run-1", "ends": "ten", "intact": True, "boot": "boot-1"} | changes))
+    return Found(**({"run": "run-1", "ends": TEN, "intact": True, "boot": "boot-1"} | changes))
 
 
 @pytest.mark.parametrize(
@@ -49,13 +47,16 @@ def found(**changes) -> Found:
         (left(), found(boot=None), Doubt.MACHINE_ENDED),
         (left(boot=None), found(boot=None), Doubt.MACHINE_ENDED),
         (left(force_failed=True), found(), Doubt.FORCE_FAILED),
-        (left(ends="ten"), found(), None),
-        (left(ends="ten"), found(boot="boot-2"), None),
-        (left(ends="ten", boot=None), found(boot=None), None),
-        (left(ends="ten"), found(ends="nine"), Doubt.MOVED_ENDS),
-        (left(ends="ten"), found(run="run-0"), Doubt.OTHER_DIRECTORY),
-        (left(ends="ten"), found(intact=False), Doubt.DAMAGED),
-        (left(ends="ten", force_failed=True), found(), Doubt.FORCE_FAILED),
+        (left(ends=TEN), found(), None),
+        (left(ends=TEN), found(boot="boot-2"), None),
+        (left(ends=TEN, boot=None), found(boot=None), None),
+        (left(ends=TEN), found(ends={"t/0": 9}), Doubt.MOVED_ENDS),
+        (left(ends=TEN), found(ends={"t/0": 10}), None),  # the others went meanwhile
+        (left(ends=TEN), found(ends={"t/0": 10, "u/0": 3}), None),  # another one came
+        (left(ends=TEN), found(ends={"t/0": -1}), Doubt.MOVED_ENDS),
+        (left(ends=TEN), found(run="run-0"), Doubt.OTHER_DIRECTORY),
+        (left(ends=TEN), found(intact=False), Doubt.DAMAGED),
+        (left(ends=TEN, force_failed=True), found(), Doubt.FORCE_FAILED),
     ],
 )
 def test_what_a_broker_may_vouch_for(before, now, reason):
@@ -67,7 +68,7 @@ def test_what_a_broker_may_vouch_for(before, now, reason):
         LeftBehind,
         generation=st.text(max_size=3).map(Generation),
         run=st.text(max_size=3),
-        ends=st.none() | st.text(max_size=3),
+        ends=st.none() | st.dictionaries(st.text(max_size=3), st.integers(-1, 3)),
         boot=st.none() | st.text(max_size=3),
         force_failed=st.booleans(),
     )
@@ -90,7 +91,7 @@ def test_a_broker_keeps_its_generation_over_a_kill_and_over_an_end_in_order(vouc
     fresh = names("g")
     assert vouching.begin(found(run=None), "run-1", fresh) == ("g1", Doubt.NEW)
     assert vouching.begin(found(run="run-1"), "run-2", fresh) == ("g1", None)
-    vouching.end("run-2", "ten")
+    vouching.end("run-2", TEN)
     assert vouching.begin(found(run="run-2", boot="boot-2"), "run-3", fresh) == ("g1", None)
 
 
@@ -105,7 +106,7 @@ def test_a_broker_whose_machine_ended_makes_a_new_generation(vouching):
 def test_an_end_in_order_counts_for_one_start(vouching):
     fresh = names("g")
     vouching.begin(found(run=None), "run-1", fresh)
-    vouching.end("run-1", "ten")
+    vouching.end("run-1", TEN)
     assert vouching.begin(found(), "run-2", fresh) == ("g1", None)
     later = found(run="run-2", boot="boot-2")
     assert vouching.begin(later, "run-3", fresh) == ("g2", Doubt.MACHINE_ENDED)
@@ -115,17 +116,17 @@ def test_after_a_force_that_failed_nobody_vouches_until_a_new_generation(vouchin
     fresh = names("g")
     vouching.begin(found(run=None), "run-1", fresh)
     vouching.force_failed("run-1")
-    vouching.end("run-1", "ten")
+    vouching.end("run-1", TEN)
     assert vouching.begin(found(), "run-2", fresh) == ("g2", Doubt.FORCE_FAILED)
     assert vouching.begin(found(run="run-2"), "run-3", fresh) == ("g2", None)
 
 
 def test_what_an_earlier_run_says_late_is_not_heard(vouching):
     fresh = names("g")
-    vouching.end("run-0", "ten")
+    vouching.end("run-0", TEN)
     vouching.begin(found(run=None), "run-1", fresh)
     vouching.begin(found(), "run-2", fresh)
-    vouching.end("run-1", "ten")
+    vouching.end("run-1", TEN)
     vouching.force_failed("run-1")
     later = found(run="run-2", boot="boot-2")
     assert vouching.begin(later, "run-3", fresh) == ("g2", Doubt.MACHINE_ENDED)
@@ -145,18 +146,6 @@ def test_brokers_vouch_each_for_itself(store):
     assert one.begin(found(run=None), "run-1", fresh)[0] == "g1"
     assert two.begin(found(run=None), "run-1", fresh)[0] == "g2"
     assert one.begin(found(), "run-2", fresh) == ("g1", None)
-
-
-def test_the_digest_of_ends_is_of_all_logs_whatever_their_order():
-    ends = [("t1", 0, EntryIndex(3)), ("t1", 1, EntryIndex(4)), ("t2", 0, EntryIndex(0))]
-    assert digest_of_ends(ends) == digest_of_ends(reversed(ends))
-    others = [
-        ends[:2],
-        [],
-        [*ends, ("t2", 1, EntryIndex(0))],
-        [("t1", 0, EntryIndex(2)), *ends[1:]],
-    ]
-    assert len({digest_of_ends(each) for each in [ends, *others]}) == 1 + len(others)
 
 
 def test_a_machine_tells_its_starts_apart_where_it_can(tmp_path):
@@ -197,7 +186,7 @@ class BrokerOnAMachine:
     def start(self) -> None:
         seen = Found(
             self.directory,
-            str(len(self.log)),
+            {"t/0": len(self.log)},
             intact=not self.lost_forced,
             boot=f"boot-{self.boot}",
         )
@@ -232,7 +221,7 @@ class BrokerOnAMachine:
     def end(self) -> None:
         if not self.force_failed:
             self.force()
-            self.vouching.end(self.run, str(len(self.log)))
+            self.vouching.end(self.run, {"t/0": len(self.log)})
 
     def lose_power(self, lost: int) -> None:
         self.boot += 1

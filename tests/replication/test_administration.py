@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import shutil
+import threading
 import time
+from concurrent.futures import Future
 
 import pytest
 
+from spark_stream.client.values import Written
 from spark_stream.errors import (
     InvalidAssignment,
     InvalidConfig,
@@ -19,6 +22,7 @@ from spark_stream.errors import (
 from spark_stream.testing import LocalCluster
 from tests.replication.clusters import (
     CONF,
+    WAIT_S,
     copies_are_equal,
     folders,
     in_sync,
@@ -27,7 +31,7 @@ from tests.replication.clusters import (
     read,
     written,
 )
-from tests.support import NUMBERS, eventually, fetched, flight_client, typed
+from tests.support import NUMBERS, eventually, fetched, flight_client, numbers, typed
 
 pytestmark = pytest.mark.chaos
 
@@ -53,6 +57,48 @@ def test_replicas_move_to_other_brokers_and_leave_nothing_behind(cluster, log, t
     eventually(lambda: partition(log, topic).leader == "3")
     written(log, topic, 10, 5)
     assert read(log, topic) == list(range(15))
+
+
+def test_who_writes_and_reads_a_partition_that_moves_notices_nothing(cluster, log, topic):
+    """Its replica closes at the old broker: that is no end of the topic."""
+    made(log, topic, [1])
+    with (
+        cluster.connect(timeout=60) as other,
+        other.consumer(topic, isolation="read_committed") as consumer,
+        other.producer(isolation="read_committed", timeout_ms=60_000) as producer,
+        other.producer(transactional_id=topic) as transactional,
+    ):
+        futures: list[Future[Written]] = []
+        received: list[int] = []
+
+        def write() -> None:
+            while not over.wait(0.001):
+                futures.append(producer.append(topic, numbers(10 + len(futures), 1), 0))
+
+        def read_on() -> None:
+            for batch in consumer.batches():
+                received.extend(batch.column("n").to_pylist())
+                if -1 in received:
+                    return
+
+        over = threading.Event()
+        threads = [threading.Thread(target=each, daemon=True) for each in (write, read_on)]
+        for each in threads:
+            each.start()
+        for brokers in (["2"], ["3"], ["1"], ["2"], ["3"], ["1"]):
+            log.move_replicas(topic, {0: brokers})
+            with transactional.transaction():
+                transactional.append(topic, numbers(1_000_000, 1), 0)
+            eventually(lambda to=brokers: partition(log, topic).replicas == tuple(to))
+        over.set()
+        threads[0].join()
+        for future in futures:
+            future.result(WAIT_S)
+        producer.append(topic, numbers(-1, 1), 0).result(WAIT_S)
+        threads[1].join(WAIT_S)
+    plain = [each for each in received if each != 1_000_000]
+    assert plain == [*range(10 + len(futures)), -1]
+    assert len(received) - len(plain) == 6
 
 
 def test_a_move_goes_on_though_its_leader_and_its_target_die_on_the_way(cluster, log, topic):

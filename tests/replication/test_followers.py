@@ -140,3 +140,22 @@ def test_a_topic_made_anew_while_a_broker_was_down_has_nothing_of_the_old_one(cl
     in_sync(log, topic)
     copies_are_equal(cluster, topic)
     assert read(log, topic) == list(range(100, 105))
+
+
+def test_a_broker_that_ended_in_order_vouches_whatever_moved_or_was_deleted_meanwhile(
+    cluster, log, topic
+):
+    """Only its own logs speak against it: it stays in sync where it was, and alarms nobody."""
+    log.create_topic(topic, schema=NUMBERS, assignment=[["1"]])
+    for name in ("gone", "moved"):
+        log.create_topic(f"{topic}-{name}", schema=NUMBERS, assignment=[["1", "2"]])
+        written(log, f"{topic}-{name}", 0, 5)
+    written(log, topic, 0, 5)
+    before = len(cluster.broker(1).log_text())
+    cluster.stop(1)
+    log.delete_topic(f"{topic}-gone")
+    log.move_replicas(f"{topic}-moved", {0: ["2", "3"]})
+    eventually(lambda: partition(log, f"{topic}-moved").replicas == ("2", "3"))
+    cluster.restart(1)
+    assert read(log, topic) == list(range(5))
+    assert "cannot vouch" not in cluster.broker(1).log_text()[before:]

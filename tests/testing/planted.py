@@ -323,7 +323,7 @@ def a_broker_vouches_for_whatever_it_finds(patch: Patch) -> None:
 def a_broker_vouches_for_logs_that_are_missing(patch: Patch) -> None:
     original = Host.ends
 
-    def ends(self: Host) -> str:
+    def ends(self: Host) -> vouching.Ends:
         self.doubts.clear()
         return original(self)
 
