@@ -91,6 +91,7 @@ class Host:
         self._has_begun = False
         self._serves: Callable[[], bool] = lambda: True
         self._hosted: dict[str, HostedTopic] = {}
+        self._some_log_failed = threading.Event()
         self.doubts: list[str] = []
         """Why the broker cannot vouch for its logs: what they turned out to have lost."""
         view.refresh()
@@ -238,8 +239,9 @@ class Host:
             self._assign(self._open())
 
     def failed_logs(self) -> set[str]:
-        """The partitions whose logs have failed, by name."""
-        return {each.name for each in self._open() if each.log.failed is not None}
+        """The partitions whose logs have failed, by name; costs nothing while none has."""
+        partitions = self._open() if self._some_log_failed.is_set() else []
+        return {each.name for each in partitions if each.log.failed is not None}
 
     def placed(self) -> list[Placed]:
         """The partitions of which this broker has a replica, with their records."""
@@ -330,12 +332,9 @@ class Host:
             if now is not None and now.id == hosted.topic.id:
                 continue
             del self._hosted[name]
-            self._close_topic(hosted)
-
-    def _close_topic(self, hosted: HostedTopic) -> None:
-        """Its files go when its deletion is found announced: the record may just be missing."""
-        for partition in hosted.open_partitions():
-            self._close_for_good(partition, Closing.TOPIC_DELETED)
+            # Its files go when its deletion is found announced: the record may just be missing.
+            for partition in hosted.open_partitions():
+                self._close_for_good(partition, Closing.TOPIC_DELETED)
 
     def _close_for_good(self, partition: Partition, closing: Closing) -> None:
         """Closes what is to be removed: whether its files can still be forced does not matter."""
@@ -443,6 +442,7 @@ class Host:
         log_format = LogFormat(topic.schema, settings, timestamps, facts)
         path = self._directory.partition(topic.name, topic.id, number)
         log = self._logs.open(path, log_format)
+        log.when_failed(self._some_log_failed.set)
         for cut in log.cuts:
             logger.log(logging.ERROR if cut.grave else logging.WARNING, "recovered %s", cut)
         if not log.intact:

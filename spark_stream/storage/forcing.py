@@ -38,6 +38,7 @@ class Forcing:
     def __init__(self, disk: Disk, directory: Path, names: Collection[str] = ()) -> None:
         """``names``: what is in the directory."""
         self.failed: StorageFailure | None = None
+        self.when_failed: Callable[[], None] = lambda: None
         self._disk = disk
         self._directory = directory
         self._path = directory / MARK_NAME
@@ -115,6 +116,7 @@ class Forcing:
         """Lets the log take no more until it is opened again; what to raise from now on."""
         if self.failed is None:
             self.failed = StorageFailure(message, hint=_HINT, path=str(self._directory))
+            self.when_failed()
         return self.failed.again()
 
     def close(self) -> None:

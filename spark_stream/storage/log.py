@@ -102,6 +102,12 @@ class PartitionLog:
         """Why the log takes no more until it is opened again; None while it does."""
         return self._forcing.failed
 
+    def when_failed(self, tell: Callable[[], None]) -> None:
+        """:meth:`ReplicaLog.when_failed`."""
+        self._forcing.when_failed = tell
+        if self.failed is not None:
+            tell()
+
     # -- bounds ---------------------------------------------------------------------------------
 
     @property

@@ -31,6 +31,12 @@ class ReplicaLog(Protocol):
 
     @property
     def failed(self) -> StorageFailure | None: ...
+    def when_failed(self, tell: Callable[[], None]) -> None:
+        """Calls ``tell``, and nobody else, once the log has failed; at once if it has already.
+
+        It may be called under the caller's lock, and in the middle of an append.
+        """
+
     @property
     def intact(self) -> bool:
         """Whether the open found all that the log knows it once had, and no force had failed.

@@ -39,6 +39,22 @@ FORCING: dict[str, tuple[Flush, Callable[[PartitionLog], object]]] = {
 
 
 @pytest.mark.parametrize("name", FORCING)
+def test_whoever_asked_is_told_once_that_a_log_has_failed(name):
+    flush, act = FORCING[name]
+    disk, log = log_of(flush)
+    told: list[str] = []
+    log.when_failed(lambda: told.append("early"))
+    assert not told
+    disk.fail_next_force()
+    for _ in range(2):
+        with pytest.raises(StorageFailure):
+            act(log)
+    assert told == ["early"]
+    log.when_failed(lambda: told.append("late"))
+    assert told == ["early", "late"]
+
+
+@pytest.mark.parametrize("name", FORCING)
 def test_a_log_whose_force_failed_refuses_everything_but_reads(name):
     flush, act = FORCING[name]
     disk, log = log_of(flush)

@@ -9,7 +9,7 @@ from the end.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,7 @@ class ListLog(ReplicaLog):
         self.forced = 0
         self._intact = True
         self._failed: StorageFailure | None = None
+        self._tell_failure: Callable[[], None] = lambda: None
         self._flush_timer = FlushTimer()
         self._entries: list[_Kept] = []
         self._segments = [Boundary(EntryIndex(0), Offset(0))]  # where each starts
@@ -81,6 +82,12 @@ class ListLog(ReplicaLog):
     def fail(self, error: StorageFailure) -> None:
         """A force fails: the log takes no more."""
         self._failed = error
+        self._tell_failure()
+
+    def when_failed(self, tell: Callable[[], None]) -> None:
+        self._tell_failure = tell
+        if self._failed is not None:
+            tell()
 
     def reopen(self) -> None:
         """A broker opens it anew: what could not be forced is written once more."""
