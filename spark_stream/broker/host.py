@@ -145,7 +145,7 @@ class Host:
         return parse_settings(topic.config, self._defaults)
 
     def log_end(self, at: Joined) -> LogEnd | None:
-        """Where this broker's replica ends; None: it has none that is open."""
+        """Where this broker's replica ends, as far as it is sound; None: it has none open."""
         hosted = self._hosted.get(at.topic)
         generation = self.generation
         if hosted is None or hosted.topic.id != at.topic_id or generation is None:
@@ -153,8 +153,8 @@ class Host:
         found = hosted.replicas.get(at.partition)
         if not isinstance(found, Partition):
             return None
-        last = found.last_epoch
-        return LogEnd(generation, -1 if last is None else int(last), found.log.end.entry)
+        last_epoch, end = found.sound_end()
+        return LogEnd(generation, last_epoch, end)
 
     def record(self, topic: Topic, number: int) -> PartitionRecord | None:
         """The partition's record as this broker sees it."""
@@ -210,7 +210,7 @@ class Host:
 
     def greatest_numbers(self) -> tuple[int, int]:
         """The greatest producer id and transaction number in all logs; -1: there is none."""
-        used = [greatest_numbers(each.log.tables()) for each in self._open()]
+        used = [greatest_numbers(each.log.tables()) for each in self.open_replicas()]
         producers = max((producer for producer, _ in used), default=-1)
         return producers, max((transaction for _, transaction in used), default=-1)
 
@@ -226,20 +226,16 @@ class Host:
             self._has_begun, self._serves = True, serves
             self._links = self._links if links is None else links
             self._remove_strays()
-            self._assign(self._open())
+            self._assign(self.open_replicas())
 
     def change_generation(self, generation: Generation) -> None:
         """This broker's logs are of this generation from now on."""
         with self._applying:
             self.generation = generation
-            for partition in self._open():
+            for partition in self.open_replicas():
                 self._links.unfollow(partition)
                 partition.rest(partition.leader_epoch)
-            self._assign(self._open())
-
-    def failed_logs(self) -> set[str]:
-        """The partitions whose logs have failed, by name."""
-        return {each.name for each in self._open() if each.log.failed is not None}
+            self._assign(self.open_replicas())
 
     def placed(self) -> list[Placed]:
         """The partitions of which this broker has a replica, with their records."""
@@ -254,7 +250,7 @@ class Host:
 
     def tick_all(self) -> None:
         """Brokers have come or gone: who is in sync may change."""
-        for partition in self._open():
+        for partition in self.open_replicas():
             if partition.leads:
                 partition.tick()
 
@@ -468,7 +464,7 @@ class Host:
         """Ends all waits and appends, then flushes and closes every log; whether all went well."""
         with self._applying:
             self._stopping = True
-            found = self._open()
+            found = self.open_replicas()
             for partition in found:
                 self._links.unfollow(partition)
         in_order = True
@@ -482,10 +478,11 @@ class Host:
 
     def ends(self) -> str:
         """Where all logs end, as a text that differs if one of them ends elsewhere."""
-        found = self._open()
+        found = self.open_replicas()
         return digest_of_ends((each.topic_id, each.number, each.log.end.entry) for each in found)
 
-    def _open(self) -> list[Partition]:
+    def open_replicas(self) -> list[Partition]:
+        """All replicas that are open, whoever leads them."""
         return [each for hosted in self._hosted.values() for each in hosted.open_partitions()]
 
 
