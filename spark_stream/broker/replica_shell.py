@@ -337,6 +337,8 @@ class ReplicaShell:
             agreed, effects = self._core.follower_started(member, epoch, history, now)
             if isinstance(agreed, Refusal):
                 raise self._refused(agreed, epoch)
+            # A copy is made of it now: a byte that has changed since it was written must not pass.
+            self.log.distrust(agreed.entry if agreed.begin is None else agreed.begin.entry)
             self._news[agreed.session] = news
             woken = self._carry_out(effects)
         _wake(woken)

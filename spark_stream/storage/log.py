@@ -390,6 +390,12 @@ class PartitionLog:
         """:meth:`ReplicaLog.hole`."""
         return self._damage.first(self.start.entry)
 
+    def distrust(self, first: EntryIndex) -> None:
+        """:meth:`ReplicaLog.distrust`."""
+        for segment in self._closed:
+            if segment.end.entry > first:
+                segment.distrust(slice(max(0, first - segment.first.entry), None))
+
     def check_stored(self) -> Iterator[Piece]:
         """:meth:`ReplicaLog.check_stored`."""
         return pieces(self._disk, self._closed)
@@ -399,7 +405,7 @@ class PartitionLog:
         segment = suspect.segment
         if segment not in self._closed or is_sound(self._disk, suspect):
             return False
-        segment.distrust(suspect.row)
+        segment.distrust(slice(suspect.row, suspect.row + 1))
         self._damage.note(segment.first.entry + suspect.row)
         return True
 

@@ -146,6 +146,9 @@ class ReplicaLog(Protocol):
             DamagedSegment: the batch of ``first`` is damaged.
         """
 
+    def distrust(self, first: EntryIndex) -> None:
+        """The batches of closed segments from this entry on are checked anew when they are read."""
+
     def check_stored(self) -> Iterator[Piece]:
         """Reads the batches of closed segments from the disk; one thread at a time, without a lock.
 

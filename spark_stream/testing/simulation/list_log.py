@@ -108,6 +108,9 @@ class ListLog(ReplicaLog):
     def hole(self) -> EntryIndex | None:
         return None  # what is in memory does not rot
 
+    def distrust(self, first: EntryIndex) -> None:
+        pass
+
     def check_stored(self) -> Iterator[Piece]:
         return iter(())
 
