@@ -154,6 +154,7 @@ class Broker:
                             self._named(port), str(path), directory.cluster_id, clock.monotonic()
                         ),
                         clock,
+                        self._scrub,
                     ),
                     self._reachable,
                     self.activity,

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
+import spark_stream as isolog
 from spark_stream.errors import DamagedSegment
 from spark_stream.testing import LocalCluster
 from tests.replication.clusters import (
     CONF,
     WAIT_S,
     copies_are_equal,
+    entries,
     folders,
     in_sync,
     partition,
@@ -116,3 +118,17 @@ def test_damage_that_a_reader_meets_is_healed_too_where_nobody_looks_at_closed_s
         assert read(log, topic) == ALL  # another leads before the reader is told anything
         healed(cluster, log, topic, leader)
         assert cluster.leader(topic) != leader
+
+
+def test_a_broker_says_when_it_looked_and_what_is_damaged(cluster, log, topic):
+    fill(log, topic, 1)
+    leader = cluster.broker(cluster.leader(topic))
+    damaged_while_down(cluster, topic, leader.number)
+    with isolog.connect(leader.address) as direct:
+        eventually(lambda: direct.status().checked_ms is not None, WAIT_S)
+        found = direct.status()
+    (place,) = folders(cluster, topic).values()
+    rows = entries(place)
+    damaged = found.damaged[f"{topic}/0"]
+    assert damaged in rows["base_offset"].tolist()
+    assert damaged < 16 * ROWS
