@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
+from spark_stream.broker.folders import make_folder
 from spark_stream.broker.hosted import HostedTopic, Links, NoLinks, unknown_partition
 from spark_stream.broker.partition import Partition
 from spark_stream.broker.upkeep import Upkeep
@@ -33,7 +34,6 @@ from spark_stream.consistency.transactions import Joined
 from spark_stream.environment import Clock
 from spark_stream.errors import (
     BrokerStopping,
-    DamagedSegment,
     IsologError,
     LeaderUnavailable,
     NotLeader,
@@ -378,12 +378,25 @@ class Host:
         """Makes the folder of a topic, which may not be on record yet.
 
         Raises:
-            DiskFull, StorageFailure: it may be there or not.
+            DamagedSegment, DiskFull, StorageFailure: as ``folders.make_folder``.
             BrokerStopping: the broker is shutting down.
         """
         if self._stopping:
             raise BrokerStopping("the broker is shutting down")
-        self._logs.make_folder(self._directory.topic(name, topic_id))
+        self._make_folder(name, topic_id, self.view.now.topic(topic_id))
+
+    def _make_folder(self, name: str, topic_id: str, topic: Topic | None) -> str | None:
+        """``topic``: None if it is not on record. What was lost with the folder that was there."""
+        numbers = self._numbers_here(topic) if topic else ()
+        records = [self.record(topic, number) for number in numbers] if topic else []
+        return make_folder(
+            self._logs,
+            self._directory.topic(name, topic_id),
+            name,
+            [each for each in records if each is not None],
+            self.broker_id,
+            starts=not self._has_begun,
+        )
 
     def _open_replicas(
         self,
@@ -392,7 +405,7 @@ class Host:
         numbers: Sequence[int],
         replicas: dict[int, Partition | IsologError],
     ) -> None:
-        missing = self._replaced_folder(topic, numbers)
+        missing = self._missing(topic)
         for number in numbers:
             try:
                 if missing is not None:
@@ -402,28 +415,12 @@ class Host:
                 logger.error("%s/%d cannot be opened: %s", topic.name, number, error)
                 replicas[number] = error
 
-    def _replaced_folder(self, topic: Topic, numbers: Iterable[int]) -> IsologError | None:
-        """If the topic's folder is missing, an empty one takes its place; or why it must not.
-
-        Where nobody else has the records of one partition, the folder stays missing for all: the
-        next start would take what is not there for empty logs.
-        """
-        folder = self._directory.topic(topic.name, topic.id)
+    def _missing(self, topic: Topic) -> IsologError | None:
+        """If the topic's folder is missing, an empty one takes its place; or why it must not."""
         try:
-            if self._logs.has_folder(folder):
-                return None
-            records = [self.record(topic, number) for number in numbers]
-            had = [each for each in records if each and each.member(self.broker_id)]
-            gone = f"{folder} is missing, and with it all records of topic {topic.name!r}"
-            if any(len(each.isr) == 1 for each in had):
-                return DamagedSegment(
-                    gone,
-                    hint="Restore it from a backup and restart the broker, or delete the topic.",
-                    path=str(folder),
-                )
-            if had:
-                self.doubts.append(gone)
-            self._logs.make_folder(folder)
+            if not self._logs.has_folder(self._directory.topic(topic.name, topic.id)):
+                lost = self._make_folder(topic.name, topic.id, topic)
+                self.doubts += [] if lost is None else [lost]
         except IsologError as error:
             return error
         return None
