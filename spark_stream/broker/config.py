@@ -42,7 +42,10 @@ class BrokerConfig(BaseSettings):
     without a call; 0 means never. ``memory_bytes``: what its batches may
     take in memory at once. ``keepalive_seconds``: how long a client may leave a call of its
     own waiting before its connection is ended. ``producer_expiry_seconds``: how long a producer
-    that writes nothing is remembered. ``topic`` holds the defaults of topics (``segment.bytes`` …).
+    that writes nothing is remembered. ``scrub_bytes_per_second``: how quickly closed segments are
+    read to see whether they are damaged; 0: not at all. ``scrub_seconds``: from one beginning of
+    such a look at all of them to the next, at least. ``topic`` holds the defaults of topics
+    (``segment.bytes`` …).
     """
 
     model_config = SettingsConfigDict(env_prefix="ISOLOG_", extra="forbid", frozen=True)
@@ -60,6 +63,8 @@ class BrokerConfig(BaseSettings):
     peer_addresses: dict[str, str] = {}
     housekeeping_seconds: float = Field(default=1.0, gt=0.0, le=3600.0)
     producer_expiry_seconds: float = Field(default=86_400.0, gt=0.0, le=31_536_000.0)
+    scrub_bytes_per_second: int = Field(default=8 << 20, ge=0, le=1 << 40)
+    scrub_seconds: float = Field(default=86_400.0, gt=0.0, le=31_536_000.0)
     log_level: str = "INFO"
     topic: dict[str, Any] = {}
 

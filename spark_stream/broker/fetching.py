@@ -25,6 +25,7 @@ from spark_stream.consistency.isolation import (
     visible_range,
 )
 from spark_stream.errors import (
+    DamagedSegment,
     DataLoss,
     InvalidRequest,
     OffsetEvicted,
@@ -243,6 +244,9 @@ class FetchStream:
                 self._position = chunk.next_offset
                 if chunk.batch.num_rows:
                     yield self._projection.applied(chunk), _facts(chunk).to_bytes()
+        except DamagedSegment as error:
+            self._partition.check_alone(error)
+            raise
         except StorageFailure:
             self._visible()  # the segment may have been evicted meanwhile: that is the better error
             raise

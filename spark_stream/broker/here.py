@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from spark_stream.broker.host import Host
 from spark_stream.broker.members import Members
+from spark_stream.broker.scrubbing import Scrub
 from spark_stream.broker.topics import TopicDesk
 from spark_stream.broker.transactions import TransactionDesk
 from spark_stream.environment import Clock
@@ -31,3 +32,4 @@ class Here:
     members: Members
     facts: BrokerFacts
     clock: Clock
+    scrub: Scrub

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
+from spark_stream.broker.folders import make_folder
 from spark_stream.broker.hosted import HostedTopic, Links, NoLinks, unknown_partition
 from spark_stream.broker.partition import Closing, Partition
 from spark_stream.broker.upkeep import Upkeep
@@ -33,7 +34,6 @@ from spark_stream.consistency.transactions import Joined
 from spark_stream.environment import Clock
 from spark_stream.errors import (
     BrokerStopping,
-    DamagedSegment,
     IsologError,
     LeaderUnavailable,
     NotLeader,
@@ -146,7 +146,7 @@ class Host:
         return parse_settings(topic.config, self._defaults)
 
     def log_end(self, at: Joined) -> LogEnd | None:
-        """Where this broker's replica ends; None: it has none that is open."""
+        """Where this broker's replica ends, as far as it is sound; None: it has none open."""
         hosted = self._hosted.get(at.topic)
         generation = self.generation
         if hosted is None or hosted.topic.id != at.topic_id or generation is None:
@@ -154,8 +154,8 @@ class Host:
         found = hosted.replicas.get(at.partition)
         if not isinstance(found, Partition):
             return None
-        last = found.last_epoch
-        return LogEnd(generation, -1 if last is None else int(last), found.log.end.entry)
+        last_epoch, end = found.sound_end()
+        return LogEnd(generation, last_epoch, end)
 
     def record(self, topic: Topic, number: int) -> PartitionRecord | None:
         """The partition's record as this broker sees it."""
@@ -211,7 +211,7 @@ class Host:
 
     def greatest_numbers(self) -> tuple[int, int]:
         """The greatest producer id and transaction number in all logs; -1: there is none."""
-        used = [greatest_numbers(each.log.tables()) for each in self._open()]
+        used = [greatest_numbers(each.log.tables()) for each in self.open_replicas()]
         producers = max((producer for producer, _ in used), default=-1)
         return producers, max((transaction for _, transaction in used), default=-1)
 
@@ -227,20 +227,20 @@ class Host:
             self._has_begun, self._serves = True, serves
             self._links = self._links if links is None else links
             self._remove_strays()
-            self._assign(self._open())
+            self._assign(self.open_replicas())
 
     def change_generation(self, generation: Generation) -> None:
         """This broker's logs are of this generation from now on."""
         with self._applying:
             self.generation = generation
-            for partition in self._open():
+            for partition in self.open_replicas():
                 self._links.unfollow(partition)
                 partition.rest(partition.leader_epoch)
-            self._assign(self._open())
+            self._assign(self.open_replicas())
 
     def failed_logs(self) -> set[str]:
         """The partitions whose logs have failed, by name; costs nothing while none has."""
-        partitions = self._open() if self._some_log_failed.is_set() else []
+        partitions = self.open_replicas() if self._some_log_failed.is_set() else []
         return {each.name for each in partitions if each.log.failed is not None}
 
     def placed(self) -> list[Placed]:
@@ -256,7 +256,7 @@ class Host:
 
     def tick_all(self) -> None:
         """Brokers have come or gone: who is in sync may change."""
-        for partition in self._open():
+        for partition in self.open_replicas():
             if partition.leads:
                 partition.tick()
 
@@ -381,12 +381,25 @@ class Host:
         """Makes the folder of a topic, which may not be on record yet.
 
         Raises:
-            DiskFull, StorageFailure: it may be there or not.
+            DamagedSegment, DiskFull, StorageFailure: as ``folders.make_folder``.
             BrokerStopping: the broker is shutting down.
         """
         if self._stopping:
             raise BrokerStopping("the broker is shutting down")
-        self._logs.make_folder(self._directory.topic(name, topic_id))
+        self._make_folder(name, topic_id, self.view.now.topic(topic_id))
+
+    def _make_folder(self, name: str, topic_id: str, topic: Topic | None) -> str | None:
+        """``topic``: None if it is not on record. What was lost with the folder that was there."""
+        numbers = self._numbers_here(topic) if topic else ()
+        records = [self.record(topic, number) for number in numbers] if topic else []
+        return make_folder(
+            self._logs,
+            self._directory.topic(name, topic_id),
+            name,
+            [each for each in records if each is not None],
+            self.broker_id,
+            starts=not self._has_begun,
+        )
 
     def _open_replicas(
         self,
@@ -395,7 +408,7 @@ class Host:
         numbers: Sequence[int],
         replicas: dict[int, Partition | IsologError],
     ) -> None:
-        missing = self._replaced_folder(topic, numbers)
+        missing = self._missing(topic)
         for number in numbers:
             try:
                 if missing is not None:
@@ -405,28 +418,12 @@ class Host:
                 logger.error("%s/%d cannot be opened: %s", topic.name, number, error)
                 replicas[number] = error
 
-    def _replaced_folder(self, topic: Topic, numbers: Iterable[int]) -> IsologError | None:
-        """If the topic's folder is missing, an empty one takes its place; or why it must not.
-
-        Where nobody else has the records of one partition, the folder stays missing for all: the
-        next start would take what is not there for empty logs.
-        """
-        folder = self._directory.topic(topic.name, topic.id)
+    def _missing(self, topic: Topic) -> IsologError | None:
+        """If the topic's folder is missing, an empty one takes its place; or why it must not."""
         try:
-            if self._logs.has_folder(folder):
-                return None
-            records = [self.record(topic, number) for number in numbers]
-            had = [each for each in records if each and each.member(self.broker_id)]
-            gone = f"{folder} is missing, and with it all records of topic {topic.name!r}"
-            if any(len(each.isr) == 1 for each in had):
-                return DamagedSegment(
-                    gone,
-                    hint="Restore it from a backup and restart the broker, or delete the topic.",
-                    path=str(folder),
-                )
-            if had:
-                self.doubts.append(gone)
-            self._logs.make_folder(folder)
+            if not self._logs.has_folder(self._directory.topic(topic.name, topic.id)):
+                lost = self._make_folder(topic.name, topic.id, topic)
+                self.doubts += [] if lost is None else [lost]
         except IsologError as error:
             return error
         return None
@@ -468,7 +465,7 @@ class Host:
         """Ends all waits and appends, then flushes and closes every log; whether all went well."""
         with self._applying:
             self._stopping = True
-            found = self._open()
+            found = self.open_replicas()
             for partition in found:
                 self._links.unfollow(partition)
         in_order = True
@@ -484,7 +481,8 @@ class Host:
         """Where all logs end."""
         return dict(each for hosted in self._hosted.values() for each in hosted.ends())
 
-    def _open(self) -> list[Partition]:
+    def open_replicas(self) -> list[Partition]:
+        """All replicas that are open, whoever leads them."""
         return [each for hosted in self._hosted.values() for each in hosted.open_partitions()]
 
 

@@ -39,6 +39,7 @@ from spark_stream.broker.proposals import Proposals
 from spark_stream.broker.replication.fetchers import Fetchers
 from spark_stream.broker.replication.leading import Identity, Leading
 from spark_stream.broker.replication.watch import Watch
+from spark_stream.broker.scrubbing import BEGIN_S, Scrub
 from spark_stream.broker.service import FlightService, location_of
 from spark_stream.broker.spare_memory import LOOK_S, SpareMemory
 from spark_stream.broker.standing import Standing
@@ -52,6 +53,7 @@ from spark_stream.cluster.controller import ControllerSeat
 from spark_stream.cluster.lease_files import LeaseFiles
 from spark_stream.cluster.leases import Leases
 from spark_stream.cluster.view import PAUSE_S, ClusterView
+from spark_stream.consistency.partition_record import Member
 from spark_stream.environment import Clock, Ids, SystemClock, SystemIds, SystemMachine
 from spark_stream.errors import InvalidConfig, IsologError, PortInUse
 from spark_stream.scripts.electing import resume
@@ -108,7 +110,16 @@ class Broker:
                 generation_of=self._members.generation_of,
             )
             undo.callback(self._host.close)
-            self._standing = Standing(self._store, self._host, ids, SystemMachine(), path)
+            self._standing = Standing(
+                self._store, self._host, self._members, ids, SystemMachine(), path
+            )
+            self._scrub = Scrub(
+                self._host,
+                clock,
+                config.scrub_bytes_per_second,
+                config.scrub_seconds,
+                self._stop_asked,
+            )
             self._standing.vouch(holds_store=not config.metadata)
             keepalive = Keepalive(config.keepalive_seconds, clock)
             incarnation = ids.new_id()
@@ -143,6 +154,7 @@ class Broker:
                             self._named(port), str(path), directory.cluster_id, clock.monotonic()
                         ),
                         clock,
+                        self._scrub,
                     ),
                     self._reachable,
                     self.activity,
@@ -187,6 +199,7 @@ class Broker:
             self._keeper("flusher", _FLUSH_SECONDS, self._host.upkeep.flush_due),
             self._keeper("transactions", _SWEEP_SECONDS, self._desk.sweep),
             self._keeper("memory", LOOK_S, SpareMemory().give_back),
+            self._keeper("scrub", BEGIN_S, self._scrub.look),
         ]
 
     def _begin(self) -> None:
@@ -196,9 +209,9 @@ class Broker:
         self._lead_again()
         self._host.begin(self._tenure.serves, StreamLinks(self._fetchers))
 
-    def _lead_again(self) -> None:
-        """Goes on leading what nobody else can lead, in new epochs."""
-        script = resume(self._host.placed(), self._standing.me, self._host.log_end)
+    def _lead_again(self, earlier: Member | None = None) -> None:
+        """Goes on leading what nobody else can lead, in new epochs; ``earlier``: as ``resume``."""
+        script = resume(self._host.placed(), self._standing.me, self._host.log_end, earlier)
         for change in self._driver.run(script):
             tell_change(change)
 

@@ -45,6 +45,7 @@ from spark_stream.consistency.replica import Replica, Surroundings
 from spark_stream.environment import Clock
 from spark_stream.errors import (
     BrokerStopping,
+    DamagedSegment,
     EntriesGone,
     IsologError,
     LeaderEpochFenced,
@@ -52,6 +53,7 @@ from spark_stream.errors import (
     NotLeader,
     UnknownLeaderEpoch,
 )
+from spark_stream.storage.checking import Suspect
 from spark_stream.storage.replica_log import ReplicaLog
 from spark_stream.storage.settings import LogSettings
 from spark_stream.storage.stored import StoredEntries
@@ -145,6 +147,20 @@ class ReplicaShell:
         """Whether it leads a partition of which others have replicas too."""
         progress = self._core.progress
         return progress is not None and len(progress.record.replicas) > 1
+
+    def check_alone(self, damage: DamagedSegment) -> None:
+        """Whether nobody but this leader can give what is damaged in its log.
+
+        Raises:
+            LeaderUnavailable: another replica is in sync, and is about to lead.
+        """
+        progress = self._core.progress
+        if progress is not None and len(progress.record.isr) > 1:
+            raise LeaderUnavailable(
+                f"{self.name}: {damage.message}; another in-sync replica is to lead",
+                topic=self.topic,
+                partition=self.number,
+            ) from damage
 
     @property
     def leader_epoch(self) -> LeaderEpoch:
@@ -321,6 +337,8 @@ class ReplicaShell:
             agreed, effects = self._core.follower_started(member, epoch, history, now)
             if isinstance(agreed, Refusal):
                 raise self._refused(agreed, epoch)
+            # A copy is made of it now: a byte that has changed since it was written must not pass.
+            self.log.distrust(agreed.entry if agreed.begin is None else agreed.begin.entry)
             self._news[agreed.session] = news
             woken = self._carry_out(effects)
         _wake(woken)
@@ -376,9 +394,24 @@ class ReplicaShell:
     # -- from its leader ---------------------------------------------------------------------------
 
     def history(self) -> EpochHistory:
-        """The epochs of the log, to be compared with a leader's."""
+        """The epochs of the log as far as it is sound, to be compared with a leader's."""
         with self._lock:
-            return self._core.history()
+            return self._sound_history()
+
+    def _sound_history(self) -> EpochHistory:
+        history, hole = self._core.history(), self.log.hole
+        return history if hole is None else history.below(hole)
+
+    def sound_end(self) -> tuple[int, EntryIndex]:
+        """The last epoch of what is sound of the log (-1: no entry is), and where that ends."""
+        with self._lock:
+            history = self._sound_history()
+        return (history.epochs[-1][0] if history.epochs else -1), EntryIndex(history.end)
+
+    def confirm(self, suspect: Suspect) -> bool:
+        """:meth:`ReplicaLog.confirm`, while nobody writes."""
+        with self._lock:
+            return self._closed is None and self.log.confirm(suspect)
 
     def agree(self, agreed: Agreed) -> EntryIndex:
         """Cuts the log back to what it shares with its leader's; where it ends now.
@@ -390,7 +423,7 @@ class ReplicaShell:
         with self._lock:
             epoch = agreed.leader_epoch
             self._check_follows(epoch)
-            prepared = preparation(self._core.bounds_state, agreed)
+            prepared = preparation(self._core.bounds_state, agreed, self.log.hole)
             if isinstance(prepared, Refusal):
                 raise self._refused(prepared, epoch)
             before, now = self.log.end.entry, self._clock.steady_us()
@@ -405,8 +438,8 @@ class ReplicaShell:
                 )
             if isinstance(prepared, Cut):
                 end = self.log.truncate(prepared.entry)
-                lost = prepared.lost_from is not None
-                effects = self._core.truncate(self.log.tables(), end, now, lost=lost)
+                below = end.entry < self._core.bounds_state.high_watermark.entry
+                effects = self._core.truncate(self.log.tables(), end, now, lost=below)
                 logger.info("%s: cut entries %d to %d", self.name, end.entry, before - 1)
             elif isinstance(prepared, BeginAnew):
                 self.log.reset(prepared.at)

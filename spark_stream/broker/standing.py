@@ -4,7 +4,8 @@ The generation is decided when the logs are open (``cluster.vouching``). If a fo
 broker cannot vouch for that log any more: the system may have dropped what it had not written. So
 it says so on record, then registers with a new generation. By that it is in sync nowhere until its
 logs have been compared with those of their leaders; and where nobody else is in sync, it leads on
-in a new epoch.
+in a new epoch. A batch that turns out to be damaged has the same end, where another replica has it
+(``consistency.damage``).
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from spark_stream.broker.damaged import DamagedReplicas
 from spark_stream.broker.host import Host
+from spark_stream.broker.members import Members
 from spark_stream.cluster.adoption import adopt
 from spark_stream.cluster.brokers import Brokers, RegisteredBroker
 from spark_stream.cluster.store import MetadataStore
@@ -35,6 +38,7 @@ class Standing:
         self,
         store: MetadataStore,
         host: Host,
+        members: Members,
         ids: Ids,
         machine: Machine,
         path: Path,
@@ -50,6 +54,7 @@ class Standing:
         self._vouching = Vouching(store, host.broker_id)
         self._run = ids.new_id()
         self._failed: set[str] = set()
+        self._damaged = DamagedReplicas(host, members)
         self._registered: RegisteredBroker | None = None
 
     @property
@@ -85,26 +90,40 @@ class Standing:
         self._registered = replace(broker, generation=self.me.generation)
         Brokers(self._store).register(self._registered)
 
-    def look(self, lead_again: Callable[[], None]) -> None:
-        """Looks for logs whose forces have failed; to be called often.
+    def look(self, lead_again: Callable[[Member | None], None]) -> None:
+        """Looks for logs whose forces have failed or whose batches are damaged; to be called often.
 
-        ``lead_again``: begins new epochs where nobody else is in sync.
+        ``lead_again``: begins new epochs where nobody else is in sync; it is given the member that
+        this broker was, if the logs have all that they had then.
         """
-        failed = self._host.failed_logs()
-        if failed <= self._failed or self._registered is None:
+        if self._registered is None:
             return
-        self._vouching.force_failed(self._run)
+        failed = self._host.failed_logs()
+        if not failed <= self._failed:
+            self._vouching.force_failed(self._run)
+            names = ", ".join(sorted(failed - self._failed))
+            self._begin_generation(f"a force has failed ({names})")
+            lead_again(None)
+            self._failed = failed
+        if self._damaged.need_to_leave(self.me):
+            before = self.me
+            names = ", ".join(self._damaged.left)
+            self._begin_generation(f"batches are damaged ({names})")
+            lead_again(before)
+
+    def _begin_generation(self, reason: str) -> None:
+        """By the registration this broker is in sync nowhere."""
+        assert self._registered is not None
         generation = Generation(self._ids.new_id())
         logger.error(
-            "a force has failed (%s): this broker is in sync with no leader until its logs have"
-            " been compared with theirs",
-            ", ".join(sorted(failed - self._failed)),
+            "%s: this broker goes on in a new generation of its logs; it is in sync with no leader"
+            " until they have been compared with the leader's",
+            reason,
         )
+        self._vouching.begin_generation(self._run, generation)
         self._registered = replace(self._registered, generation=generation)
         Brokers(self._store).register(self._registered)
         self._host.change_generation(generation)
-        lead_again()
-        self._failed = failed
 
     def end(self) -> None:
         """All logs are forced and closed, in order."""

@@ -101,7 +101,7 @@ def list_offsets(here: Here, asked: ListOffsets) -> Offsets:
 
 
 def status(here: Here, asked: Empty) -> Status:
-    hosted = here.host.topics()
+    hosted, checked = here.host.topics(), here.scrub.last
     return Status(
         version=VERSION,
         pid=os.getpid(),
@@ -113,6 +113,12 @@ def status(here: Here, asked: Empty) -> Status:
         uptime_s=here.clock.monotonic() - here.facts.started,
         memory=own_memory(psutil.Process()),
         broker_id=here.host.broker_id,
+        checked_ms=None if checked is None else checked.ended_us // 1000,
+        damaged={
+            each.name: int(each.log.boundary_of(hole).offset)
+            for each in here.host.open_replicas()
+            if (hole := each.log.hole) is not None
+        },
     )
 
 

@@ -174,7 +174,12 @@ class PartitionOffsets:
 
 @dataclass(frozen=True, slots=True)
 class BrokerStatus:
-    """A broker's own account of itself; ``memory`` in bytes, without mapped files."""
+    """A broker's own account of itself; ``memory`` in bytes, without mapped files.
+
+    ``checked_ms``: when the last look at all closed segments ended, in ms since the epoch; None:
+    none has. ``damaged``: the first offset that is known to be damaged in each of its replicas
+    that has damage, by ``"topic/partition"``.
+    """
 
     version: str
     pid: int
@@ -186,3 +191,5 @@ class BrokerStatus:
     uptime_s: float
     memory: int
     broker_id: str = ""
+    checked_ms: int | None = None
+    damaged: Mapping[str, int] = field(default_factory=dict)

@@ -25,7 +25,8 @@ be elected only then. A crash in between costs a generation at worst. Order of a
 has ceased to serve, all logs are forced and closed, and then the record gets where they end.
 
 A broker whose force fails says so in the record at once, and before it does anything else: it may
-have been killed when it starts the next time.
+have been killed when it starts the next time. One that finds a log damaged while it runs puts its
+next generation there in the same way (``consistency.damage``).
 """
 
 from __future__ import annotations
@@ -137,6 +138,10 @@ class Vouching:
     def force_failed(self, run: str) -> None:
         """A force has failed: nobody may vouch for what this run has written."""
         self._change(run, lambda left: replace(left, force_failed=True))
+
+    def begin_generation(self, run: str, generation: Generation) -> None:
+        """The logs are of another generation from now on, while the run goes on."""
+        self._change(run, lambda left: replace(left, generation=generation))
 
     def _change(self, run: str, change: Callable[[LeftBehind], LeftBehind]) -> None:
         """Does nothing if a later run has begun."""

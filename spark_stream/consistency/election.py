@@ -189,6 +189,13 @@ def resume(record: PartitionRecord, me: Member) -> Outcome:
     return _led_by(record, me.broker, record.isr)
 
 
+def renew(record: PartitionRecord, earlier: Member, me: Member) -> Outcome:
+    """The only in-sync replica has another generation, and all that it had in the earlier one."""
+    if earlier.broker != me.broker or record.isr != (earlier,):
+        return Unchanged(Obstacle.NOT_A_MEMBER, record)
+    return _led_by(record, me.broker, (me,))
+
+
 def resign(record: PartitionRecord, me: Member, alive: Alive) -> Outcome:
     """The leader gives up (its disk failed, it shuts down) and leaves the ISR.
 

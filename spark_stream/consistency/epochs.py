@@ -96,6 +96,11 @@ class EpochHistory:
         """Where the epoch in this place of ``epochs`` ends."""
         return self.epochs[place + 1][1] if place + 1 < len(self.epochs) else self.end
 
+    def below(self, end: int) -> EpochHistory:
+        """The history of the same log without its entries from ``end`` on."""
+        kept = tuple(each for each in self.epochs if each[1] < end)
+        return EpochHistory(self.start, max(self.start, min(self.end, end)), kept)
+
 
 def agreement(one: EpochHistory, other: EpochHistory) -> EntryIndex | None:
     """The index up to which two logs hold the same entries; None: that cannot be known.

@@ -10,6 +10,10 @@ replica, so also on any leader that was elected from them. A leader that asks fo
 elected because all of those were lost, or by an unclean election. The follower obeys, or the
 replicas never meet again, and says loudly what is lost (:attr:`Cut.lost_from`).
 
+**Damage.** A follower whose batch of an entry is damaged tells its leader the epochs of the log
+before that entry only. So the leader's answer is a cut there at the latest, and what is cut comes
+again from the leader. That loses nothing, although it lies below the high watermark.
+
 **Epochs.** A frame of an older epoch comes from a leader that is none any more; one of a newer
 epoch comes from a leader that this replica has not heard of yet, and is asked for again.
 """
@@ -78,8 +82,13 @@ class BeginAnew:
 Preparation = GoOn | Cut | BeginAnew
 
 
-def preparation(state: LeaderState, agreed: Agreed) -> Preparation | Refusal:
-    """What the follower does with its log before it takes frames."""
+def preparation(
+    state: LeaderState, agreed: Agreed, hole: EntryIndex | None = None
+) -> Preparation | Refusal:
+    """What the follower does with its log before it takes frames.
+
+    ``hole``: its first damaged entry, of which the leader was told as if the log ended before it.
+    """
     wrong = misfit_of(state.leader_epoch, agreed.leader_epoch)
     if wrong is not None:
         return wrong
@@ -89,12 +98,14 @@ def preparation(state: LeaderState, agreed: Agreed) -> Preparation | Refusal:
             return GoOn()
         has_committed = state.log_start.entry < high and agreed.begin.entry < high
         first = max(state.log_start.entry, agreed.begin.entry)
-        return BeginAnew(agreed.begin, first if has_committed else None)
+        is_lost = has_committed and (hole is None or first < hole)
+        return BeginAnew(agreed.begin, first if is_lost else None)
     if agreed.entry > state.log_end.entry:
         raise ValueError(f"agreed past the log end: {agreed.entry} > {state.log_end}")
     if agreed.entry == state.log_end.entry:
         return GoOn()
-    return Cut(agreed.entry, agreed.entry if agreed.entry < high else None)
+    is_lost = agreed.entry < high and (hole is None or agreed.entry < hole)
+    return Cut(agreed.entry, agreed.entry if is_lost else None)
 
 
 @dataclass(frozen=True, slots=True)

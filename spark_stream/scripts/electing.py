@@ -71,28 +71,36 @@ def attend(partitions: Iterable[Placed], alive: Alive, registered: Alive) -> Scr
 
 
 def resume(
-    partitions: Iterable[Placed], me: Member, log_end: Callable[[Joined], LogEnd | None]
+    partitions: Iterable[Placed],
+    me: Member,
+    log_end: Callable[[Joined], LogEnd | None],
+    earlier: Member | None = None,
 ) -> Script[list[Changed]]:
     """What a broker that starts led before, it leads again, in a new epoch if need be.
 
     A partition of which it alone was in sync it leads whatever its log has lost: nobody has more.
+    ``earlier``: it has not started, but left this generation, and has all that it had in it.
     """
     changes: list[Changed] = []
     versions: dict[Joined, StoredPartition] = {}
     for each in partitions:
         end = log_end(each.at)
         if end is not None:
-            outcome, risky = _resumed(each.stored.record, me, end)
+            outcome, risky = _resumed(each.stored.record, me, end, earlier)
             if not isinstance(outcome, Unchanged):
                 changes.append(Changed(each.at, each.stored.record, outcome, risky))
                 versions[each.at] = each.stored
     return (yield from _put_all(changes, versions))
 
 
-def _resumed(record: PartitionRecord, me: Member, end: LogEnd) -> tuple[election.Outcome, bool]:
+def _resumed(
+    record: PartitionRecord, me: Member, end: LogEnd, earlier: Member | None
+) -> tuple[election.Outcome, bool]:
     """The record in which this broker leads again; whether its log may have lost something."""
     alone = [member.broker for member in record.isr] == [me.broker]
     outcome = election.resume(record, me)
+    if earlier is not None and isinstance(outcome, Unchanged):
+        outcome = election.renew(record, earlier, me)
     if isinstance(outcome, Unchanged) and alone:
         outcome = election.elect(record, {me.broker: me.generation})
     risky = isinstance(outcome, Unchanged) and outcome.why is Obstacle.NOBODY_IN_SYNC

@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from spark_stream.errors import DiskFull, IsologError, StorageFailure
 from spark_stream.storage.descriptors import DescriptorPool, PooledFile
+from spark_stream.storage.direct import stored_bytes
 
 # EFBIG is the file-size limit of the process (`ulimit -f`): to a user the same as a full disk.
 _FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -52,6 +53,7 @@ class Disk(Protocol):
     def open(self, path: Path) -> DiskFile: ...
     def create(self, path: Path) -> DiskFile: ...
     def map(self, path: Path) -> pa.Buffer: ...
+    def read_stored(self, path: Path, position: int, length: int) -> pa.Buffer: ...
     def size(self, path: Path) -> int: ...
     def names(self, directory: Path) -> list[str]: ...
     def make_directory(self, path: Path) -> None: ...
@@ -180,6 +182,15 @@ class OsDisk:
                 return pa.py_buffer(b"")
             with pa.memory_map(str(path), "r") as source:
                 return source.read_buffer()
+
+    def read_stored(self, path: Path, position: int, length: int) -> pa.Buffer:
+        """These bytes, as far as the file has them, from the disk and not from memory.
+
+        The system's memory of the file stays as it was, for those who read it for its records.
+        Where a file system does not give its bytes in this way, they come through memory.
+        """
+        with _named(path):
+            return stored_bytes(path, position, length)
 
     def size(self, path: Path) -> int:
         with _named(path):

@@ -26,20 +26,22 @@ from spark_stream.consistency.leader import Boundary
 from spark_stream.consistency.producers import NOBODY, Stamp
 from spark_stream.errors import EntriesGone, IsologError, StorageFailure
 from spark_stream.storage.active import ActiveSegment
+from spark_stream.storage.checking import Piece, Suspect, is_sound, pieces
+from spark_stream.storage.damage import Damage
 from spark_stream.storage.disk import HOST_DISK, Disk
 from spark_stream.storage.endings import Endings
 from spark_stream.storage.flush_timer import FlushTimer
 from spark_stream.storage.forcing import Forcing
 from spark_stream.storage.log_format import UNLIMITED, LogFormat, Prepared, marker_at
-from spark_stream.storage.looking import SegmentFiles, base_of, is_segment_file
+from spark_stream.storage.looking import SegmentFiles, tidied
 from spark_stream.storage.reading import Budget, Chunk, read_segment
 from spark_stream.storage.recovery import Recovered, Recovery
 from spark_stream.storage.retention import SegmentFacts, due_by_age, removable
 from spark_stream.storage.rolling import rows_that_fit
-from spark_stream.storage.segment import Segment, SegmentName
+from spark_stream.storage.segment import Segment
 from spark_stream.storage.settings import Flush
 from spark_stream.storage.stored import StoredEntries, check_entries, entries_of
-from spark_stream.storage.tails import ENDING, ShorterCopy
+from spark_stream.storage.tails import ShorterCopy
 from spark_stream.storage.truncation import Truncation
 
 __all__ = ["UNLIMITED", "LogFormat", "PartitionLog", "Prepared"]
@@ -58,6 +60,7 @@ class PartitionLog:
         self._disk = disk
         self._forcing = forcing
         self._flush_timer = FlushTimer()
+        self._damage = Damage()
         self._truncation = Truncation(disk, directory, log_format, forcing)
         self._put(found.closed, found.active)
         self._endings = Endings(self.segments)
@@ -74,7 +77,7 @@ class PartitionLog:
         Raises:
             DamagedSegment: a file that cannot be rebuilt is missing.
         """
-        names = _tidied(disk, directory)
+        names = tidied(disk, directory)
         codec, facts = log_format.codec, dict(log_format.facts)
         forcing = Forcing(disk, directory, names)
         files = SegmentFiles(disk, directory, codec, facts, names)
@@ -249,6 +252,7 @@ class PartitionLog:
             return boundary
         gone = [each.table[max(0, to - each.first.entry) :] for each in self._segments]
         self._put(*self._truncation.cut(self._closed, self._active, boundary))
+        self._damage.forget_from(boundary.entry)
         if any((table["transaction"] != NO_TRANSACTION).any() for table in gone):
             self._endings.derive(self._segments)
         return boundary
@@ -257,6 +261,7 @@ class PartitionLog:
         """:meth:`ReplicaLog.reset`; the steps are in ``truncation``."""
         self._forcing.check()
         self._put((), self._truncation.empty(self._closed, self._active, start))
+        self._damage.forget_from(EntryIndex(0))
         self._endings.derive(self._segments)
 
     @property
@@ -372,9 +377,10 @@ class PartitionLog:
                 return
             if position >= segment.end.offset:
                 continue
-            for chunk in read_segment(segment, position, end, columns, budget, committed):
-                position = chunk.next_offset
-                yield chunk
+            with self._damage.noted():
+                for chunk in read_segment(segment, position, end, columns, budget, committed):
+                    position = chunk.next_offset
+                    yield chunk
             if position < min(end, segment.end.offset):
                 return  # the budget is spent, or damage follows
 
@@ -382,7 +388,32 @@ class PartitionLog:
         self, first: EntryIndex, max_bytes: int, upto: EntryIndex | None = None
     ) -> StoredEntries | None:
         """:meth:`ReplicaLog.read_entries`."""
-        return self._segment_of(first).stored(first, max_bytes, upto)
+        with self._damage.noted():
+            return self._segment_of(first).stored(first, max_bytes, upto)
+
+    @property
+    def hole(self) -> EntryIndex | None:
+        """:meth:`ReplicaLog.hole`."""
+        return self._damage.first(self.start.entry)
+
+    def distrust(self, first: EntryIndex) -> None:
+        """:meth:`ReplicaLog.distrust`."""
+        for segment in self._closed:
+            if segment.end.entry > first:
+                segment.distrust(slice(max(0, first - segment.first.entry), None))
+
+    def check_stored(self) -> Iterator[Piece]:
+        """:meth:`ReplicaLog.check_stored`."""
+        return pieces(self._disk, self._closed)
+
+    def confirm(self, suspect: Suspect) -> bool:
+        """:meth:`ReplicaLog.confirm`."""
+        segment = suspect.segment
+        if segment not in self._closed or is_sound(self._disk, suspect):
+            return False
+        segment.distrust(slice(suspect.row, suspect.row + 1))
+        self._damage.note(segment.first.entry + suspect.row)
+        return True
 
     def has_aborted(self, start: Offset, end: Offset) -> bool:
         """Whether a record of ``[start, end)`` is known to be aborted. Looks at no record."""
@@ -411,7 +442,8 @@ class PartitionLog:
             base = int(table[row]["base_offset"])
             if column is None:
                 return Offset(base)
-            batch, _ = segment.decode(np.array([row]), [column])
+            with self._damage.noted():
+                batch, _ = segment.decode(np.array([row]), [column])
             late = batch.column(0).cast(pa.int64()).to_numpy(zero_copy_only=False) >= timestamp
             return Offset(base + int(np.argmax(late)))
         return None
@@ -468,20 +500,3 @@ class PartitionLog:
             first, last = active.first_appended, active.last_appended
         oldest = closed[0].last_appended or 0 if closed else None
         return due_by_age(self.format.settings, first, last, oldest)
-
-
-def _tidied(disk: Disk, directory: Path) -> list[str]:
-    """What is in the directory once a crash's half-done replacements and removals are finished."""
-    names = disk.names(directory)
-    tidy = True
-    for name in names:
-        whole = name.removesuffix(".new").removesuffix(ENDING)
-        if whole != name and is_segment_file(whole):  # a crash kept it from taking its place
-            disk.remove(directory / name)
-            tidy = False
-        removed = name.removesuffix(".gone")
-        if removed != name and is_segment_file(removed):  # a removal left half done
-            segment = SegmentName(directory, base_of(removed))
-            segment.finish_removal(disk, lambda: disk.sync_directory(directory))
-            tidy = False
-    return names if tidy else disk.names(directory)

@@ -21,6 +21,7 @@ from spark_stream.storage.active import header_of
 from spark_stream.storage.codec import Codec, facts_of, header_length, intact_entries, intact_rows
 from spark_stream.storage.disk import Disk
 from spark_stream.storage.segment import SegmentName
+from spark_stream.storage.tails import ENDING
 
 NOTHING = pa.py_buffer(b"")
 
@@ -211,6 +212,23 @@ def last_intact_end(table: Table, least: Boundary) -> Boundary:
     """The position behind the last entry that has its checksum, wherever in the table it is."""
     intact = np.flatnonzero(intact_rows(table))
     return end_of(table[: intact[-1] + 1], least) if len(intact) else least
+
+
+def tidied(disk: Disk, directory: Path) -> list[str]:
+    """What is in the directory once a crash's half-done replacements and removals are finished."""
+    names = disk.names(directory)
+    tidy = True
+    for name in names:
+        whole = name.removesuffix(".new").removesuffix(ENDING)
+        if whole != name and is_segment_file(whole):  # a crash kept it from taking its place
+            disk.remove(directory / name)
+            tidy = False
+        removed = name.removesuffix(".gone")
+        if removed != name and is_segment_file(removed):  # a removal left half done
+            segment = SegmentName(directory, base_of(removed))
+            segment.finish_removal(disk, lambda: disk.sync_directory(directory))
+            tidy = False
+    return names if tidy else disk.names(directory)
 
 
 _RESTORE = "Restore the file from a backup or a replica, or delete the partition's directory."

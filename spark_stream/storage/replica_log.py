@@ -14,6 +14,7 @@ from spark_stream.consistency.leader import Boundary
 from spark_stream.consistency.producers import NOBODY, Stamp
 from spark_stream.errors import StorageFailure
 from spark_stream.storage.aside import Cut
+from spark_stream.storage.checking import Piece, Suspect
 from spark_stream.storage.log_format import UNLIMITED, LogFormat, Prepared
 from spark_stream.storage.reading import Chunk
 from spark_stream.storage.stored import StoredEntries
@@ -44,6 +45,10 @@ class ReplicaLog(Protocol):
         After a crash of the machine a log may have lost its last entries without a trace: that only
         somebody who remembers its end can tell.
         """
+
+    @property
+    def hole(self) -> EntryIndex | None:
+        """The first entry whose batch is known to be damaged; None: none is."""
 
     @property
     def start(self) -> Boundary: ...
@@ -145,6 +150,21 @@ class ReplicaLog(Protocol):
         Raises:
             EntriesGone: the log starts behind ``first``, or ends before it.
             DamagedSegment: the batch of ``first`` is damaged.
+        """
+
+    def distrust(self, first: EntryIndex) -> None:
+        """The batches of closed segments from this entry on are checked anew when they are read."""
+
+    def check_stored(self) -> Iterator[Piece]:
+        """Reads the batches of closed segments from the disk; one thread at a time, without a lock.
+
+        What fails its checksum is a suspect, for :meth:`confirm`.
+        """
+
+    def confirm(self, suspect: Suspect) -> bool:
+        """Whether the suspect is in the log and damaged; the log knows it then (``hole``).
+
+        For the writer to call: no file is replaced meanwhile.
         """
 
     def has_aborted(self, start: Offset, end: Offset) -> bool: ...

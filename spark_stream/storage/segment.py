@@ -224,6 +224,13 @@ class Segment:
         """Whether a batch at these rows may differ from what was written."""
         return self._verified is not None and not self._verified[places].all()
 
+    def distrust(self, rows: slice) -> None:
+        """Reads check the batches at these rows of the table again, whoever wrote them."""
+        trusted = self._verified
+        verified = np.ones(len(self._table), np.bool_) if trusted is None else trusted
+        verified[rows] = False
+        self._verified = verified
+
     def _checked(self, rows: Table, data: pa.Buffer, places: np.ndarray, position: int) -> int:
         """How many of these rows, from the first on, have sound batches.
 
@@ -247,6 +254,7 @@ class Segment:
             path=str(self.name.arrow),
             first=start,
             next=start + count,
+            entry=int(row["entry_index"]),
         )
 
     def _bytes(self, position: int, length: int) -> pa.Buffer:

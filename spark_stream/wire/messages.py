@@ -375,7 +375,11 @@ class Offsets(Message):
 
 
 class Status(Message):
-    """The broker itself. Memory in bytes: what the process holds that is not a mapped file."""
+    """The broker itself. Memory in bytes: what the process holds that is not a mapped file.
+
+    ``checked_ms``: when the last look at all closed segments ended, in ms since the epoch; None:
+    none has. ``damaged``: the first offset that is known to be damaged, of each replica with one.
+    """
 
     version: str
     pid: int
@@ -387,6 +391,8 @@ class Status(Message):
     uptime_s: float
     memory: int
     broker_id: str = ""
+    checked_ms: int | None = None
+    damaged: dict[str, int] = {}
 
 
 def json_bytes(value: object) -> bytes:

@@ -272,3 +272,67 @@ def test_an_only_copy_that_is_missing_is_no_empty_log_beside_what_others_have(pa
         with pytest.raises(DamagedSegment):
             again.partition("t", alone)
         again.die()
+
+
+def grow(asked: LocalBroker, topic: str, *assignment: str) -> None:
+    """Adds partitions on these brokers."""
+    partitions = asked.host.find(topic).partitions + len(assignment)
+    asked.desk.alter(topic, partitions, {}, [list(each) for each in assignment])
+    see(asked.around)
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_adding_partitions_makes_no_folder_in_the_place_of_one_that_is_lost(pair, stopped):
+    """The next start would take what was lost for an empty log."""
+    a, b = pair
+    make(a, "t", "b")
+    b.partition("t").append(numbers(0, 4))
+    if stopped:
+        lose_folder(b, "t")
+        b = a.around.start("b")
+        see(a.around)
+    else:
+        shutil.rmtree(b.path / "topics" / "t")
+    with pytest.raises(DamagedSegment, match="is missing, and with it all records"):
+        grow(a, "t", "b")
+    assert a.host.find("t").partitions == 1
+    grow(a, "t", "a")  # at a broker that has lost nothing
+    for _ in range(2):
+        b.die()
+        b = a.around.start("b")
+        with pytest.raises(DamagedSegment):
+            b.partition("t")
+
+
+def test_a_replica_that_moves_to_a_broker_makes_no_folder_in_the_place_of_one_that_is_lost(pair):
+    a, b = pair
+    make(a, "t", "b", "a")
+    b.partition("t").append(numbers(0, 4))
+    lose_folder(b, "t")
+    b = a.around.start("b")
+    record = a.record("t", 1)
+    write(a, "t", replace(record, replicas=("a", "b"), adding=("b",)), 1)
+    see(a.around)
+    assert isinstance(b.replica("t", 1), DamagedSegment)
+    b.die()
+    b = a.around.start("b")
+    with pytest.raises(DamagedSegment):
+        b.partition("t")
+
+
+def test_a_folder_that_is_lost_while_the_broker_runs_is_filled_by_its_next_start(pair):
+    a, b = pair
+    make(a, "t", "ab")
+    a.partition("t").append(numbers(0, 4))
+    replicate(a, b, "t")
+    shutil.rmtree(b.path / "topics" / "t")
+    with pytest.raises(DamagedSegment, match="restart the broker"):
+        grow(a, "t", "ab")
+    b.die()
+    b = a.around.start("b", "b's new logs")
+    assert b.host.doubts
+    see(a.around)
+    replicate(a, b, "t")
+    grow(a, "t", "ab")
+    assert b.replica("t", 1) is not None
+    assert b.replica("t").log.end.offset == 4

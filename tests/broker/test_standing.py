@@ -33,7 +33,9 @@ class Boot:
 
 def standing(broker: LocalBroker, boot: int = 1) -> Standing:
     """What the broker does at its start, once its logs are open."""
-    found = Standing(broker.store, broker.host, SystemIds(), Boot(boot), broker.path)
+    found = Standing(
+        broker.store, broker.host, broker.members, SystemIds(), Boot(boot), broker.path
+    )
     found.vouch(holds_store=False)
     return found
 
@@ -112,13 +114,13 @@ def test_a_force_that_failed_makes_a_new_generation_once(failing, caplog):
     a, found = failing
     before = found.me
     again: list[bool] = []
-    found.look(lambda: again.append(True))
+    found.look(lambda _: again.append(True))
     assert (found.me, again) == (before, [])
     with pytest.raises(IsologError):
         a.partition("t").append(numbers(1, 1))
     with caplog.at_level(logging.ERROR):
-        found.look(lambda: again.append(True))
-        found.look(lambda: again.append(True))
+        found.look(lambda _: again.append(True))
+        found.look(lambda _: again.append(True))
     assert again == [True]
     assert caplog.text.count("a force has failed (t/0)") == 1
     assert found.me != before
@@ -129,7 +131,7 @@ def test_after_a_force_that_failed_another_leads_and_the_next_start_does_not_vou
     a, found = failing
     with pytest.raises(IsologError):
         a.partition("t").append(numbers(1, 1))
-    found.look(lambda: None)
+    found.look(lambda _: None)
     see(a.around)
     with pytest.raises(IsologError):
         a.partition("t")

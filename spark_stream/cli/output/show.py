@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from rich import box
@@ -59,6 +60,13 @@ def show_status(status: BrokerStatus, shape: Listing) -> None:
         return
     facts["memory"] = _size(status.memory)
     facts["uptime"] = f"{facts.pop('uptime_s'):.0f} s"
+    checked_ms = facts.pop("checked_ms")
+    facts["closed segments read"] = (
+        "not yet" if checked_ms is None else str(datetime.fromtimestamp(checked_ms // 1000, UTC))
+    )
+    facts["damaged from offset"] = (
+        ", ".join(f"{name}: {offset}" for name, offset in facts.pop("damaged").items()) or "none"
+    )
     table = Table(show_header=False)
     for name, value in facts.items():
         table.add_row(name, escape(str(value)))

@@ -201,6 +201,9 @@ class SimulatedDisk(Disk):
     def map(self, path: Path) -> pa.Buffer:
         return self.content(path).view()
 
+    def read_stored(self, path: Path, position: int, length: int) -> pa.Buffer:
+        return self.content(path).view(position, length)
+
     def size(self, path: Path) -> int:
         return self.content(path).size
 

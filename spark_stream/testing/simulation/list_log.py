@@ -23,6 +23,7 @@ from spark_stream.consistency.leader import Boundary
 from spark_stream.consistency.producers import NOBODY, Stamp
 from spark_stream.errors import EntriesGone, IsologError, StorageFailure
 from spark_stream.storage.aside import Cut
+from spark_stream.storage.checking import Piece, Suspect
 from spark_stream.storage.codec import sealed
 from spark_stream.storage.flush_timer import FlushTimer
 from spark_stream.storage.log_format import UNLIMITED, LogFormat, Prepared, marker_at
@@ -109,6 +110,19 @@ class ListLog(ReplicaLog):
     @property
     def intact(self) -> bool:
         return self._intact
+
+    @property
+    def hole(self) -> EntryIndex | None:
+        return None  # what is in memory does not rot
+
+    def distrust(self, first: EntryIndex) -> None:
+        pass
+
+    def check_stored(self) -> Iterator[Piece]:
+        return iter(())
+
+    def confirm(self, suspect: Suspect) -> bool:
+        return False
 
     @property
     def start(self) -> Boundary:

@@ -1,0 +1,45 @@
+"""Which entries of a log are known to have a damaged batch.
+
+A log keeps an entry whose batch fails its checksum: the entry still counts, and what is around it
+stays readable. What is known here says only what a replica must not vouch for. It is in memory:
+who opens the log anew finds the damage anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from spark_stream.consistency.ids import EntryIndex
+from spark_stream.errors import DamagedSegment
+
+
+class Damage:
+    """The damaged entries of one log. Any thread may note one; the writer forgets them."""
+
+    def __init__(self) -> None:
+        self._entries: frozenset[int] = frozenset()
+
+    def note(self, entry: int) -> None:
+        """The batch of the entry with this index fails its checksum."""
+        if entry not in self._entries:
+            self._entries |= {entry}
+
+    def first(self, start: EntryIndex) -> EntryIndex | None:
+        """The first damaged entry of a log that starts at ``start``; None: none is known."""
+        found = [entry for entry in self._entries if entry >= start]
+        return EntryIndex(min(found)) if found else None
+
+    def forget_from(self, entry: EntryIndex) -> None:
+        """The log was cut back, and ends there."""
+        self._entries = frozenset(each for each in self._entries if each < entry)
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Notes the damage that is met within, and lets its error pass."""
+        try:
+            yield
+        except DamagedSegment as error:
+            if "entry" in error.details:
+                self.note(int(error.details["entry"]))
+            raise

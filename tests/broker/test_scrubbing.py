@@ -1,0 +1,193 @@
+"""A broker looks at its closed segments: how quickly, when again, and what follows from damage."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+
+from spark_stream.broker.scrubbing import Scrub
+from spark_stream.broker.standing import Standing
+from spark_stream.cluster.brokers import Brokers
+from spark_stream.errors import DamagedSegment, LeaderUnavailable
+from tests.broker.clusters import around, make, see
+from tests.broker.local_broker import LocalBroker, Surroundings, replicate
+from tests.broker.test_standing import register, standing
+from tests.support import numbers
+
+__all__ = ["around"]
+
+BATCHES = 12
+
+
+class Waits(threading.Event):
+    """An event that is set after so many waits; it knows how long they were together."""
+
+    def __init__(self, most: int = 1_000_000) -> None:
+        super().__init__()
+        self.waited_s, self._left = 0.0, most
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waited_s += timeout or 0.0
+        self._left -= 1
+        if self._left <= 0:
+            self.set()
+        return self.is_set()
+
+
+def scrub_of(broker: LocalBroker, pace: int = 1 << 30, stopped: threading.Event | None = None):
+    return Scrub(broker.host, broker.around.clock, pace, 100.0, stopped or Waits())
+
+
+def fill(broker: LocalBroker, topic: str, assignment: str) -> None:
+    """A topic whose closed segments hold all batches but the last ones."""
+    make(broker, topic, assignment, **{"segment.bytes": "65536"})
+    for _ in range(BATCHES):
+        broker.partition(topic).append(numbers(0, 2_000))
+    assert len(broker.partition(topic).log.segments) > 2
+
+
+def damage(broker: LocalBroker, topic: str) -> None:
+    """Changes a byte of the first batch."""
+    segment = broker.replica(topic).log.segments[0]
+    with segment.name.arrow.open("r+b") as file:
+        place = int(segment.table[0]["position"]) + 99
+        file.seek(place)
+        byte = file.read(1)[0]
+        file.seek(place)
+        file.write(bytes([byte ^ 1]))
+
+
+@pytest.fixture
+def a(around: Surroundings) -> LocalBroker:
+    found = around.start("a")
+    fill(found, "t", "a")
+    return found
+
+
+def test_a_look_reads_all_closed_segments_at_its_pace_and_says_so(a, caplog):
+    stopped = Waits()
+    scrub = scrub_of(a, 10_000, stopped)
+    assert scrub.last is None
+    with caplog.at_level(logging.INFO):
+        assert scrub.look() == 100.0  # by the clock of the test no time has passed
+    closed = a.partition("t").log.segments[:-1]
+    size = sum(int(segment.table["length"].sum()) for segment in closed)
+    assert (scrub.last.size, scrub.last.damaged) == (size, 0)
+    assert stopped.waited_s == pytest.approx(size / 10_000, rel=0.05)
+    assert "all of them are sound" in caplog.text
+
+
+def test_a_look_ends_as_soon_as_the_broker_stops(a):
+    scrub = scrub_of(a, 10_000, Waits(1))
+    scrub.look()
+    assert scrub.last is None
+
+
+def test_without_a_pace_nothing_is_looked_at(a):
+    damage(a, "t")
+    scrub = scrub_of(a, 0)
+    assert scrub.look() == 100.0
+    assert scrub.last is None
+    assert a.partition("t").log.hole is None
+
+
+def test_the_only_copy_stays_and_is_told_once(a, caplog):
+    found = standing(a)
+    register(found, a)
+    before, epoch = found.me, a.partition("t").leader_epoch
+    damage(a, "t")
+    scrub = scrub_of(a)
+    with caplog.at_level(logging.ERROR):
+        scrub.look()
+        for _ in range(3):
+            found.look(lambda _: pytest.fail("it is to stay"))
+    assert scrub.last.damaged == 1
+    assert "1 batches are damaged" in caplog.text
+    assert caplog.text.count("no other in-sync replica lives") == 1
+    assert (found.me, a.partition("t").leader_epoch) == (before, epoch)
+
+
+@pytest.fixture
+def pair(around: Surroundings) -> tuple[LocalBroker, LocalBroker, Standing]:
+    """``a`` leads ``t/0``, and its copy is damaged, which it does not know; ``b`` follows."""
+    a, b = around.start("a"), around.start("b")
+    found = standing(a)
+    register(found, a)
+    see(around)
+    fill(a, "t", "ab")
+    see(around)
+    replicate(a, b, "t")
+    damage(a, "t")
+    return a, b, found
+
+
+def test_a_leader_leaves_and_its_follower_leads_and_it_heals_without_a_loss(pair, caplog):
+    a, b, found = pair
+    assert {each.broker for each in a.record("t").isr} == {"a", "b"}
+    scrub_of(a).look()
+    before = found.me
+    with caplog.at_level(logging.ERROR):
+        found.look(lambda _: None)
+        found.look(lambda _: pytest.fail("it has left already"))
+    assert found.me != before
+    assert Brokers(a.store).get("a").generation == found.me.generation
+    a.generation = found.me.generation
+    see(a.around)
+    b.control()
+    see(a.around)
+    assert a.record("t").leader == "b"
+    assert a.replica("t").sound_end()[1] == 0
+    replicate(b, a, "t")
+    assert a.replica("t").log.hole is None
+    scrub = scrub_of(a)
+    scrub.look()
+    assert scrub.last.damaged == 0
+    assert a.replica("t").log.end == b.partition("t").log.end
+    assert "they are lost" not in caplog.text
+
+
+def test_who_left_for_damage_keeps_the_new_generation_when_it_starts_again(pair):
+    a, _, found = pair
+    scrub_of(a).look()
+    found.look(lambda _: None)
+    assert standing(a).me == found.me
+
+
+def test_a_reader_of_damaged_records_is_sent_to_the_next_leader_if_there_will_be_one(pair):
+    a, _, _ = pair
+    partition = a.partition("t")
+    error = DamagedSegment("it fails its checksum")
+    with pytest.raises(LeaderUnavailable):
+        partition.check_alone(error)
+    fill(a, "alone", "a")
+    a.partition("alone").check_alone(error)
+
+
+def test_a_leader_notices_damage_when_it_gives_a_follower_what_it_wrote_itself(around):
+    a, b = around.start("a"), around.start("b")
+    see(around)
+    fill(a, "t", "ab")
+    see(around)
+    damage(a, "t")
+    with pytest.raises(DamagedSegment):
+        replicate(a, b, "t")
+    assert a.partition("t").log.hole == 0
+
+
+def test_it_waits_while_another_partition_would_have_no_leader(pair, caplog):
+    a, _, found = pair
+    c = a.around.start("c")
+    see(a.around)
+    make(a, "other", "ac")
+    c.die()  # and still counts as in sync
+    scrub_of(a).look()
+    with caplog.at_level(logging.ERROR):
+        found.look(lambda _: pytest.fail("it is to wait"))
+    assert "leaves the in-sync replicas once" in caplog.text
+    a.around.start("c")
+    see(a.around)
+    again: list[object] = []
+    found.look(again.append)
+    assert again

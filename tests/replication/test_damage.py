@@ -1,0 +1,134 @@
+"""Bytes that change on the disk of a broker: they are found, and healed from another copy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import spark_stream as isolog
+from spark_stream.errors import DamagedSegment
+from spark_stream.testing import LocalCluster
+from tests.replication.clusters import (
+    CONF,
+    WAIT_S,
+    copies_are_equal,
+    entries,
+    folders,
+    in_sync,
+    partition,
+    patiently,
+    read,
+)
+from tests.support import NUMBERS, eventually, numbers
+
+pytestmark = pytest.mark.chaos
+
+BATCHES, ROWS = 40, 5
+SMALL = {"segment.entries": 16}
+ALL = list(range(BATCHES * ROWS))
+
+
+def fill(log, topic: str, copies: int) -> None:
+    """A topic of several segments, all of whose copies are whole."""
+    log.create_topic(topic, 1, copies, schema=NUMBERS, config=SMALL)
+    with log.producer() as producer:
+        for first in range(0, len(ALL), ROWS):
+            producer.append(topic, numbers(first, ROWS), 0)
+    in_sync(log, topic, copies)
+
+
+def flip_first(folder: Path) -> Path:
+    """Changes one byte of a batch in the first segment; which file."""
+    file = min(folder.glob("*.arrow"))
+    with file.open("r+b") as opened:
+        opened.seek(file.stat().st_size // 2)
+        byte = opened.read(1)[0]
+        opened.seek(-1, 1)
+        opened.write(bytes([byte ^ 0x10]))
+    return file
+
+
+def damaged_while_down(cluster: LocalCluster, topic: str, number: int) -> None:
+    """The broker stops in order; a byte changes; it starts again."""
+    cluster.stop(number)
+    flip_first(folders(cluster, topic)[number])
+    cluster.restart(number)
+
+
+def healed(cluster: LocalCluster, log, topic: str, number: int) -> None:
+    """Waits until the broker has cut its log at what it found, and all copies are whole again."""
+    said = cluster.broker(number).log_text
+    eventually(lambda: f"{topic}/0: cut entries" in said(), WAIT_S)
+    assert f"{topic}/0: entries from" in said()
+    assert "they are lost" not in said()
+    in_sync(log, topic)
+    copies_are_equal(cluster, topic)
+    assert read(log, topic) == ALL
+
+
+def test_a_follower_with_a_flipped_byte_leaves_the_isr_and_heals(cluster, log, topic):
+    fill(log, topic, 3)
+    leader = cluster.leader(topic)
+    follower = next(each for each in cluster.brokers if each != leader)
+    damaged_while_down(cluster, topic, follower)
+    healed(cluster, log, topic, follower)
+    assert partition(log, topic).leader == str(leader)
+
+
+def test_a_leader_that_finds_a_flipped_byte_steps_down_and_heals_as_a_follower(topic):
+    conf = CONF | {"scrub_seconds": 0.5}
+    with LocalCluster(3, conf=conf) as cluster, cluster.connect() as log:
+        fill(log, topic, 3)
+        leader = cluster.leader(topic)
+        flip_first(folders(cluster, topic)[leader])  # of what it wrote itself, while it runs
+        healed(cluster, log, topic, leader)
+        assert cluster.leader(topic) != leader
+
+
+def test_the_only_copy_stays_as_it_is_and_says_so(cluster, log, topic):
+    fill(log, topic, 1)
+    leader = cluster.leader(topic)
+    cluster.stop(leader)
+    file = flip_first(folders(cluster, topic)[leader])
+    kept = file.read_bytes()
+    cluster.restart(leader)
+    said = cluster.broker(leader).log_text
+    eventually(lambda: "no other in-sync replica" in said(), WAIT_S)
+    with pytest.raises(DamagedSegment):
+        patiently(lambda: log.read(topic))
+    found = partition(log, topic)
+    assert found.log_end_offset == len(ALL)
+    assert found.leader == str(leader)
+    assert found.leader_epoch == 0
+    assert file.read_bytes() == kept
+    later = patiently(lambda: log.read(topic, start={0: 100}))
+    assert later.column("n").to_pylist() == ALL[100:]
+
+
+def test_damage_that_a_reader_meets_is_healed_too_where_nobody_looks_at_closed_segments(topic):
+    conf = CONF | {"scrub_bytes_per_second": 0}
+    with LocalCluster(3, conf=conf) as cluster, cluster.connect() as log:
+        fill(log, topic, 3)
+        leader = cluster.leader(topic)
+        damaged_while_down(cluster, topic, leader)
+        in_sync(log, topic)
+        patiently(log.elect_preferred_leaders)
+        eventually(lambda: cluster.leader(topic) == leader)
+        assert read(log, topic) == ALL  # another leads before the reader is told anything
+        healed(cluster, log, topic, leader)
+        assert cluster.leader(topic) != leader
+
+
+def test_a_broker_says_when_it_looked_and_what_is_damaged(cluster, log, topic):
+    fill(log, topic, 1)
+    leader = cluster.broker(cluster.leader(topic))
+    damaged_while_down(cluster, topic, leader.number)
+    with isolog.connect(leader.address) as direct:
+        eventually(lambda: direct.status().checked_ms is not None, WAIT_S)
+        found = direct.status()
+    (place,) = folders(cluster, topic).values()
+    rows = entries(place)
+    damaged = found.damaged[f"{topic}/0"]
+    assert damaged in rows["base_offset"].tolist()
+    assert damaged < 16 * ROWS

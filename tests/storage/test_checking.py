@@ -1,0 +1,198 @@
+"""Closed segments are read from the disk, and what is damaged there is found, and only that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_stream.consistency.ids import EntryIndex
+from spark_stream.errors import DamagedSegment, StorageFailure
+from spark_stream.storage import checking, direct
+from spark_stream.storage.checking import Suspect
+from spark_stream.storage.disk import OsDisk
+from spark_stream.storage.log import PartitionLog
+from tests.storage.logs import append_next, flip, folder, format_of, ids, read, reopened
+
+ENTRIES, PER_SEGMENT, CLOSED = 18, 5, 15
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> PartitionLog:
+    """Three closed segments of five entries, ten records each, and one that grows."""
+    return filled(tmp_path / "log")
+
+
+def filled(path: Path) -> PartitionLog:
+    log = PartitionLog.open(path, format_of(segment_entries=PER_SEGMENT))
+    for _ in range(ENTRIES):
+        append_next(log)
+    assert [len(segment.table) for segment in log.segments] == [5, 5, 5, 3]
+    return log
+
+
+def damage(log: PartitionLog, entry: int, byte: int = 7, bit: int = 3) -> None:
+    """Changes a bit of the entry's batch on the disk."""
+    segment = log.segments[entry // PER_SEGMENT]
+    row = segment.table[entry % PER_SEGMENT]
+    flip(segment.name.arrow, int(row["position"]) + byte % int(row["length"]), bit)
+
+
+def suspected(log: PartitionLog) -> list[Suspect]:
+    return [suspect for piece in log.check_stored() for suspect in piece.suspects]
+
+
+def numbers(suspects: list[Suspect]) -> list[int]:
+    return [each.segment.first.entry + each.row for each in suspects]
+
+
+def test_a_sound_log_is_read_as_a_whole_and_nothing_is_found(log):
+    found = list(log.check_stored())
+    closed = log.segments[:-1]
+    assert sum(piece.size for piece in found) == sum(int(s.table["length"].sum()) for s in closed)
+    assert not any(piece.suspects for piece in found)
+    assert log.hole is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.dictionaries(
+        st.integers(0, CLOSED - 1), st.tuples(st.integers(0, 10_000), st.integers(0, 7))
+    ),
+    st.sampled_from([1, 700, 1 << 20]),
+)
+def test_every_damaged_batch_of_closed_segments_is_found_and_no_other(places, piece_bytes):
+    with folder() as path, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checking, "_PIECE_BYTES", piece_bytes)
+        log = filled(path / "log")
+        for entry, (byte, bit) in places.items():
+            damage(log, entry, byte, bit)
+        suspects = suspected(log)
+        assert numbers(suspects) == sorted(places)
+        assert all(log.confirm(each) for each in suspects)
+        assert log.hole == min(places, default=None)
+        log.close()
+
+
+def test_what_is_read_at_once_is_bounded_by_a_batch(log, monkeypatch):
+    monkeypatch.setattr(checking, "_PIECE_BYTES", 1)
+    assert len(list(log.check_stored())) == CLOSED
+
+
+def test_confirmed_damage_is_told_to_readers_also_of_what_this_process_wrote(log):
+    assert ids(read(log, 0)) == list(range(180))
+    damage(log, 7)
+    (suspect,) = suspected(log)
+    assert log.hole is None  # it is only a suspicion
+    assert log.confirm(suspect)
+    assert log.hole == 7
+    with pytest.raises(DamagedSegment) as caught:
+        list(log.read(70, 180))
+    assert (caught.value.details["first"], caught.value.details["next"]) == (70, 80)
+    with pytest.raises(DamagedSegment):
+        log.read_entries(EntryIndex(7), 1 << 20)
+    assert ids(read(log, 80)) == list(range(80, 180))
+
+
+def test_damage_that_a_reader_or_a_follower_meets_is_known_then(log):
+    damage(log, 3)
+    again = reopened(log)
+    assert again.hole is None
+    with pytest.raises(DamagedSegment):
+        list(again.read(30, 31))
+    assert again.hole == 3
+    damage(again, 2)
+    last = reopened(again)
+    with pytest.raises(DamagedSegment):
+        last.read_entries(EntryIndex(2), 100)
+    assert last.hole == 2
+
+
+def test_a_cut_at_the_damage_ends_it_and_one_behind_it_does_not(log):
+    for entry in (4, 11):
+        damage(log, entry)
+    for suspect in suspected(log):
+        log.confirm(suspect)
+    log.truncate(EntryIndex(12))
+    assert log.hole == 4
+    log.truncate(EntryIndex(4))
+    assert log.hole is None
+    assert not suspected(log)
+    assert ids(read(log, 0)) == list(range(40))
+    log.reset(log.end)
+    assert log.hole is None
+
+
+def test_a_file_that_was_replaced_since_is_no_damage(log):
+    """A cut makes another file of the same name, which has nothing at the old places."""
+    damage(log, 5)
+    (suspect,) = suspected(log)
+    log.truncate(EntryIndex(5))
+    append_next(log)
+    assert not log.confirm(suspect)
+    assert log.hole is None
+
+
+def test_what_retention_removed_meanwhile_is_no_damage(log):
+    found = log.check_stored()
+    next(found)
+    for segment in log.segments[:-1]:
+        segment.name.arrow.unlink()
+    suspects = [suspect for piece in found for suspect in piece.suspects]
+    assert numbers(suspects) == list(range(5, 15))
+    log._put(log._closed[3:], log._active)
+    assert not any(log.confirm(each) for each in suspects)
+
+
+@pytest.mark.parametrize("shorter", [1, 400, 10_000])
+def test_a_file_that_lost_its_end_has_damaged_batches_there(log, shorter):
+    segment = log.segments[1]
+    size = max(100, segment.data_end - shorter)
+    whole = segment.name.arrow.read_bytes()
+    segment.name.arrow.write_bytes(whole[:size])
+    ends = segment.table["position"] + segment.table["length"]
+    assert numbers(suspected(log)) == [5 + row for row, end in enumerate(ends) if end > size]
+    log.close()
+
+
+class BadSector(OsDisk):
+    """A disk that cannot read some bytes of a file."""
+
+    def __init__(self, path: Path, at: int) -> None:
+        super().__init__()
+        self._bad = (path, at)
+
+    def read_stored(self, path: Path, position: int, length: int) -> pa.Buffer:
+        bad, at = self._bad
+        if path == bad and position <= at < position + length:
+            raise StorageFailure(f"{path}: Input/output error")
+        return super().read_stored(path, position, length)
+
+
+def test_bytes_that_the_disk_does_not_give_damage_their_own_batch_alone(log):
+    segment = log.segments[2]
+    bad = BadSector(segment.name.arrow, int(segment.table[3]["position"]) + 5)
+    found = [s for piece in checking.pieces(bad, log.segments[:-1]) for s in piece.suspects]
+    assert numbers(found) == [13]
+    assert not checking.is_sound(bad, found[0])
+    assert checking.is_sound(OsDisk(), found[0])
+
+
+@pytest.mark.parametrize("flag", ["as the system can", "through memory"])
+def test_stored_bytes_are_the_files(tmp_path, monkeypatch, flag):
+    if flag == "through memory":
+        monkeypatch.setattr(direct, "_DIRECT", 0)
+    path = tmp_path / "file"
+    content = bytes(range(251)) * 100
+    path.write_bytes(content)
+
+    @settings(max_examples=200, deadline=None)
+    @given(st.integers(0, 26_000), st.integers(0, 26_000))
+    def same(position, length):
+        found = direct.stored_bytes(path, position, length)
+        assert found.to_pybytes() == content[position : position + length]
+
+    same()
