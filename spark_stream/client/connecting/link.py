@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from spark_stream.client.connecting.embedded import answers
+from spark_stream.client.connecting.under_way import UNDER_WAY
 from spark_stream.errors import (
     BrokerUnavailable,
     InvalidRequest,
@@ -162,6 +163,7 @@ class BrokerLink:
             # own timeout may be.
             ("grpc.min_reconnect_backoff_ms", max(100, int(self._timeout_s * 500))),
         ]
+        UNDER_WAY.note(self.address)
         return fl.FlightClient(location(self.address), generic_options=options)
 
     def _drop(self, client: fl.FlightClient) -> None:
@@ -184,7 +186,8 @@ def acted(
     result: type[R],
 ) -> R:
     """The result of an action; Flight's errors as they come."""
-    answers = list(client.do_action(fl.Action(name, body.to_bytes()), options))
+    with UNDER_WAY:
+        answers = list(client.do_action(fl.Action(name, body.to_bytes()), options))
     return result.from_bytes(answers[0].body.to_pybytes())
 
 

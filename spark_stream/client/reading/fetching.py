@@ -24,6 +24,7 @@ import pyarrow.flight as fl
 from spark_stream.client.connecting.link import BrokerLink, left
 from spark_stream.client.connecting.router import Router
 from spark_stream.client.connecting.routes import Route
+from spark_stream.client.connecting.under_way import UNDER_WAY
 from spark_stream.client.reading.columns import Spans, View, offsets_of
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.errors import IsologError, RequestTimeout
@@ -166,11 +167,14 @@ def fetch_once(
     under_way = cancellation or Cancellation()
     watched = router.watch(lambda: route, wait_ms / 1000, lambda: under_way.leave(link, client))
     try:
-        reader = client.do_get(fl.Ticket(asked.to_bytes()), fl.FlightCallOptions(timeout=timeout))
+        options = fl.FlightCallOptions(timeout=timeout)
+        with UNDER_WAY:
+            reader = client.do_get(fl.Ticket(asked.to_bytes()), options)
         under_way.begin(reader)
         while True:
             try:
-                chunk = reader.read_chunk()
+                with UNDER_WAY:
+                    chunk = reader.read_chunk()
             except StopIteration:
                 return
             facts = json.loads(chunk.app_metadata.to_pybytes())

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from spark_stream.client.connecting.link import BrokerLink
+from spark_stream.client.connecting.under_way import UNDER_WAY
 from spark_stream.client.values import TopicDescription
 from spark_stream.errors import BrokerUnavailable, IsologError
 from spark_stream.wire.messages import AppendTo
@@ -63,7 +64,8 @@ class WritingSide:
         with self._lock:
             self._ended = True
             try:
-                self._writer.close()
+                with UNDER_WAY:
+                    self._writer.close()
             except _FLIGHT_ERRORS as error:
                 return error
             return self._failure
@@ -74,7 +76,8 @@ class WritingSide:
                 return None
             self._ended = last
             try:
-                touch()
+                with UNDER_WAY:
+                    touch()
             except _FLIGHT_ERRORS as error:
                 self._ended, self._failure = True, error
                 return error
@@ -104,7 +107,8 @@ class AppendStream:
         self._state_lock = threading.Lock()
         self._over = False
         descriptor = fl.FlightDescriptor.for_command(_as_sent(request).to_bytes())
-        writer, self._acks = client.do_put(descriptor, topic.schema)
+        with UNDER_WAY:
+            writer, self._acks = client.do_put(descriptor, topic.schema)
         self._writing = WritingSide(writer)
         self._reader = threading.Thread(
             target=self._read, name=f"isolog-acks-{topic.name}", daemon=True
@@ -144,7 +148,7 @@ class AppendStream:
     def _read(self) -> None:
         failure: Exception | None = None
         try:
-            while (data := self._acks.read()) is not None:
+            while (data := self._next_answer()) is not None:
                 self._answered(self, json.loads(data.to_pybytes()))
         except _FLIGHT_ERRORS as error:
             failure = error
@@ -152,6 +156,10 @@ class AppendStream:
         failure = self._writing.close() or failure
         ended = BrokerUnavailable("the broker ended the stream")
         self._end(ended if failure is None else self._reason(failure))
+
+    def _next_answer(self) -> pa.Buffer | None:
+        with UNDER_WAY:
+            return self._acks.read()
 
     def _reason(self, error: Exception) -> IsologError:
         return self._link.translated(error, self._client)

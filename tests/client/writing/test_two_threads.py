@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -53,3 +55,35 @@ def test_a_program_may_end_with_everything_open(broker: BrokerProcess) -> None:
     for each in programs:
         _, said = each.communicate(timeout=60)
         assert (each.returncode, said) == (0, "")
+
+
+ENDS_SLOWLY = (
+    LEFT_OPEN
+    + """
+import ctypes
+libc = ctypes.CDLL(None)
+libc.on_exit(libc.sleep, None)  # when the interpreter is gone: for as long as the exit code says
+print("ending", flush=True)
+sys.exit(3)
+"""
+)
+
+
+def test_a_broker_may_die_just_when_a_program_ends(tmp_path: Path) -> None:
+    """Its threads would come back from gRPC with an error, and find no interpreter any more."""
+    with BrokerProcess(tmp_path) as broker:
+        with broker.connect() as log:
+            log.create_topic("t")
+            log.create_topic("quiet", partitions=4)
+        program = subprocess.Popen(
+            [sys.executable, "-X", "faulthandler", "-c", ENDS_SLOWLY, broker.address],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert program.stdout is not None
+        assert program.stdout.readline() == "ending\n"
+        time.sleep(1)  # most likely it is in that sleep now; if not, less is tested
+        broker.kill()
+        _, said = program.communicate(timeout=60)
+    assert (program.returncode, said) == (3, "")
