@@ -198,7 +198,7 @@ class World:
         self.network.heal_all()
         for broker in self.brokers:
             broker.logs.mend()
-            broker.dies_in = None
+            broker.dies_in, broker.renews = None, True
             broker.go_on()
             if broker.runs and self._has_failed(broker):
                 broker.crash()
