@@ -22,6 +22,7 @@ Its replicas:
 
 ``host``           which replicas it has, and how calls find those that it leads
 ``partition``      one partition, as clients see it; ``replica_shell``: as a replica, with its part
+``sessions``       the followers of a replica that leads, as it tells them of news
 ``callers``        who waits for a partition: appends and reads
 ``proposals``      in-sync replicas on their way to the partitions' records
 ``links``          partitions as the streams of replication see them

@@ -64,7 +64,7 @@ class Controlling:
             yield from self._send_away(BrokerId(broker))
         changed = self._host.view.now.revision != now.revision
         self._seen = None if changed else (now.revision, alive)
-        self._rests = _RESTS if due else None
+        self._rests = _RESTS if due or leaving else None
 
     def _may_rest(self) -> bool:
         """Whether a round may pass in which nothing has changed since the last."""
@@ -76,7 +76,7 @@ class Controlling:
         """Moves the replicas of a broker that was decommissioned; removes one that has none."""
         stored = {each.stored.id: each.stored for each in self._partitions()}
         if not any(broker in each.record.replicas for each in stored.values()):
-            if (yield from moving.remove_broker(broker)):
+            if (yield from moving.remove_broker(broker, lives=self._members.is_alive(broker))):
                 logger.info("broker %s has no replicas any more: it is removed", broker)
             return
         load = load_of(each.record.replicas for each in stored.values())

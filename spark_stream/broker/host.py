@@ -255,10 +255,12 @@ class Host:
         return found
 
     def tick_all(self) -> None:
-        """Brokers have come or gone: who is in sync may change."""
+        """Brokers have come or gone: who is in sync may change.
+
+        Also while this broker may not serve: nobody tells it again once it may.
+        """
         for partition in self.open_replicas():
-            if partition.leads:
-                partition.tick()
+            partition.tick()
 
     def refresh(self) -> None:
         """Sees what has changed in the store, and acts on it."""

@@ -226,7 +226,7 @@ class Partition(ReplicaShell):
         self.log.append(prepared, core.leader_epoch, now, writer)
         entry = prepared.entry_at(end, core.leader_epoch, now, writer)
         effects = core.apply(entry)
-        self._give_news()
+        self._sessions.give_news()
         return Appended(end.offset, records), effects
 
     def _acknowledgement(
@@ -356,7 +356,7 @@ class Partition(ReplicaShell):
             finally:  # all at once: a transaction may have many branches
                 effects = self._core.apply(*written)
                 if written:
-                    self._give_news()
+                    self._sessions.give_news()
                 woken = self._carry_out(effects)
             state = self._core.bounds_state
         for wake in woken:
@@ -457,7 +457,7 @@ class Partition(ReplicaShell):
                 return
             self._closed = self._why_closed(closing)
             woken = self._callers.end_all(self._closed)
-            self._end_sessions()
+            self._sessions.end_all()
             self._moved(self)
             try:
                 self.log.close()

@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from spark_stream.broker.callers import Callers
 from spark_stream.broker.outcomes import WakeUp
+from spark_stream.broker.sessions import News, Sessions
 from spark_stream.consistency.effects import (
     Effects,
     HighWatermarkMoved,
@@ -59,9 +60,6 @@ from spark_stream.storage.settings import LogSettings
 from spark_stream.storage.stored import StoredEntries
 
 logger = logging.getLogger(__name__)
-
-News = Callable[[bool], None]
-"""Tells a follower's stream of news: of entries, or (False) only of the high watermark."""
 
 
 class Part(Enum):
@@ -117,7 +115,7 @@ class ReplicaShell:
         self._callers = Callers(self.name)
         self._moved = moved
         self._proposed = proposed
-        self._news: dict[int, News] = {}
+        self._sessions = Sessions()
         self._take_isr_settings(log.format.settings)
 
     @property
@@ -232,7 +230,7 @@ class ReplicaShell:
                 return  # an old view
             else:
                 self._part = Part.LEADER
-                self._end_sessions()
+                self._sessions.end_all()
                 effects = self._core.lead_replicas(me, record, version, now)
             woken = self._carry_out(effects)
         _wake(woken)
@@ -252,7 +250,7 @@ class ReplicaShell:
             if self._closed is not None or old or same:
                 return False
             self._part = part
-            self._end_sessions()
+            self._sessions.end_all()
             woken = self._carry_out(self._core.follow(epoch))
         _wake(woken)
         return True
@@ -327,6 +325,9 @@ class ReplicaShell:
     ) -> Agreed:
         """A follower begins; ``news`` is called, under the lock, whenever there is any for it.
 
+        It ends the follower's session before, if there is one. Of two requests the earlier may be
+        handled last: the session that the follower holds by then ends too, and it asks once more.
+
         Raises:
             NotLeader, LeaderEpochFenced, UnknownLeaderEpoch: it asks the wrong broker, or too early
                 or too late.
@@ -339,7 +340,7 @@ class ReplicaShell:
                 raise self._refused(agreed, epoch)
             # A copy is made of it now: a byte that has changed since it was written must not pass.
             self.log.distrust(agreed.entry if agreed.begin is None else agreed.begin.entry)
-            self._news[agreed.session] = news
+            self._sessions.start(agreed.session, member.broker, news)
             woken = self._carry_out(effects)
         _wake(woken)
         return agreed
@@ -362,7 +363,7 @@ class ReplicaShell:
             NotLeader: the session has ended.
             EntriesGone, DamagedSegment: as ``ReplicaLog.read_entries``.
         """
-        if session not in self._news:
+        if session not in self._sessions:
             raise self._not_leader()
         end = self._core.bounds_state.log_end.entry  # what is in the log and not published waits
         return None if first >= end else self.log.read_entries(first, max_bytes, end)
@@ -370,7 +371,7 @@ class ReplicaShell:
     def take_report(self, session: int, entry: EntryIndex) -> None:
         """The follower of this session has the entries below ``entry``."""
         with self._lock:
-            if session not in self._news or self._closed is not None:
+            if session not in self._sessions or self._closed is not None:
                 return
             now = self._clock.steady_us()
             woken = self._carry_out(self._core.follower_acked(session, entry, now))
@@ -379,17 +380,11 @@ class ReplicaShell:
     def end_session(self, session: int) -> None:
         """The follower is gone; more than once does nothing."""
         with self._lock:
-            if self._news.pop(session, None) is None or self._closed is not None:
+            if not self._sessions.end(session) or self._closed is not None:
                 return
             now = self._clock.steady_us()
             woken = self._carry_out(self._core.follower_left(session, now))
         _wake(woken)
-
-    def _end_sessions(self) -> None:
-        """The sessions' followers are told so: they find another leader."""
-        news, self._news = self._news, {}
-        for each in news.values():
-            each(True)
 
     # -- from its leader ---------------------------------------------------------------------------
 
@@ -528,12 +523,8 @@ class ReplicaShell:
         return self._callers.carry_out(effects)
 
     def _tell_followers(self, effects: Effects) -> None:
-        if self._news and any(isinstance(each, HighWatermarkMoved) for each in effects):
-            self._give_news(entries=False)
-
-    def _give_news(self, *, entries: bool = True) -> None:
-        for news in self._news.values():
-            news(entries)
+        if any(isinstance(each, HighWatermarkMoved) for each in effects):
+            self._sessions.give_news(entries=False)
 
     def _take_isr_settings(self, settings: LogSettings) -> Effects:
         lag_us = settings.replica_lag_time_max_ms * 1_000

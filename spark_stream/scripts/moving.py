@@ -5,7 +5,8 @@ take them into the ISR, and the controller finishes the move (``electing.attend`
 on whatever becomes of the broker that was asked for it.
 
 A broker is decommissioned by its registration: it is *leaving*. From then on it gets no new
-replicas, and the controller moves away those that it has. When it has none, its registration goes.
+replicas, and the controller moves away those that it has. When it has none, and nothing of topics
+that were deleted, its registration goes.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from spark_stream.consistency.election import Unchanged
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.consistency.partition_record import PartitionRecord
 from spark_stream.errors import UnknownBroker
+from spark_stream.scripts.left_overs import brokers_of, left_overs
 from spark_stream.scripts.steps import Refresh, Script, get, put, put_many
 from spark_stream.scripts.steps import delete as delete_record
 
@@ -113,10 +115,16 @@ def move_away(
     return stuck
 
 
-def remove_broker(broker: BrokerId) -> Script[bool]:
-    """Removes the registration of a broker that was decommissioned; False: it is not leaving."""
+def remove_broker(broker: BrokerId, *, lives: bool) -> Script[bool]:
+    """Removes the registration of a broker that was decommissioned; False: that has to wait.
+
+    While it ``lives`` it first removes what it has of topics that were deleted: nobody waits for
+    that of a broker that is not registered (``left_overs``).
+    """
     record = yield from get(BROKERS + broker)
     if record is None or decode(broker, record.value).state is not BrokerState.LEAVING:
+        return False
+    if lives and any(broker in brokers_of(each) for each in (yield from left_overs())):
         return False
     done = yield from delete_record(record.key, record.version)
     yield Refresh()

@@ -112,6 +112,23 @@ def test_a_session_that_is_closed_counts_no_more(pair):
     assert a.partition("t").bounds().high_watermark == 0
 
 
+def test_a_session_that_another_one_has_replaced_is_refused_and_not_just_uncounted(pair):
+    """What a follower asked before it asked again may be handled last: it then asks once more."""
+    a, _ = pair
+    news: list[bool] = []
+    present = LedPartitions(a.host).start_session(
+        BrokerId("b"), Generation("b-logs"), key(a), LeaderEpoch(0), EMPTY, news.append
+    )
+    late = begin(a, 0)
+    assert news == [True]  # so that its stream looks
+    with pytest.raises(NotLeader):
+        present.read_entries(EntryIndex(0), 1 << 20)
+    present.close()
+    a.partition("t").append(numbers(0, 1))
+    late.acked(EntryIndex(1))
+    assert a.partition("t").bounds().high_watermark == 1
+
+
 def test_a_leader_has_news_of_appends_for_its_followers(pair):
     a, _ = pair
     news: list[bool] = []

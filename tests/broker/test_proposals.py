@@ -189,3 +189,24 @@ def test_a_follower_that_lags_for_too_long_leaves(around):
         a.put_proposals()
     assert LEASE_S > 8
     assert (isr(a), hw(a)) == (["a"], 1)
+
+
+def test_who_comes_back_while_the_leader_may_not_serve_joins_all_the_same(pair):
+    a, b = pair
+    dies(a, b)
+    a.put_proposals()
+    assert isr(a) == ["a"]
+    b = a.around.start("b")
+    a.around.board.gone("b")  # its lease is not seen yet
+    a.host.refresh()
+    a.members.look()
+    replicate(a, b, "t")
+    a.put_proposals()
+    assert isr(a) == ["a"]
+    a.around.clock.pass_us(int(0.99 * LEASE_S * 1_000_000))  # the lease is nearly over
+    b.tenure.renew()
+    a.control()
+    a.tenure.renew()
+    a.control()
+    a.put_proposals()
+    assert isr(a) == ["a", "b"]

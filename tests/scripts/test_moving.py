@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 
 from spark_stream.cluster.brokers import Brokers, BrokerState, RegisteredBroker
 from spark_stream.cluster.partitions import PartitionId, Partitions, StoredPartition, put_of
+from spark_stream.cluster.topics import Topic
 from spark_stream.consistency import election
 from spark_stream.consistency.assignment import load_of
 from spark_stream.consistency.election import Obstacle, Unchanged
@@ -16,6 +18,7 @@ from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
 from spark_stream.consistency.partition_record import Member, PartitionRecord
 from spark_stream.errors import UnknownBroker
 from spark_stream.scripts import moving
+from spark_stream.scripts.left_overs import announce_removal, left_overs, remove_left_over
 from spark_stream.scripts.steps import PutMany, Script
 from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
 from tests.scripts.on_store import OnStore
@@ -175,8 +178,25 @@ def test_replicas_that_nobody_else_can_take_stay_and_that_is_told(cluster):
 
 
 def test_only_a_broker_that_leaves_is_removed(cluster):
-    assert cluster.on.run(moving.remove_broker(B)) is False
+    assert cluster.on.run(moving.remove_broker(B, lives=True)) is False
     cluster.on.run(moving.mark_leaving(B))
-    assert cluster.on.run(moving.remove_broker(B)) is True
+    assert cluster.on.run(moving.remove_broker(B, lives=True)) is True
     assert cluster.brokers.get(B) is None
-    assert cluster.on.run(moving.remove_broker(B)) is False
+    assert cluster.on.run(moving.remove_broker(B, lives=True)) is False
+
+
+def test_a_broker_that_lives_is_removed_once_it_has_nothing_of_deleted_topics(cluster):
+    """Else nobody would wait for it, and its files stayed for ever."""
+    deleted = Topic("t", "id", pa.schema([]), 1, {})
+    cluster.on.run(announce_removal(deleted, [A, B]))
+    cluster.on.run(moving.mark_leaving(B))
+    assert cluster.on.run(moving.remove_broker(B, lives=True)) is False
+    (left,) = cluster.on.run(left_overs())
+    cluster.on.run(remove_left_over(left, B, ()))
+    assert cluster.on.run(moving.remove_broker(B, lives=True)) is True
+
+
+def test_a_broker_that_is_dead_is_removed_whatever_it_has(cluster):
+    cluster.on.run(announce_removal(Topic("t", "id", pa.schema([]), 1, {}), [B]))
+    cluster.on.run(moving.mark_leaving(B))
+    assert cluster.on.run(moving.remove_broker(B, lives=False)) is True

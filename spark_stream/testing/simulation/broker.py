@@ -144,6 +144,8 @@ class SimulatedBroker:
         self.serves = False
         self.paused = False
         self.dies_in: int | None = None
+        self.renews = True
+        """Whether it can renew its lease."""
         self._around = around
         self._alone = alone
         self._changing: set[str] = set()
@@ -154,6 +156,7 @@ class SimulatedBroker:
         self.driver: SimulatedDriver
         self.leases: WatchedLeases
         self.led: LedPartitions
+        self._store: MortalStore
         self._proposals: Proposals
         self._proposed: Signal
         self._vouching: Vouching
@@ -220,7 +223,7 @@ class SimulatedBroker:
     def _start(self) -> Body:
         around = self._around
         yield NOW
-        store = MortalStore(around.records, self._count_down)
+        store = self._store = MortalStore(around.records, self._count_down)
         self.leases = WatchedLeases(around.board, around.clock, around.found_over)
         view = ClusterView(store)
         members = Members(view, self.leases)
@@ -274,7 +277,7 @@ class SimulatedBroker:
         self.tenure = Tenure(self.leases, self.broker_id, incarnation, self.host.refresh)
         seat = ControllerSeat(store, BrokerId(self.broker_id), incarnation)
         controlling = Controlling(self.host, members, seat)
-        self._keep("lease", LEASE_S / 3, lambda: self.tenure.renew())
+        self._keep("lease", LEASE_S / 3, lambda: self.tenure.renew() if self.renews else None)
         self.serves = True
         yield NOW
         self.host.refresh()
@@ -339,12 +342,19 @@ class SimulatedBroker:
         self._start_task(name, keep())
 
     def _watch(self) -> Body:
-        """Sees what has changed in the store, now and then late."""
+        """Sees what has changed in the store; now and then late, or late what it had read by then.
+
+        Others in this broker may have read more meanwhile: then there is nothing new in it.
+        """
+        chance, records = self._around.chance, self._around.records
         while True:
             self.host.refresh()
             yield self._around.news.next
-            if self._around.chance.random() < _LATE:
-                yield self._around.chance.random() * _LATE_S
+            if chance.random() < _LATE:
+                read = records.last_version if chance.random() < 0.5 else None
+                yield chance.random() * _LATE_S
+                with self._store.as_of(read):
+                    self.host.refresh()
 
     def _note_proposal(self, partition: Partition, proposal: ProposeIsr) -> None:
         self._proposals.note(partition, proposal)

@@ -34,6 +34,7 @@ FAULTS: Final = {
     "blackout": 1,
     "lost-race": 2,
     "clock-step": 1,
+    "lone-leader": 10,
 }
 """Kinds of faults, and how likely each is next to the others."""
 DISK_FAULTS: Final = ("power-cut", "power-cut", "sudden-end", "failed-force", "full-disk")

@@ -4,6 +4,11 @@ What a leader and a follower do is a broker's own (``broker.links``); what trave
 order, is as on the stream between two brokers (``broker.replication``). A stream is lost as a
 whole: a message that does not arrive is the last one. Each session has a stream of its own here,
 and how many entries a frame holds is chance.
+
+**After a break.** Neither end knows at once that a stream is broken, and what has arrived is still
+handled: by threads that may be slow. So a leader may begin a session whose follower has long gone
+elsewhere, take its reports, and end it late; and a follower may be at a frame of a leader that it
+does not follow any more.
 """
 
 from __future__ import annotations
@@ -29,6 +34,8 @@ from spark_stream.testing.simulation.schedule import NOW, Body, Schedule, Signal
 _FRAME_BYTES: Final = (1, 1_000, 1 << 20)
 _RETRY_S: Final = 0.2
 _WINDOW: Final = 4  # frames that are not acknowledged
+_SLOW: Final = 0.05  # how often a thread is slow
+_LATE_S: Final = 3.0  # so late may an end of a stream be, once it is broken
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,8 +218,10 @@ class SimulatedLinks:
     def _take(self, stream: Stream, followed: Followed) -> Body:
         while True:
             yield from stream.for_follower()
-            if stream.broken and (not stream.to_follower or self._chance.random() < 0.5):
-                return  # else what came before is handled, by a thread that is at it
+            if stream.broken and (not stream.to_follower or self._chance.random() < 0.3):
+                return
+            if stream.broken or self._chance.random() < _SLOW:
+                yield from self._dawdle()
             message = stream.to_follower.popleft()
             yield from self._network.carry(stream)
             if isinstance(message, IsologError):
@@ -234,7 +243,9 @@ class SimulatedLinks:
         """What the leader does for this follower; a task of the leader's process."""
         yield NOW
         if stream.broken:
-            return
+            if self._chance.random() < 0.5:
+                return
+            yield from self._dawdle()
         try:
             session = led.start_session(
                 self._me,
@@ -251,7 +262,15 @@ class SimulatedLinks:
             yield from self._send(stream, session)
         except IsologError as error:
             stream.say(error)
+        yield from self._dawdle()
+        while stream.acks and self._chance.random() < 0.5:
+            session.acked(stream.acks.popleft())
+            yield NOW
         session.close()
+
+    def _dawdle(self) -> Body:
+        """A thread is slow, or has not heard yet that its stream is broken."""
+        yield self._chance.random() * self._chance.choice((0.0, 0.0, 0.1, _LATE_S))
 
     def _send(self, stream: Stream, session: Session) -> Body:
         agreed = session.agreement

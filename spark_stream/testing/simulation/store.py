@@ -7,7 +7,8 @@ what a broker's death leaves is what the records hold.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
@@ -31,6 +32,8 @@ class MemoryRecords:
     last_version: int = 0
     forgotten: int = 0
     changes: list[tuple[str, str | None, str | None]] = field(default_factory=list)
+    past: list[tuple[str, str | None]] = field(default_factory=list)
+    """What each revision, from 1 on, has put (key, value) or deleted (key, None)."""
     changing: Lock = field(default_factory=Lock)
 
     def forget_deleted(self) -> None:
@@ -46,6 +49,7 @@ class MemoryStore:
     def __init__(self, records: MemoryRecords) -> None:
         self._records = records
         self._closed = False
+        self._sees: int | None = None
 
     def get(self, key: str) -> Record | None:
         self._check_open()
@@ -94,6 +98,8 @@ class MemoryStore:
     def changes(self, since: int, prefixes: Sequence[str] = ("",)) -> Changes:
         self._check_open()
         meant = tuple(prefixes)
+        if self._sees is not None:
+            return self._changes_then(since, max(since, self._sees), meant)
         with self._records.changing:
             complete = since == 0 or not (
                 self._records.forgotten <= since <= self._records.last_version
@@ -110,12 +116,33 @@ class MemoryStore:
             }
             return Changes(self._records.last_version, {**found, **gone}, complete)
 
+    @contextmanager
+    def as_of(self, revision: int | None) -> Iterator[None]:
+        """:meth:`changes` tells meanwhile what there was at this revision; None: what there is."""
+        self._sees = revision
+        try:
+            yield
+        finally:
+            self._sees = None
+
+    def _changes_then(self, since: int, upto: int, meant: tuple[str, ...]) -> Changes:
+        """As :meth:`changes` would have answered at this revision."""
+        with self._records.changing:
+            changed: dict[str, Record | None] = {}
+            for revision, (key, text) in enumerate(self._records.past[:upto], 1):
+                if revision > since and key.startswith(meant):
+                    changed[key] = None if text is None else _record(key, (text, revision))
+            if since == 0:
+                changed = {key: each for key, each in changed.items() if each is not None}
+            return Changes(upto, changed, since == 0)
+
     def close(self) -> None:
         self._closed = True
 
     def _note(self, key: str, after: str | None) -> None:
         before = self._records.kept.get(key)
         self._records.changes.append((key, None if before is None else before[0], after))
+        self._records.past.append((key, after))
 
     def _version(self, key: str) -> int:
         return self._records.kept[key][1] if key in self._records.kept else 0

@@ -29,7 +29,7 @@ from spark_stream.testing.simulation.broker import (
 )
 from spark_stream.testing.simulation.clock import SeededIds, VirtualClock
 from spark_stream.testing.simulation.form import Form
-from spark_stream.testing.simulation.history import Course, History
+from spark_stream.testing.simulation.history import Course, History, Place
 from spark_stream.testing.simulation.invariants import INVARIANTS
 from spark_stream.testing.simulation.invariants.base import Broken, Invariant, View
 from spark_stream.testing.simulation.leases import LEASE_S, MemoryBoard
@@ -54,6 +54,8 @@ class World:
         self.clock = VirtualClock()
         self.schedule = Schedule(form.chance(f"order {form.order}"), self.clock)
         self.calm = False
+        self.favourite: Place | None = None
+        """The partition that clients choose most of the time."""
         self.history = History()
         self.records = MemoryRecords()
         self.network = Network(self.schedule, form.chance("network"))
@@ -198,7 +200,7 @@ class World:
         self.network.heal_all()
         for broker in self.brokers:
             broker.logs.mend()
-            broker.dies_in = None
+            broker.dies_in, broker.renews = None, True
             broker.go_on()
             if broker.runs and self._has_failed(broker):
                 broker.crash()

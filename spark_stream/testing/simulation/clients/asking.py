@@ -34,6 +34,7 @@ from spark_stream.wire.messages import Ack, AppendTo, Envelope, StampFacts
 Ask = Callable[[SimulatedBroker], Body]
 ATTEMPTS = 8
 APPEND_MS = 3_000
+_LIKED = 0.8  # how often the partition is chosen that clients like best
 _ELSEWHERE = (NotLeader, LeaderUnavailable, LeaderEpochFenced, UnknownLeaderEpoch)
 
 
@@ -121,7 +122,13 @@ class Session:
         if not topics:
             return None
         topic = self.chance.choice(topics)
-        return topic, self.chance.randrange(topic.partitions)
+        partition = self.chance.randrange(topic.partitions)
+        favourite = self.world.favourite
+        if favourite is not None and self.chance.random() < _LIKED:
+            for each in topics:
+                if each.id == favourite[0]:
+                    return each, favourite[1]
+        return topic, partition
 
     def stamp(self, producer_id: int, epoch: int, number: int, topic: Topic, at: int) -> Stamp:
         """The stamp of the producer's next batch in a partition."""

@@ -51,25 +51,30 @@ def read_partitions(world: World, name: str) -> Body:
         picked = session.pick_partition()
         if picked is None:
             continue
-        reading = _Reading(*picked)
-        for _ in range(session.chance.randint(2, 5)):
-            try:
-                yield from _read(session, reading, None, isolation)
-                route = yield from session.route(reading.topic, reading.at)
-                yield from session.call_leader(
-                    reading.topic,
-                    reading.at,
-                    f"wait beyond {reading.position} in {reading.topic.name}/{reading.at}",
-                    partial(_wait, world, reading, isolation),
-                    route,
-                )
-            except (OffsetEvicted, DataLoss, OffsetOutOfRange) as error:
-                world.tell(f"{name}: {error}")
-                world.notice("told_of_loss", reading.topic.id, reading.at, isolation)
-                reading.go_back(0)
-            except (IsologError, NoAnswer) as error:
-                world.tell(f"{name}: {error}")
-                yield from session.pause(1.0)
+        yield from follow(session, *picked, isolation, session.chance.randint(2, 5))
+
+
+def follow(session: Session, topic: Topic, at: int, isolation: Isolation, times: int) -> Body:
+    """Reads a partition from its start on, so many times, and waits for more in between."""
+    world, reading = session.world, _Reading(topic, at)
+    for _ in range(times):
+        try:
+            yield from _read(session, reading, None, isolation)
+            route = yield from session.route(topic, at)
+            yield from session.call_leader(
+                topic,
+                at,
+                f"wait beyond {reading.position} in {topic.name}/{at}",
+                partial(_wait, world, reading, isolation),
+                route,
+            )
+        except (OffsetEvicted, DataLoss, OffsetOutOfRange) as error:
+            world.tell(f"{session.name}: {error}")
+            world.notice("told_of_loss", topic.id, at, isolation)
+            reading.go_back(0)
+        except (IsologError, NoAnswer) as error:
+            world.tell(f"{session.name}: {error}")
+            yield from session.pause(1.0)
 
 
 def read_cuts(world: World, name: str) -> Body:

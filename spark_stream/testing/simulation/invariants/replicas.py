@@ -126,6 +126,23 @@ class InSyncReplicasHaveWhatIsCommitted(Invariant):
         return self.history.generations.get(member.broker) == member.generation
 
 
+class WhoIsCountedHasTheEntries(Invariant):
+    """A follower that the present leader waits for has all entries that it is counted for."""
+
+    def observed(self, line: Line, partition: Partition) -> None:
+        progress = partition.replica.progress
+        if progress is None or line.course.epoch != int(partition.leader_epoch):
+            return  # who is not the leader any more may count whom it likes
+        for member in progress.maximal:
+            acked, other = progress.acked(member), self.history.line(member.broker, line.place)
+            known = self.history.generations.get(member.broker) == member.generation
+            if not acked or not known or other.lost_power or other.may_be_gone:
+                continue
+            shared = other.shared(line)
+            what = f"{line.name} counts {member.broker} for {acked} entries, and it has {shared}"
+            self.require(shared >= min(acked, len(line.entries)), what)
+
+
 class LeadersAgreeOnWhatIsCommitted(Invariant):
     """What a leader holds below its high watermark is what was committed there."""
 

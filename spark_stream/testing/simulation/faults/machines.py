@@ -1,0 +1,172 @@
+"""What happens to a broker's process, its disk and its machine."""
+
+from __future__ import annotations
+
+from spark_stream.cluster.topics import Topic
+from spark_stream.consistency.ids import BrokerId
+from spark_stream.testing.simulation.broker import SimulatedBroker
+from spark_stream.testing.simulation.faults.common import (
+    LEASE_OVER_S,
+    SOON_S,
+    begin,
+    come_back,
+)
+from spark_stream.testing.simulation.schedule import NOW, Body, Signal, Within
+from spark_stream.testing.simulation.world import World
+
+
+def crash(world: World, name: str) -> Body:
+    """A broker ends between two steps, and comes back."""
+    chance, broker = begin(world, name)
+    for _ in range(chance.randint(1, 2)):
+        yield chance.random() * SOON_S
+        for _ in range(chance.randrange(12)):  # between any two events, not only when all rest
+            yield NOW
+        if world.calm or not broker.runs:
+            return
+        world.tell(f"{broker.broker_id} crashes")
+        broker.crash()
+        yield from come_back(world, chance, broker)
+
+
+def cut_power(world: World, name: str) -> Body:
+    """A machine loses power, and with it what was not forced."""
+    chance, broker = begin(world, name)
+    yield chance.random() * SOON_S
+    for _ in range(chance.randrange(12)):
+        yield NOW
+    if world.calm:
+        return
+    world.tell(f"{broker.broker_id} loses power")
+    world.lose_power(broker)
+    yield from come_back(world, chance, broker)
+
+
+def end_within_a_step(world: World, name: str) -> Body:
+    """A broker ends within a step: after some of its writes, before the next."""
+    chance, broker = begin(world, name)
+    for _ in range(chance.randint(1, 3)):
+        yield chance.random() * SOON_S / 2
+        if world.calm or not broker.runs:
+            return
+        broker.dies_in = chance.randrange(6)
+        while broker.runs and not world.calm:
+            yield 0.5
+        if world.calm:
+            return
+        if chance.random() < 0.3:
+            world.tell(f"{broker.broker_id} loses power too")
+            world.lose_power(broker)
+        yield from come_back(world, chance, broker)
+
+
+def pause(world: World, name: str) -> Body:
+    """A broker stands still, perhaps for longer than its lease, and goes on as if nothing was."""
+    chance, broker = begin(world, name)
+    yield chance.random() * SOON_S
+    if world.calm or not broker.runs:
+        return
+    world.tell(f"{broker.broker_id} stands still")
+    broker.pause()
+    yield chance.random() * chance.choice((2.0, LEASE_OVER_S * 2))
+    if not world.calm and broker.runs:
+        world.tell(f"{broker.broker_id} goes on")
+        broker.go_on()
+
+
+def fail_a_force(world: World, name: str) -> Body:
+    """The disk cannot force what was written, now and then; later the broker is started anew."""
+    chance, broker = begin(world, name)
+    yield chance.random() * SOON_S
+    if world.calm:
+        return
+    for _ in range(chance.randint(1, 4)):
+        world.tell(f"the next force of {broker.broker_id} fails")
+        broker.logs.fail_next_force()
+        yield chance.random() * 2.0
+    if not world.calm and broker.runs:
+        if chance.random() < 0.6:
+            world.tell(f"{broker.broker_id} loses power")
+            world.lose_power(broker)
+        else:
+            world.tell(f"{broker.broker_id} is ended by its operator")
+            broker.crash()
+        yield from come_back(world, chance, broker)
+
+
+def fill_a_disk(world: World, name: str) -> Body:
+    """The disk is full for a while."""
+    chance, broker = begin(world, name)
+    yield chance.random() * SOON_S
+    if world.calm:
+        return
+    world.tell(f"the disk of {broker.broker_id} is full")
+    broker.logs.set_full(True)
+    yield chance.random() * 6.0
+    broker.logs.set_full(False)
+
+
+def restart(world: World, name: str) -> Body:
+    """An operator ends a broker in order, and starts it again."""
+    chance, broker = begin(world, name)
+    yield chance.random() * SOON_S
+    if world.calm or not broker.serves or broker.paused:
+        return
+    world.tell(f"{broker.broker_id} is asked to end")
+    ended = Signal(world.schedule)
+    life = broker.lives
+
+    def end() -> Body:
+        yield from broker.end_in_order()
+
+    def wait() -> Body:
+        while broker.runs and broker.lives == life:
+            yield 0.5
+        ended.give()
+
+    world.schedule.start(f"{broker.broker_id} ends", end(), broker.owner)
+    world.schedule.start(f"{name} waits", wait())
+    yield Within(ended, 60.0)
+    if broker.lives == life and not broker.runs:
+        yield from come_back(world, chance, broker)
+
+
+def wipe(world: World, name: str) -> Body:
+    """A broker ends, and comes back without the folder of a topic that others have too."""
+    chance, broker = begin(world, name)
+    yield chance.random() * SOON_S
+    if world.calm or not broker.runs:
+        return
+    world.tell(f"{broker.broker_id} crashes")
+    broker.crash()
+    topics = [each for each in world.topics() if _others_have(world, each, broker)]
+    if topics:
+        gone = chance.choice(topics)
+        world.tell(f"{broker.broker_id} loses the folder of {gone.name}")
+        world.wipe(broker, gone)
+    yield from come_back(world, chance, broker)
+
+
+def _others_have(world: World, topic: Topic, broker: SimulatedBroker) -> bool:
+    """Whether all that the broker has of a topic is in sync elsewhere."""
+    records = [course.record for course in world.history.there() if course.place[0] == topic.id]
+    return not any(
+        record and record.member(BrokerId(broker.broker_id)) and len(record.isr) < 2
+        for record in records
+    )
+
+
+def black_out(world: World, name: str) -> Body:
+    """All machines lose power at once."""
+    chance, _ = begin(world, name)
+    yield chance.random() * SOON_S
+    if world.calm:
+        return
+    world.tell("all machines lose power")
+    for broker in world.brokers:
+        world.lose_power(broker)
+    yield chance.random() * 2.0
+    for broker in chance.sample(world.brokers, len(world.brokers)):
+        if not broker.runs and not world.calm:
+            broker.start()
+        yield chance.random() * chance.choice((0.1, 3.0))
