@@ -9,7 +9,7 @@ from spark_stream.broker.members import Members
 from spark_stream.cluster.topics import Topic
 from spark_stream.cluster.view import ClusterView
 from spark_stream.consistency import election
-from spark_stream.consistency.assignment import Misassigned, assign, load_of, misassigned
+from spark_stream.consistency.assignment import Misassigned, Misfit, assign, load_of, misassigned
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.consistency.partition_record import PartitionRecord
 from spark_stream.errors import InvalidAssignment
@@ -27,8 +27,24 @@ def placed(
     load = load_of(each.record.replicas for each in there)
     found = assign(partitions, topic.replication_factor, members.takers(), load)
     if isinstance(found, Misassigned):
-        raise _refused(topic, found)
+        raise _too_few(topic, found, members) or _refused(topic, found)
     return _records(topic, found, members)
+
+
+def _too_few(topic: Topic, wrong: Misassigned, members: Members) -> InvalidAssignment | None:
+    """The error where there would be brokers enough if all were alive; None: it is another one."""
+    alive = members.alive()
+    away = [repr(str(each)) for each in sorted(members.registered()) if each not in alive]
+    enough = len(members.takers()) + len(away) >= topic.replication_factor
+    if wrong.why is not Misfit.TOO_MANY_REPLICAS or not away or not enough:
+        return None
+    who = f"broker {away[0]} is" if len(away) == 1 else f"brokers {', '.join(away)} are"
+    return InvalidAssignment(
+        f"topic {topic.name!r}: {wrong.message}; {who} not alive",
+        topic=topic.name,
+        broker=", ".join(away).replace("'", ""),
+        hint="Start it again, or ask for fewer replicas and move some there when it is back.",
+    )
 
 
 def placed_by_hand(

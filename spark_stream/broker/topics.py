@@ -192,7 +192,9 @@ class TopicDesk:
                 if (starts if broker == me else not self._members.is_alive(broker))
             }
             lost = {
-                each for each in left_overs.brokers_of(record) if self._members.get(each) is None
+                each
+                for each in (*left_overs.brokers_of(record), *left_overs.makers(record))
+                if self._members.get(each) is None
             }
             if (yield from left_overs.remove_left_over(record, me, gone, lost - {me})):
                 removed.append(left_overs.name_of(record))

@@ -9,6 +9,7 @@ there, and from before a topic is deleted until nothing is left of it; also whil
 partitions, because it may be deleted then. As long as the topic is there, the record does nothing.
 ``maker`` is the broker that makes the topic; None: it was made. ``brokers`` are those that may have
 files of it: each takes itself off once it has removed its own, and the last one removes the record.
+None does while the maker may only stand still.
 """
 
 from __future__ import annotations
@@ -29,19 +30,23 @@ class LeftOver:
     """What may be left of a topic, and where.
 
     ``cleared``: its maker was taken for dead, and what it made is being removed. So the topic is
-    not to be, also if its maker had only stood still and makes its record after all.
+    not to be, also if its maker had only stood still and makes its record after all. ``stalled`` is
+    that maker, until it has started again or does not belong to the cluster any more: for so long
+    it may go on, and make what was removed already.
     """
 
     topic: Topic
     brokers: tuple[BrokerId, ...]
     maker: BrokerId | None = None
     cleared: bool = False
+    stalled: BrokerId | None = None
 
 
 def encode_left_over(left: LeftOver) -> dict[str, Any]:
     """What the store holds of it."""
     facts = {"brokers": list(left.brokers), "maker": left.maker}
-    return encode(left.topic) | facts | ({"cleared": True} if left.cleared else {})
+    rare = {"cleared": True} if left.cleared else {}
+    return encode(left.topic) | facts | rare | ({"stalled": left.stalled} if left.stalled else {})
 
 
 def decode_left_over(record: Record) -> LeftOver:
@@ -52,6 +57,7 @@ def decode_left_over(record: Record) -> LeftOver:
         tuple(BrokerId(str(each)) for each in value.get("brokers") or _former(value)),
         None if value.get("maker") is None else BrokerId(str(value["maker"])),
         bool(value.get("cleared", False)),
+        None if value.get("stalled") is None else BrokerId(str(value["stalled"])),
     )
 
 

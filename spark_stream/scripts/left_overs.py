@@ -6,6 +6,10 @@ crash between any two steps leaves the topic, or an announcement that says what 
 Order of steps in a removal: each broker removes its files, then takes itself off the announcement;
 when nobody is left on it, the partition records go, and then the announcement. What a broker was
 making that is taken for dead is first put on record as cleared: then it never becomes a topic.
+
+A maker that is taken for dead may stand still, and go on with any step: it makes folders again, or
+the topic's record, and dies before it learns that it was cleared. So the announcement stays, and
+all remove what they find, until that maker has started again or left the cluster.
 """
 
 from __future__ import annotations
@@ -57,6 +61,7 @@ def announce_removal(
         record = yield from get(REMOVED + topic.id)
         known = LeftOver(topic, ()) if record is None else decode_left_over(record)
         named = tuple(sorted({*known.brokers, *brokers}))
+        # Whoever sees the topic comes after all that its maker makes of it.
         left = LeftOver(topic, named, None, cleared or known.cleared)
         expected = 0 if record is None else record.version
         version: int | None = yield Put(REMOVED + topic.id, encode_left_over(left), expected)
@@ -85,8 +90,9 @@ def left_overs() -> Script[list[Record]]:
 
 
 def makers(record: Record) -> tuple[BrokerId, ...]:
-    """The broker that makes the topic of an announcement, if one does."""
-    maker = decode_left_over(record).maker
+    """The broker that makes an announcement's topic, or may go on with it; if there is one."""
+    left = decode_left_over(record)
+    maker = left.stalled if left.maker is None else left.maker
     return () if maker is None else (maker,)
 
 
@@ -124,7 +130,14 @@ def remove_left_over(
         if not left.cleared or not (yield from delete(live.key, live.version)):
             return False
     if left.maker is not None:
-        taken = yield from _take_from_maker(record, left)
+        stalled = None if _has_ended(left.maker, broker, gone, lost) else left.maker
+        taken = yield from _cleared(record, replace(left, maker=None, stalled=stalled))
+        return taken is not None and (yield from remove_left_over(taken, broker, gone, lost))
+    if left.stalled is not None:
+        if not _has_ended(left.stalled, broker, gone, lost):
+            yield RemoveFiles(left.topic)
+            return False
+        taken = yield from _cleared(record, replace(left, stalled=None))
         return taken is not None and (yield from remove_left_over(taken, broker, gone, lost))
     yield RemoveFiles(left.topic)  # a broker that is not named may have got a replica by a move
     if left.brokers and not {broker, *lost} & set(left.brokers):
@@ -133,9 +146,19 @@ def remove_left_over(
     return (yield from _take_off(record, replace(left, brokers=others)))
 
 
-def _take_from_maker(record: Record, left: LeftOver) -> Script[Record | None]:
+def _has_ended(
+    maker: BrokerId, broker: BrokerId, gone: Collection[BrokerId], lost: Collection[BrokerId]
+) -> bool:
+    """Whether the maker's process is over for certain: it knows that itself, once it has started.
+
+    Others only know that it does not renew its lease.
+    """
+    return (maker == broker and maker in gone) or maker in lost
+
+
+def _cleared(record: Record, left: LeftOver) -> Script[Record | None]:
     """The topic is never to be, before anything is removed of it; None: something else happened."""
-    value = encode_left_over(replace(left, maker=None, cleared=True))
+    value = encode_left_over(replace(left, cleared=True))
     version: int | None = yield Put(record.key, value, record.version)
     return None if version is None else Record(record.key, value, version)
 

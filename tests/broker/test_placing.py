@@ -57,11 +57,21 @@ def test_only_those_that_are_alive_get_replicas(a):
     assert set("".join(replicas(a, "t"))) == {"a", "b"}
 
 
-def test_an_operator_may_place_replicas_on_a_broker_that_is_away(a):
-    """It is not in sync until it is back; a broker that lives leads."""
+def test_who_is_away_is_named_where_the_others_are_too_few(a):
     a.around.up["c"].die()
-    create(a, 1, 1, [["b", "a"]])
-    assert replicas(a, "t") == ["ba"]
+    with pytest.raises(
+        InvalidAssignment, match=r"factor of 3 .* broker 'c' is not alive"
+    ) as caught:
+        create(a, 1, 3)
+    assert caught.value.details["broker"] == "c"
+    assert "Start it again" in caught.value.hint
+    a.around.up["b"].die()
+    with pytest.raises(InvalidAssignment, match="brokers 'b', 'c' are not alive"):
+        create(a, 1, 2)
+    with pytest.raises(InvalidAssignment) as caught:
+        create(a, 1, 4)
+    assert "alive" not in str(caught.value)  # with them there would be too few as well
+    assert a.store.list(TOPICS) == a.store.list(PARTITIONS) == []
 
 
 @pytest.mark.parametrize(

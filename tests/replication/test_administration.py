@@ -256,3 +256,21 @@ def test_a_second_broker_of_an_id_that_is_alive_is_refused(cluster, log, topic):
     assert first.alive
     written(log, topic, 10, 1)
     in_sync(log, topic)
+
+
+def test_a_topic_is_made_while_a_broker_is_dead_and_who_needs_it_is_told_its_name(
+    cluster, log, topic
+):
+    cluster.kill(3)
+    log.create_topic(topic, 4, 2, schema=NUMBERS)
+    in_sync(log, topic, 2)
+    for each in log.describe(topic).partitions:
+        assert set(each.replicas) == {"1", "2"}
+    more = f"{topic}-more"
+    with pytest.raises(InvalidAssignment, match="broker '3' is not alive"):
+        log.create_topic(more, 1, 3, schema=NUMBERS)
+    with pytest.raises(InvalidAssignment, match="broker '3' is not alive"):
+        log.create_topic(more, schema=NUMBERS, assignment=[["1", "3"]])
+    assert more not in log.topics()
+    for broker in cluster.brokers.values():
+        assert not list(broker.directory.glob(f"topics/{more}"))

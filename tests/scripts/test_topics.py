@@ -192,6 +192,40 @@ def test_a_maker_that_stood_still_makes_a_topic_or_nothing(on, other, steps, loo
     assert announced(on.store) == []
 
 
+@pytest.mark.parametrize("maker", [B1, B3])
+@pytest.mark.parametrize("more", [1, 2, 3])
+@pytest.mark.parametrize("looks", [1, 2, 4])
+@pytest.mark.parametrize("steps", range(15))
+def test_a_maker_that_stood_still_and_then_dies_leaves_a_topic_or_nothing(
+    on, steps, looks, more, maker
+):
+    """Others cleared what it had made; it goes on for some steps, and never learns of that.
+
+    ``maker``: it gets replicas, or none.
+    """
+    late = on.other(maker).start(creation(MADE, maker))
+    for _ in range(steps):
+        if not late.advance():
+            break
+    others = [on.other(each) for each in (B1, B2, B3) if each != maker]
+    for _ in range(looks):
+        for each in others:
+            sweep(each, maker)
+    for _ in range(more):
+        if not late.advance():
+            break
+    for each in others * 2:  # it is dead, and away
+        sweep(each, maker)
+    for topic in Topics(on.store).all():
+        assert folders(topic) <= on.folders, "a topic without folders"
+    sweep(on.other(maker), starts=True)
+    for each in others * 2:
+        sweep(each)
+    assert Topics(on.store).all() in ([], [MADE])
+    assert is_whole(on)
+    assert announced(on.store) == []
+
+
 def test_nobody_clears_away_what_a_living_broker_makes(on, other):
     late = on.start(creation(MADE))
     while late.advance():
