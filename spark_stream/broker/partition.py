@@ -216,7 +216,9 @@ class Partition(ReplicaShell):
         self.log.append(prepared, core.leader_epoch, now, writer)
         entry = prepared.entry_at(end, core.leader_epoch, now, writer)
         effects = core.apply(entry)
-        self._give_news()
+        if self._news:
+            self._recent.keep(entry, prepared.message)
+            self._give_news()
         return Appended(end.offset, records), effects
 
     def _acknowledgement(

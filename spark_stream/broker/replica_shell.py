@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from spark_stream.broker.callers import Callers
 from spark_stream.broker.outcomes import WakeUp
+from spark_stream.broker.recent import Recent, Room
 from spark_stream.consistency.effects import (
     Effects,
     HighWatermarkMoved,
@@ -86,12 +87,14 @@ class ReplicaShell:
         moved: Callable[[Any], None] = lambda _: None,
         proposed: Callable[[Any, ProposeIsr], None] = lambda _, __: None,
         generation_of: GenerationOf = lambda _: None,
+        recent_room: Room | None = None,
     ) -> None:
         """``alone``: it leads from the start and has no followers; else it has no part yet.
 
         ``moved`` is told of everything that may make housekeeping or a force due, ``proposed`` of
         in-sync replicas to be put on record; both under the lock, so they only note it.
-        ``generation_of``: as ``consistency.progress`` says.
+        ``generation_of``: as ``consistency.progress`` says. ``recent_room``: for what followers do
+        not have yet (``recent``); None: nothing of that is kept in memory.
         """
         self.topic = topic
         self.topic_id = topic_id
@@ -116,6 +119,7 @@ class ReplicaShell:
         self._moved = moved
         self._proposed = proposed
         self._news: dict[int, News] = {}
+        self._recent = Recent(Room(0) if recent_room is None else recent_room)
         self._take_isr_settings(log.format.settings)
 
     @property
@@ -347,7 +351,10 @@ class ReplicaShell:
         if session not in self._news:
             raise self._not_leader()
         end = self._core.bounds_state.log_end.entry  # what is in the log and not published waits
-        return None if first >= end else self.log.read_entries(first, max_bytes, end)
+        if first >= end:
+            return None
+        recent = self._recent.get(first, end, max_bytes)
+        return recent or self.log.read_entries(first, max_bytes, end)
 
     def take_report(self, session: int, entry: EntryIndex) -> None:
         """The follower of this session has the entries below ``entry``."""
@@ -363,12 +370,15 @@ class ReplicaShell:
         with self._lock:
             if self._news.pop(session, None) is None or self._closed is not None:
                 return
+            if not self._news:
+                self._recent.clear()
             now = self._clock.steady_us()
             woken = self._carry_out(self._core.follower_left(session, now))
         _wake(woken)
 
     def _end_sessions(self) -> None:
         """The sessions' followers are told so: they find another leader."""
+        self._recent.clear()
         news, self._news = self._news, {}
         for each in news.values():
             each(True)
@@ -491,12 +501,10 @@ class ReplicaShell:
         for effect in effects:
             if isinstance(effect, ProposeIsr):
                 self._proposed(self, effect)
-        self._tell_followers(effects)
+            elif isinstance(effect, HighWatermarkMoved):
+                self._recent.drop_below(effect.entry)
+                self._give_news(entries=False)
         return self._callers.carry_out(effects)
-
-    def _tell_followers(self, effects: Effects) -> None:
-        if self._news and any(isinstance(each, HighWatermarkMoved) for each in effects):
-            self._give_news(entries=False)
 
     def _give_news(self, *, entries: bool = True) -> None:
         for news in self._news.values():
