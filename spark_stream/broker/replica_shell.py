@@ -13,15 +13,16 @@ nothing that was asked under the part before goes on after it.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
 from spark_stream.broker.callers import Callers
 from spark_stream.broker.outcomes import WakeUp
+from spark_stream.broker.partition_lock import PartitionLock
 from spark_stream.broker.recent import Recent, Room
 from spark_stream.consistency.effects import (
     Effects,
@@ -101,7 +102,7 @@ class ReplicaShell:
         self.number = number
         self.log = log
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = PartitionLock()
         self._closed: IsologError | None = None
         self._core = Replica(
             log.tables(),
@@ -357,24 +358,25 @@ class ReplicaShell:
         return recent or self.log.read_entries(first, max_bytes, end)
 
     def take_report(self, session: int, entry: EntryIndex) -> None:
-        """The follower of this session has the entries below ``entry``."""
-        with self._lock:
-            if session not in self._news or self._closed is not None:
-                return
-            now = self._clock.steady_us()
-            woken = self._carry_out(self._core.follower_acked(session, entry, now))
-        _wake(woken)
+        """The follower of this session has the entries below ``entry``; waits for nobody."""
+        self._lock.do_soon(partial(self._take_report, session, entry))
+
+    def _take_report(self, session: int, entry: EntryIndex) -> tuple[WakeUp, ...]:
+        if session not in self._news or self._closed is not None:
+            return ()
+        now = self._clock.steady_us()
+        return self._carry_out(self._core.follower_acked(session, entry, now))
 
     def end_session(self, session: int) -> None:
-        """The follower is gone; more than once does nothing."""
-        with self._lock:
-            if self._news.pop(session, None) is None or self._closed is not None:
-                return
-            if not self._news:
-                self._recent.clear()
-            now = self._clock.steady_us()
-            woken = self._carry_out(self._core.follower_left(session, now))
-        _wake(woken)
+        """The follower is gone; more than once does nothing. Waits for nobody."""
+        self._lock.do_soon(partial(self._end_session, session))
+
+    def _end_session(self, session: int) -> tuple[WakeUp, ...]:
+        if self._news.pop(session, None) is None or self._closed is not None:
+            return ()
+        if not self._news:
+            self._recent.clear()
+        return self._carry_out(self._core.follower_left(session, self._clock.steady_us()))
 
     def _end_sessions(self) -> None:
         """The sessions' followers are told so: they find another leader."""
