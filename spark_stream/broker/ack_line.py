@@ -5,7 +5,8 @@ own acknowledges each as soon as it is settled. It is not the thread that settle
 serves a follower, and must not wait for a client that reads no acknowledgements.
 
 All appends of a stream have the same time to wait, so the one that came first is the first whose
-time is over.
+time is over. A thread that has nothing to do sleeps for just that time: so it is up in time for
+whoever comes meanwhile, and need not be woken for one that is settled soon.
 """
 
 from __future__ import annotations
@@ -37,11 +38,14 @@ class Waiting(Protocol):
 class AckLine:
     """The waiting appends of one stream; two threads at most put some in."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, patience_s: float) -> None:
+        """``patience_s``: how long an append of the stream waits at most."""
         self._clock = clock
+        self._patience_s = patience_s
         self._changed = threading.Condition()
         self._waiting: dict[Waiting, None] = {}  # in the order in which they came
         self._settled: deque[Waiting] = deque()
+        self._looks_at = 0.0  # when the thread looks again if nobody wakes it
         self._thread: threading.Thread | None = None
         self._finishing = False
 
@@ -50,6 +54,8 @@ class AckLine:
         with self._changed:
             self._changed.wait_for(lambda: len(self._waiting) < WAITING_MAX)
             self._waiting[append] = None
+            if append.deadline < self._looks_at:
+                self._changed.notify_all()
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._run, name="isolog-acknowledge", daemon=True
@@ -91,9 +97,10 @@ class AckLine:
             if first is None:
                 if self._finishing:
                     return None
-                self._changed.wait()
-                continue
-            left = first.deadline - self._clock.monotonic()
-            if left <= 0:
-                return first
+                left = self._patience_s
+            else:
+                left = first.deadline - self._clock.monotonic()
+                if left <= 0:
+                    return first
+            self._looks_at = self._clock.monotonic() + left
             self._changed.wait(left)

@@ -95,7 +95,7 @@ def serve_appends(
         raise wrong
     serialised = Serialised(acks.write)
     stream = AppendStream(request, serialised.write, clock)
-    queues, line = AppendQueues(), AckLine(clock)
+    queues, line = AppendQueues(), AckLine(clock, request.timeout_ms / 1000)
     try:
         for batch, metadata in _batches(reader):
             envelope = _envelope(target, metadata)

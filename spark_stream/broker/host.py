@@ -18,6 +18,7 @@ from typing import Final
 from spark_stream.broker.folders import make_folder
 from spark_stream.broker.hosted import HostedTopic, Links, NoLinks, unknown_partition
 from spark_stream.broker.partition import Closing, Partition
+from spark_stream.broker.recent import BROKER_BYTES, Room
 from spark_stream.broker.upkeep import Upkeep
 from spark_stream.cluster.partitions import PartitionId, StoredPartition
 from spark_stream.cluster.topics import Topic, unknown
@@ -68,11 +69,13 @@ class Host:
         logs: Logs | None = None,
         proposed: Callable[[Partition, ProposeIsr], None] = lambda _, __: None,
         generation_of: GenerationOf = lambda _: None,
+        recent_bytes: int = BROKER_BYTES,
     ) -> None:
         """``producer_age_us``: how long a producer that writes nothing is remembered.
 
         ``logs``: how logs are opened; None: as files of this host. ``proposed``,
         ``generation_of``: as :class:`~spark_stream.broker.replica_shell.ReplicaShell` says.
+        ``recent_bytes``: what may be kept in memory for followers (``recent``).
         """
         self._directory = directory
         self.view = view
@@ -83,6 +86,7 @@ class Host:
         self._producer_age = producer_age_us
         self._proposed = proposed
         self._generation_of = generation_of
+        self._recent_room = Room(recent_bytes)
         self.upkeep = Upkeep(clock)
         self._applying = threading.RLock()
         self._stopping = False
@@ -439,8 +443,7 @@ class Host:
         )
         timestamps = TIMESTAMP_COLUMN if is_default(topic.schema) else None
         log_format = LogFormat(topic.schema, settings, timestamps, facts)
-        path = self._directory.partition(topic.name, topic.id, number)
-        log = self._logs.open(path, log_format)
+        log = self._logs.open(self._directory.partition(topic.name, topic.id, number), log_format)
         log.when_failed(self._some_log_failed.set)
         for cut in log.cuts:
             logger.log(logging.ERROR if cut.grave else logging.WARNING, "recovered %s", cut)
@@ -457,6 +460,7 @@ class Host:
             moved=self.upkeep.note,
             proposed=self._proposed,
             generation_of=self._generation_of,
+            recent_room=self._recent_room,
         )
         self.upkeep.note(partition)
         return partition

@@ -226,7 +226,7 @@ class Partition(ReplicaShell):
         self.log.append(prepared, core.leader_epoch, now, writer)
         entry = prepared.entry_at(end, core.leader_epoch, now, writer)
         effects = core.apply(entry)
-        self._sessions.give_news()
+        self._sessions.give_batch(entry, prepared.message)
         return Appended(end.offset, records), effects
 
     def _acknowledgement(

@@ -36,6 +36,7 @@ from spark_stream.broker.lock import DirectoryLock, IdLock
 from spark_stream.broker.members import Members
 from spark_stream.broker.peers import FlightPeers
 from spark_stream.broker.proposals import Proposals
+from spark_stream.broker.recent import BROKER_BYTES
 from spark_stream.broker.replication.fetchers import Fetchers
 from spark_stream.broker.replication.leading import Identity, Leading
 from spark_stream.broker.replication.watch import Watch
@@ -108,6 +109,7 @@ class Broker:
                 int(config.producer_expiry_seconds * 1_000_000),
                 proposed=self._proposals.note,
                 generation_of=self._members.generation_of,
+                recent_bytes=min(BROKER_BYTES, config.memory_bytes // 8),
             )
             undo.callback(self._host.close)
             self._standing = Standing(

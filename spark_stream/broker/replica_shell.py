@@ -13,15 +13,17 @@ nothing that was asked under the part before goes on after it.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
 from spark_stream.broker.callers import Callers
 from spark_stream.broker.outcomes import WakeUp
+from spark_stream.broker.partition_lock import PartitionLock
+from spark_stream.broker.recent import Recent, Room
 from spark_stream.broker.sessions import News, Sessions
 from spark_stream.consistency.effects import (
     Effects,
@@ -86,19 +88,21 @@ class ReplicaShell:
         moved: Callable[[Any], None] = lambda _: None,
         proposed: Callable[[Any, ProposeIsr], None] = lambda _, __: None,
         generation_of: GenerationOf = lambda _: None,
+        recent_room: Room | None = None,
     ) -> None:
         """``alone``: it leads from the start and has no followers; else it has no part yet.
 
         ``moved`` is told of everything that may make housekeeping or a force due, ``proposed`` of
         in-sync replicas to be put on record; both under the lock, so they only note it.
-        ``generation_of``: as ``consistency.progress`` says.
+        ``generation_of``: as ``consistency.progress`` says. ``recent_room``: for what followers do
+        not have yet (``recent``); None: nothing of that is kept in memory.
         """
         self.topic = topic
         self.topic_id = topic_id
         self.number = number
         self.log = log
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = PartitionLock()
         self._closed: IsologError | None = None
         self._core = Replica(
             log.tables(),
@@ -115,7 +119,7 @@ class ReplicaShell:
         self._callers = Callers(self.name)
         self._moved = moved
         self._proposed = proposed
-        self._sessions = Sessions()
+        self._sessions = Sessions(Recent(Room(0) if recent_room is None else recent_room))
         self._take_isr_settings(log.format.settings)
 
     @property
@@ -366,25 +370,29 @@ class ReplicaShell:
         if session not in self._sessions:
             raise self._not_leader()
         end = self._core.bounds_state.log_end.entry  # what is in the log and not published waits
-        return None if first >= end else self.log.read_entries(first, max_bytes, end)
+        if first >= end:
+            return None
+        recent = self._sessions.recent.get(first, end, max_bytes)
+        return recent or self.log.read_entries(first, max_bytes, end)
 
     def take_report(self, session: int, entry: EntryIndex) -> None:
-        """The follower of this session has the entries below ``entry``."""
-        with self._lock:
-            if session not in self._sessions or self._closed is not None:
-                return
-            now = self._clock.steady_us()
-            woken = self._carry_out(self._core.follower_acked(session, entry, now))
-        _wake(woken)
+        """The follower of this session has the entries below ``entry``; waits for nobody."""
+        self._lock.do_soon(partial(self._take_report, session, entry))
+
+    def _take_report(self, session: int, entry: EntryIndex) -> tuple[WakeUp, ...]:
+        if session not in self._sessions or self._closed is not None:
+            return ()
+        now = self._clock.steady_us()
+        return self._carry_out(self._core.follower_acked(session, entry, now))
 
     def end_session(self, session: int) -> None:
-        """The follower is gone; more than once does nothing."""
-        with self._lock:
-            if not self._sessions.end(session) or self._closed is not None:
-                return
-            now = self._clock.steady_us()
-            woken = self._carry_out(self._core.follower_left(session, now))
-        _wake(woken)
+        """The follower is gone; more than once does nothing. Waits for nobody."""
+        self._lock.do_soon(partial(self._end_session, session))
+
+    def _end_session(self, session: int) -> tuple[WakeUp, ...]:
+        if not self._sessions.end(session) or self._closed is not None:
+            return ()
+        return self._carry_out(self._core.follower_left(session, self._clock.steady_us()))
 
     # -- from its leader ---------------------------------------------------------------------------
 
@@ -519,12 +527,10 @@ class ReplicaShell:
         for effect in effects:
             if isinstance(effect, ProposeIsr):
                 self._proposed(self, effect)
-        self._tell_followers(effects)
+            elif isinstance(effect, HighWatermarkMoved):
+                self._sessions.recent.drop_below(effect.entry)
+                self._sessions.give_news(entries=False)
         return self._callers.carry_out(effects)
-
-    def _tell_followers(self, effects: Effects) -> None:
-        if any(isinstance(each, HighWatermarkMoved) for each in effects):
-            self._sessions.give_news(entries=False)
 
     def _take_isr_settings(self, settings: LogSettings) -> Effects:
         lag_us = settings.replica_lag_time_max_ms * 1_000

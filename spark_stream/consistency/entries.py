@@ -61,6 +61,7 @@ ENTRY: Final = np.dtype(
 ENTRY_SIZE: Final = ENTRY.itemsize
 CRC_SPAN: Final = ENTRY_SIZE - 4
 _PACKED: Final = struct.Struct("<8qIiihBBI")  # ENTRY without its last field
+_KINDS: Final = tuple(Kind)
 
 _MADE_UP: Final = (
     1 << 62
@@ -109,6 +110,52 @@ class Entry:
             0,
             self.data_crc,
         )
+
+
+def lone_entry(packed: bytes, index: int, offset: int, epoch: int) -> tuple[Entry, int] | None:
+    """The entry in a row's bytes, without its own checksum, and the length of its batch.
+
+    None: the row would not be valid behind entries that end at this index and offset, in this
+    epoch, or it has something that an entry does not keep. It says what :func:`valid_prefix` says,
+    for one row and in a tenth of the time: most appends are of one entry.
+    """
+    (
+        entry_index,
+        base_offset,
+        producer_id,
+        transaction,
+        timestamp,
+        appended,
+        _,
+        length,
+        count,
+        leader_epoch,
+        base_sequence,
+        producer_epoch,
+        kind,
+        reserved,
+        data_crc,
+    ) = _PACKED.unpack(packed)
+    if entry_index != index or base_offset != offset or leader_epoch < epoch or reserved:
+        return None
+    whole = count > 0 and length > 0 if kind == Kind.DATA else count == length == 0
+    if kind >= len(_KINDS) or not whole:
+        return None
+    entry = Entry(
+        entry_index,
+        base_offset,
+        timestamp,
+        appended,
+        count,
+        leader_epoch,
+        data_crc,
+        _KINDS[kind],
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        transaction,
+    )
+    return entry, length
 
 
 def valid_prefix(table: Table, first_index: int | None, first_offset: int, position: int) -> int:

@@ -132,6 +132,7 @@ class Replica:
         self.epochs = EpochStarts.derived(tables)
         self.undecided = Undecided.derived(tables, state.high_watermark.entry)
         self.bounds_state = leader.undecided_from(state, self.undecided.first())
+        self._end_before = state.log_end  # before the last entries were applied
 
     # -- what is known ----------------------------------------------------------------------------
 
@@ -306,17 +307,24 @@ class Replica:
         upto = progress.replicated(state.log_end.entry)
         if upto <= state.high_watermark.entry:
             return []
-        return self._publish(leader.replicated(state, self._boundary(upto)))
+        return self._publish(leader.replicated(state, self._boundary(upto, state.log_end)))
 
-    def _boundary(self, entry: EntryIndex) -> Boundary:
-        end = self.bounds_state.log_end
-        return end if entry == end.entry else self._surroundings.boundary_of(entry)
+    def _boundary(self, entry: EntryIndex, end: Boundary) -> Boundary:
+        """The place before an entry of the log, which ends at ``end``: mostly there, or before."""
+        for known in (end, self._end_before):
+            if entry == known.entry:
+                return known
+        return self._surroundings.boundary_of(entry)
 
     # -- the follower's log -----------------------------------------------------------------------
 
     def append_replicated(self, entries: Sequence[Entry], leader_hw: EntryIndex) -> Effects:
         """The leader's entries are in the log, behind all others."""
-        return [*self.apply(*entries), *self.learn_high_watermark(leader_hw)]
+        state = self._folded(entries)
+        upto = min(leader_hw, state.log_end.entry)
+        if upto > state.high_watermark.entry:
+            state = leader.replicated(state, self._boundary(upto, state.log_end))
+        return self._publish(state)
 
     def learn_high_watermark(self, leader_hw: EntryIndex) -> Effects:
         """The leader's high watermark is at this entry, which the log may not have yet."""
@@ -324,13 +332,18 @@ class Replica:
         upto = min(leader_hw, state.log_end.entry)
         if upto <= state.high_watermark.entry:
             return []
-        return self._publish(leader.replicated(state, self._boundary(upto)))
+        return self._publish(leader.replicated(state, self._boundary(upto, state.log_end)))
 
     # -- events -----------------------------------------------------------------------------------
 
     def apply(self, *entries: Entry) -> Effects:
         """The entries are in the log, behind all others; they become visible together."""
+        return self._publish(self._folded(entries))
+
+    def _folded(self, entries: Sequence[Entry]) -> LeaderState:
+        """What the entries make of the bounds; all else that follows from them is known then."""
         state = self.bounds_state
+        self._end_before = state.log_end
         for entry in entries:
             at = state.log_end
             if (entry.entry_index, entry.base_offset) != at:
@@ -342,7 +355,7 @@ class Replica:
             state = leader.appended(state, entry.count)
         if self.progress is not None and entries:
             self.progress.appended(entries[0].entry_index, entries[0].appended)
-        return self._publish(state)
+        return state
 
     def _fold(self, entry: Entry) -> None:
         writer, transaction = entry.producer_id, entry.transaction

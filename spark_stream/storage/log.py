@@ -40,7 +40,12 @@ from spark_stream.storage.retention import SegmentFacts, due_by_age, removable
 from spark_stream.storage.rolling import rows_that_fit
 from spark_stream.storage.segment import Segment
 from spark_stream.storage.settings import Flush
-from spark_stream.storage.stored import StoredEntries, check_entries, entries_of
+from spark_stream.storage.stored import (
+    StoredEntries,
+    check_entries,
+    checked_lone_entry,
+    entries_of,
+)
 from spark_stream.storage.tails import ShorterCopy
 from spark_stream.storage.truncation import Truncation
 
@@ -202,7 +207,13 @@ class PartitionLog:
         self._forcing.check()
         if not len(rows):
             return []
-        check_entries(rows, data, self.end, self._last_epoch, str(self.directory))
+        end, epoch = self.end, self._last_epoch
+        lone = checked_lone_entry(rows, data, end, epoch)
+        if lone is not None:
+            self._make_room(data.size, lone.appended)
+            self._write(lone, data if data.size else None)
+            return [lone]
+        check_entries(rows, data, end, epoch, str(self.directory))
         taken = read = 0
         try:
             while taken < len(rows):

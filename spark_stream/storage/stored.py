@@ -14,10 +14,17 @@ from typing import Final
 
 import pyarrow as pa
 
-from spark_stream.consistency.entries import Entry, Kind, Table, valid_prefix
+from spark_stream.consistency.entries import (
+    CRC_SPAN,
+    Entry,
+    Kind,
+    Table,
+    lone_entry,
+    valid_prefix,
+)
 from spark_stream.consistency.leader import Boundary
 from spark_stream.errors import DamagedEntries
-from spark_stream.storage.codec import first_broken_batch, intact_entries
+from spark_stream.storage.codec import crc32c, first_broken_batch, intact_entries, sealed
 
 _COLUMNS: Final = tuple(field.name for field in fields(Entry))
 _KINDS: Final = tuple(Kind)
@@ -45,6 +52,22 @@ def digest(tables: Iterable[Table]) -> str:
         rows["position"] = rows["entry_crc"] = 0
         found.update(rows.tobytes())
     return found.hexdigest()
+
+
+def checked_lone_entry(rows: Table, data: pa.Buffer, end: Boundary, epoch: int) -> Entry | None:
+    """The one entry that came, if :func:`check_entries` has nothing against it.
+
+    None: there are several, or that one knows what is wrong.
+    """
+    if len(rows) != 1:
+        return None
+    row = rows.tobytes()
+    found = lone_entry(row[:CRC_SPAN], end.entry, end.offset, epoch)
+    if found is None or sealed(row[:CRC_SPAN]) != row:
+        return None
+    entry, length = found
+    sound = data.size == length and (not length or crc32c(data) == entry.data_crc)
+    return entry if sound else None
 
 
 def check_entries(rows: Table, data: pa.Buffer, end: Boundary, epoch: int, place: str) -> None:

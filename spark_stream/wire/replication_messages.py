@@ -34,6 +34,7 @@ import json
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import starmap
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Self
 
@@ -61,7 +62,7 @@ _PAIRS: Final = struct.Struct("<I")
 _FOLLOW: Final = struct.Struct("<iiiqqI")
 _AGREED: Final = struct.Struct("<iqqq")
 _FRAME: Final = struct.Struct("<Biiqqi")
-_PAIR: Final = np.dtype([("slot", "<i4"), ("entry", "<i8")])
+_PAIR: Final = struct.Struct("<iq")
 _EPOCH: Final = np.dtype([("epoch", "<i4"), ("first", "<i8")])
 
 Pairs = tuple[tuple[int, int], ...]
@@ -364,7 +365,12 @@ class Parts:
 
     def pairs(self) -> Pairs:
         (count,) = self.take(_PAIRS)
-        return tuple(self.array(_PAIR, count).tolist())
+        end = self._at + count * _PAIR.size
+        found = tuple(_PAIR.iter_unpack(self._data[self._at : end]))
+        if len(found) != count:
+            raise ValueError(f"{len(found)} pairs of {count}")
+        self._at = end
+        return found
 
 
 _KINDS: Final[Mapping[int, Callable[[Parts], Said]]] = MappingProxyType(
@@ -420,4 +426,4 @@ def _texts(*texts: str) -> bytes:
 
 
 def _pairs(entries: Pairs) -> bytes:
-    return _PAIRS.pack(len(entries)) + np.array(list(entries), _PAIR).tobytes()
+    return _PAIRS.pack(len(entries)) + b"".join(starmap(_PAIR.pack, entries))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from spark_stream.broker import ack_line
 from spark_stream.broker.ack_line import AckLine
 from spark_stream.environment import SystemClock
+from tests.support import eventually
 
 CLOCK = SystemClock()
 
@@ -44,7 +46,7 @@ def answered() -> list[Kept]:
 
 
 def test_they_are_answered_in_the_order_in_which_they_are_settled(answered):
-    line = AckLine(CLOCK)
+    line = AckLine(CLOCK, 60.0)
     appends = [Kept(answered) for _ in range(50)]
     for each in appends:
         line.put(each)
@@ -55,7 +57,7 @@ def test_they_are_answered_in_the_order_in_which_they_are_settled(answered):
 
 
 def test_what_was_settled_before_it_came_is_answered(answered):
-    line, append = AckLine(CLOCK), Kept(answered)
+    line, append = AckLine(CLOCK, 60.0), Kept(answered)
     append.settle()
     line.put(append)
     line.finish()
@@ -63,7 +65,7 @@ def test_what_was_settled_before_it_came_is_answered(answered):
 
 
 def test_whose_time_is_over_is_answered_and_no_other(answered):
-    line = AckLine(CLOCK)
+    line = AckLine(CLOCK, 60.0)
     hasty, patient = Kept(answered, 0.01), Kept(answered)
     line.put(hasty)
     line.put(patient)
@@ -72,8 +74,32 @@ def test_whose_time_is_over_is_answered_and_no_other(answered):
     assert answered == [hasty, patient]
 
 
+def test_a_line_that_had_nothing_to_do_answers_in_time(answered):
+    line, first = AckLine(CLOCK, 60.0), Kept(answered)
+    line.put(first)
+    first.settle()
+    eventually(lambda: answered == [first])
+    time.sleep(0.05)  # its thread has nothing to wait for
+    hasty = Kept(answered, 0.01)
+    line.put(hasty)
+    eventually(lambda: answered == [first, hasty])
+    line.finish()
+
+
+def test_a_line_at_rest_looks_after_those_who_come_meanwhile(answered):
+    line, first = AckLine(CLOCK, 0.2), Kept(answered, 0.2)
+    line.put(first)
+    first.settle()
+    eventually(lambda: answered == [first])
+    late = Kept(answered, 0.2)
+    line.put(late)
+    eventually(lambda: answered == [first, late])
+    assert CLOCK.monotonic() >= late.deadline
+    line.finish()
+
+
 def test_nobody_is_answered_twice(answered):
-    line, append = AckLine(CLOCK), Kept(answered)
+    line, append = AckLine(CLOCK, 60.0), Kept(answered)
     line.put(append)
     for _ in range(3):
         append.settle()
@@ -84,7 +110,7 @@ def test_nobody_is_answered_twice(answered):
 
 def test_who_settles_does_not_answer(answered):
     """That thread serves a follower: it must not wait for a client that reads nothing."""
-    line, append = AckLine(CLOCK), Kept(answered)
+    line, append = AckLine(CLOCK, 60.0), Kept(answered)
     line.put(append)
     append.settle()
     line.finish()
@@ -93,7 +119,7 @@ def test_who_settles_does_not_answer(answered):
 
 def test_a_stream_with_too_many_of_them_is_slowed(answered, monkeypatch):
     monkeypatch.setattr(ack_line, "WAITING_MAX", 2)
-    line = AckLine(CLOCK)
+    line = AckLine(CLOCK, 60.0)
     first, second, third = (Kept(answered) for _ in range(3))
     line.put(first)
     line.put(second)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +20,7 @@ from spark_stream.consistency.entries import (
     at_offset,
     first_at_or_after,
     greatest_numbers,
+    lone_entry,
     next_offset,
     open_transactions,
     valid_prefix,
@@ -119,6 +121,34 @@ def test_one_wrong_field_ends_the_valid_prefix_where_a_walk_ends_it(sketch, data
     first_index = data.draw(st.sampled_from([None, sketch.first_index, sketch.first_index + 1]))
     args = (first_index, sketch.first_offset, sketch.position)
     assert valid_prefix(sketch.table, *args) == walked_prefix(sketch.table, *args)
+
+
+@settings(max_examples=300)
+@given(sketches.filter(lambda sketch: len(sketch.rows) == 1), st.data())
+def test_a_lone_row_is_valid_where_a_table_of_it_is(sketch, data):
+    if data.draw(st.booleans()):
+        name = data.draw(st.sampled_from(sorted(CHECKED.keys() - {"position"})))
+        near = st.integers(-2, 2).map(lambda step: max(0, int(sketch.table[0][name]) + step))
+        sketch.table[0][name] = data.draw(st.one_of(near, CHECKED[name]))
+    row = sketch.table[0]
+    epoch = data.draw(st.integers(0, 1))
+    packed = row.tobytes()[:CRC_SPAN]
+    found = lone_entry(packed, sketch.first_index, sketch.first_offset, epoch)
+    rows = valid_prefix(sketch.table, sketch.first_index, sketch.first_offset, sketch.position)
+    assert (found is not None) == (rows == 1 and row["leader_epoch"] >= epoch)
+    if found is not None:
+        entry, length = found
+        assert length == row["length"]
+        assert entry.packed(sketch.position, length) == packed
+
+
+@pytest.mark.parametrize(
+    ("records", "field", "value"), [(1, "reserved", 1), (0, "length", -8), (1, "length", -8)]
+)
+def test_a_lone_row_that_no_entry_makes_is_not_taken(records, field, value):
+    sketch = Sketch([(records, 0, 0)])
+    sketch.table[field] = value
+    assert lone_entry(sketch.table.tobytes()[:CRC_SPAN], 0, 0, 0) is None
 
 
 @given(sketches, st.integers(-1, 1), st.integers(-1, 1))

@@ -136,9 +136,10 @@ def frame(entries: int = 6) -> StoredEntries:
     return found
 
 
+@pytest.mark.parametrize("entries", [6, 1])
 @pytest.mark.parametrize("kind", ["files", "list"])
-def test_a_flipped_bit_anywhere_is_found_before_anything_is_written(kind):
-    found = frame()
+def test_a_flipped_bit_anywhere_is_found_before_anything_is_written(kind, entries):
+    found = frame(entries)
     rows, data = found.rows.tobytes(), found.data.to_pybytes()
     disk = SimulatedDisk()
     log: ReplicaLog = new_log(disk) if kind == "files" else ListLog(format_of())
@@ -153,11 +154,12 @@ def test_a_flipped_bit_anywhere_is_found_before_anything_is_written(kind):
         assert caught.value.retriable
     assert disk.files() == {}
     assert log.end.entry == 0
-    assert len(log.append_entries(found.rows, found.data)) == 6
+    assert len(log.append_entries(found.rows, found.data)) == entries
 
 
-def test_too_few_or_too_many_bytes_are_refused():
-    found, log = frame(), new_log()
+@pytest.mark.parametrize("entries", [6, 1])
+def test_too_few_or_too_many_bytes_are_refused(entries):
+    found, log = frame(entries), new_log()
     for data in (
         found.data.slice(0, found.data.size - 8),
         b"",

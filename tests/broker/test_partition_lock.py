@@ -1,0 +1,196 @@
+"""Who serves followers waits for no partition: what is to be done under its lock is left there."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+
+from spark_stream.broker.links import LedPartitions
+from spark_stream.broker.partition_lock import PartitionLock
+from spark_stream.broker.replication.leader_stream import LeaderStream
+from spark_stream.broker.replication.settings import ReplicationSettings
+from spark_stream.environment import SystemClock
+from spark_stream.storage.logs import FileLogs
+from spark_stream.wire.replication_messages import (
+    Acked,
+    Agreed,
+    Follow,
+    Frame,
+    OpenReplication,
+    Said,
+    Welcome,
+    unpack,
+)
+from tests.broker.clusters import around, make
+from tests.broker.local_broker import LocalBroker, Surroundings
+from tests.storage.disks import FaultyDisk
+from tests.support import eventually, numbers
+
+__all__ = ["around"]
+
+
+def test_work_is_done_at_once_where_nobody_holds_the_lock():
+    lock, done = PartitionLock(), []
+    lock.do_soon(lambda: done.append("work") or (lambda: done.append("woken"),))
+    assert done == ["work", "woken"]
+    assert lock.acquire(0)
+
+
+def test_work_is_done_by_the_holder_when_it_lets_go_in_order_and_wakes_without_the_lock():
+    lock, done = PartitionLock(), []
+
+    def leave(name: str) -> None:
+        def work() -> tuple[Any, ...]:
+            done.append((name, threading.get_ident()))
+            return (lambda: done.append(("free", lock.acquire(0) and (lock.release() or True))),)
+
+        lock.do_soon(work)
+
+    with lock:
+        others = [threading.Thread(target=leave, args=(name,)) for name in ("one", "two")]
+        for each in others:
+            each.start()
+            each.join(10)
+        assert not done
+    me = threading.get_ident()
+    assert done == [("one", me), ("two", me), ("free", True), ("free", True)]
+
+
+def test_work_that_fails_keeps_no_other_from_being_done(caplog):
+    lock, done = PartitionLock(), []
+    with lock:
+        lock.do_soon(lambda: 1 // 0)  # type: ignore[arg-type, return-value]
+        lock.do_soon(lambda: done.append(1) or ())
+    assert done == [1]
+    assert "ZeroDivisionError" in caplog.text
+    assert lock.acquire(0)
+
+
+def test_no_work_is_left_lying_whoever_takes_the_lock_meanwhile():
+    lock, rounds = PartitionLock(), 3_000
+    done: list[int] = []
+
+    def hold() -> None:
+        for _ in range(rounds):
+            with lock:
+                pass
+
+    def leave() -> None:
+        for number in range(rounds):
+            lock.do_soon(lambda number=number: done.append(number) or ())  # type: ignore[misc]
+
+    threads = [threading.Thread(target=each) for each in (hold, leave, hold)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert done == list(range(rounds))
+
+
+class HangingDisk(FaultyDisk):
+    """A disk that writes nothing of one partition while ``hangs_in`` names its folder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hangs_in: str | None = None
+        self.is_hanging = threading.Event()
+        self.goes_on = threading.Event()
+
+    def before(self, operation: str, path: Path) -> None:
+        if operation == "write" and path.parent.name == self.hangs_in:
+            self.is_hanging.set()
+            assert self.goes_on.wait(60)
+
+
+class Follower:
+    """The other end of a leader's stream: says what it is told to, and notes what it hears."""
+
+    def __init__(self, stream: LeaderStream) -> None:
+        self._stream = stream
+        self._said: queue.Queue[Said | None] = queue.Queue()
+        self.heard: list[Said] = []
+
+    def say(self, message: Said | None) -> None:
+        self._said.put(message)
+
+    def read_chunk(self) -> Any:
+        message = self._said.get()
+        if message is None:
+            raise StopIteration
+        packed = message.pack()
+        assert isinstance(packed, bytes)
+        return SimpleNamespace(app_metadata=pa.py_buffer(packed), data=None)
+
+    def listen(self) -> None:
+        for batch, packed in self._stream.messages():
+            self.heard.append(unpack(pa.py_buffer(packed), batch))
+
+    def has_heard(self, kind: type[Said], number: int) -> bool:
+        return any(isinstance(each, kind) and each.slot == number for each in self.heard)  # type: ignore[union-attr]
+
+
+@contextmanager
+def followed(leader: LocalBroker, follower: LocalBroker, partitions: int) -> Iterator[Follower]:
+    """The follower has a session for each of so many partitions of ``t``; slots are numbered so."""
+    opened = OpenReplication(
+        stream="s",
+        cluster_id="c",
+        follower=follower.id,
+        leader=leader.id,
+        pid=1,
+        window_bytes=16 << 20,
+    )
+    welcome = Welcome(1, "c", leader.id)
+    led = LedPartitions(leader.host)
+    stream = LeaderStream("peer", opened, welcome, led, ReplicationSettings(), SystemClock())
+    found = Follower(stream)
+    threads = [
+        threading.Thread(target=found.listen),
+        threading.Thread(target=stream.take_all, args=(found,)),
+    ]
+    for each in threads:
+        each.start()
+    try:
+        for number in range(partitions):
+            copy = follower.replica("t", number)
+            place = (number, copy.topic_id, number, int(copy.leader_epoch))
+            found.say(Follow(*place, follower.generation, copy.history()))
+            eventually(lambda number=number: found.has_heard(Agreed, number))
+        yield found
+    finally:
+        found.say(None)
+        for each in threads:
+            each.join(60)
+
+
+def test_an_append_that_hangs_holds_up_the_high_watermark_of_no_other_partition(
+    around: Surroundings,
+):
+    disk = HangingDisk()
+    a, b = around.start("a", logs=FileLogs(disk)), around.start("b")
+    make(a, "t", "ab", "ab")
+    one, other = a.partition("t", 0), a.partition("t", 1)
+    with followed(a, b, 2) as follower:
+        for number, partition in enumerate((one, other)):
+            partition.append(numbers(0, 1))
+            eventually(lambda number=number: follower.has_heard(Frame, number))
+        disk.hangs_in = one.log.directory.name
+        hanging = threading.Thread(target=one.append, args=(numbers(1, 1),))
+        hanging.start()
+        try:
+            assert disk.is_hanging.wait(60)
+            follower.say(Acked(((0, 1),)))
+            follower.say(Acked(((1, 1),)))
+            eventually(lambda: other.bounds().high_watermark == 1)
+            assert one.bounds().high_watermark == 0
+        finally:
+            disk.goes_on.set()
+            hanging.join()
+        eventually(lambda: one.bounds().high_watermark == 1)

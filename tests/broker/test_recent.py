@@ -1,0 +1,129 @@
+"""What a leader keeps for its followers: the bytes of the file, within bounds, for a moment."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from spark_stream.broker.links import LedPartitions, Session
+from spark_stream.broker.recent import PARTITION_BYTES, Recent, Room
+from spark_stream.broker.replication.partitions import PartitionKey
+from spark_stream.consistency.entries import Entry
+from spark_stream.consistency.ids import EntryIndex
+from spark_stream.storage.codec import crc32c
+from spark_stream.storage.stored import StoredEntries, check_entries
+from tests.broker.clusters import around, make
+from tests.broker.local_broker import LocalBroker, Surroundings
+from tests.support import numbers
+
+__all__ = ["around"]
+
+MANY = 1 << 20
+
+
+def keep(recent: Recent, number: int, size: int) -> pa.Buffer:
+    message = pa.py_buffer(bytes([number % 256]) * size)
+    recent.keep(Entry(number, number, 0, 0, 1, 0, crc32c(message)), message)
+    return message
+
+
+def test_one_entry_is_given_where_the_file_would_give_no_more():
+    recent = Recent(Room())
+    messages = [keep(recent, number, 400) for number in range(3)]
+    last = recent.get(2, 3, MANY)
+    assert last is not None
+    assert last.data.equals(messages[2])
+    assert recent.get(0, 3, MANY) is None  # the file gives all three at once
+    alone = recent.get(0, 3, 900)
+    assert alone is not None
+    assert alone.data.equals(messages[0])
+    assert recent.get(3, 4, MANY) is None
+
+
+def test_what_the_high_watermark_has_passed_is_let_go():
+    room = Room()
+    recent, before = Recent(room), room.left
+    for number in range(5):
+        keep(recent, number, 100)
+    assert room.left == before - 500
+    recent.drop_below(3)
+    assert [recent.get(number, number + 1, MANY) is not None for number in range(5)] == [
+        False,
+        False,
+        False,
+        True,
+        True,
+    ]
+    recent.clear()
+    assert room.left == before
+
+
+def test_neither_a_partition_nor_all_of_them_keep_more_than_they_may():
+    room = Room(3 * MANY)
+    one, other = Recent(room), Recent(room)
+    keep(one, 0, 2 * MANY)
+    keep(other, 0, 2 * MANY)
+    assert one.get(0, 1, MANY) is not None
+    assert other.get(0, 1, MANY) is None
+    keep(one, 1, PARTITION_BYTES + 1)
+    assert one.get(1, 2, MANY) is None
+    keep(other, 1, MANY)
+    assert room.left == 3 * MANY - MANY
+    roomy = Recent(Room())
+    for number in range(20):
+        keep(roomy, number, PARTITION_BYTES // 4)
+    kept = [number for number in range(20) if roomy.get(number, number + 1, MANY)]
+    assert kept == [16, 17, 18, 19]
+
+
+@pytest.fixture
+def led(around: Surroundings) -> tuple[LocalBroker, Session]:
+    """``a`` leads ``t/0``, and ``b`` has a session."""
+    a, b = around.start("a"), around.start("b")
+    make(a, "t", "ab")
+    replica = b.replica("t")
+    session = LedPartitions(a.host).start_session(
+        b.id,
+        b.generation,
+        PartitionKey(replica.topic_id, 0),
+        replica.leader_epoch,
+        replica.history(),
+        lambda _: None,
+    )
+    return a, session
+
+
+def same(one: StoredEntries, other: StoredEntries) -> bool:
+    names = [name for name in one.rows.dtype.names if name not in ("position", "entry_crc")]
+    return one.data.equals(other.data) and bool(np.all(one.rows[names] == other.rows[names]))
+
+
+def test_a_follower_gets_from_memory_what_the_file_has(led):
+    a, session = led
+    partition = a.partition("t")
+    for number in range(4):
+        partition.append(numbers(number, 3))
+        end = session.end
+        given = session.read_entries(EntryIndex(end - 1), MANY)
+        stored = partition.log.read_entries(EntryIndex(end - 1), MANY)
+        assert given is not None
+        assert stored is not None
+        assert given is partition._recent.get(end - 1, end, MANY)
+        assert same(given, stored)
+        check_entries(given.rows, given.data, partition.log.boundary_of(EntryIndex(end - 1)), 0, "")
+
+
+def test_a_partition_at_rest_and_one_without_a_follower_keep_nothing(led):
+    a, session = led
+    partition, room = a.partition("t"), a.host._recent_room
+    before = room.left
+    partition.append(numbers(0, 3))
+    assert room.left < before
+    session.acked(session.end)
+    assert room.left == before
+    partition.append(numbers(3, 3))
+    session.close()
+    assert room.left == before
+    partition.append(numbers(6, 3))
+    assert room.left == before
