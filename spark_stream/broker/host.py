@@ -15,7 +15,14 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
-from spark_stream.broker.hosted import HostedTopic, Links, NoLinks, unknown_partition
+from spark_stream.broker.hosted import (
+    HostedTopic,
+    Links,
+    NoLinks,
+    check_id,
+    format_of,
+    unknown_partition,
+)
 from spark_stream.broker.partition import Closing, Partition
 from spark_stream.broker.upkeep import Upkeep
 from spark_stream.cluster.partitions import PartitionId, StoredPartition
@@ -41,10 +48,8 @@ from spark_stream.errors import (
 )
 from spark_stream.scripts.electing import Placed
 from spark_stream.storage.directory import LogDirectory
-from spark_stream.storage.log_format import LogFormat
 from spark_stream.storage.logs import FileLogs, Logs
 from spark_stream.storage.settings import LogSettings, parse_settings
-from spark_stream.wire.schemas import TIMESTAMP_COLUMN, is_default
 
 logger = logging.getLogger(__name__)
 
@@ -66,19 +71,22 @@ class Host:
         producer_age_us: int = PRODUCER_AGE_US,
         *,
         logs: Logs | None = None,
+        losing: Callable[[], None] = lambda: None,
         proposed: Callable[[Partition, ProposeIsr], None] = lambda _, __: None,
         generation_of: GenerationOf = lambda _: None,
     ) -> None:
         """``producer_age_us``: how long a producer that writes nothing is remembered.
 
-        ``logs``: how logs are opened; None: as files of this host. ``proposed``,
-        ``generation_of``: as :class:`~spark_stream.broker.replica_shell.ReplicaShell` says.
+        ``logs``: how logs are opened; None: as files of this host. ``losing``: as
+        :class:`~spark_stream.storage.logs.FileLogs` says, ``proposed`` and ``generation_of``: as
+        :class:`~spark_stream.broker.replica_shell.ReplicaShell`.
         """
         self._directory = directory
         self.view = view
         self._defaults = defaults
         self._clock = clock
-        self._logs = FileLogs() if logs is None else logs
+        self._logs = FileLogs(losing=losing) if logs is None else logs
+        self._losing = losing
         self._links: Links = NoLinks()
         self._producer_age = producer_age_us
         self._proposed = proposed
@@ -134,7 +142,7 @@ class Host:
             topic = self.view.now.topics.get(name)
         if topic is None:
             raise unknown(name)
-        _check_id(topic, topic_id)
+        check_id(topic, topic_id)
         return topic
 
     def settings_of(self, topic: Topic) -> LogSettings:
@@ -287,8 +295,7 @@ class Host:
             for number in sorted(replicas.keys() - wanted):
                 if self.record(topic, number) is not None:  # else it is missing: that says nothing
                     self._remove_replica(topic, number, replicas.pop(number))
-            added = sorted(wanted - replicas.keys())
-            if added:
+            if added := sorted(wanted - replicas.keys()):
                 self._open_replicas(topic, settings, added, replicas)
             fresh = HostedTopic(topic, settings, self._elsewhere, replicas)
             self._hosted[topic.name] = fresh
@@ -401,7 +408,7 @@ class Host:
             try:
                 if missing is not None:
                     raise missing.again()
-                replicas[number] = self._opened(topic, settings, number)
+                replicas[number] = self._whole(topic, settings, number)
             except IsologError as error:
                 logger.error("%s/%d cannot be opened: %s", topic.name, number, error)
                 replicas[number] = error
@@ -419,30 +426,35 @@ class Host:
             records = [self.record(topic, number) for number in numbers]
             had = [each for each in records if each and each.member(self.broker_id)]
             gone = f"{folder} is missing, and with it all records of topic {topic.name!r}"
-            if any(len(each.isr) == 1 for each in had):
+            if any(each.is_only_member(self.broker_id) for each in had):
                 return DamagedSegment(
                     gone,
                     hint="Restore it from a backup and restart the broker, or delete the topic.",
                     path=str(folder),
                 )
             if had:
+                self._losing()
                 self.doubts.append(gone)
             self._logs.make_folder(folder)
         except IsologError as error:
             return error
         return None
 
+    def _whole(self, topic: Topic, settings: LogSettings, number: int) -> Partition:
+        """The replica; an empty one if its files cannot be opened and others have the records."""
+        try:
+            return self._opened(topic, settings, number)
+        except DamagedSegment as error:
+            record = self.record(topic, number)
+            if record is None or record.is_only_member(self.broker_id):
+                raise
+            kept = self._logs.set_aside(self._directory.partition(topic.name, topic.id, number))
+            self.doubts.append(f"{error.message}; what there was is kept in {kept}")
+        return self._opened(topic, settings, number)
+
     def _opened(self, topic: Topic, settings: LogSettings, number: int) -> Partition:
-        facts = (
-            ("isolog.format", "1"),
-            ("isolog.topic", topic.name),
-            ("isolog.topic_id", topic.id),
-            ("isolog.partition", str(number)),
-        )
-        timestamps = TIMESTAMP_COLUMN if is_default(topic.schema) else None
-        log_format = LogFormat(topic.schema, settings, timestamps, facts)
-        path = self._directory.partition(topic.name, topic.id, number)
-        log = self._logs.open(path, log_format)
+        folder = self._directory.partition(topic.name, topic.id, number)
+        log = self._logs.open(folder, format_of(topic, settings, number))
         for cut in log.cuts:
             logger.log(logging.ERROR if cut.grave else logging.WARNING, "recovered %s", cut)
         if not log.intact:
@@ -486,13 +498,3 @@ class Host:
 
     def _open(self) -> list[Partition]:
         return [each for hosted in self._hosted.values() for each in hosted.open_partitions()]
-
-
-def _check_id(topic: Topic, topic_id: str | None) -> None:
-    """UnknownTopic if the id that is meant is that of an earlier topic of the name."""
-    if topic_id is not None and topic_id != topic.id:
-        raise UnknownTopic(
-            f"topic {topic.name!r} was deleted and made anew: its id is {topic.id}, not {topic_id}",
-            topic=topic.name,
-            topic_id=topic.id,
-        )
