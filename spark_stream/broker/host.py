@@ -30,7 +30,7 @@ from spark_stream.cluster.topics import Topic, unknown
 from spark_stream.cluster.view import ClusterView, News
 from spark_stream.cluster.vouching import Ends
 from spark_stream.consistency import election
-from spark_stream.consistency.effects import ProposeIsr
+from spark_stream.consistency.effects import ProposeIsr, ProposeRecord
 from spark_stream.consistency.election import LogEnd
 from spark_stream.consistency.entries import greatest_numbers
 from spark_stream.consistency.ids import BrokerId, Generation
@@ -72,7 +72,7 @@ class Host:
         *,
         logs: Logs | None = None,
         losing: Callable[[], None] = lambda: None,
-        proposed: Callable[[Partition, ProposeIsr], None] = lambda _, __: None,
+        proposed: Callable[[Partition, ProposeIsr | ProposeRecord], None] = lambda _, __: None,
         generation_of: GenerationOf = lambda _: None,
     ) -> None:
         """``producer_age_us``: how long a producer that writes nothing is remembered.
