@@ -8,7 +8,7 @@ moves here, and when the broker starts.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from spark_stream.consistency.ids import BrokerId
@@ -28,11 +28,13 @@ def make_folder(
     me: BrokerId,
     *,
     starts: bool,
+    losing: Callable[[], None],
 ) -> str | None:
     """Makes a topic's folder if it is missing; what was lost with it, if others have that.
 
     ``records``: of all partitions of which this broker has a replica by now. ``starts``: none of
     these is open, and the broker has not vouched for its logs; only then can it be filled again.
+    ``losing``: as :class:`~spark_stream.storage.logs.FileLogs` says.
 
     Raises:
         DamagedSegment: it is missing, and must stay so: the next start would take what is lost for
@@ -42,11 +44,13 @@ def make_folder(
     lost = None
     if not logs.has_folder(folder):
         had = [each for each in records if each.member(me)]
-        alone = any(len(each.isr) == 1 for each in had)
+        alone = any(each.is_only_member(me) for each in had)
         if had:
             lost = f"{folder} is missing, and with it all records of topic {topic!r}"
         if lost is not None and (alone or not starts):
             what = lost if alone else f"{lost} here: restart the broker"
             raise DamagedSegment(what, hint=_RESTORE if alone else _RESTART, path=str(folder))
+        if lost is not None:
+            losing()
     logs.make_folder(folder)
     return lost

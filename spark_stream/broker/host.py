@@ -16,7 +16,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from spark_stream.broker.folders import make_folder
-from spark_stream.broker.hosted import HostedTopic, Links, NoLinks, unknown_partition
+from spark_stream.broker.hosted import (
+    HostedTopic,
+    Links,
+    NoLinks,
+    check_id,
+    format_of,
+    unknown_partition,
+)
 from spark_stream.broker.partition import Closing, Partition
 from spark_stream.broker.recent import BROKER_BYTES, Room
 from spark_stream.broker.upkeep import Upkeep
@@ -25,7 +32,7 @@ from spark_stream.cluster.topics import Topic, unknown
 from spark_stream.cluster.view import ClusterView, News
 from spark_stream.cluster.vouching import Ends
 from spark_stream.consistency import election
-from spark_stream.consistency.effects import ProposeIsr
+from spark_stream.consistency.effects import ProposeIsr, ProposeRecord
 from spark_stream.consistency.election import LogEnd
 from spark_stream.consistency.entries import greatest_numbers
 from spark_stream.consistency.ids import BrokerId, Generation
@@ -35,6 +42,7 @@ from spark_stream.consistency.transactions import Joined
 from spark_stream.environment import Clock
 from spark_stream.errors import (
     BrokerStopping,
+    DamagedSegment,
     IsologError,
     LeaderUnavailable,
     NotLeader,
@@ -42,10 +50,8 @@ from spark_stream.errors import (
 )
 from spark_stream.scripts.electing import Placed
 from spark_stream.storage.directory import LogDirectory
-from spark_stream.storage.log_format import LogFormat
 from spark_stream.storage.logs import FileLogs, Logs
 from spark_stream.storage.settings import LogSettings, parse_settings
-from spark_stream.wire.schemas import TIMESTAMP_COLUMN, is_default
 
 logger = logging.getLogger(__name__)
 
@@ -67,21 +73,24 @@ class Host:
         producer_age_us: int = PRODUCER_AGE_US,
         *,
         logs: Logs | None = None,
-        proposed: Callable[[Partition, ProposeIsr], None] = lambda _, __: None,
+        losing: Callable[[], None] = lambda: None,
+        proposed: Callable[[Partition, ProposeIsr | ProposeRecord], None] = lambda _, __: None,
         generation_of: GenerationOf = lambda _: None,
         recent_bytes: int = BROKER_BYTES,
     ) -> None:
         """``producer_age_us``: how long a producer that writes nothing is remembered.
 
-        ``logs``: how logs are opened; None: as files of this host. ``proposed``,
-        ``generation_of``: as :class:`~spark_stream.broker.replica_shell.ReplicaShell` says.
-        ``recent_bytes``: what may be kept in memory for followers (``recent``).
+        ``logs``: how logs are opened; None: as files of this host. ``losing``: as
+        :class:`~spark_stream.storage.logs.FileLogs` says, ``proposed`` and ``generation_of``: as
+        :class:`~spark_stream.broker.replica_shell.ReplicaShell`. ``recent_bytes``: what may be kept
+        in memory for followers (``recent``).
         """
         self._directory = directory
         self.view = view
         self._defaults = defaults
         self._clock = clock
-        self._logs = FileLogs() if logs is None else logs
+        self._logs = FileLogs(losing=losing) if logs is None else logs
+        self._losing = losing
         self._links: Links = NoLinks()
         self._producer_age = producer_age_us
         self._proposed = proposed
@@ -139,7 +148,7 @@ class Host:
             topic = self.view.now.topics.get(name)
         if topic is None:
             raise unknown(name)
-        _check_id(topic, topic_id)
+        check_id(topic, topic_id)
         return topic
 
     def settings_of(self, topic: Topic) -> LogSettings:
@@ -295,8 +304,7 @@ class Host:
             for number in sorted(replicas.keys() - wanted):
                 if self.record(topic, number) is not None:  # else it is missing: that says nothing
                     self._remove_replica(topic, number, replicas.pop(number))
-            added = sorted(wanted - replicas.keys())
-            if added:
+            if added := sorted(wanted - replicas.keys()):
                 self._open_replicas(topic, settings, added, replicas)
             fresh = HostedTopic(topic, settings, self._elsewhere, replicas)
             self._hosted[topic.name] = fresh
@@ -405,6 +413,7 @@ class Host:
             [each for each in records if each is not None],
             self.broker_id,
             starts=not self._has_begun,
+            losing=self._losing,
         )
 
     def _open_replicas(
@@ -419,7 +428,7 @@ class Host:
             try:
                 if missing is not None:
                     raise missing.again()
-                replicas[number] = self._opened(topic, settings, number)
+                replicas[number] = self._whole(topic, settings, number)
             except IsologError as error:
                 logger.error("%s/%d cannot be opened: %s", topic.name, number, error)
                 replicas[number] = error
@@ -434,16 +443,21 @@ class Host:
             return error
         return None
 
+    def _whole(self, topic: Topic, settings: LogSettings, number: int) -> Partition:
+        """The replica; an empty one if its files cannot be opened and others have the records."""
+        try:
+            return self._opened(topic, settings, number)
+        except DamagedSegment as error:
+            record = self.record(topic, number)
+            if record is None or record.is_only_member(self.broker_id):
+                raise
+            kept = self._logs.set_aside(self._directory.partition(topic.name, topic.id, number))
+            self.doubts.append(f"{error.message}; what there was is kept in {kept}")
+        return self._opened(topic, settings, number)
+
     def _opened(self, topic: Topic, settings: LogSettings, number: int) -> Partition:
-        facts = (
-            ("isolog.format", "1"),
-            ("isolog.topic", topic.name),
-            ("isolog.topic_id", topic.id),
-            ("isolog.partition", str(number)),
-        )
-        timestamps = TIMESTAMP_COLUMN if is_default(topic.schema) else None
-        log_format = LogFormat(topic.schema, settings, timestamps, facts)
-        log = self._logs.open(self._directory.partition(topic.name, topic.id, number), log_format)
+        folder = self._directory.partition(topic.name, topic.id, number)
+        log = self._logs.open(folder, format_of(topic, settings, number))
         log.when_failed(self._some_log_failed.set)
         for cut in log.cuts:
             logger.log(logging.ERROR if cut.grave else logging.WARNING, "recovered %s", cut)
@@ -490,13 +504,3 @@ class Host:
     def open_replicas(self) -> list[Partition]:
         """All replicas that are open, whoever leads them."""
         return [each for hosted in self._hosted.values() for each in hosted.open_partitions()]
-
-
-def _check_id(topic: Topic, topic_id: str | None) -> None:
-    """UnknownTopic if the id that is meant is that of an earlier topic of the name."""
-    if topic_id is not None and topic_id != topic.id:
-        raise UnknownTopic(
-            f"topic {topic.name!r} was deleted and made anew: its id is {topic.id}, not {topic_id}",
-            topic=topic.name,
-            topic_id=topic.id,
-        )

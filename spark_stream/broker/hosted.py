@@ -9,8 +9,10 @@ from typing import Protocol
 from spark_stream.broker.partition import Partition
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.ids import BrokerId, Generation
-from spark_stream.errors import IsologError, NotLeader, UnknownPartition
+from spark_stream.errors import IsologError, NotLeader, UnknownPartition, UnknownTopic
+from spark_stream.storage.log_format import LogFormat
 from spark_stream.storage.settings import LogSettings
+from spark_stream.wire.schemas import TIMESTAMP_COLUMN, is_default
 
 
 class Links(Protocol):
@@ -85,6 +87,18 @@ class HostedTopic:
             yield f"{self.topic.id}/{number}", end
 
 
+def format_of(topic: Topic, settings: LogSettings, number: int) -> LogFormat:
+    """How the log of a partition is written."""
+    facts = (
+        ("isolog.format", "1"),
+        ("isolog.topic", topic.name),
+        ("isolog.topic_id", topic.id),
+        ("isolog.partition", str(number)),
+    )
+    timestamps = TIMESTAMP_COLUMN if is_default(topic.schema) else None
+    return LogFormat(topic.schema, settings, timestamps, facts)
+
+
 def unknown_partition(topic: Topic, number: int) -> UnknownPartition:
     """The error for a partition that the topic does not have."""
     return UnknownPartition(
@@ -92,3 +106,13 @@ def unknown_partition(topic: Topic, number: int) -> UnknownPartition:
         topic=topic.name,
         partition=number,
     )
+
+
+def check_id(topic: Topic, topic_id: str | None) -> None:
+    """UnknownTopic if the id that is meant is that of an earlier topic of the name."""
+    if topic_id is not None and topic_id != topic.id:
+        raise UnknownTopic(
+            f"topic {topic.name!r} was deleted and made anew: its id is {topic.id}, not {topic_id}",
+            topic=topic.name,
+            topic_id=topic.id,
+        )

@@ -58,7 +58,7 @@ from spark_stream.consistency.partition_record import Member
 from spark_stream.environment import Clock, Ids, SystemClock, SystemIds, SystemMachine
 from spark_stream.errors import InvalidConfig, IsologError, PortInUse
 from spark_stream.scripts.electing import resume
-from spark_stream.storage.directory import check_directory
+from spark_stream.storage.directory import check_directory, forget_run
 from spark_stream.version import VERSION
 from spark_stream.wire.addresses import UNIX, location
 from spark_stream.wire.limits import SOCKET_PATH_MAX
@@ -107,6 +107,7 @@ class Broker:
                 config.topic_defaults,
                 clock,
                 int(config.producer_expiry_seconds * 1_000_000),
+                losing=lambda: forget_run(path),
                 proposed=self._proposals.note,
                 generation_of=self._members.generation_of,
                 recent_bytes=min(BROKER_BYTES, config.memory_bytes // 8),

@@ -1,4 +1,4 @@
-"""In-sync replicas that leaders propose, on their way to the partitions' records.
+"""In-sync replicas that leaders propose, on their way to the partitions' records; epochs too.
 
 A leader's core proposes (``consistency.progress``); here the proposal becomes a compare-and-set,
 and its outcome goes back to the core. Where the store does not say what became of it, the record is
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from spark_stream.broker.partition import Partition
 from spark_stream.cluster.partitions import PartitionId, decode, key_of, put_of
 from spark_stream.consistency import election
-from spark_stream.consistency.effects import ProposeIsr
+from spark_stream.consistency.effects import ProposeIsr, ProposeRecord
 from spark_stream.consistency.election import Unchanged
 from spark_stream.consistency.partition_record import Member, PartitionRecord
 from spark_stream.errors import IsologError
@@ -43,17 +43,13 @@ class Proposals:
         self._noted: list[_Proposed] = []
         self.noted = threading.Event()
 
-    def note(self, partition: Partition, proposal: ProposeIsr) -> None:
+    def note(self, partition: Partition, proposal: ProposeIsr | ProposeRecord) -> None:
         """A leader proposes; its partition's lock is held, so this only notes it."""
-        progress = partition.replica.progress
-        if progress is None:
-            return
-        record = progress.record
-        outcome = election.propose_isr(record, progress.me, record.leader_epoch, proposal.members)
-        after = record if isinstance(outcome, Unchanged) else outcome
-        with self._lock:
-            self._noted.append(_Proposed(partition, progress.me, record, after, proposal.version))
-        self.noted.set()
+        noted = _proposed(partition, proposal)
+        if noted is not None:
+            with self._lock:
+                self._noted.append(noted)
+            self.noted.set()
 
     def putting(self) -> Script[None]:
         """Puts on record what was noted, step by step, and tells the leaders the outcome."""
@@ -83,6 +79,18 @@ class Proposals:
         with self._lock:
             self._noted = [*proposed, *self._noted]
         self.noted.set()
+
+
+def _proposed(partition: Partition, proposal: ProposeIsr | ProposeRecord) -> _Proposed | None:
+    if isinstance(proposal, ProposeRecord):
+        return _Proposed(partition, proposal.me, proposal.before, proposal.after, proposal.version)
+    progress = partition.replica.progress
+    if progress is None:
+        return None
+    record = progress.record
+    outcome = election.propose_isr(record, progress.me, record.leader_epoch, proposal.members)
+    after = record if isinstance(outcome, Unchanged) else outcome
+    return _Proposed(partition, progress.me, record, after, proposal.version)
 
 
 def _tell(proposed: _Proposed, version: int | None) -> Script[None]:

@@ -29,7 +29,9 @@ from spark_stream.consistency.effects import (
     Effects,
     HighWatermarkMoved,
     ProposeIsr,
+    ProposeRecord,
 )
+from spark_stream.consistency.election import Unchanged, lift_epoch
 from spark_stream.consistency.epochs import EpochHistory
 from spark_stream.consistency.follower import (
     Agreed,
@@ -86,7 +88,7 @@ class ReplicaShell:
         *,
         alone: bool = True,
         moved: Callable[[Any], None] = lambda _: None,
-        proposed: Callable[[Any, ProposeIsr], None] = lambda _, __: None,
+        proposed: Callable[[Any, ProposeIsr | ProposeRecord], None] = lambda _, __: None,
         generation_of: GenerationOf = lambda _: None,
         recent_room: Room | None = None,
     ) -> None:
@@ -232,6 +234,9 @@ class ReplicaShell:
                 effects = self._core.isr_changed(record, version, now)
             elif epoch < self.leader_epoch:
                 return  # an old view
+            elif not isinstance(lifted := lift_epoch(record, me, self.last_epoch or 0), Unchanged):
+                self._proposed(self, ProposeRecord(me, record, lifted, version))
+                return  # it leads once that is on record
             else:
                 self._part = Part.LEADER
                 self._sessions.end_all()

@@ -12,7 +12,7 @@ from typing import Final
 
 from spark_stream.consistency.ids import EntryIndex, Offset
 from spark_stream.consistency.isolation import Bounds, Isolation
-from spark_stream.consistency.partition_record import Member
+from spark_stream.consistency.partition_record import Member, PartitionRecord
 
 
 class Bound(Enum):
@@ -70,6 +70,16 @@ class ProposeIsr:
     """
 
     members: tuple[Member, ...]
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProposeRecord:
+    """Put this record in the place of the one of this version: the leader cannot lead by that."""
+
+    me: Member
+    before: PartitionRecord
+    after: PartitionRecord
     version: int
 
 

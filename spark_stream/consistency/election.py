@@ -12,6 +12,7 @@ one compare-and-set wins, and the other looks at the record again.
 | ``resume`` | the leader, after a start | the same | + 1 | the same |
 | ``resign`` | the leader | the next live member | + 1 | the live members without it |
 | ``prefer`` | an operator, the controller | the first of the replicas | + 1 | the same |
+| ``lift_epoch`` | the leader, whose log has a later epoch | the same | after its log's | the same |
 | ``propose_isr`` | the leader of this epoch | the same | the same | what the leader found |
 | ``leave_isr`` | a follower | the same | the same | without it |
 | ``begin_move`` | an operator | the same | the same | the same |
@@ -194,6 +195,18 @@ def renew(record: PartitionRecord, earlier: Member, me: Member) -> Outcome:
     if earlier.broker != me.broker or record.isr != (earlier,):
         return Unchanged(Obstacle.NOT_A_MEMBER, record)
     return _led_by(record, me.broker, (me,))
+
+
+def lift_epoch(record: PartitionRecord, me: Member, last_epoch: int) -> Outcome:
+    """The leader's log has entries of a later epoch: the store is an older copy.
+
+    Epochs never fall along a log, so nothing can be appended in the epoch on record.
+    """
+    if not leads(record, me):
+        return Unchanged(Obstacle.NOT_THE_LEADER, record)
+    if record.leader_epoch >= last_epoch:
+        return Unchanged(Obstacle.SAME, record)
+    return replace(record, leader_epoch=LeaderEpoch(last_epoch + 1))
 
 
 def resign(record: PartitionRecord, me: Member, alive: Alive) -> Outcome:

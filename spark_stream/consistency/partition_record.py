@@ -48,3 +48,7 @@ class PartitionRecord:
     def member(self, broker: BrokerId) -> Member | None:
         """The broker as a member of the ISR; None: it is none."""
         return next((each for each in self.isr if each.broker == broker), None)
+
+    def is_only_member(self, broker: BrokerId) -> bool:
+        """Whether nobody else is in sync: nobody else need have what is committed."""
+        return [each.broker for each in self.isr] == [broker]

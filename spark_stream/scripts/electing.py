@@ -7,13 +7,13 @@ decide at once do no harm, and a decision by an old view changes nothing: whoeve
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from spark_stream.cluster.partitions import StoredPartition, put_of
 from spark_stream.consistency import election
 from spark_stream.consistency.election import Alive, LogEnd, Obstacle, Unchanged
-from spark_stream.consistency.ids import BrokerId, LeaderEpoch
+from spark_stream.consistency.ids import BrokerId
 from spark_stream.consistency.partition_record import Member, PartitionRecord
 from spark_stream.consistency.transactions import Joined
 from spark_stream.scripts.steps import ReadLogEnd, Refresh, Script, put_many, together
@@ -108,10 +108,8 @@ def _resumed(
         mine = {me.broker: me.generation}
         outcome = election.elect_longest(record, {me.broker: end}, mine)
     found = record if isinstance(outcome, Unchanged) else outcome
-    if election.leads(found, me) and found.leader_epoch < end.last_epoch:
-        # The store is an older copy. Epochs never fall along a log.
-        outcome = replace(found, leader_epoch=LeaderEpoch(end.last_epoch + 1))
-    return outcome, risky
+    lifted = election.lift_epoch(found, me, end.last_epoch)
+    return (outcome if isinstance(lifted, Unchanged) else lifted), risky
 
 
 def _elect_longest(partition: Placed, alive: Alive, registered: Alive) -> Script[election.Outcome]:

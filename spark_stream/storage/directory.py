@@ -113,6 +113,12 @@ def record_run(path: Path, run: str, disk: Disk = HOST_DISK) -> None:
     disk.sync_directory(path)
 
 
+def forget_run(path: Path, disk: Disk = HOST_DISK) -> None:
+    """Takes the run's name away, for good: whoever starts next cannot vouch for the logs."""
+    disk.remove(path / _RUN)
+    disk.sync_directory(path)
+
+
 def open_directory(
     path: Path,
     cluster_id: str | None = None,

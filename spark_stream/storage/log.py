@@ -76,8 +76,16 @@ class PartitionLog:
         self._segments: tuple[Segment, ...] = (*closed, active)
 
     @classmethod
-    def open(cls, directory: Path, log_format: LogFormat, disk: Disk = HOST_DISK) -> PartitionLog:
+    def open(
+        cls,
+        directory: Path,
+        log_format: LogFormat,
+        disk: Disk = HOST_DISK,
+        losing: Callable[[], None] = lambda: None,
+    ) -> PartitionLog:
         """Opens a log; what it lost is in ``cuts``. A new one gets its files with its first entry.
+
+        ``losing``: as :class:`~spark_stream.storage.logs.FileLogs`.
 
         Raises:
             DamagedSegment: a file that cannot be rebuilt is missing.
@@ -86,9 +94,10 @@ class PartitionLog:
         codec, facts = log_format.codec, dict(log_format.facts)
         forcing = Forcing(disk, directory, names)
         files = SegmentFiles(disk, directory, codec, facts, names)
-        found = Recovery(disk, directory, codec, facts, forcing, files).recovered()
+        found = Recovery(disk, directory, codec, facts, forcing, files, losing).recovered()
         distrusted = forcing.distrusted
         if distrusted:
+            losing()
             found.active.write_again(int(forcing.upto.entry))
         # A process may have ended between a write and its force; who sends that batch again is told
         # that it is there.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from spark_stream.storage.aside import FOLDER, Aside
 from spark_stream.storage.disk import HOST_DISK, Disk
 from spark_stream.storage.log import PartitionLog
 from spark_stream.storage.log_format import LogFormat
@@ -29,7 +31,14 @@ class Logs(Protocol):
         """Whether a topic's folder is there."""
 
     def open(self, folder: Path, log_format: LogFormat) -> ReplicaLog:
-        """The log of a partition, as it is; an empty one if there is none yet."""
+        """The log of a partition, as it is; an empty one if there is none yet.
+
+        Raises:
+            DamagedSegment: a file that cannot be rebuilt is missing; nothing was changed.
+        """
+
+    def set_aside(self, folder: Path) -> str:
+        """Empties a partition's folder; where all that was in it is kept."""
 
     def remove(self, folder: Path) -> None:
         """Removes the folder and all that is in it; it stays gone. No-op where there is none.
@@ -43,10 +52,15 @@ class Logs(Protocol):
 
 
 class FileLogs:
-    """Logs in files."""
+    """Logs in files.
 
-    def __init__(self, disk: Disk = HOST_DISK) -> None:
+    ``losing`` is called before a log gives up what it may have acknowledged: once that is done, an
+    open does not find anything amiss any more.
+    """
+
+    def __init__(self, disk: Disk = HOST_DISK, losing: Callable[[], None] = lambda: None) -> None:
         self._disk = disk
+        self._losing = losing
 
     def make_folder(self, folder: Path) -> None:
         self._disk.make_directory(folder)
@@ -55,7 +69,16 @@ class FileLogs:
         return folder.name in self._disk.names(folder.parent)
 
     def open(self, folder: Path, log_format: LogFormat) -> ReplicaLog:
-        return PartitionLog.open(folder, log_format, self._disk)
+        return PartitionLog.open(folder, log_format, self._disk, self._losing)
+
+    def set_aside(self, folder: Path) -> str:
+        self._losing()
+        aside = Aside(self._disk, folder)
+        for name in sorted(self._disk.names(folder), reverse=True):
+            if name != FOLDER:
+                aside.move(folder / name)
+        aside.settle()
+        return str(aside.kept_in)
 
     def remove(self, folder: Path) -> None:
         self._disk.remove_tree(folder)

@@ -22,7 +22,7 @@ topic's schema; in the last segment a damaged one is written anew.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -71,7 +71,10 @@ class _Tail:
 
 @dataclass(frozen=True)
 class Recovery:
-    """Opens the segments of one log; ``facts`` are what its schema messages say of it."""
+    """Opens the segments of one log; ``facts`` are what its schema messages say of it.
+
+    ``losing`` is called before the log gives up what it may have acknowledged.
+    """
 
     disk: Disk
     directory: Path
@@ -79,6 +82,7 @@ class Recovery:
     facts: dict[str, str]
     forcing: Forcing
     files: SegmentFiles
+    losing: Callable[[], None] = lambda: None
 
     def recovered(self) -> Recovered:
         """The log, with what does not belong to it taken out.
@@ -119,6 +123,7 @@ class Recovery:
         once = self.forcing.upto
         if once.entry == 0:
             return Recovered((), active)
+        self.losing()
         self.forcing.mark(start)
         cut = self._cut(name, start, once, reason="no segment is left")
         return Recovered((), active, (cut,))
@@ -183,6 +188,9 @@ class Recovery:
         end, once = found.end, self._known_end(found, behind)
         if not tails and not behind and once == end:
             return None
+        doubtful = _doubtful(found, once)
+        if once != end or doubtful:
+            self.losing()
         aside = Aside(self.disk, self.directory)
         # The newest go first: what a crash leaves in the log has no gap of its own.
         for path in [path for name in reversed(behind) for path in self.files.paths(name)]:
@@ -201,7 +209,7 @@ class Recovery:
             end,
             once,
             reason="a hole ends the log" if behind else "cut behind the valid prefix",
-            doubtful=_doubtful(found, once),
+            doubtful=doubtful,
             size=aside.moved_bytes + sum(tail.gone.size for tail in tails),
             kept_in=aside.kept_in,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -140,3 +141,36 @@ def test_after_a_force_that_failed_another_leads_and_the_next_start_does_not_vou
     assert a.record("t").leader == "b"
     failed = found.me
     assert standing(a).me != failed
+
+
+LOSSES = {
+    "a damaged entry": lambda folder: damage(folder / "00000000000000000000.entries"),
+    "a missing file": lambda folder: (folder / "00000000000000000000.entries").unlink(),
+    "a missing folder": lambda folder: shutil.rmtree(folder.parent),
+}
+
+
+def damage(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[10] ^= 0xFF
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_loss_is_known_though_the_start_that_found_it_died_before_it_said_so(around, loss):
+    """What an open cuts off or replaces is not amiss any more when the next one looks."""
+    a = around.start("a")
+    around.start("b")
+    make(a, "t", "ab")
+    first = standing(a).me
+    for number in range(3):
+        a.partition("t").append(numbers(number, 1))
+    folder = a.host.topic("t").replicas[0].log.directory
+    a.end()
+    LOSSES[loss](folder)
+    dies = around.start("a")
+    assert dies.host.doubts
+    dies.end()
+    again = around.start("a")
+    assert not again.host.doubts
+    assert standing(again).me != first

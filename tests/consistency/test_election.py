@@ -262,3 +262,9 @@ def test_whatever_is_asked_in_whatever_order_a_record_stays_sound(data):
         if after.leader != known.leader:
             assert after.leader_epoch > known.leader_epoch
         known = after
+
+
+def test_a_leader_whose_log_has_a_later_epoch_leads_after_it():
+    assert why(election.lift_epoch(record(), A, 5)) is Obstacle.SAME
+    assert why(election.lift_epoch(record(), B, 8)) is Obstacle.NOT_THE_LEADER
+    assert election.lift_epoch(record(), A, 8) == replace(record(), leader_epoch=9)

@@ -109,6 +109,25 @@ def test_a_follower_whose_entries_were_damaged_while_it_was_stopped_heals(cluste
     assert cluster.leader(topic) == hurt
 
 
+@pytest.mark.parametrize("suffix", [".entries", ".arrow"])
+def test_a_replica_whose_log_cannot_be_opened_is_filled_again(cluster, log, topic, suffix):
+    log.create_topic(topic, 1, 3, schema=NUMBERS, config={"segment.entries": 16})
+    for first in range(0, 400, 10):
+        written(log, topic, first, 10)
+    in_sync(log, topic)
+    hurt = others(cluster, cluster.leader(topic))[0]
+    cluster.kill(hurt)
+    folder = folders(cluster, topic)[hurt]
+    lost = sorted(folder.glob(f"*{suffix}"))[1]
+    lost.unlink()
+    cluster.restart(hurt)
+    written(log, topic, 400, 10)
+    in_sync(log, topic)
+    copies_are_equal(cluster, topic)
+    assert str(folder / "cut") in cluster.broker(hurt).log_text()
+    assert (folder / "cut" / "1" / sorted(folder.glob("*.arrow"))[0].name).exists()
+
+
 def test_a_topic_that_was_deleted_while_a_broker_was_down_goes_there_too(cluster, log, topic):
     log.create_topic(topic, 2, 3, schema=NUMBERS)
     written(log, topic, 0, 5)

@@ -39,7 +39,7 @@ from spark_stream.cluster.topics import Topic
 from spark_stream.cluster.view import ClusterView
 from spark_stream.cluster.vouching import Found, Vouching
 from spark_stream.consistency import election
-from spark_stream.consistency.effects import ProposeIsr
+from spark_stream.consistency.effects import ProposeIsr, ProposeRecord
 from spark_stream.consistency.election import Outcome
 from spark_stream.consistency.ids import BrokerId, Generation
 from spark_stream.consistency.partition_record import Member, PartitionRecord
@@ -356,7 +356,7 @@ class SimulatedBroker:
                 with self._store.as_of(read):
                     self.host.refresh()
 
-    def _note_proposal(self, partition: Partition, proposal: ProposeIsr) -> None:
+    def _note_proposal(self, partition: Partition, proposal: ProposeIsr | ProposeRecord) -> None:
         self._proposals.note(partition, proposal)
         self._proposed.give()
 
