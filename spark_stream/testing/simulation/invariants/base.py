@@ -97,7 +97,7 @@ class Invariant:
     def appended(self, line: Line, seen: Seen, broker: SimulatedBroker) -> None:
         """An entry is in a log that was in none before."""
 
-    def copied(self, line: Line, seen: Seen, entry: Entry) -> None:
+    def copied(self, line: Line, seen: Seen, entry: Entry, partition: Partition) -> None:
         """An entry is in one more log, as ``entry``."""
 
     def committed_upto(self, line: Line, first: int, upto: int) -> None:

@@ -13,7 +13,7 @@ from spark_stream.testing.simulation.invariants.base import Invariant, View
 class EqualAtEqualIndexAndEpoch(Invariant):
     """Entries of one index and one epoch are the same in every log, and so are all before them."""
 
-    def copied(self, line: Line, seen: Seen, entry: Entry) -> None:
+    def copied(self, line: Line, seen: Seen, entry: Entry, partition: Partition) -> None:
         what = f"{line.name}: entry {entry.entry_index} of epoch {entry.leader_epoch}"
         self.require(seen.entry == entry, f"{what} is {entry}, elsewhere {seen.entry}")
         if len(line.entries) > 1:
@@ -124,6 +124,21 @@ class InSyncReplicasHaveWhatIsCommitted(Invariant):
 
     def _is_registered(self, member: Member) -> bool:
         return self.history.generations.get(member.broker) == member.generation
+
+
+class FollowersTakeFromTheirLeader(Invariant):
+    """What a follower appends in the present epoch, the leader of that epoch has."""
+
+    def copied(self, line: Line, seen: Seen, entry: Entry, partition: Partition) -> None:
+        if line.course.epoch != int(partition.leader_epoch):
+            return
+        leader, led = self.view.partition(line.place), self.history.led(line.place)
+        if leader is None or led is None:
+            return  # its machine is off, or it has not heard yet that it leads
+        at = entry.entry_index
+        same = at < len(led.entries) and led.entries[at] is seen
+        what = f"{line.name}: entry {at} of epoch {entry.leader_epoch}"
+        self.require(same, f"{what} is not what {led.broker} has, which leads {line.course.epoch}")
 
 
 class WhoIsCountedHasTheEntries(Invariant):
