@@ -10,10 +10,10 @@ in a new epoch.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
+from typing import Protocol
 
+from spark_stream.broker.controlling import tell_change
 from spark_stream.broker.host import Host
 from spark_stream.cluster.adoption import adopt
 from spark_stream.cluster.brokers import Brokers, RegisteredBroker
@@ -22,10 +22,20 @@ from spark_stream.cluster.vouching import Doubt, Found, Vouching
 from spark_stream.consistency.ids import Generation
 from spark_stream.consistency.partition_record import Member
 from spark_stream.environment import Ids, Machine
-from spark_stream.storage.directory import record_run, recorded_run
-from spark_stream.storage.disk import HOST_DISK, Disk
+from spark_stream.scripts.electing import resume
+from spark_stream.scripts.steps import Script
 
 logger = logging.getLogger(__name__)
+
+
+class Runs(Protocol):
+    """Where the broker's directory names the run that uses it."""
+
+    def recorded_run(self) -> str | None:
+        """The run that used it last."""
+
+    def record_run(self, run: str) -> None:
+        """This run uses it from now on, also after a power cut."""
 
 
 class Standing:
@@ -37,16 +47,13 @@ class Standing:
         host: Host,
         ids: Ids,
         machine: Machine,
-        path: Path,
-        disk: Disk = HOST_DISK,
+        runs: Runs,
     ) -> None:
-        """``path``: the broker's directory."""
         self._store = store
         self._host = host
         self._ids = ids
         self._machine = machine
-        self._path = path
-        self._disk = disk
+        self._runs = runs
         self._vouching = Vouching(store, host.broker_id)
         self._run = ids.new_id()
         self._failed: set[str] = set()
@@ -62,13 +69,13 @@ class Standing:
     def vouch(self, *, holds_store: bool) -> None:
         """Decides the generation of the logs, which are open; adopts topics of earlier releases."""
         found = Found(
-            recorded_run(self._path, self._disk),
+            self._runs.recorded_run(),
             self._host.ends(),
             not self._host.doubts,
             self._machine.boot_id(),
         )
         generation, reason = self._vouching.begin(found, self._run, self._ids.new_id)
-        record_run(self._path, self._run, self._disk)
+        self._runs.record_run(self._run)
         if reason is not None and reason is not Doubt.NEW:
             logger.error(
                 "this broker cannot vouch for its logs (%s): it is in sync with no leader until its"
@@ -85,11 +92,13 @@ class Standing:
         self._registered = replace(broker, generation=self.me.generation)
         Brokers(self._store).register(self._registered)
 
-    def look(self, lead_again: Callable[[], None]) -> None:
-        """Looks for logs whose forces have failed; to be called often.
+    def leading_again(self) -> Script[None]:
+        """Goes on leading what nobody else can lead, in new epochs."""
+        for change in (yield from resume(self._host.placed(), self.me, self._host.log_end)):
+            tell_change(change)
 
-        ``lead_again``: begins new epochs where nobody else is in sync.
-        """
+    def looking(self) -> Script[None]:
+        """Looks for logs whose forces have failed, and says so on record; to be run often."""
         failed = self._host.failed_logs()
         if failed <= self._failed or self._registered is None:
             return
@@ -103,7 +112,7 @@ class Standing:
         self._registered = replace(self._registered, generation=generation)
         Brokers(self._store).register(self._registered)
         self._host.change_generation(generation)
-        lead_again()
+        yield from self.leading_again()
         self._failed = failed
 
     def end(self) -> None:

@@ -12,6 +12,7 @@ from spark_stream.broker.standing import Standing
 from spark_stream.cluster.brokers import Brokers, RegisteredBroker
 from spark_stream.environment import SystemIds
 from spark_stream.errors import IsologError
+from spark_stream.storage.directory import RunFile
 from spark_stream.storage.logs import FileLogs
 from spark_stream.testing.simulation.disk import SimulatedDisk
 from tests.broker.clusters import around, make, see
@@ -33,7 +34,7 @@ class Boot:
 
 def standing(broker: LocalBroker, boot: int = 1) -> Standing:
     """What the broker does at its start, once its logs are open."""
-    found = Standing(broker.store, broker.host, SystemIds(), Boot(boot), broker.path)
+    found = Standing(broker.store, broker.host, SystemIds(), Boot(boot), RunFile(broker.path))
     found.vouch(holds_store=False)
     return found
 
@@ -111,17 +112,16 @@ def failing(around: Surroundings) -> tuple[LocalBroker, Standing]:
 def test_a_force_that_failed_makes_a_new_generation_once(failing, caplog):
     a, found = failing
     before = found.me
-    again: list[bool] = []
-    found.look(lambda: again.append(True))
-    assert (found.me, again) == (before, [])
+    a.driver.run(found.looking())
+    assert found.me == before
     with pytest.raises(IsologError):
         a.partition("t").append(numbers(1, 1))
     with caplog.at_level(logging.ERROR):
-        found.look(lambda: again.append(True))
-        found.look(lambda: again.append(True))
-    assert again == [True]
+        a.driver.run(found.looking())
+        after = found.me
+        a.driver.run(found.looking())
+    assert after == found.me != before
     assert caplog.text.count("a force has failed (t/0)") == 1
-    assert found.me != before
     assert Brokers(a.store).get("a").generation == found.me.generation
 
 
@@ -129,7 +129,7 @@ def test_after_a_force_that_failed_another_leads_and_the_next_start_does_not_vou
     a, found = failing
     with pytest.raises(IsologError):
         a.partition("t").append(numbers(1, 1))
-    found.look(lambda: None)
+    a.driver.run(found.looking())
     see(a.around)
     with pytest.raises(IsologError):
         a.partition("t")
@@ -138,3 +138,14 @@ def test_after_a_force_that_failed_another_leads_and_the_next_start_does_not_vou
     assert a.record("t").leader == "b"
     failed = found.me
     assert standing(a).me != failed
+
+
+def test_where_nobody_else_is_in_sync_it_leads_on_in_a_new_epoch_after_a_force_that_failed(failing):
+    a, found = failing
+    with pytest.raises(IsologError):
+        a.partition("t").append(numbers(1, 1))
+    make(a, "u", "a")
+    before = a.record("u").leader_epoch
+    a.driver.run(found.looking())
+    assert a.record("u").leader_epoch > before
+    a.partition("u").append(numbers(0, 1))
