@@ -162,6 +162,7 @@ class SimulatedBroker:
         self.ended_in_order = False
         """As its last process did."""
         self.opened_in = 0  # the last life that came as far as open logs
+        self.registered_in = 0  # … and as far as its registration
         around.brokers[broker_id] = self
 
     @property
@@ -267,6 +268,7 @@ class SimulatedBroker:
             around.chance,
         )
         self._standing.register(RegisteredBroker(self.broker_id, self.broker_id, incarnation, "1"))
+        self.registered_in = self.lives
         yield NOW
         self.members = members
         self.tenure = Tenure(self.leases, self.broker_id, incarnation, self.host.refresh)

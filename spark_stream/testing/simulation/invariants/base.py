@@ -14,7 +14,7 @@ from typing import Any
 from spark_stream.broker.partition import Partition
 from spark_stream.consistency.entries import Entry
 from spark_stream.consistency.isolation import Bounds, Isolation
-from spark_stream.consistency.partition_record import PartitionRecord
+from spark_stream.consistency.partition_record import Member, PartitionRecord
 from spark_stream.consistency.transactions import PositionOf, Transaction
 from spark_stream.scripts.deciding import Commit
 from spark_stream.scripts.steps import Marked, WriteMarkers
@@ -63,6 +63,12 @@ class View:
             if found is not None and found.leads and found.leader_epoch == epoch:
                 return found
         return None
+
+    def vouches(self, member: Member) -> bool:
+        """Whether a member is the broker as it is now: it vouches for what its log holds."""
+        broker = next(each for each in self.brokers if each.broker_id == member.broker)
+        looks = broker.runs and broker.registered_in != broker.lives  # at what it has found
+        return not looks and self.history.generations.get(member.broker) == member.generation
 
     def replica(self, broker: SimulatedBroker, place: Place) -> Partition | None:
         """A broker's replica of the partition, if it is open."""

@@ -115,15 +115,12 @@ class InSyncReplicasHaveWhatIsCommitted(Invariant):
         assert course.record is not None
         for member in course.record.isr:
             line = self.history.line(member.broker, course.place)
-            if line.lost_power or not self._is_registered(member):
+            if line.lost_power or not self.view.vouches(member):
                 continue
             shared = line.shared(course.committed)
             committed = len(course.committed.entries)
             what = f"{line.name} is in sync and has {shared} of {committed} committed entries"
             self.require(shared >= committed, what)
-
-    def _is_registered(self, member: Member) -> bool:
-        return self.history.generations.get(member.broker) == member.generation
 
 
 class FollowersTakeFromTheirLeader(Invariant):
@@ -150,8 +147,7 @@ class WhoIsCountedHasTheEntries(Invariant):
             return  # who is not the leader any more may count whom it likes
         for member in progress.maximal:
             acked, other = progress.acked(member), self.history.line(member.broker, line.place)
-            known = self.history.generations.get(member.broker) == member.generation
-            if not acked or not known or other.lost_power or other.may_be_gone:
+            if not acked or other.lost_power or not self.view.vouches(member):
                 continue
             shared = other.shared(line)
             what = f"{line.name} counts {member.broker} for {acked} entries, and it has {shared}"
