@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from spark_stream.broker.partition import Partition
 from spark_stream.consistency.entries import Entry
-from spark_stream.consistency.partition_record import Member, PartitionRecord
+from spark_stream.consistency.partition_record import PartitionRecord
 from spark_stream.testing.simulation.broker import SimulatedBroker
 from spark_stream.testing.simulation.history import Course, Line, Place, Seen
 from spark_stream.testing.simulation.invariants.base import Invariant, View
