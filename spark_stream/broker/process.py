@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from spark_stream.broker.activity import Activity
 from spark_stream.broker.config import BrokerConfig
-from spark_stream.broker.controlling import ROUND_S, Controlling, tell_change
+from spark_stream.broker.controlling import ROUND_S, Controlling
 from spark_stream.broker.driver import Driver
 from spark_stream.broker.handover import handing_over
 from spark_stream.broker.here import BrokerFacts, Here
@@ -54,11 +54,9 @@ from spark_stream.cluster.controller import ControllerSeat
 from spark_stream.cluster.lease_files import LeaseFiles
 from spark_stream.cluster.leases import Leases
 from spark_stream.cluster.view import PAUSE_S, ClusterView
-from spark_stream.consistency.partition_record import Member
 from spark_stream.environment import Clock, Ids, SystemClock, SystemIds, SystemMachine
 from spark_stream.errors import InvalidConfig, IsologError, PortInUse
-from spark_stream.scripts.electing import resume
-from spark_stream.storage.directory import check_directory, forget_run
+from spark_stream.storage.directory import RunFile, check_directory
 from spark_stream.version import VERSION
 from spark_stream.wire.addresses import UNIX, location
 from spark_stream.wire.limits import SOCKET_PATH_MAX
@@ -101,20 +99,21 @@ class Broker:
             view = ClusterView(self._store)
             self._members = Members(view, leases)
             self._proposals = Proposals()
+            runs = RunFile(path)
             self._host = Host(
                 directory,
                 view,
                 config.topic_defaults,
                 clock,
                 int(config.producer_expiry_seconds * 1_000_000),
-                losing=lambda: forget_run(path),
+                losing=runs.forget_run,
                 proposed=self._proposals.note,
                 generation_of=self._members.generation_of,
                 recent_bytes=min(BROKER_BYTES, config.memory_bytes // 8),
             )
             undo.callback(self._host.close)
             self._standing = Standing(
-                self._store, self._host, self._members, ids, SystemMachine(), path
+                self._store, self._host, self._members, ids, SystemMachine(), runs
             )
             self._scrub = Scrub(
                 self._host,
@@ -209,14 +208,8 @@ class Broker:
         """Leads and follows from now on."""
         self._host.refresh()
         self._members.look()
-        self._lead_again()
+        self._driver.run(self._standing.leading_again())
         self._host.begin(self._tenure.serves, StreamLinks(self._fetchers))
-
-    def _lead_again(self, earlier: Member | None = None) -> None:
-        """Goes on leading what nobody else can lead, in new epochs; ``earlier``: as ``resume``."""
-        script = resume(self._host.placed(), self._standing.me, self._host.log_end, earlier)
-        for change in self._driver.run(script):
-            tell_change(change)
 
     def _put_proposals(self) -> None:
         """Waits for proposals, a while at most, and puts them on record."""
@@ -226,7 +219,7 @@ class Broker:
     def _control(self) -> None:
         if self._members.look():
             self._host.tick_all()
-        self._standing.look(self._lead_again)
+        self._driver.run(self._standing.looking())
         self._host.upkeep.tick_due()
         self._driver.run(self._controlling.rounds())
 

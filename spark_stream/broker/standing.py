@@ -11,10 +11,10 @@ in a new epoch. A batch that turns out to be damaged has the same end, where ano
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
+from typing import Protocol
 
+from spark_stream.broker.controlling import tell_change
 from spark_stream.broker.damaged import DamagedReplicas
 from spark_stream.broker.host import Host
 from spark_stream.broker.members import Members
@@ -25,10 +25,23 @@ from spark_stream.cluster.vouching import Doubt, Found, Vouching
 from spark_stream.consistency.ids import Generation
 from spark_stream.consistency.partition_record import Member
 from spark_stream.environment import Ids, Machine
-from spark_stream.storage.directory import record_run, recorded_run
-from spark_stream.storage.disk import HOST_DISK, Disk
+from spark_stream.scripts.electing import resume
+from spark_stream.scripts.steps import Script
 
 logger = logging.getLogger(__name__)
+
+
+class Runs(Protocol):
+    """Where the broker's directory names the run that uses it."""
+
+    def recorded_run(self) -> str | None:
+        """The run that used it last."""
+
+    def record_run(self, run: str) -> None:
+        """This run uses it from now on, also after a power cut."""
+
+    def forget_run(self) -> None:
+        """No run is named any more, also after a power cut."""
 
 
 class Standing:
@@ -41,16 +54,13 @@ class Standing:
         members: Members,
         ids: Ids,
         machine: Machine,
-        path: Path,
-        disk: Disk = HOST_DISK,
+        runs: Runs,
     ) -> None:
-        """``path``: the broker's directory."""
         self._store = store
         self._host = host
         self._ids = ids
         self._machine = machine
-        self._path = path
-        self._disk = disk
+        self._runs = runs
         self._vouching = Vouching(store, host.broker_id)
         self._run = ids.new_id()
         self._failed: set[str] = set()
@@ -67,13 +77,13 @@ class Standing:
     def vouch(self, *, holds_store: bool) -> None:
         """Decides the generation of the logs, which are open; adopts topics of earlier releases."""
         found = Found(
-            recorded_run(self._path, self._disk),
+            self._runs.recorded_run(),
             self._host.ends(),
             not self._host.doubts,
             self._machine.boot_id(),
         )
         generation, reason = self._vouching.begin(found, self._run, self._ids.new_id)
-        record_run(self._path, self._run, self._disk)
+        self._runs.record_run(self._run)
         if reason is not None and reason is not Doubt.NEW:
             logger.error(
                 "this broker cannot vouch for its logs (%s): it is in sync with no leader until its"
@@ -90,12 +100,14 @@ class Standing:
         self._registered = replace(broker, generation=self.me.generation)
         Brokers(self._store).register(self._registered)
 
-    def look(self, lead_again: Callable[[Member | None], None]) -> None:
-        """Looks for logs whose forces have failed or whose batches are damaged; to be called often.
+    def leading_again(self, earlier: Member | None = None) -> Script[None]:
+        """Goes on leading what nobody else can lead, in new epochs; ``earlier``: as ``resume``."""
+        placed, end_of = self._host.placed(), self._host.log_end
+        for change in (yield from resume(placed, self.me, end_of, earlier)):
+            tell_change(change)
 
-        ``lead_again``: begins new epochs where nobody else is in sync; it is given the member that
-        this broker was, if the logs have all that they had then.
-        """
+    def looking(self) -> Script[None]:
+        """Looks for logs whose forces have failed or whose batches are damaged; to be run often."""
         if self._registered is None:
             return
         failed = self._host.failed_logs()
@@ -103,13 +115,13 @@ class Standing:
             self._vouching.force_failed(self._run)
             names = ", ".join(sorted(failed - self._failed))
             self._begin_generation(f"a force has failed ({names})")
-            lead_again(None)
+            yield from self.leading_again()
             self._failed = failed
         if self._damaged.need_to_leave(self.me):
             before = self.me
             names = ", ".join(self._damaged.left)
             self._begin_generation(f"batches are damaged ({names})")
-            lead_again(before)
+            yield from self.leading_again(before)
 
     def _begin_generation(self, reason: str) -> None:
         """By the registration this broker is in sync nowhere."""

@@ -100,23 +100,28 @@ def recorded_cluster_id(path: Path, disk: Disk = HOST_DISK) -> str | None:
     return _described(path, disk).cluster_id if _is_described(path, disk) else None
 
 
-def recorded_run(path: Path, disk: Disk = HOST_DISK) -> str | None:
-    """The name of the run that used the directory last; None: it has none."""
-    if _RUN not in disk.names(path):
-        return None
-    return str(disk.map(path / _RUN).to_pybytes(), "ascii", "replace").strip()
+@dataclass(frozen=True, slots=True)
+class RunFile:
+    """Where a directory names the run that uses it."""
 
+    path: Path
+    disk: Disk = HOST_DISK
 
-def record_run(path: Path, run: str, disk: Disk = HOST_DISK) -> None:
-    """Names the run that uses the directory from now on; that outlives a power cut."""
-    disk.write_whole(path / _RUN, [f"{run}\n".encode("ascii")])
-    disk.sync_directory(path)
+    def recorded_run(self) -> str | None:
+        """The name of the run that used the directory last; None: it has none."""
+        if _RUN not in self.disk.names(self.path):
+            return None
+        return str(self.disk.map(self.path / _RUN).to_pybytes(), "ascii", "replace").strip()
 
+    def record_run(self, run: str) -> None:
+        """Names the run that uses the directory from now on; that outlives a power cut."""
+        self.disk.write_whole(self.path / _RUN, [f"{run}\n".encode("ascii")])
+        self.disk.sync_directory(self.path)
 
-def forget_run(path: Path, disk: Disk = HOST_DISK) -> None:
-    """Takes the run's name away, for good: whoever starts next cannot vouch for the logs."""
-    disk.remove(path / _RUN)
-    disk.sync_directory(path)
+    def forget_run(self) -> None:
+        """Takes the run's name away, for good: whoever starts next cannot vouch for the logs."""
+        self.disk.remove(self.path / _RUN)
+        self.disk.sync_directory(self.path)
 
 
 def open_directory(

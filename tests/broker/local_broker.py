@@ -32,7 +32,7 @@ from spark_stream.consistency.partition_record import Member, PartitionRecord
 from spark_stream.environment import Clock, SystemIds
 from spark_stream.errors import IsologError, LeaderUnavailable
 from spark_stream.scripts.electing import resume
-from spark_stream.storage.directory import LogDirectory, forget_run
+from spark_stream.storage.directory import LogDirectory, RunFile
 from spark_stream.storage.logs import Logs
 from spark_stream.storage.settings import LogSettings
 from spark_stream.testing.simulation.leases import MemoryBoard
@@ -145,7 +145,7 @@ class LocalBroker:
             LogSettings(),
             around.clock,
             logs=logs,
-            losing=lambda: forget_run(self.path),
+            losing=RunFile(self.path).forget_run,
             proposed=self.proposals.note,
             generation_of=self.members.generation_of,
         )

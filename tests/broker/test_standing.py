@@ -13,6 +13,7 @@ from spark_stream.broker.standing import Standing
 from spark_stream.cluster.brokers import Brokers, RegisteredBroker
 from spark_stream.environment import SystemIds
 from spark_stream.errors import IsologError
+from spark_stream.storage.directory import RunFile
 from spark_stream.storage.logs import FileLogs
 from spark_stream.testing.simulation.disk import SimulatedDisk
 from tests.broker.clusters import around, make, see
@@ -35,7 +36,7 @@ class Boot:
 def standing(broker: LocalBroker, boot: int = 1) -> Standing:
     """What the broker does at its start, once its logs are open."""
     found = Standing(
-        broker.store, broker.host, broker.members, SystemIds(), Boot(boot), broker.path
+        broker.store, broker.host, broker.members, SystemIds(), Boot(boot), RunFile(broker.path)
     )
     found.vouch(holds_store=False)
     return found
@@ -114,17 +115,16 @@ def failing(around: Surroundings) -> tuple[LocalBroker, Standing]:
 def test_a_force_that_failed_makes_a_new_generation_once(failing, caplog):
     a, found = failing
     before = found.me
-    again: list[bool] = []
-    found.look(lambda _: again.append(True))
-    assert (found.me, again) == (before, [])
+    a.driver.run(found.looking())
+    assert found.me == before
     with pytest.raises(IsologError):
         a.partition("t").append(numbers(1, 1))
     with caplog.at_level(logging.ERROR):
-        found.look(lambda _: again.append(True))
-        found.look(lambda _: again.append(True))
-    assert again == [True]
+        a.driver.run(found.looking())
+        after = found.me
+        a.driver.run(found.looking())
+    assert after == found.me != before
     assert caplog.text.count("a force has failed (t/0)") == 1
-    assert found.me != before
     assert Brokers(a.store).get("a").generation == found.me.generation
 
 
@@ -132,7 +132,7 @@ def test_after_a_force_that_failed_another_leads_and_the_next_start_does_not_vou
     a, found = failing
     with pytest.raises(IsologError):
         a.partition("t").append(numbers(1, 1))
-    found.look(lambda _: None)
+    a.driver.run(found.looking())
     see(a.around)
     with pytest.raises(IsologError):
         a.partition("t")
@@ -174,3 +174,14 @@ def test_a_loss_is_known_though_the_start_that_found_it_died_before_it_said_so(a
     again = around.start("a")
     assert not again.host.doubts
     assert standing(again).me != first
+
+
+def test_where_nobody_else_is_in_sync_it_leads_on_in_a_new_epoch_after_a_force_that_failed(failing):
+    a, found = failing
+    with pytest.raises(IsologError):
+        a.partition("t").append(numbers(1, 1))
+    make(a, "u", "a")
+    before = a.record("u").leader_epoch
+    a.driver.run(found.looking())
+    assert a.record("u").leader_epoch > before
+    a.partition("u").append(numbers(0, 1))

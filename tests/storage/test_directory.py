@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 from spark_stream.errors import IsologError, NewerFormat, NotALogDirectory, StorageFailure
 from spark_stream.storage.directory import (
     FORMAT_VERSION,
+    RunFile,
     check_directory,
     open_directory,
-    record_run,
     recorded_cluster_id,
-    recorded_run,
 )
 from spark_stream.testing.simulation.disk import SimulatedDisk
 from tests.storage import logs
@@ -193,20 +192,20 @@ def test_a_directory_that_was_being_made_when_the_power_went_is_made_anew(forces
 
 def test_a_directory_names_the_run_that_used_it_last(tmp_path):
     open_directory(tmp_path)
-    assert recorded_run(tmp_path) is None
-    record_run(tmp_path, "one")
-    record_run(tmp_path, "two")
-    assert recorded_run(tmp_path) == "two"
+    assert RunFile(tmp_path).recorded_run() is None
+    RunFile(tmp_path).record_run("one")
+    RunFile(tmp_path).record_run("two")
+    assert RunFile(tmp_path).recorded_run() == "two"
     check_directory(tmp_path)
     (tmp_path / "broker.run").write_bytes(b"")
-    assert recorded_run(tmp_path) == ""
+    assert RunFile(tmp_path).recorded_run() == ""
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_name_of_the_run_outlives_a_power_cut(seed):
     disk = SimulatedDisk()
     open_directory(HERE, disk=disk)
-    record_run(HERE, "one", disk)
-    record_run(HERE, "two", disk)
+    RunFile(HERE, disk).record_run("one")
+    RunFile(HERE, disk).record_run("two")
     disk.crash(random.Random(seed))
-    assert recorded_run(HERE, disk) == "two"
+    assert RunFile(HERE, disk).recorded_run() == "two"

@@ -27,26 +27,25 @@ from spark_stream.broker.links import LedPartitions
 from spark_stream.broker.members import Members
 from spark_stream.broker.partition import Partition
 from spark_stream.broker.proposals import Proposals
+from spark_stream.broker.standing import Standing
 from spark_stream.broker.step_table import Answer, StepTable
 from spark_stream.broker.steps import facts_of, step_of
 from spark_stream.broker.tenure import Tenure
 from spark_stream.broker.topics import TopicDesk
 from spark_stream.broker.transactions import TransactionDesk
-from spark_stream.cluster.brokers import Brokers, RegisteredBroker
+from spark_stream.cluster.brokers import RegisteredBroker
 from spark_stream.cluster.controller import ControllerSeat
 from spark_stream.cluster.partitions import PartitionId
 from spark_stream.cluster.topics import Topic
 from spark_stream.cluster.view import ClusterView
-from spark_stream.cluster.vouching import Found, Vouching
 from spark_stream.consistency import election
 from spark_stream.consistency.effects import ProposeIsr, ProposeRecord
 from spark_stream.consistency.election import Outcome
-from spark_stream.consistency.ids import BrokerId, Generation
-from spark_stream.consistency.partition_record import Member, PartitionRecord
+from spark_stream.consistency.ids import BrokerId
+from spark_stream.consistency.partition_record import PartitionRecord
 from spark_stream.errors import IsologError, LeaderUnavailable
 from spark_stream.scripts import moving
 from spark_stream.scripts import topics as topic_scripts
-from spark_stream.scripts.electing import resume
 from spark_stream.scripts.steps import Script
 from spark_stream.storage.directory import LogDirectory
 from spark_stream.storage.settings import LogSettings
@@ -159,11 +158,11 @@ class SimulatedBroker:
         self._store: MortalStore
         self._proposals: Proposals
         self._proposed: Signal
-        self._vouching: Vouching
-        self._run_id = ""
+        self._standing: Standing
         self.ended_in_order = False
         """As its last process did."""
         self.opened_in = 0  # the last life that came as far as open logs
+        self.registered_in = 0  # … and as far as its registration
         around.brokers[broker_id] = self
 
     @property
@@ -228,7 +227,6 @@ class SimulatedBroker:
         view = ClusterView(store)
         members = Members(view, self.leases)
         self._proposals, self._proposed = Proposals(), Signal(around.schedule)
-        self._vouching = Vouching(store, BrokerId(self.broker_id))
         while True:
             try:
                 self.host = Host(
@@ -237,16 +235,17 @@ class SimulatedBroker:
                     LogSettings(),
                     around.clock,
                     logs=self.logs,
+                    losing=self.logs.forget_run,
                     proposed=self._note_proposal,
                     generation_of=members.generation_of,
                 )
                 self.opened_in = self.lives
                 yield NOW
-                generation = self._vouch()
+                self._standing = Standing(store, self.host, members, around.ids, self, self.logs)
+                self._standing.vouch(holds_store=False)
                 break
             except IsologError:
                 yield _RETRY_S
-        self.host.generation = generation
         yield NOW
         incarnation = around.ids.new_id()
         table = StepTable(store, self.host)
@@ -269,9 +268,8 @@ class SimulatedBroker:
             around.network,
             around.chance,
         )
-        Brokers(store).register(
-            RegisteredBroker(self.broker_id, self.broker_id, incarnation, "1", generation)
-        )
+        self._standing.register(RegisteredBroker(self.broker_id, self.broker_id, incarnation, "1"))
+        self.registered_in = self.lives
         yield NOW
         self.members = members
         self.tenure = Tenure(self.leases, self.broker_id, incarnation, self.host.refresh)
@@ -282,8 +280,7 @@ class SimulatedBroker:
         yield NOW
         self.host.refresh()
         members.look()
-        me = Member(BrokerId(self.broker_id), generation)
-        yield from self.run(resume(self.host.placed(), me, self.host.log_end))
+        yield from self.run(self._standing.leading_again())
         self.host.begin(self.tenure.serves, links)
         yield from self.run(self.topic_desk.removing_left_overs(starts=True))
         yield from self.run(self.desk.recovering())
@@ -297,19 +294,8 @@ class SimulatedBroker:
         self._keep("flush", FLUSH_S, self.host.upkeep.flush_due)
         self._keep("housekeeping", HOUSEKEEPING_S, self.host.upkeep.housekeep)
 
-    def _vouch(self) -> Generation:
-        """As ``broker.process`` does: the generation of the logs, which are open."""
-        self._run_id = self._around.ids.new_id()
-        found = Found(
-            self.logs.recorded_run(), self.host.ends(), not self.host.doubts, self.boot_id
-        )
-        generation, _ = self._vouching.begin(found, self._run_id, self._around.ids.new_id)
-        self.logs.record_run(self._run_id)
-        return generation
-
-    @property
     def boot_id(self) -> str:
-        """Of its machine."""
+        """Tells the starts of its machine apart."""
         return f"{self.broker_id} boot {self.logs.boot}"
 
     def end_in_order(self) -> Body:
@@ -321,7 +307,7 @@ class SimulatedBroker:
         yield NOW
         self.ended_in_order = in_order
         if in_order:
-            self._vouching.end(self._run_id, self.host.ends())
+            self._standing.end()
         self.tenure.end()
         self.crash()
 
@@ -373,8 +359,9 @@ class SimulatedBroker:
     def _control(self, controlling: Controlling) -> Body:
         if self.members.look():
             self.host.tick_all()
+        yield from self.run(self._standing.looking())
         self.host.upkeep.tick_due()
-        return self.run(controlling.rounds())
+        yield from self.run(controlling.rounds())
 
     def _carried_out(self, step: RemoteStep, answer: Answer) -> None:
         self._around.carried_out(self, step, answer)

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from spark_stream.consistency.entries import Entry
 from spark_stream.errors import DiskFull, StorageFailure
-from spark_stream.storage.directory import record_run, recorded_run
+from spark_stream.storage.directory import RunFile
 from spark_stream.storage.log_format import LogFormat
 from spark_stream.storage.logs import FileLogs, Logs
 from spark_stream.storage.replica_log import ReplicaLog
@@ -35,6 +35,9 @@ class MachineLogs(Logs, Protocol):
 
     def record_run(self, run: str) -> None:
         """The directory names this run from now on, for good."""
+
+    def forget_run(self) -> None:
+        """The directory names no run any more, for good."""
 
     def end_process(self) -> None:
         """The broker ends; the machine goes on."""
@@ -106,6 +109,9 @@ class ListLogs:
     def record_run(self, run: str) -> None:
         self._run = run
 
+    def forget_run(self) -> None:
+        self._run = None
+
     def set_aside(self, folder: Path) -> str:
         self._logs.pop(folder, None)
         return "nowhere"
@@ -167,16 +173,20 @@ class DiskLogs(FileLogs):
         self.boot = 0
         self._folder = folder
         self.disk = SimulatedDisk()
+        self._runs = RunFile(folder, self.disk)
         self.disk.make_directory(folder)
         self.disk.before_change = before_change
         self._room = self.disk.room
-        super().__init__(self.disk)
+        super().__init__(self.disk, self._runs.forget_run)
 
     def recorded_run(self) -> str | None:
-        return recorded_run(self._folder, self.disk)
+        return self._runs.recorded_run()
 
     def record_run(self, run: str) -> None:
-        record_run(self._folder, run, self.disk)
+        self._runs.record_run(run)
+
+    def forget_run(self) -> None:
+        self._runs.forget_run()
 
     def end_process(self) -> None:
         self.disk.kill()

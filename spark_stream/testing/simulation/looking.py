@@ -134,7 +134,7 @@ class Onlooker:
             if known is not None:
                 line.add(known)
                 self._tell(f"{line.name}: entry {entry.entry_index} is there")
-                self._notice("copied", line, known, entry)
+                self._notice("copied", line, known, entry, partition)
                 continue
             numbers: list[int] = []
             if entry.count:

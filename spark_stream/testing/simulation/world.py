@@ -274,7 +274,9 @@ class World:
         """The brokers have run before, and topics were made; all logs are empty."""
         store = MemoryStore(self.records)
         for broker in self.brokers:
-            before = LeftBehind(Generation(f"{broker.broker_id}.0"), "before", None, broker.boot_id)
+            before = LeftBehind(
+                Generation(f"{broker.broker_id}.0"), "before", None, broker.boot_id()
+            )
             broker.logs.record_run("before")
             store.put(VOUCHING + broker.broker_id, encode_left_behind(before), 0)
             known = RegisteredBroker(

@@ -22,9 +22,14 @@ def begin(world: World, name: str) -> tuple[Random, SimulatedBroker]:
     return chance, chance.choice(world.brokers)
 
 
+def come_back_after(chance: Random) -> float:
+    """For how many seconds a broker is away: before its lease is over, or longer."""
+    return chance.random() * chance.choice((1.0, 3.0, LEASE_OVER_S * 2))
+
+
 def come_back(world: World, chance: Random, broker: SimulatedBroker) -> Body:
     """The broker starts again, before its lease is over or after."""
-    yield chance.random() * chance.choice((1.0, 3.0, LEASE_OVER_S * 2))
+    yield come_back_after(chance)
     if not broker.runs and not world.calm:
         world.tell(f"{broker.broker_id} starts again")
         broker.start()

@@ -10,6 +10,7 @@ from spark_stream.testing.simulation.faults.common import (
     SOON_S,
     begin,
     come_back,
+    come_back_after,
 )
 from spark_stream.testing.simulation.schedule import NOW, Body, Signal, Within
 from spark_stream.testing.simulation.world import World
@@ -139,21 +140,25 @@ def wipe(world: World, name: str) -> Body:
         return
     world.tell(f"{broker.broker_id} crashes")
     broker.crash()
+    yield come_back_after(chance)
+    if world.calm or broker.runs:
+        return
+    # Only now: those who have it as well may have died meanwhile.
     topics = [each for each in world.topics() if _others_have(world, each, broker)]
     if topics:
         gone = chance.choice(topics)
         world.tell(f"{broker.broker_id} loses the folder of {gone.name}")
         world.wipe(broker, gone)
-    yield from come_back(world, chance, broker)
+    world.tell(f"{broker.broker_id} starts again")
+    broker.start()
 
 
 def _others_have(world: World, topic: Topic, broker: SimulatedBroker) -> bool:
-    """Whether all that the broker has of a topic is in sync elsewhere."""
+    """Whether all that the broker has of a topic is in sync elsewhere, where somebody runs."""
     records = [course.record for course in world.history.there() if course.place[0] == topic.id]
-    return not any(
-        record and record.member(BrokerId(broker.broker_id)) and len(record.isr) < 2
-        for record in records
-    )
+    mine = [each for each in records if each and each.member(BrokerId(broker.broker_id))]
+    others = ({member.broker for member in each.isr} - {broker.broker_id} for each in mine)
+    return all(any(world.broker(each).runs for each in found) for found in others)
 
 
 def black_out(world: World, name: str) -> Body:

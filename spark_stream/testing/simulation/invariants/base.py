@@ -14,7 +14,7 @@ from typing import Any
 from spark_stream.broker.partition import Partition
 from spark_stream.consistency.entries import Entry
 from spark_stream.consistency.isolation import Bounds, Isolation
-from spark_stream.consistency.partition_record import PartitionRecord
+from spark_stream.consistency.partition_record import Member, PartitionRecord
 from spark_stream.consistency.transactions import PositionOf, Transaction
 from spark_stream.scripts.deciding import Commit
 from spark_stream.scripts.steps import Marked, WriteMarkers
@@ -64,6 +64,12 @@ class View:
                 return found
         return None
 
+    def vouches(self, member: Member) -> bool:
+        """Whether a member is the broker as it is now: it vouches for what its log holds."""
+        broker = next(each for each in self.brokers if each.broker_id == member.broker)
+        looks = broker.runs and broker.registered_in != broker.lives  # at what it has found
+        return not looks and self.history.generations.get(member.broker) == member.generation
+
     def replica(self, broker: SimulatedBroker, place: Place) -> Partition | None:
         """A broker's replica of the partition, if it is open."""
         if broker.runs and broker.lives == broker.opened_in:
@@ -97,7 +103,7 @@ class Invariant:
     def appended(self, line: Line, seen: Seen, broker: SimulatedBroker) -> None:
         """An entry is in a log that was in none before."""
 
-    def copied(self, line: Line, seen: Seen, entry: Entry) -> None:
+    def copied(self, line: Line, seen: Seen, entry: Entry, partition: Partition) -> None:
         """An entry is in one more log, as ``entry``."""
 
     def committed_upto(self, line: Line, first: int, upto: int) -> None:

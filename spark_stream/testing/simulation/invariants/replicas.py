@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from spark_stream.broker.partition import Partition
 from spark_stream.consistency.entries import Entry
-from spark_stream.consistency.partition_record import Member, PartitionRecord
+from spark_stream.consistency.partition_record import PartitionRecord
 from spark_stream.testing.simulation.broker import SimulatedBroker
 from spark_stream.testing.simulation.history import Course, Line, Place, Seen
 from spark_stream.testing.simulation.invariants.base import Invariant, View
@@ -13,7 +13,7 @@ from spark_stream.testing.simulation.invariants.base import Invariant, View
 class EqualAtEqualIndexAndEpoch(Invariant):
     """Entries of one index and one epoch are the same in every log, and so are all before them."""
 
-    def copied(self, line: Line, seen: Seen, entry: Entry) -> None:
+    def copied(self, line: Line, seen: Seen, entry: Entry, partition: Partition) -> None:
         what = f"{line.name}: entry {entry.entry_index} of epoch {entry.leader_epoch}"
         self.require(seen.entry == entry, f"{what} is {entry}, elsewhere {seen.entry}")
         if len(line.entries) > 1:
@@ -115,15 +115,27 @@ class InSyncReplicasHaveWhatIsCommitted(Invariant):
         assert course.record is not None
         for member in course.record.isr:
             line = self.history.line(member.broker, course.place)
-            if line.lost_power or not self._is_registered(member):
+            if line.lost_power or not self.view.vouches(member):
                 continue
             shared = line.shared(course.committed)
             committed = len(course.committed.entries)
             what = f"{line.name} is in sync and has {shared} of {committed} committed entries"
             self.require(shared >= committed, what)
 
-    def _is_registered(self, member: Member) -> bool:
-        return self.history.generations.get(member.broker) == member.generation
+
+class FollowersTakeFromTheirLeader(Invariant):
+    """What a follower appends in the present epoch, the leader of that epoch has."""
+
+    def copied(self, line: Line, seen: Seen, entry: Entry, partition: Partition) -> None:
+        if line.course.epoch != int(partition.leader_epoch):
+            return
+        leader, led = self.view.partition(line.place), self.history.led(line.place)
+        if leader is None or led is None:
+            return  # its machine is off, or it has not heard yet that it leads
+        at = entry.entry_index
+        same = at < len(led.entries) and led.entries[at] is seen
+        what = f"{line.name}: entry {at} of epoch {entry.leader_epoch}"
+        self.require(same, f"{what} is not what {led.broker} has, which leads {line.course.epoch}")
 
 
 class WhoIsCountedHasTheEntries(Invariant):
@@ -135,8 +147,7 @@ class WhoIsCountedHasTheEntries(Invariant):
             return  # who is not the leader any more may count whom it likes
         for member in progress.maximal:
             acked, other = progress.acked(member), self.history.line(member.broker, line.place)
-            known = self.history.generations.get(member.broker) == member.generation
-            if not acked or not known or other.lost_power or other.may_be_gone:
+            if not acked or other.lost_power or not self.view.vouches(member):
                 continue
             shared = other.shared(line)
             what = f"{line.name} counts {member.broker} for {acked} entries, and it has {shared}"

@@ -1,0 +1,187 @@
+"""Transactions that are decided, finished and swept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spark_stream.broker import joining, step_table
+from spark_stream.cluster.leases import Leases
+from spark_stream.cluster.numbers import Numbers
+from spark_stream.consistency import election, producers, replica
+from spark_stream.consistency import transactions as rules
+from spark_stream.consistency.joins import Joins
+from spark_stream.consistency.transactions import State
+from spark_stream.scripts import (
+    consumers,
+    deciding,
+    finishing,
+    records,
+    sweeping,
+)
+from spark_stream.scripts.finishing import Finished
+from spark_stream.scripts.steps import Put, WriteMarkers, together
+from tests.testing.planted_bugs.planting import Patch, bug, no_steps
+
+# -- deciding and finishing ------------------------------------------------------------------------
+
+
+@bug
+def partitions_are_not_sealed(patch: Patch) -> None:
+    def skip(decided: Any) -> Any:
+        yield from ()
+        return list(decided.partitions), None
+
+    patch.setattr(finishing, "seal_partitions", skip)
+
+
+@bug
+def a_seal_lets_pending_joins_live(patch: Patch) -> None:
+    def seal(self: Joins, transaction: int) -> None:
+        found = self._transactions.get(transaction)
+        if found is not None:
+            found.confirmed.clear()
+
+    patch.setattr(Joins, "seal", seal)
+
+
+@bug
+def batches_need_no_confirmed_join(patch: Patch) -> None:
+    patch.setattr(
+        replica.Replica,
+        "judge",
+        lambda self, stamp, records: producers.judge(
+            self.producers.get(stamp.producer_id), stamp, records
+        ),
+    )
+
+
+@bug
+def markers_come_before_the_decision(patch: Patch) -> None:
+    original = deciding.commit
+
+    def early(finished: Any, asked: Any) -> Any:
+        found = yield from records.read(asked.transactional_id)
+        if found is not None and (found.number, found.state) == (asked.number, State.OPEN):
+            yield from together(
+                WriteMarkers(at, asked.number, asked.taken) for at in found.partitions
+            )
+        return (yield from original(finished, asked))
+
+    patch.setattr(deciding, "commit", early)
+
+
+@bug
+def a_commit_takes_all_branches(patch: Patch) -> None:
+    original = finishing.write_markers
+
+    def take_all(decided: Any, places: Any) -> Any:
+        writers = (decided.producer_id, *decided.branches, *decided.dropped)
+        everybody = tuple(each for each in writers if each >= 0)
+        return (yield from original(rules.replace(decided, taken=everybody), places))
+
+    patch.setattr(finishing, "write_markers", take_all)
+
+
+@bug
+def a_transaction_is_finished_before_its_markers(patch: Patch) -> None:
+    original = finishing.finish
+
+    def hasty(finished: Finished, decided: Any) -> Any:
+        yield from finishing.record_finish(finished, decided)
+        return (yield from original(finished, decided))
+
+    for module in (deciding, sweeping, consumers):
+        patch.setattr(module, "finish", hasty)
+
+
+@bug
+def what_others_decided_counts_as_finished(patch: Patch) -> None:
+    patch.setattr(Finished, "holds", lambda self, found: True)
+    patch.setattr(Finished, "forget", lambda self, found: None)
+
+
+@bug
+def a_lost_race_is_not_noticed(patch: Patch) -> None:
+    def put(key: str, value: Any, expected: int) -> Any:
+        yield Put(key, value, expected)
+        return True
+
+    patch.setattr(records, "put", put)
+
+
+@bug
+def numbers_are_not_above_the_last(patch: Patch) -> None:
+    original = Numbers.take
+    patch.setattr(Numbers, "take", lambda self, above=-1: original(self))
+    patch.setattr(
+        deciding,
+        "allot",
+        _allot_anything,
+    )
+    patch.setattr(rules, "begun", _begun_anyhow(rules.begun))
+
+
+def _allot_anything(found: Any, spare: Any, *, producer_id: bool = True) -> Any:
+    number = yield from deciding.take_number(deciding.Numbering.TRANSACTIONS)
+    producer = spare.producer_id
+    if producer_id and producer < 0:
+        producer = yield from deciding.take_number(deciding.Numbering.PRODUCERS)
+    return rules.Allotted(number, producer, spare.coordinator)
+
+
+def _begun_anyhow(original: Any) -> Any:
+    def begun(transaction: Any, allotted: Any, now_ms: int) -> Any:
+        before = rules.replace(transaction, number=-1)
+        return original(before, allotted, now_ms)
+
+    return begun
+
+
+@bug
+def a_commit_does_not_force(patch: Patch) -> None:
+    patch.setattr(deciding, "force_partitions", no_steps)
+
+
+@bug
+def markers_of_a_commit_are_not_forced(patch: Patch) -> None:
+    patch.setitem(
+        step_table._HERE,
+        WriteMarkers,
+        lambda at, step: at.end_transaction(step.transaction, frozenset(step.taken).__contains__),
+    )
+
+
+@bug
+def the_record_does_not_name_the_partition(patch: Patch) -> None:
+    patch.setattr(joining.deciding, "join", no_steps)
+
+
+# -- by itself -------------------------------------------------------------------------------------
+
+
+@bug
+def a_sweep_ignores_timeouts(patch: Patch) -> None:
+    patch.setattr(sweeping.Watch, "unchanged_s", lambda self, record, now_s: 1e9)
+
+
+@bug
+def a_sweep_ignores_leases(patch: Patch) -> None:
+    patch.setattr(Leases, "alive", lambda self, broker_id, incarnation=None: False)
+
+
+@bug
+def a_start_aborts_what_is_open(patch: Patch) -> None:
+    def restore(open_parts: Any) -> Any:
+        for at, number in open_parts:
+            yield WriteMarkers(at, number, ())
+        return []
+
+    patch.setattr(sweeping, "restore_markers", restore)
+
+
+@bug
+def a_leader_epoch_is_used_again(patch: Patch) -> None:
+    def led_by(record: Any, leader: Any, isr: Any) -> Any:
+        return rules.replace(record, leader=leader, isr=isr)
+
+    patch.setattr(election, "_led_by", led_by)

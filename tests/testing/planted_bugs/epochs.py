@@ -1,0 +1,50 @@
+"""Epochs and sessions that nobody checks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spark_stream.broker import fetching
+from spark_stream.broker.replica_shell import ReplicaShell
+from spark_stream.consistency import replica
+from spark_stream.errors import NotLeader
+from tests.testing.planted_bugs.planting import Patch, bug
+
+
+@bug
+def a_leader_takes_followers_of_any_epoch(patch: Patch) -> None:
+    patch.setattr(replica, "misfit_of", lambda epoch, asked: None)
+
+
+@bug
+def a_follower_takes_frames_of_any_epoch(patch: Patch) -> None:
+    def check(self: ReplicaShell, epoch: Any) -> None:
+        if self._closed is not None or not self.follows:
+            raise NotLeader(f"{self.name} does not follow")
+
+    patch.setattr(ReplicaShell, "_check_follows", check)
+
+
+@bug
+def markers_are_looked_for_in_any_epoch(patch: Patch) -> None:
+    def is_replicated(self: ReplicaShell, entry: int, epoch: int) -> bool:
+        self.check_leads()
+        return self.replica.bounds_state.high_watermark.entry >= entry
+
+    patch.setattr(ReplicaShell, "is_replicated", is_replicated)
+
+
+@bug
+def a_reader_is_not_told_what_was_taken_back(patch: Patch) -> None:
+    patch.setattr(fetching.FetchStream, "_check_epoch", lambda self: None)
+
+
+@bug
+def the_epoch_of_a_position_is_forgotten(patch: Patch) -> None:
+    original = fetching.FetchStream._check_epoch
+
+    def check(self: fetching.FetchStream) -> None:
+        self._request = self._request.model_copy(update={"start_epoch": self._epoch})
+        original(self)
+
+    patch.setattr(fetching.FetchStream, "_check_epoch", check)

@@ -1,0 +1,121 @@
+"""What a partition takes, and what readers and consumers get of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spark_stream.broker import append, fetching
+from spark_stream.broker.outcomes import Appended
+from spark_stream.broker.partition import Partition
+from spark_stream.consistency import leader, producers
+from spark_stream.consistency.producers import Accepted, Duplicate
+from spark_stream.consistency.transactions import State
+from spark_stream.scripts import (
+    consumers,
+    cutting,
+    deciding,
+    finishing,
+    positions,
+    sweeping,
+)
+from tests.testing.planted_bugs.planting import Patch, bug, no_steps
+
+# -- partitions ------------------------------------------------------------------------------------
+
+
+@bug
+def a_batch_is_answered_before_it_is_appended(patch: Patch) -> None:
+    original = append.Append._take
+
+    def hasty(self: Any, target: Partition, patience_s: float) -> Any:
+        end = target.bounds().log_end_offset
+        self._acknowledge(Appended(end, self._batch.num_rows), int(target.leader_epoch))
+        return (yield from original(self, target, patience_s))
+
+    patch.setattr(append.Append, "_take", hasty)
+
+
+@bug
+def a_duplicate_is_appended(patch: Patch) -> None:
+    original = producers.judge
+
+    def judge(state: Any, stamp: Any, count: int) -> Any:
+        found = original(state, stamp, count)
+        return Accepted() if isinstance(found, Duplicate) else found
+
+    patch.setattr(producers, "judge", judge)
+
+
+@bug
+def a_duplicate_is_answered_with_the_end(patch: Patch) -> None:
+    original = append.Append._acknowledge
+
+    def acknowledge(self: Any, done: Appended, epoch: int) -> None:
+        if done.duplicate:
+            end = self._hosted.partition(self.partition).bounds().log_end_offset
+            done = Appended(end, done.count, duplicate=True)
+        original(self, done, epoch)
+
+    patch.setattr(append.Append, "_acknowledge", acknowledge)
+
+
+@bug
+def the_last_stable_offset_ignores_what_is_open(patch: Patch) -> None:
+    patch.setattr(leader, "undecided_from", lambda state, offset: state)
+
+
+@bug
+def nobody_is_woken(patch: Patch) -> None:
+    original = Partition._carry_out
+
+    def forget(self: Partition, effects: Any) -> Any:
+        original(self, effects)
+        return ()
+
+    patch.setattr(Partition, "_carry_out", forget)
+
+
+# -- readers and consumers -------------------------------------------------------------------------
+
+
+@bug
+def aborted_records_travel(patch: Patch) -> None:
+    patch.setattr(fetching, "DROPS_ABORTED", frozenset())
+
+
+@bug
+def a_cut_is_where_each_partition_is_stable(patch: Patch) -> None:
+    patch.setattr(cutting, "greatest_cut", lambda bounds, spans: list(bounds))
+    patch.setattr(cutting, "next_cut", lambda lower, upper, bounds, spans: list(bounds))
+
+
+@bug
+def positions_move_before_the_decision(patch: Patch) -> None:
+    original = deciding.commit
+
+    def early(finished: Any, asked: Any) -> Any:
+        yield from positions.store_positions(asked.positions, {})
+        return (yield from original(finished, asked))
+
+    patch.setattr(deciding, "commit", early)
+
+
+@bug
+def positions_are_stored_after_the_finish(patch: Patch) -> None:
+    original = finishing.record_finish
+
+    def finish(finished: Any, decided: Any) -> Any:
+        places, _ = yield from finishing.seal_partitions(decided)
+        yield from finishing.write_markers(decided, places)
+        done = yield from original(finished, decided)
+        if decided.state is State.COMMITTING:
+            yield from positions.store_positions(decided.positions, {})
+        return done
+
+    for module in (deciding, sweeping, consumers):
+        patch.setattr(module, "finish", finish)
+
+
+@bug
+def a_new_owner_withdraws_nothing(patch: Patch) -> None:
+    patch.setattr(consumers, "withdraw_announcement", no_steps)
