@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
+from spark_stream.storage.begun import note_of
 from spark_stream.storage.disk import HOST_DISK, Disk
 from spark_stream.storage.log import PartitionLog
 from spark_stream.storage.log_format import LogFormat
@@ -58,6 +59,7 @@ class FileLogs:
         return PartitionLog.open(folder, log_format, self._disk)
 
     def remove(self, folder: Path) -> None:
+        self._disk.remove(note_of(folder))
         self._disk.remove_tree(folder)
 
     def remove_empty(self, folder: Path) -> None:
