@@ -462,7 +462,9 @@ class Host:
         for cut in log.cuts:
             logger.log(logging.ERROR if cut.grave else logging.WARNING, "recovered %s", cut)
         if not log.intact:
-            self.doubts.append(f"{topic.name}/{number} has lost entries, or a force had failed")
+            self.doubts.append(
+                f"{topic.name}/{number} has lost entries, or its folder, or a force had failed"
+            )
         partition = Partition(
             topic.name,
             topic.id,

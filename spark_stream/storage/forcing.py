@@ -22,6 +22,7 @@ from typing import Final
 from spark_stream.consistency.ids import EntryIndex, Offset
 from spark_stream.consistency.leader import Boundary
 from spark_stream.errors import IsologError, StorageFailure
+from spark_stream.storage import begun
 from spark_stream.storage.codec import crc32c
 from spark_stream.storage.disk import Disk, DiskFile
 
@@ -78,7 +79,9 @@ class Forcing:
         self._do(lambda: self._disk.sync_directory(self._directory))
 
     def make_directory(self) -> None:
-        """Makes the log's directory, with its name forced; raises as :meth:`force`.
+        """Makes the log's directory, and notes beside it that the log has begun, for good.
+
+        Raises as :meth:`force`.
 
         Raises:
             DiskFull, StorageFailure: it could not be made, which can be tried again.
@@ -86,6 +89,7 @@ class Forcing:
         self.check()
         try:
             self._disk.make_directory(self._directory)
+            begun.note(self._disk, self._directory)
         except IsologError as error:
             if error.details.get("unforced"):
                 raise self._failure(error) from error

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from spark_stream.storage.aside import FOLDER, Aside
+from spark_stream.storage.begun import note_of
 from spark_stream.storage.disk import HOST_DISK, Disk
 from spark_stream.storage.log import PartitionLog
 from spark_stream.storage.log_format import LogFormat
@@ -81,6 +82,7 @@ class FileLogs:
         return str(aside.kept_in)
 
     def remove(self, folder: Path) -> None:
+        self._disk.remove(note_of(folder))
         self._disk.remove_tree(folder)
 
     def remove_empty(self, folder: Path) -> None:

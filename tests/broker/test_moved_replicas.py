@@ -37,11 +37,14 @@ def test_files_of_replicas_that_moved_are_removed_when_the_broker_begins(tmp_pat
     for folder in folders:
         folder.mkdir(parents=True)
         (folder / "something").touch()
+        folder.with_name(f"{folder.name}.begun").touch()
     host = Host(directory, ClusterView(store), LogSettings(), FakeClock())
     assert all(folder.exists() for folder in folders), "nothing is removed before it may vouch"
     host.generation = Generation("g")
     host.begin(lambda: True)
     assert [folder.exists() for folder in folders] == [True, False, True]
+    begun = sorted(path.name for path in folders[0].parent.glob("*.begun"))
+    assert begun == ["0.begun", "2.begun"]  # else a replica that came back would look lost
     host.close()
 
 

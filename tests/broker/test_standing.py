@@ -88,6 +88,28 @@ def test_what_turned_out_to_be_lost_makes_a_new_generation(around, caplog):
     assert "t/0 has lost entries" in caplog.text
 
 
+def test_a_partition_whose_folder_is_gone_makes_a_new_generation_after_a_kill_too(around, caplog):
+    """It has no files before its first entry, so nothing else would tell it from an empty one."""
+    a = around.start("a")
+    make(a, "t", "a", "a")
+    a.partition("t").append(numbers(0, 3))
+    first = standing(a).me
+    a.die()
+    a = around.start("a")
+    assert standing(a).me == first  # the other partition has no folder, and never had one
+    a.die()
+    (folder,) = a.path.glob("topics/t/*/0")
+    shutil.rmtree(folder)
+    a = around.start("a")
+    with caplog.at_level(logging.ERROR):
+        assert standing(a).me != first
+    assert "t/0" in caplog.text
+    a.partition("t").append(numbers(0, 1))
+    again = standing(a)
+    a.die()
+    assert standing(around.start("a")).me == again.me
+
+
 def test_it_is_registered_in_its_generation(around):
     a = around.start("a")
     found = standing(a)

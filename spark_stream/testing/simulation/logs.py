@@ -206,7 +206,7 @@ class DiskLogs(FileLogs):
         self.disk.stop_failing()
 
     def folders(self) -> set[Path]:
-        files = self.disk.files()
+        files = [path for path in self.disk.files() if path.suffix != ".begun"]
         return {path.parent for path in files if path.parent != self._folder}
 
     def files(self) -> dict[Path, bytes]:
