@@ -42,7 +42,7 @@ from spark_stream.broker.replication.leading import Identity, Leading
 from spark_stream.broker.replication.watch import Watch
 from spark_stream.broker.scrubbing import BEGIN_S, Scrub
 from spark_stream.broker.service import FlightService, location_of
-from spark_stream.broker.spare_memory import LOOK_S, SpareMemory
+from spark_stream.broker.spare_memory import LOOK_S, SpareMemory, keep_free_memory
 from spark_stream.broker.standing import Standing
 from spark_stream.broker.step_table import StepTable
 from spark_stream.broker.stores import lease_folder, open_store
@@ -364,6 +364,7 @@ def serve(config: BrokerConfig) -> NoReturn:
     Prints ``isolog broker ready ADDRESS`` once it serves.
     """
     sys.setswitchinterval(_SWITCH_S)
+    keep_free_memory()
     logging.basicConfig(
         level=config.log_level,
         stream=sys.stderr,

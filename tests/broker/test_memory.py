@@ -87,3 +87,23 @@ def test_memory_goes_back_after_large_appends(tmp_path: Path) -> None:
             assert list(codes) == [None] * 3
         assert greatest_memory(process) - before > 300 * MIB
         eventually(lambda: own_memory(broker) - before < 200 * MIB)
+
+
+def page_faults(process: BrokerProcess) -> int:
+    """How many pages the broker had to be given since it began."""
+    return int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[7])
+
+
+def test_memory_of_one_append_serves_the_next(tmp_path: Path) -> None:
+    appends = 200
+    with BrokerProcess(tmp_path / "log") as process, process.connect() as log:
+        log.create_topic("t", schema=SCHEMA)
+        with log.producer() as producer:
+            for _ in range(20):
+                producer.append("t", rows(MIB))
+            producer.flush()
+            before = page_faults(process)
+            for _ in range(appends):
+                producer.append("t", rows(MIB))
+            producer.flush()
+            assert (page_faults(process) - before) / appends < 60  # each fills 256

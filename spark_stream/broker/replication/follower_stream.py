@@ -263,7 +263,7 @@ class FollowerStream:
             raise InvalidRequest("a leader says first who it is")
         match message:
             case Frame():
-                return self._do(message.slot, partial(self._append, message))
+                return self._do(message.slot, partial(self._append, message), message.size)
             case HighWatermarks():
                 return self._take_high_watermarks(message.entries)
             case Agreed():
@@ -299,11 +299,12 @@ class FollowerStream:
             self.is_welcome = True
             self._changed.notify_all()
 
-    def _do(self, number: int, work: Callable[[Following], None]) -> bool:
+    def _do(self, number: int, work: Callable[[Following], None], size: int = 0) -> bool:
         following = self._slots.get(number)
         if following is None:
             return True  # it has ended, and this was on its way
-        return self._workers.do(self, following, partial(self._guarded, number, following, work))
+        guarded = partial(self._guarded, number, following, work)
+        return self._workers.do(self, following, guarded, size)
 
     def _guarded(
         self, number: int, following: Following, work: Callable[[Following], None]

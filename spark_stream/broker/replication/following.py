@@ -22,6 +22,7 @@ from spark_stream.broker.replication.partitions import FollowedPartition
 from spark_stream.environment import Clock
 
 SLOW_S: Final = 0.005  # work that takes longer is given to another thread the next time
+SLOW_DISK: Final = 64 << 20  # bytes a second: an append may take the time of such a disk as well
 STUCK_S: Final = 0.3  # work that takes longer loses the thread that reads
 WORKERS_MAX: Final = 16
 _PAUSE_FIRST_S: Final = 0.05
@@ -40,7 +41,7 @@ class Following:
     earlier: Following | None = None  # of the same partition: it comes to its end first
     slot: int | None = None  # of its present session
     retry_at: float = 0.0
-    lane: deque[Work] | None = None  # None: no work is waiting, and no worker is at it
+    lane: deque[tuple[Work, int]] | None = None  # None: no work is waiting, and no worker is at it
     is_at_work: bool = False  # by the thread that reads
     is_slow: bool = False
     failure: str = ""  # the last one
@@ -86,17 +87,18 @@ class Workers:
         self._at_work: _AtWork | None = None
         self._pool: ThreadPoolExecutor | None = None
 
-    def do(self, stream: object, following: Following, work: Work) -> bool:
+    def do(self, stream: object, following: Following, work: Work, size: int = 0) -> bool:
         """Does the work, or lets it be done. Only the thread that reads the stream calls this.
 
+        ``size``: how many bytes it writes.
         False: that took so long that another thread reads now, and this one is to go.
         """
         with self._changed:
             if following.lane is not None:
-                following.lane.append(work)
+                following.lane.append((work, size))
                 return True
             if following.is_slow:
-                following.lane = deque((work,))
+                following.lane = deque(((work, size),))
                 self._submit(following)
                 return True
             mine = self._at_work = _AtWork(following, stream, self._clock.monotonic())
@@ -104,7 +106,7 @@ class Workers:
         _done(work)
         with self._changed:
             following.is_at_work = False
-            following.is_slow = self._clock.monotonic() - mine.since > SLOW_S
+            following.is_slow = _is_slow(self._clock.monotonic() - mine.since, size)
             if self._at_work is mine:
                 self._at_work = None
             if not mine.is_replaced:
@@ -147,10 +149,14 @@ class Workers:
                     following.lane = None
                     self._changed.notify_all()
                     return
-                work = lane.popleft()
+                work, size = lane.popleft()
             started = self._clock.monotonic()
             _done(work)
-            following.is_slow = self._clock.monotonic() - started > SLOW_S
+            following.is_slow = _is_slow(self._clock.monotonic() - started, size)
+
+
+def _is_slow(took_s: float, size: int) -> bool:
+    return took_s > SLOW_S + size / SLOW_DISK
 
 
 def _done(work: Work) -> None:
