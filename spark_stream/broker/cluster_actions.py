@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spark_stream.broker.here import Here
+from spark_stream.broker.placing import check_stay
 from spark_stream.cluster.partitions import PartitionId
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency import election
@@ -72,6 +73,9 @@ def move_replicas(here: Here, asked: MoveReplicas) -> Empty:
             raise InvalidAssignment(
                 f"topic {topic.name!r}: {wrong.message}", topic=topic.name, partition=number
             )
+        there = here.host.record(topic, number)
+        comes = set(brokers) - set(() if there is None else there.replicas)
+        check_stay(topic, number, sorted(comes), here.members)
         targets[PartitionId(topic.id, number)] = [BrokerId(each) for each in brokers]
     here.desk.run(
         moving.change_records(

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from spark_stream.broker.members import Members
+from spark_stream.cluster.brokers import BrokerState
 from spark_stream.cluster.topics import Topic
 from spark_stream.cluster.view import ClusterView
 from spark_stream.consistency import election
@@ -59,7 +60,23 @@ def placed_by_hand(
     if wrong is not None:
         raise _refused(topic, wrong)
     _check_alive(topic, assignment, members, first)
+    for number, replicas in enumerate(assignment, first):
+        check_stay(topic, number, replicas, members)
     return _records(topic, [tuple(map(BrokerId, each)) for each in assignment], members)
+
+
+def check_stay(topic: Topic, number: int, brokers: Iterable[str], members: Members) -> None:
+    """InvalidAssignment if a broker was decommissioned: it would give the replica away again."""
+    for broker in brokers:
+        found = members.get(broker)
+        if found is not None and found.state is BrokerState.LEAVING:
+            raise InvalidAssignment(
+                f"topic {topic.name!r}: partition {number}: broker {broker!r} is leaving",
+                topic=topic.name,
+                partition=number,
+                broker=broker,
+                hint="Name brokers that stay; `isolog cluster status` shows them.",
+            )
 
 
 def _check_alive(

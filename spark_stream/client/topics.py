@@ -16,6 +16,7 @@ from spark_stream.client.offsets import looked_up
 from spark_stream.client.values import PartitionDescription, PartitionOffsets, TopicDescription
 from spark_stream.consistency.isolation import CONSUMER_LEVELS, Isolation
 from spark_stream.errors import (
+    InvalidAssignment,
     InvalidOption,
     InvalidRequest,
     InvalidTopic,
@@ -96,6 +97,7 @@ class TopicsClient:
         assignment: Sequence[Sequence[str]] | None = None,
     ) -> TopicDescription:
         """Makes a topic; with ``if_not_exists`` one that exists will do, if it is as asked for."""
+        _check_agree(partitions, replication_factor, assignment)
         asked = CreateTopic.of(
             topic=_named(topic).topic,
             partitions=1 if partitions is None else partitions,
@@ -224,6 +226,23 @@ def _assigned(assignment: Sequence[Sequence[str]] | None) -> list[list[str]] | N
     if assignment is None:
         return None
     return [[str(broker) for broker in brokers] for brokers in assignment]
+
+
+def _check_agree(
+    partitions: int | None, replicas: int, assignment: Sequence[Sequence[str]] | None
+) -> None:
+    """InvalidAssignment if numbers that were asked for are not those of the assignment."""
+    if assignment is None:
+        return
+    for what, asked, assigned in (
+        ("partitions", partitions, len(assignment)),
+        ("replicas", None if replicas == 1 else replicas, len(next(iter(assignment), ()))),
+    ):
+        if asked not in (None, assigned):
+            raise InvalidAssignment(
+                f"the assignment has {assigned} {what}, and {asked} were asked for",
+                hint="Leave the number out, or assign as many.",
+            )
 
 
 def _partition(facts: PartitionFacts) -> PartitionDescription:

@@ -157,6 +157,20 @@ def test_a_broker_that_is_decommissioned_gives_its_replicas_away_dead_or_alive(t
         assert read(log, topic) == [*range(15), *range(15)]
 
 
+def test_nothing_is_given_to_a_broker_that_leaves(topic):
+    """It would be moved away again, whatever the operator asked for."""
+    with LocalCluster(2, conf=CONF, cuttable=False) as cluster, cluster.connect() as log:
+        made(log, topic, [1])
+        made(log, f"{topic}-stays", [1, 2])
+        log.decommission("2")
+        with pytest.raises(InvalidAssignment, match="'2' is leaving"):
+            log.move_replicas(topic, {0: ["2"]})
+        with pytest.raises(InvalidAssignment, match="'2' is leaving"):
+            log.create_topic(f"{topic}-new", schema=NUMBERS, assignment=[["2"]])
+        assert partition(log, topic).replicas == ("1",)
+        log.move_replicas(f"{topic}-stays", {0: ["2", "1"]})  # it has that one: only the order
+
+
 # -- what is refused -------------------------------------------------------------------------------
 
 
@@ -171,6 +185,9 @@ def test_assignments_that_cannot_be_are_refused_and_make_nothing(cluster, log, t
     ):
         with pytest.raises(IsologError, match=named):
             log.create_topic(topic, schema=NUMBERS, assignment=assignment)
+    for numbers_ in ({"partitions": 3}, {"replication_factor": 3}):
+        with pytest.raises(InvalidAssignment, match="and 3 were asked for"):
+            log.create_topic(topic, schema=NUMBERS, assignment=[["1", "2"]], **numbers_)
     with pytest.raises(InvalidConfig):
         log.create_topic(topic, 1, 3, schema=NUMBERS, config={"min.insync.replicas": 0})
     assert topic not in log.topics()
