@@ -322,7 +322,7 @@ class ReplicaShell:
             agreed, effects = self._core.follower_started(member, epoch, history, now)
             if isinstance(agreed, Refusal):
                 raise self._refused(agreed, epoch)
-            self._sessions.start(agreed.session, member.broker, news)
+            self._sessions.start(agreed.session, news)
             woken = self._carry_out(effects)
         _wake(woken)
         return agreed
@@ -483,6 +483,7 @@ class ReplicaShell:
     def _carry_out(self, effects: Effects) -> tuple[WakeUp, ...]:
         """Settles what is answered; the reads to wake, for the caller to do without the lock."""
         self._moved(self)
+        self._sessions.keep(self._core.sessions())
         for effect in effects:
             if isinstance(effect, ProposeIsr):
                 self._proposed(self, effect)

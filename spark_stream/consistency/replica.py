@@ -33,7 +33,7 @@ whoever is satisfied is named in an effect, once, and forgotten.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -157,6 +157,10 @@ class Replica:
         if progress is None:
             return self.bounds_state.followers == 0
         return high >= progress.inherited_end
+
+    def sessions(self) -> Collection[int]:
+        """The sessions of followers that count."""
+        return () if self.progress is None else self.progress.session_numbers
 
     def has_enough_replicas(self, stamp: Stamp | None, level: Isolation) -> bool:
         """Whether there are in-sync replicas enough for an append that waits for them."""
