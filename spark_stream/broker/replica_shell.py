@@ -349,7 +349,7 @@ class ReplicaShell:
                 raise self._refused(agreed, epoch)
             # A copy is made of it now: a byte that has changed since it was written must not pass.
             self.log.distrust(agreed.entry if agreed.begin is None else agreed.begin.entry)
-            self._sessions.start(agreed.session, member.broker, news)
+            self._sessions.start(agreed.session, news)
             woken = self._carry_out(effects)
         _wake(woken)
         return agreed
@@ -529,6 +529,7 @@ class ReplicaShell:
     def _carry_out(self, effects: Effects) -> tuple[WakeUp, ...]:
         """Settles what is answered; the reads to wake, for the caller to do without the lock."""
         self._moved(self)
+        self._sessions.keep(self._core.sessions())
         for effect in effects:
             if isinstance(effect, ProposeIsr):
                 self._proposed(self, effect)

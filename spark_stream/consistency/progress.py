@@ -7,7 +7,8 @@ counts until its removal is on record.
 
 **Sessions.** A follower reports under a session, in the generation of its logs. What it reported
 counts for the member of that generation only, also when the session is over; a new session begins
-with what both logs share. Reports of earlier sessions are ignored.
+with what both logs share. Reports of earlier sessions are ignored. A replica that is moved away
+loses its log: what it had reported is forgotten with its session.
 
 **Who leaves.** A member leaves that lacks an entry which the leader appended longer than
 ``lag_max_us`` ago, and one that is not alive in its generation.
@@ -26,7 +27,7 @@ Source: Kafka's Partition (maximal ISR, caught-up time, leader epoch start) and 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -148,6 +149,11 @@ class Progress:
         found = self._followers.get(member)
         return None if found is None else found.acked
 
+    @property
+    def session_numbers(self) -> Collection[int]:
+        """The numbers of the sessions that are not over."""
+        return self._sessions.keys()
+
     def sessions(self) -> Iterator[tuple[int, Member, EntryIndex]]:
         """(number, whose it is, how far it is) of each session."""
         return ((number, each.member, each.acked) for number, each in self._sessions.items())
@@ -215,11 +221,25 @@ class Progress:
         if not leads(record, self.me) or record.leader_epoch != self.record.leader_epoch:
             self._over = True
             return False
+        if record.isr != self.proposed:
+            self._forget_moved(record)
         self.record, self.version, self.proposed = record, version, None
         for each in self._followers.values():
             each.admitted = each.admitted and each.member not in record.isr
         self._find_maximal()
         return True
+
+    def _forget_moved(self, record: PartitionRecord) -> None:
+        """Somebody else has changed the record, maybe several times.
+
+        A replica that went, and maybe comes again, has lost its log in between: its session counts
+        for nothing any more. One that has only begun to come asks for a session once more.
+        """
+        for number, each in list(self._sessions.items()):
+            broker = each.member.broker
+            if broker not in record.replicas or broker in record.adding:
+                del self._sessions[number]
+                del self._followers[each.member]
 
     def refused(self, record: PartitionRecord, version: int) -> None:
         """The proposal was not taken, and will not be: the record was another, this one."""

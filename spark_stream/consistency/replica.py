@@ -17,7 +17,7 @@ once it is appended. Every other one, and each batch of a transaction, is answer
 are below the high watermark: so a commit never takes a transaction whose tail a failover lost. A
 batch that is there already is answered under the same rule as the first.
 
-**Roles.** A replica that was just opened has none. ``lead`` and ``lead_replicas`` make it the
+**Roles.** A replica that was just opened has none. ``lead_replicas`` makes it the
 leader of an epoch, ``follow`` a follower in one; epochs never fall. A leader keeps its followers'
 progress (``consistency.progress``), a follower takes what its leader sends
 (``consistency.follower``) and believes its high watermark as far as its own log goes.
@@ -33,7 +33,7 @@ whoever is satisfied is named in an effect, once, and forgotten.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -159,6 +159,10 @@ class Replica:
             return self.bounds_state.followers == 0
         return high >= progress.inherited_end
 
+    def sessions(self) -> Collection[int]:
+        """The sessions of followers that count."""
+        return () if self.progress is None else self.progress.session_numbers
+
     def has_enough_replicas(self, stamp: Stamp | None, level: Isolation) -> bool:
         """Whether there are in-sync replicas enough for an append that waits for them."""
         progress = self.progress
@@ -170,10 +174,6 @@ class Replica:
         return self.epochs.history(state.log_start.entry, state.log_end.entry)
 
     # -- roles ------------------------------------------------------------------------------------
-
-    def lead(self, epoch: LeaderEpoch) -> None:
-        """A new epoch of a leader begins. Promises of earlier epochs no longer hold."""
-        self._begin(epoch)
 
     def lead_replicas(self, me: Member, record: PartitionRecord, version: int, now: int) -> Effects:
         """The record, at this version in the store, makes this replica the leader of its epoch."""
@@ -379,10 +379,6 @@ class Replica:
         known = self.producers.get(stamp.producer_id)
         end = self.bounds_state.log_end.offset
         self.producers[stamp.producer_id] = producers.appended(known, stamp, end, 0, now)
-
-    def replicate(self, upto: Boundary) -> Effects:
-        """Every in-sync replica has the entries below ``upto``."""
-        return self._publish(leader.replicated(self.bounds_state, upto))
 
     def acknowledge(
         self, ticket: int, stamp: Stamp | None, level: Isolation, last_offset: int

@@ -10,10 +10,20 @@ from hypothesis import strategies as st
 
 from spark_stream.consistency.effects import Effects
 from spark_stream.consistency.entries import ENTRY, Entry, Kind, Table
-from spark_stream.consistency.ids import NO_TRANSACTION, EntryIndex, LeaderEpoch, Offset
+from spark_stream.consistency.epochs import EpochStarts
+from spark_stream.consistency.follower import Agreed
+from spark_stream.consistency.ids import (
+    NO_TRANSACTION,
+    BrokerId,
+    EntryIndex,
+    Generation,
+    LeaderEpoch,
+    Offset,
+)
 from spark_stream.consistency.leader import Boundary
+from spark_stream.consistency.partition_record import Member, PartitionRecord
 from spark_stream.consistency.producers import Accepted, Stamp
-from spark_stream.consistency.replica import Replica
+from spark_stream.consistency.replica import Replica, Surroundings
 
 START = Boundary(EntryIndex(0), Offset(0))
 AGE = 1_000_000_000_000
@@ -25,26 +35,56 @@ def table_of(entries: Sequence[Entry]) -> Table:
     return np.frombuffer(packed, ENTRY)
 
 
-def replica_of(entries: Sequence[Entry], now: int, followers: int = 0) -> Replica:
-    """A replica that opens a log of these entries."""
-    return Replica([table_of(entries)], START, end_of(entries), now, AGE, followers)
+def replica_of(
+    entries: Sequence[Entry], now: int, followers: int = 0, to_come: Sequence[Entry] = ()
+) -> Replica:
+    """A replica that opens a log of these entries; ``to_come`` are applied later."""
+    whole = [*entries, *to_come]
+    around = Surroundings(lambda entry: end_of(whole[:entry]))
+    tables = [table_of(entries)]
+    return Replica(tables, START, end_of(entries), now, AGE, followers, surroundings=around)
 
 
 def end_of(entries: Sequence[Entry]) -> Boundary:
     return Boundary(EntryIndex(len(entries)), Offset(sum(entry.count for entry in entries)))
 
 
+ME, FOLLOWER = (Member(BrokerId(broker), Generation("1")) for broker in "ab")
+
+
 @dataclass
 class Leader:
-    """A leader with the entries of its log; numbers rise by themselves."""
+    """A leader with the entries of its log, and with one follower or none; numbers rise."""
 
     followers: int = 0
     entries: list[Entry] = field(default_factory=list)
     now: int = 0
 
     def __post_init__(self) -> None:
-        self.replica = Replica([], START, START, 0, AGE, self.followers)
+        around = Surroundings(lambda entry: end_of(self.entries[:entry]), lambda _: ME.generation)
+        self.replica = Replica([], START, START, 0, AGE, self.followers, surroundings=around)
         self.ended: set[int] = set()
+        self._version = 0
+        self._session = -1
+        self._begin(LeaderEpoch(0), 0)
+
+    def _begin(self, epoch: LeaderEpoch, replicated: int) -> None:
+        """It leads in this epoch; its follower has so many entries."""
+        members = (ME, FOLLOWER)[: 1 + self.followers]
+        brokers = tuple(each.broker for each in members)
+        self._version += 1
+        record = PartitionRecord(brokers, ME.broker, epoch, members)
+        self.replica.lead_replicas(ME, record, self._version, self.now)
+        if self.followers:
+            has = EpochStarts.derived([table_of(self.entries[:replicated])])
+            history = has.history(EntryIndex(0), EntryIndex(replicated))
+            agreed, _ = self.replica.follower_started(FOLLOWER, epoch, history, self.now)
+            assert isinstance(agreed, Agreed)
+            self._session = agreed.session
+
+    def replicate(self, entries: int) -> Effects:
+        """The follower has so many entries, and says so."""
+        return self.replica.follower_acked(self._session, EntryIndex(entries), self.now)
 
     def entry(self, kind: Kind, count: int, stamp: Stamp) -> Entry:
         """The next entry of the log."""
@@ -104,7 +144,8 @@ class Leader:
         return Stamp(producer_id, known.epoch + 1, 0, transaction)
 
     def lead(self) -> None:
-        self.replica.lead(LeaderEpoch(self.replica.leader_epoch + 1))
+        replicated = self.replica.bounds_state.high_watermark.entry
+        self._begin(LeaderEpoch(self.replica.leader_epoch + 1), replicated)
 
     def do(self, step: tuple[str, int, int, int]) -> None:
         """One step of a history; one that is not possible now does nothing."""
@@ -124,8 +165,8 @@ class Leader:
         elif what in ("commit", "abort"):
             self.end(transaction, committed=what == "commit")
         elif what == "replicate":
-            upto = min(len(self.entries), self.replica.bounds_state.high_watermark.entry + count)
-            self.replica.replicate(end_of(self.entries[:upto]))
+            high = self.replica.bounds_state.high_watermark.entry
+            self.replicate(min(len(self.entries), high + count))
         else:
             self.lead()
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from tests.consistency.partition_model import LAG_MAX, Cluster, Process
+from tests.consistency.partition_model import LAG_MAX, Cluster
+from tests.consistency.partition_parts import Process
 
 Step = Callable[[Cluster], None]
 

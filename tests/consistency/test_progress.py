@@ -283,3 +283,45 @@ def test_a_record_that_names_another_leader_is_a_programmers_error():
     record = PartitionRecord(("a", "b"), "b", 5, (B,))
     with pytest.raises(ValueError, match="does not lead"):
         Progress(A, record, 1, 0, IsrSettings(), lambda _: None, 0)
+
+
+# -- replicas that move ---------------------------------------------------------------------------
+
+
+def test_what_a_replica_had_is_forgotten_when_it_moves_away():
+    progress = leading(isr=(A, B))
+    progress.started(1, B, 5)
+    progress.started(2, C, 5)
+    moved = replace(progress.record, replicas=("a", "b"))
+    assert progress.changed(moved, 8)
+    assert not progress.reported(2, 6)
+    assert progress.propose(5, 5, 1) is None
+    back = replace(moved, replicas=("a", "b", "c"), adding=("c",))
+    assert progress.changed(back, 9)
+    assert progress.propose(5, 5, 1) is None
+    progress.started(3, C, 0)
+    assert progress.propose(5, 5, 1) is None
+    progress.reported(3, 5)
+    assert progress.propose(5, 5, 1) == (A, B, C)
+
+
+def test_a_replica_that_went_and_came_back_unseen_counts_for_nothing():
+    progress = leading(isr=(A, B))
+    progress.started(1, B, 5)
+    coming = replace(progress.record, adding=("c",))
+    assert progress.changed(coming, 8)
+    progress.started(2, C, 5)
+    assert progress.changed(coming, 12)  # by others, more than once
+    assert progress.propose(5, 5, 1) is None
+    assert progress.acked(C) is None
+
+
+def test_a_replica_that_comes_keeps_its_session_when_its_leader_takes_it_in():
+    progress = leading(isr=(A, B))
+    progress.started(1, B, 5)
+    assert progress.changed(replace(progress.record, adding=("c",)), 8)
+    progress.started(2, C, 5)
+    proposed = progress.propose(5, 5, 1)
+    assert proposed == (A, B, C)
+    assert progress.changed(with_isr(progress, *proposed), 9)
+    assert progress.acked(C) == 5

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_stream.consistency.effects import Answer, Bound, Disown, Wake, offset_of
+from spark_stream.consistency.effects import (
+    Answer,
+    Bound,
+    Disown,
+    HighWatermarkMoved,
+    Wake,
+    offset_of,
+)
 from spark_stream.consistency.entries import Kind
 from spark_stream.consistency.ids import EntryIndex
 from spark_stream.consistency.isolation import Isolation
@@ -48,13 +55,13 @@ def test_a_fold_entry_by_entry_is_what_the_tables_give_at_any_point(steps, alone
     known = derived_state(leader.replica)
     mark = leader.replica.bounds_state.high_watermark
     opened = replica_of(leader.entries, leader.now, followers=0 if alone else 1)
-    opened.replicate(mark)
+    opened.learn_high_watermark(mark.entry)
     assert derived_state(opened) == known
     start = data.draw(st.integers(0, len(leader.entries)))
-    follower = replica_of(leader.entries[:start], leader.now, followers=1)
+    follower = replica_of(leader.entries[:start], leader.now, 1, leader.entries[start:])
     for entry in leader.entries[start:]:
         follower.apply(entry)
-    follower.replicate(mark)
+    follower.learn_high_watermark(mark.entry)
     assert derived_state(follower) == known
     assert follower.bounds_state.bounds() == leader.replica.bounds_state.bounds()
 
@@ -65,10 +72,10 @@ def test_a_truncation_takes_along_what_the_cut_entries_had_done(steps, data):
     low = leader.replica.bounds_state.high_watermark.entry
     kept = leader.entries[: data.draw(st.integers(low, len(leader.entries)))]
     cut = replica_of(leader.entries, leader.now, followers=1)
-    cut.replicate(leader.replica.bounds_state.high_watermark)
+    cut.learn_high_watermark(low)
     cut.truncate([table_of(kept)], end_of(kept), leader.now)
     never = replica_of(kept, leader.now, followers=1)
-    never.replicate(leader.replica.bounds_state.high_watermark)
+    never.learn_high_watermark(low)
     assert derived_state(cut) == derived_state(never)
     assert cut.bounds_state.bounds() == never.bounds_state.bounds()
 
@@ -104,21 +111,22 @@ def test_a_marker_that_was_lost_and_comes_late_does_not_take_a_producer_back():
 # -- the last stable offset -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("opened_again", [False, True], ids=["at the leader", "after an open"])
-def test_a_transaction_is_undecided_until_its_marker_is_below_the_high_watermark(opened_again):
+@pytest.mark.parametrize("follows", [False, True], ids=["at the leader", "at a follower"])
+def test_a_transaction_is_undecided_until_its_marker_is_below_the_high_watermark(follows):
     leader = Leader(followers=1)
     leader.append(5)
     leader.join(10, 1)
     leader.append(2, Stamp(1, 0, 0, 10))
     leader.append(3)
     leader.end(10, committed=True)
-    replica = leader.replica
-    if opened_again:
-        replica = replica_of(leader.entries, leader.now, followers=1)
+    follower = replica_of(leader.entries, leader.now, followers=1)
     assert len(leader.entries) == 4
     for replicated, stable in ((1, 5), (2, 5), (3, 5), (4, 10)):
-        replica.replicate(end_of(leader.entries[:replicated]))
-        bounds = replica.bounds_state.bounds()
+        if follows:
+            follower.learn_high_watermark(EntryIndex(replicated))
+        else:
+            leader.replicate(replicated)
+        bounds = (follower if follows else leader.replica).bounds_state.bounds()
         assert bounds.high_watermark == end_of(leader.entries[:replicated]).offset
         assert bounds.last_stable_offset == stable
 
@@ -131,7 +139,7 @@ def test_the_parts_of_a_transaction_end_together():
         leader.append(1, Stamp(producer_id, 0, 0, 10))
     replica = leader.replica
     assert replica.wait(7, Bound.LAST_STABLE, 0)
-    assert leader.end(10, committed=True) == [Wake((7,))]
+    assert leader.end(10, committed=True) == [HighWatermarkMoved(EntryIndex(4)), Wake((7,))]
     assert replica.bounds_state.bounds().last_stable_offset == 2
 
 
@@ -164,7 +172,7 @@ def test_an_append_is_answered_as_its_isolation_and_its_transaction_ask(stamp, l
         assert replica.acknowledge(2, stamp, level, last_offset=2) is at_once
     waiting = () if at_once else (1, 2) if stamp is not None else (1,)
     expected = [Answer(waiting)] if waiting else []
-    assert replica.replicate(end_of(leader.entries)) == expected
+    assert leader.replicate(1) == [HighWatermarkMoved(EntryIndex(1)), *expected]
     assert replica.acknowledge(3, stamp, level, last_offset=2)
 
 
@@ -185,7 +193,7 @@ def test_an_append_that_is_cut_off_is_disowned_and_one_that_gave_up_is_never_ans
     kept = leader.entries[:2]
     effects = leader.replica.truncate([table_of(kept)], end_of(kept), leader.now)
     assert effects == [Disown((2,))]
-    assert leader.replica.replicate(end_of(kept)) == [Answer((1,))]
+    assert leader.replicate(2) == [HighWatermarkMoved(EntryIndex(2)), Answer((1,))]
 
 
 # -- waiting --------------------------------------------------------------------------------------
@@ -245,6 +253,6 @@ def test_a_batch_in_a_transaction_is_taken_only_under_a_join_of_the_present_epoc
     leader.lead()
     assert leader.replica.judge(Stamp(1, 0, 1, 10), 1) == ended
     leader.join(10, 1)
-    assert leader.append(1, Stamp(1, 0, 1, 10)) == []
+    assert leader.append(1, Stamp(1, 0, 1, 10)) is not None
     assert leader.replica.epochs.start_of(1) == (leader.replica.epochs.end_of(0, end_of([])))
     assert leader.replica.epochs.start_of(1).entry == EntryIndex(1)

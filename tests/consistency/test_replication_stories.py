@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from spark_stream.consistency.ids import Generation
-from tests.consistency.partition_model import Cluster, Process
+from tests.consistency.partition_model import Cluster
+from tests.consistency.partition_parts import Process
 
 
 def cluster(brokers: int = 3, least: int = 1) -> Cluster:

@@ -40,7 +40,8 @@ from spark_stream.consistency.isolation import DROPS_ABORTED, Isolation, upper_b
 from spark_stream.consistency.partition_record import PartitionRecord
 from spark_stream.consistency.producers import NOBODY, Duplicate, Refused, Stamp
 from spark_stream.consistency.progress import IsrSettings
-from tests.consistency.partition_model import Cluster, Link, Process, Write
+from tests.consistency.partition_model import Cluster
+from tests.consistency.partition_parts import Link, Process, Write
 
 LAG_MAX_S: Final = 10
 _S: Final = 1_000_000

@@ -62,7 +62,7 @@ from spark_stream.wire.messages import Ack, AppendTo, Envelope
 SWEEP_S: Final = 2.0
 LEFT_OVERS_S: Final = 2.5
 FLUSH_S: Final = 2.0
-HOUSEKEEPING_S: Final = 30.0
+HOUSEKEEPING_S: Final = 1.7
 CONTROL_S: Final = 0.9
 _RETRY_S: Final = 1.0
 _LATE: Final = 0.1  # how often a broker sees late what has changed in the store

@@ -165,6 +165,8 @@ class Line(Fold):
         super().__init__()
         self.course = course
         self.broker = broker
+        self.start = 0
+        """The first entry that the log still has; those before are the committed ones."""
         self.lost_power = False
         """Its machine has lost power since it was opened last."""
         self.may_be_gone = False

@@ -84,6 +84,7 @@ class Onlooker:
             line = self._open_line(broker, partition)
         elif whole and line.state is state:
             return
+        self._note_start(line, partition)
         end = int(partition.log.end.entry)
         if end < len(line.entries):
             self._tell(f"{line.name} is cut back to {end} entries")
@@ -102,6 +103,7 @@ class Onlooker:
         place = (partition.topic_id, partition.number)
         self._history.course(place, partition.topic, flush_of(partition))
         line = self._known[partition] = self._history.line(broker.broker_id, place)
+        self._note_start(line, partition)
         lost = line.cut(self._kept(line, partition))
         if lost:
             self._tell(f"{line.name} has lost {len(lost)} entries")
@@ -111,11 +113,31 @@ class Onlooker:
 
     def _kept(self, line: Line, partition: Partition) -> int:
         """How many of the entries that were in a log are still there when it is opened."""
-        there = entries_from(partition.log, 0)
-        for index, (entry, seen) in enumerate(zip(there, line.entries, strict=False)):
+        there = entries_from(partition.log, line.start)
+        for index, (entry, seen) in enumerate(
+            zip(there, line.entries[line.start :], strict=False), line.start
+        ):
             if entry != seen.entry:
                 return index
-        return min(len(there), len(line.entries))
+        return min(line.start + len(there), len(line.entries))
+
+    def _note_start(self, line: Line, partition: Partition) -> None:
+        """Where the log starts: what was before is gone, by retention or as its leader's is.
+
+        A line keeps it all the same. A follower that began anew may never have had it.
+        """
+        before, start = line.start, int(partition.log.start.entry)
+        if start == before:
+            return
+        committed = line.course.committed
+        shared = line.shared(committed)
+        if shared < start <= len(committed.entries):
+            line.cut(shared)
+            for seen in committed.entries[len(line.entries) : start]:
+                line.add(seen)
+        line.start = start
+        self._tell(f"{line.name} starts at entry {start}")
+        self._notice("evicted", line, line.entries[before:start])
 
     def _take_committed(self, line: Line, partition: Partition) -> None:
         """What the leader's high watermark has passed is committed."""

@@ -227,7 +227,7 @@ class SimulatedLinks:
             if isinstance(message, IsologError):
                 raise message
             if isinstance(message, Agreement):
-                followed.agreed(message)
+                stream.ack(followed.agreed(message))
                 yield NOW
             elif isinstance(message, _Frame):
                 frame = message

@@ -299,7 +299,9 @@ class World:
             replicas = self.replication_factor(chance)
             if replicas > 1 and chance.random() < 0.4:
                 config["min.insync.replicas"] = "2"
-            if chance.random() < 0.08:
+            if chance.random() < 0.25:
+                config |= {"retention.ms": "4000", "segment.ms": "500"}
+            elif chance.random() < 0.08:
                 config["unclean.leader.election"] = "true"
             topic = Topic(
                 f"topic-{number}",

@@ -68,7 +68,10 @@ def follow(session: Session, topic: Topic, at: int, isolation: Isolation, times:
                 partial(_wait, world, reading, isolation),
                 route,
             )
-        except (OffsetEvicted, DataLoss, OffsetOutOfRange) as error:
+        except OffsetEvicted as error:
+            world.tell(f"{session.name}: {error}")
+            reading.go_back(error.details["log_start_offset"])
+        except (DataLoss, OffsetOutOfRange) as error:
             world.tell(f"{session.name}: {error}")
             world.notice("told_of_loss", topic.id, at, isolation)
             reading.go_back(0)

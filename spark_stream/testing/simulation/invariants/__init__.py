@@ -9,10 +9,11 @@ from spark_stream.testing.simulation.invariants import (
     positions,
     reading,
     replicas,
+    retention,
 )
 from spark_stream.testing.simulation.invariants.base import Invariant
 
-MODULES = (logs, replicas, deciding, marking, answers, reading, positions, ends)
+MODULES = (logs, replicas, deciding, marking, answers, reading, positions, retention, ends)
 
 INVARIANTS: tuple[type[Invariant], ...] = tuple(
     each

@@ -106,6 +106,9 @@ class Invariant:
     def copied(self, line: Line, seen: Seen, entry: Entry, partition: Partition) -> None:
         """An entry is in one more log, as ``entry``."""
 
+    def evicted(self, line: Line, gone: Sequence[Seen]) -> None:
+        """A log starts later than it did: these entries are in front of it."""
+
     def committed_upto(self, line: Line, first: int, upto: int) -> None:
         """The high watermark of a leader has passed the entries ``first`` to ``upto - 1``."""
 

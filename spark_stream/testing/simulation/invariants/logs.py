@@ -192,7 +192,7 @@ class ABatchIsThereOnce(Invariant):
 
     def appended(self, line: Line, seen: Seen, broker: SimulatedBroker) -> None:
         if seen.entry.kind is Kind.DATA and seen.entry.producer_id != NO_PRODUCER:
-            for each in line.entries[:-1]:
+            for each in line.entries[line.start : -1]:  # who knows what is gone may forget it
                 self.require(
                     not each.values or each.values[0] != seen.values[0],
                     f"{line.name}: {seen.values} is at {each.entry.base_offset} and at"
@@ -201,10 +201,10 @@ class ABatchIsThereOnce(Invariant):
 
 
 def earlier_batches(line: Line, last: Entry) -> list[Entry]:
-    """The batches before the last entry of the producer that wrote that one, if it has an id."""
+    """The batches that are left of the producer of the last entry, before it, if it has an id."""
     if last.kind is not Kind.DATA or last.producer_id == NO_PRODUCER:
         return []
-    before = (each.entry for each in line.entries[:-1])
+    before = (each.entry for each in line.entries[line.start : -1])
     return [
         each for each in before if each.kind is Kind.DATA and each.producer_id == last.producer_id
     ]
