@@ -22,7 +22,7 @@ from typing import Final
 from spark_stream.consistency.ids import EntryIndex, Offset
 from spark_stream.consistency.leader import Boundary
 from spark_stream.errors import IsologError, StorageFailure
-from spark_stream.storage import presence
+from spark_stream.storage import begun
 from spark_stream.storage.codec import crc32c
 from spark_stream.storage.disk import Disk, DiskFile
 
@@ -88,7 +88,7 @@ class Forcing:
         self.check()
         try:
             self._disk.make_directory(self._directory)
-            presence.note(self._disk, self._directory)
+            begun.note(self._disk, self._directory)
         except IsologError as error:
             if error.details.get("unforced"):
                 raise self._failure(error) from error

@@ -25,7 +25,7 @@ from spark_stream.consistency.ids import NO_TRANSACTION, EntryIndex, LeaderEpoch
 from spark_stream.consistency.leader import Boundary
 from spark_stream.consistency.producers import NOBODY, Stamp
 from spark_stream.errors import EntriesGone, IsologError, StorageFailure
-from spark_stream.storage import presence
+from spark_stream.storage import begun
 from spark_stream.storage.active import ActiveSegment
 from spark_stream.storage.checking import Piece, Suspect, is_sound, pieces
 from spark_stream.storage.damage import Damage
@@ -81,7 +81,7 @@ class PartitionLog:
         names = tidied(disk, directory)
         codec, facts = log_format.codec, dict(log_format.facts)
         if names:
-            presence.note(disk, directory)  # an earlier release did not
+            begun.note(disk, directory)  # an earlier release did not
         forcing = Forcing(disk, directory, names)
         files = SegmentFiles(disk, directory, codec, facts, names)
         found = Recovery(disk, directory, codec, facts, forcing, files).recovered()
@@ -100,7 +100,7 @@ class PartitionLog:
             with suppress(IsologError):  # then the log has failed, and is read
                 forcing.force_names()
         log = cls(directory, log_format, found, forcing, disk)
-        lost = not names and presence.is_lost(disk, directory)
+        lost = not names and begun.is_lost(disk, directory)
         log.intact = not (lost or distrusted or any(cut.grave for cut in found.cuts))
         return log
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
+from spark_stream.storage.begun import note_of
 from spark_stream.storage.disk import HOST_DISK, Disk
 from spark_stream.storage.log import PartitionLog
 from spark_stream.storage.log_format import LogFormat
-from spark_stream.storage.presence import note_of
 from spark_stream.storage.replica_log import ReplicaLog
 
 
