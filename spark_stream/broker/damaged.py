@@ -15,6 +15,7 @@ from spark_stream.cluster.partitions import PartitionId
 from spark_stream.consistency.damage import Verdict, judge
 from spark_stream.consistency.ids import EntryIndex
 from spark_stream.consistency.partition_record import Member, PartitionRecord
+from spark_stream.storage.damage import WAS_NOTED
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,12 @@ class DamagedReplicas:
         return sorted(self._left)
 
     def need_to_leave(self, me: Member) -> bool:
-        """Whether this broker is to begin a new generation; what is damaged now is left then."""
+        """Whether this broker is to begin a new generation; what is damaged now is left then.
+
+        To be asked often: it costs nothing while no log has had damage.
+        """
+        if not WAS_NOTED.is_set():
+            return False
         damaged = {
             each: hole for each in self._host.open_replicas() if (hole := each.log.hole) is not None
         }

@@ -7,11 +7,16 @@ who opens the log anew finds the damage anew.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from spark_stream.consistency.ids import EntryIndex
 from spark_stream.errors import DamagedSegment
+
+WAS_NOTED: Final = threading.Event()
+"""Set once damage was noted in any log of this process: until then nobody need ask them all."""
 
 
 class Damage:
@@ -24,6 +29,10 @@ class Damage:
         """The batch of the entry with this index fails its checksum."""
         if entry not in self._entries:
             self._entries |= {entry}
+            WAS_NOTED.set()
+
+    def __bool__(self) -> bool:
+        return bool(self._entries)
 
     def first(self, start: EntryIndex) -> EntryIndex | None:
         """The first damaged entry of a log that starts at ``start``; None: none is known."""

@@ -418,7 +418,7 @@ class PartitionLog:
     @property
     def hole(self) -> EntryIndex | None:
         """:meth:`ReplicaLog.hole`."""
-        return self._damage.first(self.start.entry)
+        return self._damage.first(self.start.entry) if self._damage else None
 
     def distrust(self, first: EntryIndex) -> None:
         """:meth:`ReplicaLog.distrust`."""

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 import threading
+from typing import Any
 
 import pytest
 
+from spark_stream.broker.damaged import DamagedReplicas
 from spark_stream.broker.scrubbing import Scrub
-from spark_stream.broker.standing import Standing
-from spark_stream.cluster.brokers import Brokers
+from spark_stream.cluster.brokers import Brokers, RegisteredBroker
+from spark_stream.cluster.vouching import Found, Vouching
+from spark_stream.consistency.ids import BrokerId, Generation
+from spark_stream.consistency.partition_record import Member
 from spark_stream.errors import DamagedSegment, LeaderUnavailable
 from tests.broker.clusters import around, make, see
 from tests.broker.local_broker import LocalBroker, Surroundings, replicate
-from tests.broker.test_standing import register, standing
 from tests.support import numbers
 
 __all__ = ["around"]
@@ -93,47 +96,52 @@ def test_without_a_pace_nothing_is_looked_at(a):
     assert a.partition("t").log.hole is None
 
 
+def member(broker: LocalBroker) -> Member:
+    return Member(broker.id, broker.generation)
+
+
+def leave(broker: LocalBroker, generation: str) -> None:
+    """What the broker does that is told to leave: it registers with another generation."""
+    broker.generation = Generation(generation)
+    Brokers(broker.store).register(
+        RegisteredBroker(broker.id, "a:1", broker.incarnation, "1", broker.generation)
+    )
+    broker.host.change_generation(broker.generation)
+
+
 def test_the_only_copy_stays_and_is_told_once(a, caplog):
-    found = standing(a)
-    register(found, a)
-    before, epoch = found.me, a.partition("t").leader_epoch
     damage(a, "t")
-    scrub = scrub_of(a)
+    scrub, replicas = scrub_of(a), DamagedReplicas(a.host, a.members)
     with caplog.at_level(logging.ERROR):
         scrub.look()
-        for _ in range(3):
-            found.look(lambda _: pytest.fail("it is to stay"))
+        assert not any(replicas.need_to_leave(member(a)) for _ in range(3))
     assert scrub.last.damaged == 1
     assert "1 batches are damaged" in caplog.text
     assert caplog.text.count("no other in-sync replica lives") == 1
-    assert (found.me, a.partition("t").leader_epoch) == (before, epoch)
 
 
 @pytest.fixture
-def pair(around: Surroundings) -> tuple[LocalBroker, LocalBroker, Standing]:
+def pair(around: Surroundings) -> tuple[LocalBroker, LocalBroker, DamagedReplicas]:
     """``a`` leads ``t/0``, and its copy is damaged, which it does not know; ``b`` follows."""
     a, b = around.start("a"), around.start("b")
-    found = standing(a)
-    register(found, a)
     see(around)
     fill(a, "t", "ab")
     see(around)
     replicate(a, b, "t")
     damage(a, "t")
-    return a, b, found
+    return a, b, DamagedReplicas(a.host, a.members)
 
 
 def test_a_leader_leaves_and_its_follower_leads_and_it_heals_without_a_loss(pair, caplog):
-    a, b, found = pair
+    a, b, replicas = pair
     assert {each.broker for each in a.record("t").isr} == {"a", "b"}
+    assert not replicas.need_to_leave(member(a))
     scrub_of(a).look()
-    before = found.me
     with caplog.at_level(logging.ERROR):
-        found.look(lambda _: None)
-        found.look(lambda _: pytest.fail("it has left already"))
-    assert found.me != before
-    assert Brokers(a.store).get("a").generation == found.me.generation
-    a.generation = found.me.generation
+        assert replicas.need_to_leave(member(a))
+        assert replicas.left == ["t/0"]
+        leave(a, "a's next logs")
+        assert not replicas.need_to_leave(member(a))  # it has left, and heals
     see(a.around)
     b.control()
     see(a.around)
@@ -146,13 +154,18 @@ def test_a_leader_leaves_and_its_follower_leads_and_it_heals_without_a_loss(pair
     assert scrub.last.damaged == 0
     assert a.replica("t").log.end == b.partition("t").log.end
     assert "they are lost" not in caplog.text
+    assert not replicas.need_to_leave(member(a))
+    assert replicas.left == []
 
 
-def test_who_left_for_damage_keeps_the_new_generation_when_it_starts_again(pair):
-    a, _, found = pair
-    scrub_of(a).look()
-    found.look(lambda _: None)
-    assert standing(a).me == found.me
+def test_who_left_for_damage_keeps_the_new_generation_when_it_starts_again(around):
+    vouching = Vouching(around.store(), BrokerId("a"))
+    ends: Any = {}
+    vouching.begin(Found(None, ends, True, "boot"), "run 1", lambda: "first")
+    vouching.begin_generation("run 1", Generation("next"))
+    vouching.begin_generation("an earlier run", Generation("old"))
+    again = vouching.begin(Found("run 1", ends, True, "boot"), "run 2", lambda: "other")
+    assert again == ("next", None)
 
 
 def test_a_reader_of_damaged_records_is_sent_to_the_next_leader_if_there_will_be_one(pair):
@@ -177,17 +190,15 @@ def test_a_leader_notices_damage_when_it_gives_a_follower_what_it_wrote_itself(a
 
 
 def test_it_waits_while_another_partition_would_have_no_leader(pair, caplog):
-    a, _, found = pair
+    a, _, replicas = pair
     c = a.around.start("c")
     see(a.around)
     make(a, "other", "ac")
     c.die()  # and still counts as in sync
     scrub_of(a).look()
     with caplog.at_level(logging.ERROR):
-        found.look(lambda _: pytest.fail("it is to wait"))
+        assert not replicas.need_to_leave(member(a))
     assert "leaves the in-sync replicas once" in caplog.text
     a.around.start("c")
     see(a.around)
-    again: list[object] = []
-    found.look(again.append)
-    assert again
+    assert replicas.need_to_leave(member(a))
