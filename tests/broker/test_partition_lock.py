@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-import queue
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import pyarrow as pa
-
-from spark_stream.broker.links import LedPartitions
 from spark_stream.broker.partition_lock import PartitionLock
-from spark_stream.broker.replication.leader_stream import LeaderStream
-from spark_stream.broker.replication.settings import ReplicationSettings
-from spark_stream.environment import SystemClock
 from spark_stream.storage.logs import FileLogs
-from spark_stream.wire.replication_messages import (
-    Acked,
-    Agreed,
-    Follow,
-    Frame,
-    OpenReplication,
-    Said,
-    Welcome,
-    unpack,
-)
+from spark_stream.wire.replication_messages import Acked, Frame
 from tests.broker.clusters import around, make
-from tests.broker.local_broker import LocalBroker, Surroundings
+from tests.broker.leader_streams import followed
+from tests.broker.local_broker import Surroundings
 from tests.storage.disks import FaultyDisk
 from tests.support import eventually, numbers
 
@@ -107,67 +89,6 @@ class HangingDisk(FaultyDisk):
         if operation == "write" and path.parent.name == self.hangs_in:
             self.is_hanging.set()
             assert self.goes_on.wait(60)
-
-
-class Follower:
-    """The other end of a leader's stream: says what it is told to, and notes what it hears."""
-
-    def __init__(self, stream: LeaderStream) -> None:
-        self._stream = stream
-        self._said: queue.Queue[Said | None] = queue.Queue()
-        self.heard: list[Said] = []
-
-    def say(self, message: Said | None) -> None:
-        self._said.put(message)
-
-    def read_chunk(self) -> Any:
-        message = self._said.get()
-        if message is None:
-            raise StopIteration
-        packed = message.pack()
-        assert isinstance(packed, bytes)
-        return SimpleNamespace(app_metadata=pa.py_buffer(packed), data=None)
-
-    def listen(self) -> None:
-        for batch, packed in self._stream.messages():
-            self.heard.append(unpack(pa.py_buffer(packed), batch))
-
-    def has_heard(self, kind: type[Said], number: int) -> bool:
-        return any(isinstance(each, kind) and each.slot == number for each in self.heard)  # type: ignore[union-attr]
-
-
-@contextmanager
-def followed(leader: LocalBroker, follower: LocalBroker, partitions: int) -> Iterator[Follower]:
-    """The follower has a session for each of so many partitions of ``t``; slots are numbered so."""
-    opened = OpenReplication(
-        stream="s",
-        cluster_id="c",
-        follower=follower.id,
-        leader=leader.id,
-        pid=1,
-        window_bytes=16 << 20,
-    )
-    welcome = Welcome(1, "c", leader.id)
-    led = LedPartitions(leader.host)
-    stream = LeaderStream("peer", opened, welcome, led, ReplicationSettings(), SystemClock())
-    found = Follower(stream)
-    threads = [
-        threading.Thread(target=found.listen),
-        threading.Thread(target=stream.take_all, args=(found,)),
-    ]
-    for each in threads:
-        each.start()
-    try:
-        for number in range(partitions):
-            copy = follower.replica("t", number)
-            place = (number, copy.topic_id, number, int(copy.leader_epoch))
-            found.say(Follow(*place, follower.generation, copy.history()))
-            eventually(lambda number=number: found.has_heard(Agreed, number))
-        yield found
-    finally:
-        found.say(None)
-        for each in threads:
-            each.join(60)
 
 
 def test_an_append_that_hangs_holds_up_the_high_watermark_of_no_other_partition(

@@ -90,7 +90,8 @@ class LeaderStream:
         self._turns = Turns(opened.window_bytes)
         self._outbox = [welcome.pack()]
         self._moved: dict[int, Slot] = {}  # whose high watermark no frame has told yet
-        self._tell_at: float | None = None
+        self._moved_since = 0.0  # while there are any
+        self._tell_at: float | None = None  # when the sender looks whether they are to be told
         self._calls = 0  # that are under way
         self._ending = False
         self._said_bye = False
@@ -266,9 +267,11 @@ class LeaderStream:
                 self._turns.take_news(slot)
                 self._changed.notify()
                 return
+            if not self._moved:
+                self._moved_since = self._clock.monotonic()
             self._moved[number] = slot
             if self._tell_at is None:  # else the sender looks by itself then
-                self._tell_at = self._clock.monotonic() + HIGH_WATERMARK_LINGER_S
+                self._tell_at = self._moved_since + HIGH_WATERMARK_LINGER_S
                 self._changed.notify()
 
     def _say(self, message: Refused) -> None:
@@ -290,8 +293,10 @@ class LeaderStream:
                     return None if self._bye_is_said() else [Bye().pack()]
                 now = self._clock.monotonic()
                 if self._tell_at is not None and now >= self._tell_at:
-                    moved, self._moved, self._tell_at = self._moved, {}, None
-                    if moved:
+                    due_at = self._moved_since + HIGH_WATERMARK_LINGER_S
+                    self._tell_at = due_at if self._moved and due_at > now else None
+                    if self._moved and self._tell_at is None:
+                        moved, self._moved = self._moved, {}
                         return moved
                 slot = self._turns.next_slot()
                 if slot is not None:

@@ -1,0 +1,92 @@
+"""The other end of a leader's stream of replication, in a test's hands."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+
+from spark_stream.broker.links import LedPartitions
+from spark_stream.broker.replication.leader_stream import LeaderStream
+from spark_stream.broker.replication.settings import ReplicationSettings
+from spark_stream.environment import Clock, SystemClock
+from spark_stream.wire.replication_messages import (
+    Agreed,
+    Follow,
+    OpenReplication,
+    Said,
+    Welcome,
+    unpack,
+)
+from tests.broker.local_broker import LocalBroker
+from tests.support import eventually
+
+
+class Follower:
+    """The other end of a leader's stream: says what it is told to, and notes what it hears."""
+
+    def __init__(self, stream: LeaderStream) -> None:
+        self._stream = stream
+        self._said: queue.Queue[Said | None] = queue.Queue()
+        self.heard: list[Said] = []
+
+    def say(self, message: Said | None) -> None:
+        self._said.put(message)
+
+    def read_chunk(self) -> Any:
+        message = self._said.get()
+        if message is None:
+            raise StopIteration
+        packed = message.pack()
+        assert isinstance(packed, bytes)
+        return SimpleNamespace(app_metadata=pa.py_buffer(packed), data=None)
+
+    def listen(self) -> None:
+        for batch, packed in self._stream.messages():
+            self.heard.append(unpack(pa.py_buffer(packed), batch))
+
+    def has_heard(self, kind: type[Said], number: int) -> bool:
+        return any(isinstance(each, kind) and each.slot == number for each in self.heard)  # type: ignore[union-attr]
+
+
+@contextmanager
+def followed(
+    leader: LocalBroker, follower: LocalBroker, partitions: int, clock: Clock | None = None
+) -> Iterator[Follower]:
+    """The follower has a session for each of so many partitions of ``t``; slots are numbered so."""
+    opened = OpenReplication(
+        stream="s",
+        cluster_id="c",
+        follower=follower.id,
+        leader=leader.id,
+        pid=1,
+        window_bytes=16 << 20,
+    )
+    welcome = Welcome(1, "c", leader.id)
+    led = LedPartitions(leader.host)
+    stream = LeaderStream(
+        "peer", opened, welcome, led, ReplicationSettings(), clock or SystemClock()
+    )
+    found = Follower(stream)
+    threads = [
+        threading.Thread(target=found.listen),
+        threading.Thread(target=stream.take_all, args=(found,)),
+    ]
+    for each in threads:
+        each.start()
+    try:
+        for number in range(partitions):
+            copy = follower.replica("t", number)
+            place = (number, copy.topic_id, number, int(copy.leader_epoch))
+            found.say(Follow(*place, follower.generation, copy.history()))
+            eventually(lambda number=number: found.has_heard(Agreed, number))
+        yield found
+    finally:
+        found.say(None)
+        for each in threads:
+            each.join(60)
