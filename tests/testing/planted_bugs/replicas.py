@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -11,14 +12,17 @@ from spark_stream.broker.partition import Partition
 from spark_stream.broker.replica_shell import ReplicaShell
 from spark_stream.cluster import vouching
 from spark_stream.cluster.leases import Lease, Leases
-from spark_stream.consistency import election, isolation, replica
-from spark_stream.consistency.follower import GoOn
+from spark_stream.consistency import election, isolation, leader, replica
+from spark_stream.consistency.follower import Agreed, GoOn
 from spark_stream.consistency.ids import EntryIndex
 from spark_stream.consistency.partition_record import Member
 from spark_stream.consistency.progress import Progress
 from spark_stream.scripts import (
     finishing,
 )
+from spark_stream.storage import log, retention
+from spark_stream.testing.simulation import list_log
+from spark_stream.testing.simulation.list_log import ListLog
 from tests.testing.planted_bugs.planting import Patch, bug, no_steps
 
 
@@ -179,3 +183,49 @@ def a_lease_is_shown_as_before(patch: Patch) -> None:
     patch.setattr(
         Leases, "hold", lambda self, broker, life, after=None: original(self, broker, life)
     )
+
+
+@bug
+def a_replica_that_moved_away_is_still_counted(patch: Patch) -> None:
+    patch.setattr(Progress, "_forget_moved", lambda self, record: None)
+
+
+# -- retention ------------------------------------------------------------------------------------
+
+
+@bug
+def retention_takes_what_is_young(patch: Patch) -> None:
+    def removable(closed: Any, active: int, settings: Any, now: int, limit: int) -> int:
+        return original(closed, active, settings, now + 3_000_000, limit)
+
+    original = retention.removable
+    for module in (list_log, log):
+        patch.setattr(module, "removable", removable)
+
+
+@bug
+def retention_takes_what_is_undecided(patch: Patch) -> None:
+    """As it is where the leader's rules do not hold it back."""
+    original = ListLog.housekeep
+
+    def housekeep(self: ListLog, now: int, _: Any) -> int:
+        return original(self, now, self.end.offset)
+
+    patch.setattr(ListLog, "housekeep", housekeep)
+    patch.setattr(
+        leader, "evicted", lambda state, log_start: leader.replace(state, log_start=log_start)
+    )
+
+
+@bug
+def a_follower_far_behind_begins_anew_at_the_end(patch: Patch) -> None:
+    original = replica.Replica.follower_started
+
+    def started(self: replica.Replica, *asked: Any) -> Any:
+        agreed, effects = original(self, *asked)
+        if isinstance(agreed, Agreed) and agreed.begin is not None:
+            end = self.bounds_state.log_end
+            agreed = dataclasses.replace(agreed, entry=end.entry, begin=end)
+        return agreed, effects
+
+    patch.setattr(replica.Replica, "follower_started", started)
