@@ -23,7 +23,9 @@ Its replicas:
 ``host``           which replicas it has, and how calls find those that it leads
 ``partition``      one partition, as clients see it; ``replica_shell``: as a replica, with its part
 ``sessions``       the followers of a replica that leads, as it tells them of news
+``partition_lock`` a partition's lock, and work that is left to its holder
 ``callers``        who waits for a partition: appends and reads
+``recent``         batches that followers do not have yet, in memory
 ``proposals``      in-sync replicas on their way to the partitions' records
 ``links``          partitions as the streams of replication see them
 ``replication``    the streams on which entries go from leaders to followers
