@@ -135,9 +135,16 @@ class WatchedWriter:
         self._call = call
 
     def write(self, message: pa.Buffer | bytes) -> None:
-        """Writes one acknowledgement; waits while the client reads none."""
-        with self._call.writing():
-            self._writer.write(message)
+        """Writes one acknowledgement; waits while the client reads none.
+
+        Raises:
+            FlightCancelledError: the client is gone.
+        """
+        try:
+            with self._call.writing():
+                self._writer.write(message)
+        except OSError as error:
+            raise fl.FlightCancelledError(f"nobody reads acknowledgements: {error}") from None
 
 
 class Keepalive:

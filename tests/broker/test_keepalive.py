@@ -12,9 +12,12 @@ from pathlib import Path
 
 import psutil
 import pyarrow as pa
+import pyarrow.flight as fl
 import pytest
 
-from spark_stream.broker.keepalive import Keepalive
+from spark_stream.broker.keepalive import Keepalive, WatchedWriter
+from spark_stream.broker.service import translated
+from spark_stream.environment import SystemClock
 from tests.conftest import ROOT
 from tests.support import BrokerProcess, eventually
 
@@ -157,3 +160,22 @@ def test_one_call_that_goes_on_keeps_the_others_of_its_tcp_connection() -> None:
         with keepalive.call(peer) as quiet, keepalive.call(peer), quiet.reading():
             clock.now += 11.0
             assert keepalive.silent_peers() == silent
+
+
+class GoneClient:
+    """Where Flight writes to a client that left while the broker stood still."""
+
+    def write(self, message: bytes) -> None:
+        raise OSError("Unknown error writing metadata.")
+
+
+def test_a_client_that_left_before_it_was_acknowledged_is_no_fault_of_the_broker(caplog):
+    """Flight says so by a plain OSError, which would be logged with its trace."""
+    watched = Keepalive(LIMIT_S, SystemClock())
+    with (
+        pytest.raises(fl.FlightCancelledError),
+        translated("append"),
+        watched.call("ipv4:127.0.0.1:1") as call,
+    ):
+        WatchedWriter(GoneClient(), call).write(b"")
+    assert caplog.text == ""
