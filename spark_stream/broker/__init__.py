@@ -21,7 +21,9 @@ Its place in the cluster:
 Its replicas:
 
 ``host``           which replicas it has, and how calls find those that it leads
-``partition``      one partition, as clients see it; ``replica_shell``: as a replica, with its part
+``folders``        the folders of topics: none takes the place of one that is lost
+``partition``      one partition, as clients see it; ``replica_shell``: as a replica, with its part;
+                   ``following``: what it takes from its leader
 ``sessions``       the followers of a replica that leads, as it tells them of news
 ``partition_lock`` a partition's lock, and work that is left to its holder
 ``callers``        who waits for a partition: appends and reads
@@ -29,6 +31,7 @@ Its replicas:
 ``proposals``      in-sync replicas on their way to the partitions' records
 ``links``          partitions as the streams of replication see them
 ``replication``    the streams on which entries go from leaders to followers
+``scrubbing``      reads closed segments again and again; ``damaged``: what it does about damage
 ``upkeep``         keeps partitions in order; ``housekeeping``: which of them in a round
 ``inspection``     which records of a batch are bad, for whole batches
 ``outcomes``       what a partition answers to an append

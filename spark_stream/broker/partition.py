@@ -20,6 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from spark_stream.broker.following import FollowingReplica
 from spark_stream.broker.inspection import inspected, refusal
 from spark_stream.broker.outcomes import (
     Acknowledgement,
@@ -30,7 +31,7 @@ from spark_stream.broker.outcomes import (
     WakeUp,
 )
 from spark_stream.broker.refusals import of_stamp
-from spark_stream.broker.replica_shell import ReplicaShell
+from spark_stream.broker.replica_shell import wake_all
 from spark_stream.consistency.atomic import greatest_cut
 from spark_stream.consistency.effects import BOUND_OF, Effects
 from spark_stream.consistency.entries import Entry, Kind
@@ -61,7 +62,7 @@ class Closing(Enum):
     MOVED = auto()  # to other brokers: who asks is to go there
 
 
-class Partition(ReplicaShell):
+class Partition(FollowingReplica):
     """A replica of a partition. What is asked of its leader is refused while it does not lead."""
 
     def __init__(
@@ -74,7 +75,7 @@ class Partition(ReplicaShell):
         clock: Clock,
         **shell: Any,
     ) -> None:
-        """As :class:`ReplicaShell`."""
+        """As :class:`~spark_stream.broker.replica_shell.ReplicaShell`."""
         super().__init__(topic, topic_id, number, log, producer_age_us, clock, **shell)
         schema = log.format.schema
         self._required = tuple(field.name for field in schema if not field.nullable)
@@ -359,8 +360,7 @@ class Partition(ReplicaShell):
                     self._sessions.give_news()
                 woken = self._carry_out(effects)
             state = self._core.bounds_state
-        for wake in woken:
-            wake()
+        wake_all(woken)
         end = state.log_end.entry
         return Marked(end, state.leader_epoch, state.high_watermark.entry >= end)
 
@@ -418,8 +418,7 @@ class Partition(ReplicaShell):
         with self._lock:
             self.log.format = replace(self.log.format, settings=settings)
             woken = self._carry_out(self._take_isr_settings(settings))
-        for wake in woken:
-            wake()
+        wake_all(woken)
 
     def flush_if_due(self, moment: float) -> float | None:
         """Forces what was appended if ``flush.ms`` says so; else when it will, None: never.
@@ -462,8 +461,7 @@ class Partition(ReplicaShell):
             try:
                 self.log.close()
             finally:
-                for wake in woken:
-                    wake()
+                wake_all(woken)
 
     def _why_closed(self, closing: Closing) -> IsologError:
         if closing is Closing.TOPIC_DELETED:

@@ -3,7 +3,7 @@
 The core (``consistency.replica``) decides; here one lock a replica guards core and log together,
 and what the core's effects say is carried out (``callers`` has who waits). Here is what a replica
 does whether it leads or follows: it takes its part from the partition's record, tells its bounds,
-and gives entries to followers, or takes them from a leader.
+and gives entries to followers. ``following`` is what it takes from its leader.
 
 **Parts.** A replica that leads does so in the epoch of the record, and only while the broker's
 lease lasts; one that follows takes entries of its leader's epoch. A part begins under the lock, so
@@ -13,12 +13,10 @@ nothing that was asked under the part before goes on after it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
 from functools import partial
 from typing import Any
-
-import pyarrow as pa
 
 from spark_stream.broker.callers import Callers
 from spark_stream.broker.outcomes import WakeUp
@@ -35,12 +33,7 @@ from spark_stream.consistency.election import Unchanged, lift_epoch
 from spark_stream.consistency.epochs import EpochHistory
 from spark_stream.consistency.follower import (
     Agreed,
-    BeginAnew,
-    Cut,
     Refusal,
-    estranged,
-    judge_frame,
-    preparation,
 )
 from spark_stream.consistency.ids import EntryIndex, LeaderEpoch, Offset
 from spark_stream.consistency.isolation import Bounds
@@ -51,14 +44,12 @@ from spark_stream.environment import Clock
 from spark_stream.errors import (
     BrokerStopping,
     DamagedSegment,
-    EntriesGone,
     IsologError,
     LeaderEpochFenced,
     LeaderUnavailable,
     NotLeader,
     UnknownLeaderEpoch,
 )
-from spark_stream.storage.checking import Suspect
 from spark_stream.storage.replica_log import ReplicaLog
 from spark_stream.storage.settings import LogSettings
 from spark_stream.storage.stored import StoredEntries
@@ -242,7 +233,7 @@ class ReplicaShell:
                 self._sessions.end_all()
                 effects = self._core.lead_replicas(me, record, version, now)
             woken = self._carry_out(effects)
-        _wake(woken)
+        wake_all(woken)
 
     def follow(self, epoch: LeaderEpoch) -> bool:
         """Another broker leads in this epoch; False: that is nothing new."""
@@ -261,7 +252,7 @@ class ReplicaShell:
             self._part = part
             self._sessions.end_all()
             woken = self._carry_out(self._core.follow(epoch))
-        _wake(woken)
+        wake_all(woken)
         return True
 
     def begin_hand_over(self) -> None:
@@ -281,14 +272,14 @@ class ReplicaShell:
                 return
             now = self._clock.steady_us()
             woken = self._carry_out(self._core.isr_changed(record, version, now))
-        _wake(woken)
+        wake_all(woken)
 
     def refuse_isr(self, record: PartitionRecord, version: int) -> None:
         """The in-sync replicas that were proposed are not on record: this is instead."""
         with self._lock:
             now = self._clock.steady_us()
             woken = self._carry_out(self._core.isr_refused(record, version, now))
-        _wake(woken)
+        wake_all(woken)
 
     def tick(self) -> None:
         """Some time has passed, or brokers have come or gone: who is in sync may change."""
@@ -296,7 +287,7 @@ class ReplicaShell:
         with self._lock:
             if self._closed is None:
                 woken = self._carry_out(self._core.tick(self._clock.steady_us()))
-        _wake(woken)
+        wake_all(woken)
 
     def tick_due(self) -> int | None:
         """When :meth:`tick` may have something to say, by the steady clock; None: never."""
@@ -351,7 +342,7 @@ class ReplicaShell:
             self.log.distrust(agreed.entry if agreed.begin is None else agreed.begin.entry)
             self._sessions.start(agreed.session, news)
             woken = self._carry_out(effects)
-        _wake(woken)
+        wake_all(woken)
         return agreed
 
     def _refused(self, refusal: Refusal, epoch: int) -> IsologError:
@@ -399,131 +390,6 @@ class ReplicaShell:
             return ()
         return self._carry_out(self._core.follower_left(session, self._clock.steady_us()))
 
-    # -- from its leader ---------------------------------------------------------------------------
-
-    def history(self) -> EpochHistory:
-        """The epochs of the log as far as it is sound, to be compared with a leader's."""
-        with self._lock:
-            return self._sound_history()
-
-    def _sound_history(self) -> EpochHistory:
-        history, hole = self._core.history(), self.log.hole
-        return history if hole is None else history.below(hole)
-
-    def sound_end(self) -> tuple[int, EntryIndex]:
-        """The last epoch of what is sound of the log (-1: no entry is), and where that ends."""
-        with self._lock:
-            history = self._sound_history()
-        return (history.epochs[-1][0] if history.epochs else -1), EntryIndex(history.end)
-
-    def confirm(self, suspect: Suspect) -> bool:
-        """:meth:`ReplicaLog.confirm`, while nobody writes."""
-        with self._lock:
-            return self._closed is None and self.log.confirm(suspect)
-
-    def agree(self, agreed: Agreed) -> EntryIndex:
-        """Cuts the log back to what it shares with its leader's; where it ends now.
-
-        Raises:
-            NotLeader: it does not follow in this epoch any more.
-            DiskFull, StorageFailure: it is as it was.
-        """
-        with self._lock:
-            epoch = agreed.leader_epoch
-            self._check_follows(epoch)
-            prepared = preparation(self._core.bounds_state, agreed, self.log.hole)
-            if isinstance(prepared, Refusal):
-                raise self._refused(prepared, epoch)
-            before, now = self.log.end.entry, self._clock.steady_us()
-            effects: Effects = []
-            if isinstance(prepared, Cut | BeginAnew) and prepared.lost_from is not None:
-                logger.error(
-                    "%s: the leader of epoch %d has no entry from %d on, which were committed:"
-                    " they are lost",
-                    self.name,
-                    epoch,
-                    prepared.lost_from,
-                )
-            if isinstance(prepared, Cut):
-                end = self.log.truncate(prepared.entry)
-                below = end.entry < self._core.bounds_state.high_watermark.entry
-                effects = self._core.truncate(self.log.tables(), end, now, lost=below)
-                logger.info("%s: cut entries %d to %d", self.name, end.entry, before - 1)
-            elif isinstance(prepared, BeginAnew):
-                self.log.reset(prepared.at)
-                self._core.reset(prepared.at, now)
-                logger.info("%s: begins anew at entry %d", self.name, prepared.at.entry)
-            woken = self._carry_out(effects)
-            end_entry = self.log.end.entry
-        _wake(woken)
-        return end_entry
-
-    def append_frame(
-        self, epoch: LeaderEpoch, first: EntryIndex, frame: StoredEntries, leader_hw: EntryIndex
-    ) -> EntryIndex:
-        """Appends what the leader of this epoch has sent; where the log ends now.
-
-        Raises:
-            NotLeader: it does not follow in this epoch any more.
-            EntriesGone, DamagedEntries: the entries do not follow the log's end; a checksum fails.
-            DiskFull, StorageFailure: nothing of them is kept, or not all.
-        """
-        with self._lock:
-            self._check_follows(epoch)
-            end, count = self.log.end.entry, len(frame.rows)
-            judged = judge_frame(epoch, end, epoch, first, count)
-            if isinstance(judged, Refusal):
-                raise self._refused(judged, epoch)
-            if judged.skip < count:
-                rows = frame.rows[judged.skip :]
-                self._check_not_estranged(int(rows[0]["base_offset"]))
-                entries = self.log.append_entries(rows, _data_of(frame, judged.skip))
-                effects = self._core.append_replicated(entries, leader_hw)
-            else:
-                effects = self._core.learn_high_watermark(leader_hw)
-            woken = self._carry_out(effects)
-            end_entry = self.log.end.entry
-        _wake(woken)
-        return end_entry
-
-    def _check_not_estranged(self, base_offset: int) -> None:
-        """The leader's next entry has this offset; the caller holds the lock.
-
-        Raises:
-            EntriesGone: the log is of another past, and begins anew; the leader is asked again.
-        """
-        estrangement = estranged(self._core.bounds_state.log_end, base_offset)
-        if estrangement is None:
-            return
-        logger.error(
-            "%s: the log is of another past than its leader's (offset %d instead of %d): it begins"
-            " anew, and what it had is lost",
-            self.name,
-            self._core.bounds_state.log_end.offset,
-            base_offset,
-        )
-        self.log.reset(estrangement.at)
-        self._core.reset(estrangement.at, self._clock.steady_us())
-        raise EntriesGone(f"{self.name}: begins anew", topic=self.topic, partition=self.number)
-
-    def take_high_watermark(self, epoch: LeaderEpoch, leader_hw: EntryIndex) -> None:
-        """The leader of this epoch says how far its high watermark is."""
-        woken: tuple[WakeUp, ...] = ()
-        with self._lock:
-            if self._closed is None and self._part is Part.FOLLOWER and epoch == self.leader_epoch:
-                woken = self._carry_out(self._core.learn_high_watermark(leader_hw))
-        _wake(woken)
-
-    def _check_follows(self, epoch: LeaderEpoch) -> None:
-        if self._closed is not None:
-            raise self._closed.again()
-        if self._part is not Part.FOLLOWER or epoch != self.leader_epoch:
-            raise NotLeader(
-                f"{self.name}: it does not follow the leader of epoch {epoch} any more",
-                topic=self.topic,
-                partition=self.number,
-            )
-
     # -- effects -----------------------------------------------------------------------------------
 
     def _carry_out(self, effects: Effects) -> tuple[WakeUp, ...]:
@@ -544,11 +410,7 @@ class ReplicaShell:
         return self._core.configure(known, self._clock.steady_us())
 
 
-def _data_of(frame: StoredEntries, skip: int) -> pa.Buffer:
-    """The bytes of the batches behind the first ``skip`` entries."""
-    return frame.data.slice(int(frame.rows["length"][:skip].sum())) if skip else frame.data
-
-
-def _wake(woken: tuple[WakeUp, ...]) -> None:
+def wake_all(woken: Iterable[WakeUp]) -> None:
+    """Wakes who waits; without the lock."""
     for wake in woken:
         wake()

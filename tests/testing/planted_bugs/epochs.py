@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from spark_stream.broker import fetching
+from spark_stream.broker.following import FollowingReplica
 from spark_stream.broker.replica_shell import ReplicaShell
 from spark_stream.consistency import replica
 from spark_stream.errors import NotLeader
@@ -18,11 +19,11 @@ def a_leader_takes_followers_of_any_epoch(patch: Patch) -> None:
 
 @bug
 def a_follower_takes_frames_of_any_epoch(patch: Patch) -> None:
-    def check(self: ReplicaShell, epoch: Any) -> None:
+    def check(self: FollowingReplica, epoch: Any) -> None:
         if self._closed is not None or not self.follows:
             raise NotLeader(f"{self.name} does not follow")
 
-    patch.setattr(ReplicaShell, "_check_follows", check)
+    patch.setattr(FollowingReplica, "_check_follows", check)
 
 
 @bug

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from spark_stream.broker import replica_shell
+from spark_stream.broker import following
 from spark_stream.broker.host import Host
 from spark_stream.broker.partition import Partition
 from spark_stream.broker.replica_shell import ReplicaShell
@@ -28,7 +28,7 @@ from tests.testing.planted_bugs.planting import Patch, bug, no_steps
 
 @bug
 def a_follower_keeps_what_its_leader_lacks(patch: Patch) -> None:
-    patch.setattr(replica_shell, "preparation", lambda state, agreed: GoOn())
+    patch.setattr(following, "preparation", lambda state, agreed, hole: GoOn())
 
 
 @bug
