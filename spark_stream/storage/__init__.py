@@ -12,11 +12,15 @@
 ``rolling``      when the active segment is full
 ``forcing``      what is on the disk for certain, and that a failed force is the last
 ``flush_timer``  when to force a log whose topic has ``flush=interval``
+``opening``      a log's directory as it is made good before it is used
 ``looking``      what the files of a segment tell; ``recovery``: what of a log is valid;
-                 ``aside``: where the rest is kept
+                 ``aside``: where the rest is kept; ``begun``: the note that a log has begun
+``checking``     closed segments read again; ``direct``: past the page cache; ``damage``: what is
+                 known to be damaged
 ``reading``      from a range of offsets to few, well-sized Arrow batches
 ``stored``       entries as they go from one replica to another, and what makes two the same
 ``truncation``   cutting a log back, and emptying it; ``tails``: what that leaves in a file
 ``retention``    which segments are too old or too many
+``logs``         how the logs of a broker are opened and removed
 ``log``          a partition's segments as one log; ``replica_log``: what a partition needs of it
 """

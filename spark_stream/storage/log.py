@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -25,18 +24,15 @@ from spark_stream.consistency.ids import NO_TRANSACTION, EntryIndex, LeaderEpoch
 from spark_stream.consistency.leader import Boundary
 from spark_stream.consistency.producers import NOBODY, Stamp
 from spark_stream.errors import EntriesGone, IsologError, StorageFailure
-from spark_stream.storage import begun
 from spark_stream.storage.active import ActiveSegment
 from spark_stream.storage.checking import Piece, Suspect, is_sound, pieces
 from spark_stream.storage.damage import Damage
 from spark_stream.storage.disk import HOST_DISK, Disk
 from spark_stream.storage.endings import Endings
 from spark_stream.storage.flush_timer import FlushTimer
-from spark_stream.storage.forcing import Forcing
 from spark_stream.storage.log_format import UNLIMITED, LogFormat, Prepared, marker_at
-from spark_stream.storage.looking import SegmentFiles, tidied
+from spark_stream.storage.opening import Opened, open_files
 from spark_stream.storage.reading import Budget, Chunk, read_segment
-from spark_stream.storage.recovery import Recovered, Recovery
 from spark_stream.storage.retention import SegmentFacts, due_by_age, removable
 from spark_stream.storage.rolling import rows_that_fit
 from spark_stream.storage.segment import Segment
@@ -56,19 +52,17 @@ __all__ = ["UNLIMITED", "LogFormat", "PartitionLog", "Prepared"]
 class PartitionLog:
     """The log of one partition in one directory."""
 
-    def __init__(
-        self, directory: Path, log_format: LogFormat, found: Recovered, forcing: Forcing, disk: Disk
-    ) -> None:
+    def __init__(self, directory: Path, log_format: LogFormat, opened: Opened, disk: Disk) -> None:
         self.directory = directory
         self.format = log_format
-        self.cuts = found.cuts
-        self.intact = True
+        self.cuts = opened.found.cuts
+        self.intact = opened.intact
         self._disk = disk
-        self._forcing = forcing
+        self._forcing = opened.forcing
         self._flush_timer = FlushTimer()
         self._damage = Damage()
-        self._truncation = Truncation(disk, directory, log_format, forcing)
-        self._put(found.closed, found.active)
+        self._truncation = Truncation(disk, directory, log_format, opened.forcing)
+        self._put(opened.found.closed, opened.found.active)
         self._endings = Endings(self.segments)
 
     def _put(self, closed: tuple[Segment, ...], active: ActiveSegment) -> None:
@@ -91,32 +85,7 @@ class PartitionLog:
         Raises:
             DamagedSegment: a file that cannot be rebuilt is missing.
         """
-        names = tidied(disk, directory)
-        codec, facts = log_format.codec, dict(log_format.facts)
-        if names:
-            begun.note(disk, directory)  # an earlier release did not
-        forcing = Forcing(disk, directory, names)
-        files = SegmentFiles(disk, directory, codec, facts, names)
-        found = Recovery(disk, directory, codec, facts, forcing, files, losing).recovered()
-        distrusted = forcing.distrusted
-        if distrusted:
-            losing()
-            found.active.write_again(int(forcing.upto.entry))
-        # A process may have ended between a write and its force; who sends that batch again is told
-        # that it is there.
-        promised = log_format.settings.flush is Flush.BATCH
-        unforced = found.active.end.entry > forcing.upto.entry
-        if distrusted or (promised and unforced):
-            found.active.flush()
-            forcing.mark(found.active.end)
-        if names and not len(found.active.table):
-            # An earlier process may have died while it cut the log back: that is done for good now.
-            with suppress(IsologError):  # then the log has failed, and is read
-                forcing.force_names()
-        log = cls(directory, log_format, found, forcing, disk)
-        lost = not names and begun.is_lost(disk, directory)
-        log.intact = not (lost or distrusted or any(cut.grave for cut in found.cuts))
-        return log
+        return cls(directory, log_format, open_files(directory, log_format, disk, losing), disk)
 
     @property
     def failed(self) -> StorageFailure | None:
