@@ -15,13 +15,12 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
-from spark_stream.broker.folders import make_folder
+from spark_stream.broker.folders import TopicFolders
 from spark_stream.broker.hosted import (
     HostedTopic,
     Links,
     NoLinks,
     check_id,
-    format_of,
     unknown_partition,
 )
 from spark_stream.broker.partition import Closing, Partition
@@ -42,7 +41,6 @@ from spark_stream.consistency.transactions import Joined
 from spark_stream.environment import Clock
 from spark_stream.errors import (
     BrokerStopping,
-    DamagedSegment,
     IsologError,
     LeaderUnavailable,
     NotLeader,
@@ -89,8 +87,8 @@ class Host:
         self.view = view
         self._defaults = defaults
         self._clock = clock
-        self._logs = FileLogs(losing=losing) if logs is None else logs
-        self._losing = losing
+        logs = FileLogs(losing=losing) if logs is None else logs
+        self._folders = TopicFolders(directory, logs, losing)
         self._links: Links = NoLinks()
         self._producer_age = producer_age_us
         self._proposed = proposed
@@ -105,14 +103,17 @@ class Host:
         self._serves: Callable[[], bool] = lambda: True
         self._hosted: dict[str, HostedTopic] = {}
         self._some_log_failed = threading.Event()
-        self.doubts: list[str] = []
-        """Why the broker cannot vouch for its logs: what they turned out to have lost."""
         view.refresh()
         self._reconcile(view.now.topics.values())
 
     @property
     def broker_id(self) -> BrokerId:
         return BrokerId(self._directory.broker_id)
+
+    @property
+    def doubts(self) -> list[str]:
+        """Why the broker cannot vouch for its logs: what they turned out to have lost."""
+        return self._folders.doubts
 
     # -- looking up --------------------------------------------------------------------------------
 
@@ -362,23 +363,17 @@ class Host:
         """Removes the files of replicas that moved to others while this broker was away."""
         for topic in self.view.now.topics.values():
             here = set(self._numbers_here(topic))
-            if not self._logs.has_folder(self._directory.topic(topic.name, topic.id)):
+            if not self._folders.has(topic):
                 continue
             for number in range(topic.partitions):
                 if number not in here and self.record(topic, number) is not None:
-                    self._remove_files_of(topic, number)
+                    self._folders.remove_replica(topic, number)
 
     def _remove_replica(self, topic: Topic, number: int, replica: Partition | IsologError) -> None:
         """This broker has no replica of the partition any more."""
         if isinstance(replica, Partition):
             self._close_for_good(replica, Closing.MOVED)
-        self._remove_files_of(topic, number)
-
-    def _remove_files_of(self, topic: Topic, number: int) -> None:
-        try:
-            self._logs.remove(self._directory.partition(topic.name, topic.id, number))
-        except IsologError:
-            logger.exception("%s/%d: the files of a replica that moved", topic.name, number)
+        self._folders.remove_replica(topic, number)
 
     def remove_files(self, topic: Topic) -> None:
         """Removes the folder of a topic that is gone, with all that is in it.
@@ -387,34 +382,25 @@ class Host:
             StorageFailure: some of that may be left.
         """
         with self._applying:
-            folder = self._directory.topic(topic.name, topic.id)
-            self._logs.remove(folder)
-            self._logs.remove_empty(folder.parent)
+            self._folders.remove(topic)
 
     def make_folder(self, name: str, topic_id: str) -> None:
         """Makes the folder of a topic, which may not be on record yet.
 
         Raises:
-            DamagedSegment, DiskFull, StorageFailure: as ``folders.make_folder``.
+            DamagedSegment, DiskFull, StorageFailure: as ``TopicFolders.make``.
             BrokerStopping: the broker is shutting down.
         """
         if self._stopping:
             raise BrokerStopping("the broker is shutting down")
         self._make_folder(name, topic_id, self.view.now.topic(topic_id))
 
-    def _make_folder(self, name: str, topic_id: str, topic: Topic | None) -> str | None:
-        """``topic``: None if it is not on record. What was lost with the folder that was there."""
+    def _make_folder(self, name: str, topic_id: str, topic: Topic | None) -> None:
+        """``topic``: None if it is not on record."""
         numbers = self._numbers_here(topic) if topic else ()
         records = [self.record(topic, number) for number in numbers] if topic else []
-        return make_folder(
-            self._logs,
-            self._directory.topic(name, topic_id),
-            name,
-            [each for each in records if each is not None],
-            self.broker_id,
-            starts=not self._has_begun,
-            losing=self._losing,
-        )
+        known = [each for each in records if each is not None]
+        self._folders.make(name, topic_id, known, starts=not self._has_begun)
 
     def _open_replicas(
         self,
@@ -428,7 +414,7 @@ class Host:
             try:
                 if missing is not None:
                     raise missing.again()
-                replicas[number] = self._whole(topic, settings, number)
+                replicas[number] = self._opened(topic, settings, number)
             except IsologError as error:
                 logger.error("%s/%d cannot be opened: %s", topic.name, number, error)
                 replicas[number] = error
@@ -436,35 +422,15 @@ class Host:
     def _missing(self, topic: Topic) -> IsologError | None:
         """If the topic's folder is missing, an empty one takes its place; or why it must not."""
         try:
-            if not self._logs.has_folder(self._directory.topic(topic.name, topic.id)):
-                lost = self._make_folder(topic.name, topic.id, topic)
-                self.doubts += [] if lost is None else [lost]
+            if not self._folders.has(topic):
+                self._make_folder(topic.name, topic.id, topic)
         except IsologError as error:
             return error
         return None
 
-    def _whole(self, topic: Topic, settings: LogSettings, number: int) -> Partition:
-        """The replica; an empty one if its files cannot be opened and others have the records."""
-        try:
-            return self._opened(topic, settings, number)
-        except DamagedSegment as error:
-            record = self.record(topic, number)
-            if record is None or record.is_only_member(self.broker_id):
-                raise
-            kept = self._logs.set_aside(self._directory.partition(topic.name, topic.id, number))
-            self.doubts.append(f"{error.message}; what there was is kept in {kept}")
-        return self._opened(topic, settings, number)
-
     def _opened(self, topic: Topic, settings: LogSettings, number: int) -> Partition:
-        folder = self._directory.partition(topic.name, topic.id, number)
-        log = self._logs.open(folder, format_of(topic, settings, number))
+        log = self._folders.open_log(topic, settings, number, self.record(topic, number))
         log.when_failed(self._some_log_failed.set)
-        for cut in log.cuts:
-            logger.log(logging.ERROR if cut.grave else logging.WARNING, "recovered %s", cut)
-        if not log.intact:
-            self.doubts.append(
-                f"{topic.name}/{number} has lost entries, or its folder, or a force had failed"
-            )
         partition = Partition(
             topic.name,
             topic.id,
