@@ -169,6 +169,8 @@ class Line(Fold):
         """The first entry that the log still has; those before are the committed ones."""
         self.lost_power = False
         """Its machine has lost power since it was opened last."""
+        self.may_be_cut = False
+        """Its broker ended within a step, while it followed: its leader may have had it cut."""
         self.may_be_gone = False
         """Somebody was to remove it, since it was opened last."""
         self.state: object = None

@@ -69,6 +69,12 @@ class Onlooker:
                 for partition in hosted.open_partitions():
                     self._look_at_log(broker, partition, whole=whole)
 
+    def note_death(self, broker: SimulatedBroker) -> None:
+        """The broker ends within a step, which may be a cut that its leader asked for."""
+        for partition, line in self._known.items():
+            if line.broker == broker.broker_id and partition.follows:
+                line.may_be_cut = True
+
     def note_changes(self, by: str) -> None:
         """Takes what has changed in the store; ``by``: the broker that did it, if one did."""
         changes, self._records.changes = self._records.changes, []
@@ -108,7 +114,7 @@ class Onlooker:
         if lost:
             self._tell(f"{line.name} has lost {len(lost)} entries")
         self._notice("opened", line, lost, partition, line.lost_power)
-        line.lost_power = line.may_be_gone = False
+        line.lost_power = line.may_be_gone = line.may_be_cut = False
         return line
 
     def _kept(self, line: Line, partition: Partition) -> int:

@@ -261,6 +261,7 @@ class World:
             broker = self._by_owner[killed.broker_id]
             self.tell(f"{broker.broker_id} ends within a step")
             self._onlooker.look(broker, whole=False)
+            self._onlooker.note_death(broker)
             opened = broker.open_folders()
             broker.crash()
             files = broker.logs.files().items()

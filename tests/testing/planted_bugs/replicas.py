@@ -185,11 +185,6 @@ def a_lease_is_shown_as_before(patch: Patch) -> None:
     )
 
 
-@bug
-def a_replica_that_moved_away_is_still_counted(patch: Patch) -> None:
-    patch.setattr(Progress, "_forget_moved", lambda self, record: None)
-
-
 # -- retention ------------------------------------------------------------------------------------
 
 

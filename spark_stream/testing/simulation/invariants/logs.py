@@ -10,7 +10,7 @@ import numpy as np
 
 from spark_stream.broker.partition import Partition
 from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE, Entry, Kind
-from spark_stream.consistency.ids import NO_PRODUCER
+from spark_stream.consistency.ids import NO_PRODUCER, BrokerId
 from spark_stream.consistency.isolation import Bounds
 from spark_stream.consistency.transactions import COMMITS, State, Transaction
 from spark_stream.scripts.deciding import Commit
@@ -24,20 +24,24 @@ from spark_stream.testing.simulation.list_log import ListLog
 
 
 class WhatIsThereStays(Invariant):
-    """No log loses an entry, but by a power cut, and then none that was to be forced."""
+    """No log that is opened lacks an entry, but after a power cut, or a cut that was under way."""
 
     def opened(self, line: Line, lost: Sequence[Seen], partition: Partition, power: bool) -> None:
         if line.may_be_gone:
             return
         flush = line.course.flush
+        committed = line.course.committed.entries
         for each in lost:
-            what = f"{line.name}: entry {each.entry.entry_index} is gone"
+            at = each.entry.entry_index
+            if line.may_be_cut and each not in committed[at : at + 1]:
+                continue  # its leader lacks it
+            what = f"{line.name}: entry {at} is gone"
             self.require(power, what)
             self.require(flush is not Flush.BATCH, f"{what}; every batch is flushed there")
 
 
 class ACommitIsForcedFirst(Invariant):
-    """What a transaction wrote is on its leaders' disks before its commit is decided."""
+    """What a transaction wrote is on a disk of a leader, of now or before, once it is committed."""
 
     def __init__(self, view: View) -> None:
         super().__init__(view)
@@ -59,22 +63,34 @@ class ACommitIsForcedFirst(Invariant):
         if after.number != before.number or after.state not in COMMITS:
             return
         for place, (epoch, entries) in self._asked.get(after.number, {}).items():
-            course, partition = self.history.courses[place], self.view.partition(place)
-            line = self.history.led(place)
+            course, line = self.history.courses[place], self.history.led(place)
             if course.epoch != epoch or course.flush is Flush.NONE or course.deleted:
                 continue
-            if partition is None or line is None or partition.leader_epoch != epoch:
+            if line is None or self.view.partition(place) is None:
                 continue
-            forced = forced_entries(partition)
             meant = [
                 each
                 for each in line.entries[:entries]
                 if each.part[0] == after.number and each.part[1] in after.taken
             ]
-            last = meant[-1].entry.entry_index if meant else -1
-            what = f"{line.name}: forced to {forced}; transaction {after.number} is up to {last}"
-            self.require(last < forced, what)
-            self._promised.setdefault(line, set()).update(meant)
+            if meant:
+                self._check_forced(course, after.number, meant)
+
+    def _check_forced(self, course: Course, number: int, meant: Sequence[Seen]) -> None:
+        """Who was asked to force may have been replaced, and not have heard of it yet."""
+        assert course.record is not None
+        last, forced = meant[-1].entry.entry_index, {}
+        for broker in self.view.brokers:
+            partition = self.view.replica(broker, course.place)
+            led = broker.broker_id in course.leaders.values()
+            if partition is not None and led and course.record.member(BrokerId(broker.broker_id)):
+                forced[broker.broker_id] = forced_entries(partition)
+        what = f"{course.name}: forced to {forced}; transaction {number} is up to {last}"
+        self.require(last < max(forced.values(), default=0), what)
+        for broker_id, upto in forced.items():
+            if last < upto:
+                promised = self.history.line(broker_id, course.place)
+                self._promised.setdefault(promised, set()).update(meant)
 
     def opened(self, line: Line, lost: Sequence[Seen], partition: Partition, power: bool) -> None:
         if not line.may_be_gone:
