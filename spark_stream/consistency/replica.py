@@ -320,19 +320,19 @@ class Replica:
 
     def append_replicated(self, entries: Sequence[Entry], leader_hw: EntryIndex) -> Effects:
         """The leader's entries are in the log, behind all others."""
-        state = self._folded(entries)
-        upto = min(leader_hw, state.log_end.entry)
-        if upto > state.high_watermark.entry:
-            state = leader.replicated(state, self._boundary(upto, state.log_end))
-        return self._publish(state)
+        return self._publish(self._learned(self._folded(entries), leader_hw))
 
     def learn_high_watermark(self, leader_hw: EntryIndex) -> Effects:
         """The leader's high watermark is at this entry, which the log may not have yet."""
-        state = self.bounds_state
+        known = self._learned(self.bounds_state, leader_hw)
+        return [] if known is self.bounds_state else self._publish(known)
+
+    def _learned(self, state: LeaderState, leader_hw: EntryIndex) -> LeaderState:
+        """The state of a follower that hears of its leader's high watermark."""
         upto = min(leader_hw, state.log_end.entry)
         if upto <= state.high_watermark.entry:
-            return []
-        return self._publish(leader.replicated(state, self._boundary(upto, state.log_end)))
+            return state
+        return leader.replicated(state, self._boundary(upto, state.log_end))
 
     # -- events -----------------------------------------------------------------------------------
 

@@ -233,13 +233,12 @@ def a_follower_that_is_behind_its_leaders_start_goes_on(patch: Patch) -> None:
 
 @mistake
 def a_follower_believes_in_entries_that_it_does_not_have(patch: Patch) -> None:
-    def learn(self, leader_hw):
-        state = self.bounds_state
+    def learned(self, state, leader_hw):
         if leader_hw <= state.high_watermark.entry:
-            return []
-        return self._publish(leader.replicated(state, self._boundary(leader_hw)))
+            return state
+        return leader.replicated(state, self._boundary(leader_hw, state.log_end))
 
-    patch.setattr(Replica, "learn_high_watermark", learn)
+    patch.setattr(Replica, "_learned", learned)
 
 
 def runs() -> None:
