@@ -23,7 +23,7 @@ def test_a_broker_that_is_ended_as_soon_as_it_is_ready_stops_in_order(tmp_path: 
         "main()\n"
     )
     ended = subprocess.run(
-        [sys.executable, "-c", program, "--dir", str(tmp_path / "log")],
+        [sys.executable, "-c", program, "--dir", str(tmp_path / "log"), "--listen", "127.0.0.1:0"],
         capture_output=True,
         text=True,
         timeout=60,
