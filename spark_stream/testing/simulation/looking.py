@@ -86,6 +86,8 @@ class Onlooker:
     def _look_at_log(self, broker: SimulatedBroker, partition: Partition, *, whole: bool) -> None:
         line = self._known.get(partition)
         state = partition.replica.bounds_state
+        if partition.log.failed is not None:
+            self._history.doubtful.add(broker.broker_id)
         if line is None:
             line = self._open_line(broker, partition)
         elif whole and line.state is state:

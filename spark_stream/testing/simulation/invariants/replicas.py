@@ -192,7 +192,7 @@ class AFewAreNotEnough(Invariant):
 
 
 class WhoCannotVouchIsNotInSync(Invariant):
-    """A broker that lost its power while it ran has a new generation afterwards."""
+    """A broker that lost its power while it ran, or failed to force, has a new generation then."""
 
     def __init__(self, view: View) -> None:
         super().__init__(view)
