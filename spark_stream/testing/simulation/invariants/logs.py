@@ -282,6 +282,8 @@ class UndecidedHoldsBack(Invariant):
         state = partition.replica.bounds_state
         bounds = partition.bounds()
         first = line.undecided(int(state.high_watermark.entry))
+        if first is not None and first < bounds.log_start_offset and not partition.leads:
+            return  # a follower began anew behind where the part begins, and gets its marker next
         high = int(bounds.high_watermark)
         wanted = max(high if first is None else min(first, high), int(bounds.log_start_offset))
         found = int(bounds.last_stable_offset)
