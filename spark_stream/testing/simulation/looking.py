@@ -86,6 +86,8 @@ class Onlooker:
     def _look_at_log(self, broker: SimulatedBroker, partition: Partition, *, whole: bool) -> None:
         line = self._known.get(partition)
         state = partition.replica.bounds_state
+        if partition.log.failed is not None:
+            self._history.doubtful.add(broker.broker_id)
         if line is None:
             line = self._open_line(broker, partition)
         elif whole and line.state is state:
@@ -228,7 +230,8 @@ class Onlooker:
         gone = set(() if before is None else before.replicas) - set(course.record.replicas)
         for broker in gone:
             self._history.line(broker, course.place).may_be_gone = True
-        self._notice("placed", course, before, course.record, by)
+        if not course.deleted:  # else it is not there yet, or no more: it may be made anew
+            self._notice("placed", course, before, course.record, by)
 
     def _note_broker(self, broker: str, after: str | None) -> None:
         if after is None:

@@ -10,6 +10,7 @@ from spark_stream.broker import following
 from spark_stream.broker.host import Host
 from spark_stream.broker.partition import Partition
 from spark_stream.broker.replica_shell import ReplicaShell
+from spark_stream.broker.standing import Standing
 from spark_stream.cluster import vouching
 from spark_stream.cluster.leases import Lease, Leases
 from spark_stream.consistency import election, isolation, leader, replica
@@ -183,6 +184,12 @@ def a_lease_is_shown_as_before(patch: Patch) -> None:
     patch.setattr(
         Leases, "hold", lambda self, broker, life, after=None: original(self, broker, life)
     )
+
+
+@bug
+def a_force_that_failed_changes_nothing(patch: Patch) -> None:
+    patch.setattr(Standing, "looking", no_steps)
+    patch.setattr(ListLog, "intact", property(lambda self: True))
 
 
 # -- retention ------------------------------------------------------------------------------------

@@ -77,13 +77,10 @@ class TheNextBeginsAfterTheLastIsFinished(Invariant):
             return
         for each in before.partitions:
             course = self.history.courses.get((each.topic_id, each.partition))
-            line = self.history.led((each.topic_id, each.partition))
-            if course is None or course.deleted or before.number in course.lost or line is None:
+            if course is None or course.deleted or before.number in course.lost:
                 continue
-            if line.lost_power:  # its machine is off: what it has shows when it is on again
-                continue
-            left = [part for part in line.open if part[0] == before.number]
-            what = f"transaction {before.number} is over, and open in {line.name}: {left}"
+            left = [part for part in course.committed.open if part[0] == before.number]
+            what = f"transaction {before.number} is over, and open in {course.name}: {left}"
             self.require(not left, what)
 
 

@@ -44,6 +44,8 @@ class OneLeaderPerEpoch(Invariant):
         if before is not None:
             what = f"{course.name}: epoch {epoch} after {before.leader_epoch}"
             self.require(epoch >= before.leader_epoch, what)
+            if before.leader is not None:  # who led when the partition was made
+                self._leaders.setdefault((course.place, int(before.leader_epoch)), before.leader)
         if after.leader is not None:
             known = self._leaders.setdefault((course.place, epoch), after.leader)
             what = f"{course.name}: epoch {epoch} is led by {known} and by {after.leader}"
@@ -192,7 +194,7 @@ class AFewAreNotEnough(Invariant):
 
 
 class WhoCannotVouchIsNotInSync(Invariant):
-    """A broker that lost its power while it ran has a new generation afterwards."""
+    """A broker that lost its power while it ran, or failed to force, has a new generation then."""
 
     def __init__(self, view: View) -> None:
         super().__init__(view)
