@@ -7,14 +7,8 @@ from typing import Any
 from spark_stream.broker import fetching
 from spark_stream.broker.following import FollowingReplica
 from spark_stream.broker.replica_shell import ReplicaShell
-from spark_stream.consistency import replica
 from spark_stream.errors import NotLeader
 from tests.testing.planted_bugs.planting import Patch, bug
-
-
-@bug
-def a_leader_takes_followers_of_any_epoch(patch: Patch) -> None:
-    patch.setattr(replica, "misfit_of", lambda epoch, asked: None)
 
 
 @bug
