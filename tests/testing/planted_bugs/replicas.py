@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from spark_stream.broker import following
+from spark_stream.broker.folders import TopicFolders
 from spark_stream.broker.host import Host
 from spark_stream.broker.partition import Partition
 from spark_stream.broker.replica_shell import ReplicaShell
@@ -175,7 +176,7 @@ def readers_of_what_is_replicated_see_the_rest(patch: Patch) -> None:
 
 @bug
 def files_of_a_replica_that_moved_stay(patch: Patch) -> None:
-    patch.setattr(Host, "_remove_files_of", lambda self, topic, number: None)
+    patch.setattr(TopicFolders, "remove_replica", lambda self, topic, number: None)
 
 
 @bug

@@ -276,18 +276,14 @@ class BoundsNeverGoBack(Invariant):
 
 
 class UndecidedHoldsBack(Invariant):
-    """The last stable offset is where the first undecided part begins, or the high watermark.
-
-    A follower may be behind the marker of a part whose first records its leader has removed, for it
-    was decided there: so it does not know of that part.
-    """
+    """The last stable offset is where the first undecided part begins, or the high watermark."""
 
     def observed(self, line: Line, partition: Partition) -> None:
         state = partition.replica.bounds_state
         bounds = partition.bounds()
         first = line.undecided(int(state.high_watermark.entry))
-        if first is not None and first < bounds.log_start_offset and partition.follows:
-            return
+        if first is not None and first < bounds.log_start_offset and not partition.leads:
+            return  # a follower began anew behind where the part begins, and gets its marker next
         high = int(bounds.high_watermark)
         wanted = max(high if first is None else min(first, high), int(bounds.log_start_offset))
         found = int(bounds.last_stable_offset)
