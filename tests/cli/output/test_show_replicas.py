@@ -78,8 +78,8 @@ def test_a_stalled_follower_a_dead_one_and_a_partition_that_nobody_leads():
         1          2       12     2, 1, 3   2              1 by 1 entry, 3 is away
         2          1       1      3, 1, 2   1, 2           3 is away
         3          nobody  2      3, 1, 2   3
-        fewer in sync than min.insync.replicas=2: 1, 3
-          their high watermark stands, and who asks for read_committed is refused
+        partitions 1, 3: fewer in sync than min.insync.replicas=2
+          the high watermark stands, and producers that ask for read_committed are refused
         """)
 
 
