@@ -84,6 +84,10 @@ class Run:
 
     def whole(self) -> bool:
         """Streams, looks, counts; whether every count is as predicted."""
+        cluster = self.brokers.cluster
+        where = next(iter(self.brokers.place.values()))
+        own = f"{len(cluster.brokers)} brokers of its own, {where}" if cluster else where
+        flights_report.show_start(self.flights.num_rows, len(self.files), own)
         reading, wrote, load = self._stream()
         ends = log_ends(self.log, TOPIC)
         records = Records(self.flights.num_rows, self.failed_attempt, load.records)

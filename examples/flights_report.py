@@ -58,6 +58,12 @@ def _console() -> Console:
 console = _console()
 
 
+def show_start(flights: int, files: int, log: str) -> None:
+    """What streams from where to where, before Spark has done anything."""
+    _say(f"start  {flights:,} flights in {files} files, a week each; the log: {log}")
+    _say("       Spark takes its time for the first micro-batch.")
+
+
 class Progress:
     """A line for every micro-batch, and on a terminal two bars below them."""
 

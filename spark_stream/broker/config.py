@@ -20,6 +20,7 @@ from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.cluster.leases import DURATION_S
 from spark_stream.errors import InvalidConfig
 from spark_stream.storage.settings import SETTINGS, LogSettings, parse_settings
+from spark_stream.wire.addresses import UNIX, split_address
 from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT, MEMORY_BYTES_MIN
 
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,200}")
@@ -80,6 +81,24 @@ class BrokerConfig(BaseSettings):
             raise ValueError(f"takes 1 to 200 of a-z A-Z 0-9 _ -, not {value!r}")
         return value
 
+    @field_validator("listen")
+    @classmethod
+    def _listen(cls, value: str) -> str:
+        if value.startswith(UNIX) and value != UNIX:
+            return value
+        try:
+            split_address(value)
+        except ValueError as error:
+            raise ValueError(f"{error} or unix:PATH") from None
+        return value
+
+    @field_validator("advertise")
+    @classmethod
+    def _advertise(cls, value: str | None) -> str | None:
+        if value is not None:
+            split_address(value)
+        return value
+
     @field_validator("log_level")
     @classmethod
     def _level(cls, value: str) -> str:
@@ -115,6 +134,7 @@ class BrokerConfig(BaseSettings):
             name = ".".join(str(part) for part in first["loc"])
             unknown = first["type"] == "extra_forbidden"
             message = "there is no such setting" if unknown else first["msg"]
+            message = message.removeprefix("Value error, ")  # what pydantic puts before ours
             if unknown and name in {setting.partition(".")[0] for setting in SETTINGS}:
                 message = "the defaults of topics belong under [topic]"
             raise InvalidConfig(f"{name}: {message}", setting=name) from None

@@ -117,4 +117,10 @@ def _records(
 def _refused(topic: Topic, wrong: Misassigned) -> InvalidAssignment:
     details: dict[str, Any] = {"partition": wrong.partition, "broker": wrong.broker}
     known = {name: value for name, value in details.items() if value is not None}
-    return InvalidAssignment(f"topic {topic.name!r}: {wrong.message}", topic=topic.name, **known)
+    hint = "Start more brokers, or ask for fewer replicas."
+    return InvalidAssignment(
+        f"topic {topic.name!r}: {wrong.message}",
+        topic=topic.name,
+        hint=hint if wrong.why is Misfit.TOO_MANY_REPLICAS else None,
+        **known,
+    )

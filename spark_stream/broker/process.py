@@ -13,15 +13,12 @@ import logging
 import os
 import resource
 import signal
-import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NoReturn
-
-import pyarrow as pa
 
 from spark_stream.broker.activity import Activity
 from spark_stream.broker.config import BrokerConfig
@@ -32,6 +29,7 @@ from spark_stream.broker.here import BrokerFacts, Here
 from spark_stream.broker.host import Host
 from spark_stream.broker.keepalive import Keepalive
 from spark_stream.broker.links import LedPartitions, StreamLinks
+from spark_stream.broker.listening import bind_errors, bind_place
 from spark_stream.broker.lock import DirectoryLock, IdLock
 from spark_stream.broker.members import Members
 from spark_stream.broker.peers import FlightPeers
@@ -55,15 +53,19 @@ from spark_stream.cluster.lease_files import LeaseFiles
 from spark_stream.cluster.leases import Leases
 from spark_stream.cluster.view import PAUSE_S, ClusterView
 from spark_stream.environment import Clock, Ids, SystemClock, SystemIds, SystemMachine
-from spark_stream.errors import InvalidConfig, IsologError, PortInUse
-from spark_stream.storage.directory import RunFile, check_directory
+from spark_stream.errors import DirectoryInUse, IsologError
+from spark_stream.storage.directory import (
+    LogDirectory,
+    RunFile,
+    check_directory,
+    disown_directory,
+    recorded_cluster_id,
+)
 from spark_stream.version import VERSION
-from spark_stream.wire.addresses import UNIX, location
-from spark_stream.wire.limits import SOCKET_PATH_MAX
+from spark_stream.wire.addresses import UNIX, location, split_address
 
 logger = logging.getLogger(__name__)
 
-_LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 _GRACE_SECONDS: Final = 1.0
 _SWEEP_SECONDS: Final = 0.5  # how late an expired transaction is aborted at most
 _SWITCH_S: Final = 0.0005
@@ -90,10 +92,11 @@ class Broker:
             check_directory(path)  # before the lock leaves a file in somebody else's directory
             self._lock = DirectoryLock(path)
             undo.callback(self._lock.release)
+            is_new = recorded_cluster_id(path) is None
             directory, self._store = open_store(path, config.metadata, ids, config.id)
             undo.callback(self._store.close)
             lease_files = LeaseFiles(lease_folder(path, config.metadata))
-            self._id_lock = IdLock(lease_files.folder, directory.broker_id, path)
+            self._id_lock = _locked_id(lease_files.folder, directory, is_new)
             undo.callback(self._id_lock.release)
             leases = Leases(lease_files, clock, config.lease_seconds)
             view = ClusterView(self._store)
@@ -140,8 +143,8 @@ class Broker:
             undo.callback(self._leading.stop)
             self._fetchers = Fetchers(me, peers.address_of, config.replication, clock, watch)
             undo.callback(self._fetchers.stop)
-            bind, self._socket = _bind_place(config.listen)
-            with _bind_errors(config.listen):
+            bind, self._socket = bind_place(config.listen)
+            with bind_errors(config.listen):
                 self._service = FlightService(
                     bind,
                     self._host,
@@ -296,60 +299,14 @@ class Broker:
         return location_of("grpc", host, number)
 
 
-def split_address(address: str) -> tuple[str, int]:
-    """``host:port`` (IPv6 hosts in brackets) as its parts, or InvalidConfig."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise InvalidConfig(f"{address!r} is not host:port or unix:PATH", setting="listen")
-    return host.strip("[]"), int(port)
-
-
-def _bind_place(listen: str) -> tuple[str, Path | None]:
-    """Where Flight is to bind; for a Unix socket its path too, cleared of a dead broker's."""
-    if listen.startswith(UNIX):
-        path = Path(listen.removeprefix(UNIX))
-        if not path.name:
-            raise InvalidConfig(f"{listen!r} names no file", setting="listen")
-        if len(os.fsencode(path)) > SOCKET_PATH_MAX:
-            raise InvalidConfig(
-                f"{path}: the path of a Unix socket has at most {SOCKET_PATH_MAX} bytes",
-                setting="listen",
-            )
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)  # the directory's lock is ours: nobody serves this socket
-        return location(listen), path
-    host, port = split_address(listen)
-    if host not in _LOOPBACK:
-        logger.warning("listening on %s: everybody who reaches it can read and write the log", host)
-    if port:
-        _check_free(host, port)
-    return location_of("grpc", host, port), None
-
-
-def _check_free(host: str, port: int) -> None:
-    """PortInUse if the port is taken: gRPC's own error would not say so."""
+def _locked_id(folder: Path, directory: LogDirectory, is_new: bool) -> IdLock:
+    """The lock of the directory's id. Where another holds it, a new directory is nobody's again."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise InvalidConfig(f"{host!r}: {error.strerror}", setting="listen") from None
-    family, kind, protocol, _, place = found[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(place)
-        except OSError as error:
-            raise PortInUse(
-                f"cannot listen on {host}:{port}: {error.strerror}", address=f"{host}:{port}"
-            ) from None
-
-
-@contextlib.contextmanager
-def _bind_errors(listen: str) -> Iterator[None]:
-    """gRPC says only that the server did not start, which means that it could not listen."""
-    try:
-        yield
-    except pa.ArrowException as error:
-        raise PortInUse(f"cannot listen on {listen}: {error}", address=listen) from error
+        return IdLock(folder, directory.broker_id, directory.path)
+    except DirectoryInUse:
+        if is_new:
+            disown_directory(directory)
+        raise
 
 
 def _allow_many_files() -> None:

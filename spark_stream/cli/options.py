@@ -27,7 +27,7 @@ Bootstrap = Annotated[
     typer.Option(
         "--bootstrap",
         metavar="HOST:PORT",
-        help=f"Its broker; of several, the topic's leader. Variable: {BOOTSTRAP_VARIABLE}.",
+        help=f"A broker, or several with commas in between. Variable: {BOOTSTRAP_VARIABLE}.",
         rich_help_panel=_PANEL,
         show_default=False,
     ),

@@ -240,7 +240,7 @@ def _check_agree(
     ):
         if asked not in (None, assigned):
             raise InvalidAssignment(
-                f"the assignment has {assigned} {what}, and {asked} were asked for",
+                f"the assignment's number of {what} is {assigned}, and {asked} was asked for",
                 hint="Leave the number out, or assign as many.",
             )
 

@@ -143,8 +143,8 @@ def misassigned(
             return Misassigned(Misfit.NO_REPLICAS, f"{where} gets no replica", number)
         if len(replicas) != len(assignment[0]):
             message = (
-                f"{where} gets {len(replicas)} replicas, partition {first_partition} gets"
-                f" {len(assignment[0])}: all partitions of a topic have as many"
+                f"partitions {first_partition} and {number} differ in their number of replicas"
+                f" ({len(assignment[0])} and {len(replicas)}): a topic has one for all"
             )
             return Misassigned(Misfit.DIFFERENT_LENGTHS, message, number)
         for place, broker in enumerate(replicas):
@@ -159,7 +159,9 @@ def misassigned(
 
 def _wrong_factor(factor: int, racks: Racks) -> Misassigned | None:
     if factor < 1:
-        return Misassigned(Misfit.NO_REPLICAS, f"a replication factor of {factor}: one at least")
+        return Misassigned(
+            Misfit.NO_REPLICAS, f"the replication factor is 1 at least, not {factor}"
+        )
     if factor > len(racks):
         message = f"a replication factor of {factor} needs as many brokers; {_count(racks)}"
         return Misassigned(Misfit.TOO_MANY_REPLICAS, message)

@@ -156,6 +156,11 @@ def open_directory(
     return found
 
 
+def disown_directory(directory: LogDirectory, disk: Disk = HOST_DISK) -> None:
+    """Makes a directory that has just become a broker's nobody's again."""
+    disk.remove(directory.path / _DESCRIPTION)
+
+
 def _described(path: Path, disk: Disk) -> LogDirectory:
     try:
         facts = json.loads(disk.map(path / _DESCRIPTION).to_pybytes())

@@ -145,11 +145,10 @@ class LocalCluster:
         self._links = Links() if cuttable and brokers > 1 else None
         self._relays: dict[tuple[int, int], Link] = {}
         self._conf = dict(conf or {})
-        self._racks = racks
         self._brokers: dict[int, LocalBroker] = {}
         try:
-            for _ in range(brokers):
-                self._add()
+            for number in range(brokers):
+                self._add(None if racks is None else racks[number])
             for each in self._brokers.values():
                 each.spawn()
             for each in self._brokers.values():
@@ -228,9 +227,9 @@ class LocalCluster:
         broker.await_ready()
         self._lead_links_to(broker)
 
-    def add_broker(self) -> int:
-        """One broker more; its number."""
-        broker = self._add()
+    def add_broker(self, rack: str | None = None) -> int:
+        """Starts one more broker, in this rack; its number."""
+        broker = self._add(rack)
         broker.spawn()
         broker.await_ready()
         self._lead_links_to(broker)
@@ -273,14 +272,14 @@ class LocalCluster:
 
     # -- within ------------------------------------------------------------------------------------
 
-    def _add(self) -> LocalBroker:
+    def _add(self, rack: str | None) -> LocalBroker:
         number = len(self._brokers) + 1
         store = self.folder / "metadata"
         store.mkdir(mode=0o700, parents=True, exist_ok=True)
         conf: dict[str, Any] = {
             "id": str(number),
             "metadata": str(store / "metadata.sqlite"),
-            **({} if self._racks is None else {"rack": self._racks[number - 1]}),
+            **({} if rack is None else {"rack": rack}),
             **self._conf,
         }
         if self._links is not None:

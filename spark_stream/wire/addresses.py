@@ -18,3 +18,11 @@ def location(address: str) -> str:
     if address.startswith(UNIX):
         return f"grpc+unix://{quote(quote(os.fsencode(address.removeprefix(UNIX))))}"
     return f"grpc://{address}"
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """``host:port`` (IPv6 hosts in brackets) as its parts, or ValueError."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"{address!r} is not host:port")
+    return host.strip("[]"), int(port)

@@ -40,6 +40,15 @@ def read(broker: BrokerProcess, topic: str = "t") -> list[int]:
 # -- copied ---------------------------------------------------------------------------------------
 
 
+def test_an_id_that_another_broker_has_leaves_a_new_directory_to_a_better_one(tmp_path: Path):
+    conf = on_store(tmp_path / "metadata.sqlite")
+    with BrokerProcess(tmp_path / "a", conf=f'{conf}id = "1"\n') as first:
+        with pytest.raises(DirectoryInUse, match="both were given the same id"):
+            BrokerProcess(tmp_path / "b", conf=f'{conf}id = "1"\n').start()
+        with BrokerProcess(tmp_path / "b", conf=f'{conf}id = "2"\n'), first.connect() as log:
+            assert [each.id for each in log.cluster().brokers] == ["1", "2"]
+
+
 def test_a_copied_directory_is_refused_while_its_broker_runs(tmp_path: Path):
     """Both would lead the same topics, and acknowledge records at the same offsets."""
     conf = on_store(tmp_path / "metadata.sqlite")

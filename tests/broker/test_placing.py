@@ -71,6 +71,7 @@ def test_who_is_away_is_named_where_the_others_are_too_few(a):
     with pytest.raises(InvalidAssignment) as caught:
         create(a, 1, 4)
     assert "alive" not in str(caught.value)  # with them there would be too few as well
+    assert caught.value.hint == "Start more brokers, or ask for fewer replicas."
     assert a.store.list(TOPICS) == a.store.list(PARTITIONS) == []
 
 
@@ -78,10 +79,15 @@ def test_who_is_away_is_named_where_the_others_are_too_few(a):
     ("partitions", "factor", "assignment", "message"),
     [
         (1, 4, None, "a replication factor of 4 needs as many brokers"),
-        (1, 0, None, "a replication factor of 0"),
+        (1, 0, None, "the replication factor is 1 at least, not 0"),
         (1, 1, [["a", "x"]], "there is no broker 'x'; there are a, b, c"),
         (1, 1, [["a", "b", "a"]], "names broker 'a' twice"),
-        (1, 1, [["a", "b"], ["a"]], "partition 1 gets 1 replicas"),
+        (
+            1,
+            1,
+            [["a", "b"], ["a"]],
+            r"partitions 0 and 1 differ in their number of replicas \(2 and 1\)",
+        ),
         (1, 1, [["a"], []], "partition 1 gets no replica"),
         (1, 1, [[]], "partition 0 gets no replica"),
         (1, 1, [["c"]], "broker 'c' is not alive"),

@@ -91,12 +91,14 @@ def test_the_leader_is_told_by_its_number(cluster):
     cluster.restart(2)
 
 
-def test_a_broker_that_is_added_is_one_more(tmp_path: Path):
-    with LocalCluster(1, folder=tmp_path / "grown") as cluster:
-        number = cluster.add_broker()
+def test_a_broker_that_is_added_is_one_more_in_the_rack_that_it_is_given(tmp_path: Path):
+    with LocalCluster(1, folder=tmp_path / "grown", racks=["a"]) as cluster:
+        numbers_ = [cluster.add_broker(rack="b"), cluster.add_broker()]
         with cluster.connect() as log:
-            log.create_topic("t", 1, 2, schema=NUMBERS)
-            assert {each.id for each in log.cluster().brokers} == {"1", str(number)}
+            log.create_topic("t", 1, 3, schema=NUMBERS)
+            racks = {each.id: each.rack for each in log.cluster().brokers}
+    assert racks == {"1": "a", "2": "b", "3": None}
+    assert numbers_ == [2, 3]
 
 
 def test_the_end_leaves_no_process_and_no_temporary_folder_and_keeps_a_given_one(tmp_path: Path):

@@ -58,4 +58,4 @@ def decommission(
                 err=True,
             )
         opened.decommission(broker)
-    note(f"broker {broker} leaves: its replicas move to other brokers")
+    note(f"broker {broker} leaves: `isolog cluster status` shows it until its replicas have moved")

@@ -51,10 +51,11 @@ class Work:
 
     def write(self) -> None:
         """Writes all records; those before one that is refused stay."""
+        producer = self.log.producer(isolation=self.isolation)
         self._greet("Ctrl-D ends")
         sent = _Sent()
         try:
-            with self.log.producer(isolation=self.isolation) as producer:
+            with producer:
                 self._copy(producer, sent)
         finally:
             note(f"{counted(sent.records, 'record')} to {self.topic.name}")

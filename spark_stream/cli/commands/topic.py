@@ -197,7 +197,7 @@ def cancel_moves(topic: Topic, bootstrap: Bootstrap = None, path: LogPath = None
     """
     with log(bootstrap, path) as opened:
         opened.cancel_moves(topic)
-    note(f"the moves of {topic} are cancelled")
+    note(f"no partition of {topic} is moving any more")
 
 
 @app.command("elect")

@@ -61,15 +61,16 @@ def show_status(status: BrokerStatus, shape: Listing) -> None:
     facts["memory"] = _size(status.memory)
     facts["uptime"] = f"{facts.pop('uptime_s'):.0f} s"
     checked_ms = facts.pop("checked_ms")
-    facts["closed segments read"] = (
+    facts["last check of the files"] = (
         "not yet" if checked_ms is None else str(datetime.fromtimestamp(checked_ms // 1000, UTC))
     )
-    facts["damaged from offset"] = (
-        ", ".join(f"{name}: {offset}" for name, offset in facts.pop("damaged").items()) or "none"
+    facts["damaged replicas"] = (
+        ", ".join(f"{name} from offset {offset}" for name, offset in facts.pop("damaged").items())
+        or "none"
     )
     table = Table(show_header=False)
     for name, value in facts.items():
-        table.add_row(name, escape(str(value)))
+        table.add_row(name.replace("_", " "), escape(str(value)))
     console().print(table)
 
 

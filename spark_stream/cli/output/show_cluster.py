@@ -70,4 +70,10 @@ def _amiss(cluster: ClusterDescription) -> list[str]:
         (cluster.under_replicated, "with replicas that are not in sync"),
         (cluster.moving, "on their way to other brokers"),
     )
-    return [f"partitions {what}: {count}" for count, what in found if count]
+    lines = [f"partitions {what}: {count}" for count, what in found if count]
+    stuck = [each.id for each in cluster.brokers if each.state == "leaving" and each.replicas]
+    if stuck and not cluster.moving:
+        which = "broker" if len(stuck) == 1 else "brokers"
+        names = f"{which} {', '.join(stuck)}"
+        lines.append(f"no broker can take all replicas of {names}: start one more")
+    return lines

@@ -105,5 +105,6 @@ def _amiss(topic: TopicDescription) -> Iterator[str]:
         if len(each.isr) < min(least, len(each.replicas))
     ]
     if few:
-        yield f"fewer in sync than {_LEAST_IN_SYNC}={least}: {drawn_together(few)}"
-        yield "  their high watermark stands, and who asks for read_committed is refused"
+        which = "partition" if len(few) == 1 else "partitions"
+        yield f"{which} {drawn_together(few)}: fewer in sync than {_LEAST_IN_SYNC}={least}"
+        yield "  the high watermark stands, and producers that ask for read_committed are refused"

@@ -26,6 +26,14 @@ def directory(tmp_path: Path) -> Iterator[Path]:
         run("broker", "stop", "--dir", str(path))
 
 
+@pytest.mark.parametrize("listen", ["127.0.0.1", "127.0.0.1:99999", ":9092", "unix:"])
+def test_an_address_that_cannot_be_is_refused_before_a_directory_is_made(tmp_path, call, listen):
+    started = call("broker", "start", "--dir", str(tmp_path / "new"), "--listen", listen)
+    assert started.code == 1
+    assert started.err.startswith(f"error: listen: {listen!r} is not host:port or unix:PATH")
+    assert not (tmp_path / "new").exists()
+
+
 def pid_of(directory: Path) -> int:
     return int(json.loads((directory / "broker.json").read_text())["pid"])
 

@@ -59,7 +59,7 @@ def test_what_is_shown_of_replicas_while_one_is_stopped_and_comes_back(
     replicas, isr = ", ".join(first["replicas"]), ", ".join(first["replicas"][:2])
     [row] = rows(text, "partition  leader")
     assert " ".join(row) == f"0 {first['leader']} 0 {replicas} {isr} {away} is away"
-    assert "fewer in sync than min.insync.replicas=3: 0\n" in text
+    assert "partition 0: fewer in sync than min.insync.replicas=3\n" in text
     status = call("cluster", "status").out
     assert "brokers 2 of 3 alive" in status
     assert "partitions with replicas that are not in sync: 1" in status

@@ -101,6 +101,16 @@ def test_files_of_every_format_into_a_typed_topic(served, call, monkeypatch, tmp
     assert chosen.out == '"_offset","id"\n0,1\n1,2\n'
 
 
+def test_a_level_that_no_producer_has_is_refused_before_anything_is_said_of_records(served, call):
+    served.log.create_topic("levels")
+    refused = call(
+        "produce", "levels", "--isolation", "read_replicated", "--bootstrap", served.bootstrap
+    )
+    assert refused.code == 2
+    [error] = refused.err.splitlines()
+    assert error.startswith("error: isolation takes read_uncommitted | read_committed, not ")
+
+
 def test_what_does_not_fit_is_refused_and_named(served, call, tmp_path):
     schema = parse_schema(SCHEMA.replace("id bigint", "id bigint NOT NULL"))
     served.log.create_topic("strict", schema=schema)

@@ -78,8 +78,8 @@ def test_a_stalled_follower_a_dead_one_and_a_partition_that_nobody_leads():
         1          2       12     2, 1, 3   2              1 by 1 entry, 3 is away
         2          1       1      3, 1, 2   1, 2           3 is away
         3          nobody  2      3, 1, 2   3
-        fewer in sync than min.insync.replicas=2: 1, 3
-          their high watermark stands, and who asks for read_committed is refused
+        partitions 1, 3: fewer in sync than min.insync.replicas=2
+          the high watermark stands, and producers that ask for read_committed are refused
         """)
 
 
@@ -87,31 +87,39 @@ def test_a_partition_with_one_replica_needs_no_more_in_sync_than_it_has():
     assert "fewer" not in shown(partition(0, "1", "1", {}), least=2)
 
 
-def test_a_cluster_fits_into_80_columns():
-    def broker(name: str, leads: int, **facts: object) -> BrokerDescription:
-        known = {"rack": None, "state": "active", "alive": True, "in_sync": 1200} | facts
-        address = f"127.0.0.1:4641{name}"
-        return BrokerDescription(
-            id=name, address=address, release="0.1", leaders=leads, replicas=1200, **known
-        )
+def broker(name: str, leads: int, **facts: object) -> BrokerDescription:
+    known = {"rack": None, "state": "active", "alive": True, "in_sync": 1200} | facts
+    address = f"127.0.0.1:4641{name}"
+    return BrokerDescription(
+        id=name, address=address, release="0.1", leaders=leads, replicas=1200, **known
+    )
 
+
+def shown_cluster(*brokers: BrokerDescription, under_replicated: int, moving: int) -> str:
     cluster = ClusterDescription(
         "24ded9fe50d74f2c920e2c3b5cb64bf0",
         "2",
-        (
-            broker("1", 800, rack="north"),
-            broker("2", 400, rack="south"),
-            broker("3", 0, alive=False, state="leaving", in_sync=0),
-        ),
+        brokers,
         topics=1,
         partitions=1200,
         without_leader=0,
-        under_replicated=1200,
-        moving=3,
+        under_replicated=under_replicated,
+        moving=moving,
     )
     out = io.StringIO()
     show_cluster(cluster, Listing.TABLE, Console(file=out, width=80, highlight=False))
-    assert "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n" == dedent("""\
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def test_a_cluster_fits_into_80_columns():
+    text = shown_cluster(
+        broker("1", 800, rack="north"),
+        broker("2", 400, rack="south"),
+        broker("3", 0, alive=False, state="leaving", in_sync=0),
+        under_replicated=1200,
+        moving=3,
+    )
+    assert text == dedent("""\
         cluster 24ded9fe50d74f2c920e2c3b5cb64bf0
         brokers 2 of 3 alive  topics 1  partitions 1200
         broker  address          rack   state              leads  replicas  in sync
@@ -123,3 +131,11 @@ def test_a_cluster_fits_into_80_columns():
         partitions with replicas that are not in sync: 1200
         partitions on their way to other brokers: 3
         """)
+
+
+def test_who_cannot_leave_for_want_of_another_broker_is_named():
+    brokers = [broker("1", 1200), broker("2", 0, state="leaving"), broker("3", 0, state="leaving")]
+    text = shown_cluster(*brokers, under_replicated=0, moving=0)
+    assert text.endswith("\nno broker can take all replicas of brokers 2, 3: start one more\n")
+    assert "no broker" not in shown_cluster(*brokers, under_replicated=0, moving=1)
+    assert "no broker" not in shown_cluster(*brokers[:1], under_replicated=0, moving=0)

@@ -141,7 +141,7 @@ def test_a_busy_port_is_told(tmp_path):
 
 @pytest.mark.parametrize("listen", ["9092", "127.0.0.1:70000", "unix:"])
 def test_an_address_to_listen_on_that_is_none_is_refused(tmp_path, listen):
-    with pytest.raises(InvalidConfig, match=r"names no file|host:port"):
+    with pytest.raises(InvalidConfig, match=r"listen: .* is not host:port or unix:PATH"):
         BrokerProcess(tmp_path / "log", listen).start()
 
 
