@@ -60,7 +60,7 @@ console = _console()
 
 def show_start(flights: int, files: int, log: str) -> None:
     """What streams from where to where, before Spark has done anything."""
-    _say(f"start  {flights:,} flights in {files} files, a week each; the log: {log}")
+    _say(f"start  {flights:,} flights in {files} files; the log: {log}")
     _say("       Spark takes its time for the first micro-batch.")
 
 

@@ -119,6 +119,7 @@ class FetchStream:
         check_leader_epoch(self._partition, request.leader_epoch)
         self._epoch = int(self._partition.leader_epoch)  # of all that the stream tells
         self._position = self._start()
+        self._bound_known = True
         self._check_epoch()
         self._visible()
 
@@ -170,6 +171,7 @@ class FetchStream:
         self._partition.check_leads()
         check_leader_epoch(self._partition, self._epoch)
         end = None if request.end is None else Offset(request.end)
+        self._bound_known = self._partition.replica.hw_known  # asked before the bounds are
         bounds = self._partition.bounds(request.isolation)
         found = visible_range(bounds, request.isolation, self._position, end)
         where = f"{request.topic}/{request.partition}"
@@ -196,6 +198,7 @@ class FetchStream:
         """Batches with their facts; the last one is empty and says where to read on."""
         request = self._request
         left = request.max_records or UNLIMITED
+        begin = self._position
         more = True
         while more:
             try:
@@ -208,7 +211,21 @@ class FetchStream:
                 self._waiting.end_turn()
             more = more and request.follow and not self._at_end() and left > 0
             more = more and not self._cancelled()
+        if self._position == begin:
+            self._check_not_short()
         yield self._last()
+
+    def _check_not_short(self) -> None:
+        """LeaderUnavailable if nothing of a range is shown only since the bound is not known yet.
+
+        An earlier leader may have told the range's end as its bound. If the range seemed to be over
+        below that, its reader would miss records that were committed.
+        """
+        request = self._request
+        if request.end is None or self._at_end() or self._bound_known:
+            return
+        if request.isolation is not Isolation.READ_UNCOMMITTED:
+            raise self._partition.hw_not_known()
 
     def _awaited(self) -> tuple[VisibleRange, bool]:
         """What can be read, after a wait if need be; and whether it makes sense to go on."""

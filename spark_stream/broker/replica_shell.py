@@ -179,12 +179,16 @@ class ReplicaShell:
                 earlier leader may have seen that.
         """
         if not self._core.hw_known:
-            raise LeaderUnavailable(
-                f"{self.name}: the leader of epoch {self.leader_epoch} does not know yet up to"
-                f" where all in-sync replicas have its records",
-                topic=self.topic,
-                partition=self.number,
-            )
+            raise self.hw_not_known()
+
+    def hw_not_known(self) -> LeaderUnavailable:
+        """What is told who asks before the high watermark is known."""
+        return LeaderUnavailable(
+            f"{self.name}: the leader of epoch {self.leader_epoch} does not know yet up to"
+            f" where all in-sync replicas have its records",
+            topic=self.topic,
+            partition=self.number,
+        )
 
     def known_bounds(self) -> Bounds:
         """LEO, HW, LSO and the log's start; raises as :meth:`check_hw_known`."""

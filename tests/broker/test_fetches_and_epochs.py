@@ -17,7 +17,7 @@ from spark_stream.cluster.view import ClusterView
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.partition_record import Member, PartitionRecord
-from spark_stream.errors import LeaderEpochFenced, NotLeader
+from spark_stream.errors import LeaderEpochFenced, LeaderUnavailable, NotLeader
 from spark_stream.storage.directory import LogDirectory
 from spark_stream.storage.settings import LogSettings
 from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
@@ -57,8 +57,10 @@ class OneOfTwo:
     def append(self, start: int) -> None:
         self.host.topic("t").partition(0).append(numbers(start, 3))
 
-    def fetch(self) -> FetchStream:
-        asked = Fetch(topic="t", partition=0, start=0, isolation=Isolation.READ_UNCOMMITTED)
+    def fetch(
+        self, isolation: Isolation = Isolation.READ_UNCOMMITTED, end: int | None = None
+    ) -> FetchStream:
+        asked = Fetch(topic="t", partition=0, start=0, isolation=isolation, end=end)
         return FetchStream(self.host, asked, lambda: False, WaitingReads(self.clock), 0.0)
 
 
@@ -103,3 +105,18 @@ def test_a_new_leader_tells_no_bounds_that_it_does_not_know(broker: OneOfTwo):
     broker.elect(ME, 2)
     *_, (_, facts) = broker.fetch().answers()
     assert "bounds" not in json.loads(facts), "the leader before may have told more"
+
+
+@pytest.mark.parametrize("level", [Isolation.READ_REPLICATED, Isolation.READ_COMMITTED])
+def test_a_new_leader_does_not_cut_a_range_short_at_a_bound_that_it_does_not_know(
+    broker: OneOfTwo, level: Isolation
+):
+    """The range's end is the bound that an earlier leader told: its reader would miss records."""
+    broker.append(0)
+    [(_, facts)] = broker.fetch(level, end=3).answers()
+    assert json.loads(facts)["next"] == 0, "this leader knows that they are not replicated"
+    broker.elect(ME, 2)
+    with pytest.raises(LeaderUnavailable, match="does not know yet"):
+        list(broker.fetch(level, end=3).answers())
+    [(_, facts)] = broker.fetch(level).answers()
+    assert json.loads(facts)["next"] == 0, "nobody told this reader of more"

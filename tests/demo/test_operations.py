@@ -28,8 +28,8 @@ def test_its_commands_run(tmp_path: Path, shell: Shell) -> None:
         said = run(commands["replace"])
         assert re.search(r"^0 +1 +0 +1, 2, 4 +1, 2, 4\b", said, re.MULTILINE), said
         run(commands["move"])
-        leads = 'isolog topic describe flights | grep -E "^0 +4 +[0-9]+ +4, 1 "'
-        assert "4, 1" in run(f"until {leads}; do sleep 0.2; done")
+        leads = 'isolog topic describe flights | grep -E "^0 +4 +[0-9]+ +4, 1, 2 "'
+        assert "4, 1, 2" in run(f"until {leads}; do sleep 0.2; done")
 
 
 def test_it_says_the_defaults_of_the_settings() -> None:
