@@ -35,6 +35,11 @@ def a_reader_is_not_told_what_was_taken_back(patch: Patch) -> None:
 
 
 @bug
+def a_new_leader_ends_ranges_at_a_bound_that_it_does_not_know(patch: Patch) -> None:
+    patch.setattr(fetching.FetchStream, "_check_not_short", lambda self: None)
+
+
+@bug
 def the_epoch_of_a_position_is_forgotten(patch: Patch) -> None:
     original = fetching.FetchStream._check_epoch
 

@@ -93,13 +93,14 @@ def read_cuts(world: World, name: str) -> Body:
             positions.clear()
         losses = world.history.losses
         try:
-            yield from _read_to_cut(session, topics, positions)
+            yield from read_to_cut(session, topics, positions)
         except (IsologError, NoAnswer) as error:
             world.tell(f"{name}: {error}")
             positions.clear()
 
 
-def _read_to_cut(session: Session, topics: list[Topic], positions: dict[Place, int]) -> Body:
+def read_to_cut(session: Session, topics: list[Topic], positions: dict[Place, int]) -> Body:
+    """Reads on from these positions up to a cut through the topics, and moves them there."""
     ranges = [
         CutRange(
             topic.name,
@@ -155,6 +156,9 @@ def _read(session: Session, reading: _Reading, end: int | None, isolation: Isola
         route,
     )
     if session.answered(topic, route, facts.leader_epoch):
+        if end is not None and facts.next == reading.position:  # a client would go no further
+            course = world.history.courses[topic.id, at]
+            world.notice("ended_short", course, reading.position, end)
         reading.position, reading.epoch = facts.next, facts.leader_epoch
         reading.got += values
 

@@ -12,7 +12,7 @@ from spark_stream.consistency.isolation import Isolation
 from spark_stream.errors import IsologError
 from spark_stream.testing.simulation.broker import SimulatedBroker
 from spark_stream.testing.simulation.clients.asking import Session
-from spark_stream.testing.simulation.clients.readers import follow
+from spark_stream.testing.simulation.clients.readers import follow, read_to_cut
 from spark_stream.testing.simulation.faults.common import LEASE_OVER_S, SOON_S, come_back
 from spark_stream.testing.simulation.history import Course
 from spark_stream.testing.simulation.network import NoAnswer
@@ -50,12 +50,25 @@ def _pick_replicated(world: World, chance: Random) -> Course | None:
 
 
 def _begin_clients(world: World, name: str, topic: Topic, at: int) -> None:
-    """One appends what nobody but the leader may ever have; one reads that."""
+    """One appends what nobody but the leader may ever have, one reads that, one reads cuts."""
     writer, reader = Session(world, f"{name} writes"), Session(world, f"{name} reads")
+    cutter = Session(world, f"{name} reads cuts")
     world.start_client(writer.name, _append_some(writer, topic, at))
     if reader.chance.random() < 0.6:
         follow_all = follow(reader, topic, at, Isolation.READ_UNCOMMITTED, 4)
         world.start_client(reader.name, follow_all)
+    if cutter.chance.random() < 0.6:
+        world.start_client(cutter.name, _read_cuts(cutter, topic))
+
+
+def _read_cuts(session: Session, topic: Topic) -> Body:
+    """Asks for cuts all the time, so that one is from an earlier leader than its records."""
+    for _ in range(session.chance.randint(3, 12)):
+        yield session.chance.random() * session.chance.choice((0.0, 0.2, 1.0))
+        try:
+            yield from read_to_cut(session, [topic], {})
+        except (IsologError, NoAnswer) as error:
+            session.world.tell(f"{session.name}: {error}")
 
 
 def _append_some(session: Session, topic: Topic, at: int) -> Body:

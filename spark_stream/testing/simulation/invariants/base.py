@@ -167,6 +167,9 @@ class Invariant:
     def went_on(self, line: Line, got: Sequence[int], position: int) -> None:
         """A reader of everything, which got these records up to here, may go on at this replica."""
 
+    def ended_short(self, course: Course, position: int, end: int) -> None:
+        """A reader of a range that a cut gave was told there that the range is over."""
+
     def told_of_loss(self, topic_id: str, partition: int, isolation: Isolation) -> None:
         """A reader of this level was told that records which it had read are gone."""
 

@@ -61,6 +61,14 @@ class ReadersNoticeWhatWasTakenBack(Invariant):
         self.require(there == list(got), f"{what}, and there is {there}")
 
 
+class RangesEndWhereTheyWereToldToEnd(Invariant):
+    """Nobody is told that a range is over before its end, which some leader had given."""
+
+    def ended_short(self, course: Course, position: int, end: int) -> None:
+        lost = self.history.losses > 0
+        self.require(lost, f"{course.name}: the range to {end} is over at {position}")
+
+
 class OnlyReadersOfEverythingAreToldOfLoss(Invariant):
     """Nobody is told that replicated records are gone, unless committed ones were lost."""
 
@@ -117,7 +125,7 @@ class ACutSplitsNoTransaction(Invariant):
             self.require(False, what)
 
     def _sort(self, line: Line, offset: int, below: dict[int, str], above: dict[int, str]) -> None:
-        for each in line.entries:
+        for each in line.entries[line.start :]:  # who asks for what is evicted is told so
             number = each.part[0]
             counts = each.values and number >= 0 and number not in line.course.unmarked
             if counts and self.history.is_committed(each.part):
