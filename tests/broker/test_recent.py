@@ -109,7 +109,7 @@ def test_a_follower_gets_from_memory_what_the_file_has(led):
         stored = partition.log.read_entries(EntryIndex(end - 1), MANY)
         assert given is not None
         assert stored is not None
-        assert given is partition._recent.get(end - 1, end, MANY)
+        assert given is partition._sessions.recent.get(end - 1, end, MANY)
         assert same(given, stored)
         check_entries(given.rows, given.data, partition.log.boundary_of(EntryIndex(end - 1)), 0, "")
 

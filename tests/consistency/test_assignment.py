@@ -101,7 +101,7 @@ def test_a_replication_factor_that_cannot_be_is_refused(factor, why, names):
     [
         ([], Misfit.NO_PARTITIONS, None, None, "no partition"),
         ([["1"], []], Misfit.NO_REPLICAS, 1, None, "partition 1"),
-        ([["1", "2"], ["1"]], Misfit.DIFFERENT_LENGTHS, 1, None, "partition 1 gets 1"),
+        ([["1", "2"], ["1"]], Misfit.DIFFERENT_LENGTHS, 1, None, "partitions 0 and 1 differ"),
         ([["1", "9"]], Misfit.UNKNOWN_BROKER, 0, "9", "there are 0, 1, 2, 3, 4"),
         ([["1", "2"], ["3", "3"]], Misfit.REPEATED_BROKER, 1, "3", "'3' twice"),
     ],
