@@ -33,6 +33,7 @@ HANDLERS: Final[Mapping[str, Callable[[Here, Any], Message]]] = {
     "cancel-moves": cluster.cancel_moves,
     "elect-preferred": cluster.elect_preferred,
     "decommission": cluster.decommission,
+    "recommission": cluster.recommission,
     "status": topics.status,
     "new-producer": acts.new_producer,
     "init-transactions": acts.init_transactions,

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 from spark_stream.broker.here import Here
 from spark_stream.broker.placing import check_stay
+from spark_stream.cluster.brokers import BrokerState
 from spark_stream.cluster.partitions import PartitionId
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency import election
 from spark_stream.consistency.assignment import misassigned
 from spark_stream.consistency.election import Obstacle, Unchanged
 from spark_stream.consistency.ids import BrokerId
-from spark_stream.errors import InvalidAssignment, LeaderUnavailable
+from spark_stream.errors import InvalidAssignment, InvalidRequest
 from spark_stream.scripts import moving
 from spark_stream.wire.cluster_messages import (
     BrokerFacts,
@@ -124,10 +125,15 @@ def decommission(here: Here, asked: NamedBroker) -> Empty:
     here.host.refresh()
     others = here.members.takers().keys() - {asked.broker}
     if here.members.get(asked.broker) is not None and not others:
-        raise LeaderUnavailable(
+        raise InvalidRequest(
             f"broker {asked.broker} is the only one that can keep replicas",
             broker=asked.broker,
             hint="Start another broker first.",
         )
-    here.desk.run(moving.mark_leaving(BrokerId(asked.broker)))
+    here.desk.run(moving.mark_broker(BrokerId(asked.broker), BrokerState.LEAVING))
+    return Empty()
+
+
+def recommission(here: Here, asked: NamedBroker) -> Empty:
+    here.desk.run(moving.mark_broker(BrokerId(asked.broker), BrokerState.ACTIVE))
     return Empty()

@@ -46,3 +46,7 @@ class ClusterClient:
     def decommission(self, broker: str) -> None:
         """Begins to take the broker out of the cluster."""
         self._connection.act("decommission", NamedBroker.of(broker=str(broker)), Empty)
+
+    def recommission(self, broker: str) -> None:
+        """Lets a broker that was to leave stay."""
+        self._connection.act("recommission", NamedBroker.of(broker=str(broker)), Empty)

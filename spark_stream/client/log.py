@@ -184,9 +184,17 @@ class Log(Closing):
 
         Raises:
             UnknownBroker: there is none of this id.
-            LeaderUnavailable: it is the only one.
+            InvalidRequest: it is the only one that can keep replicas.
         """
         self._cluster.decommission(broker)
+
+    def recommission(self, broker: str) -> None:
+        """Lets a broker stay that was to leave. Moves that have begun go on.
+
+        Raises:
+            UnknownBroker: there is none of this id, or it has left.
+        """
+        self._cluster.recommission(broker)
 
     def status(self) -> BrokerStatus:
         """The broker's own account of itself."""

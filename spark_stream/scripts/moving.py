@@ -61,8 +61,8 @@ def change_records(
     return outcomes
 
 
-def mark_leaving(broker: BrokerId) -> Script[None]:
-    """Decommissions a broker.
+def mark_broker(broker: BrokerId, state: BrokerState) -> Script[None]:
+    """Decommissions a broker, or takes that back.
 
     Raises:
         UnknownBroker: there is none of this id.
@@ -72,9 +72,9 @@ def mark_leaving(broker: BrokerId) -> Script[None]:
         if record is None:
             raise UnknownBroker(f"there is no broker {broker!r}", broker=broker)
         known = decode(broker, record.value)
-        if known.state is BrokerState.LEAVING:
+        if known.state is state:
             return
-        value = encode(known) | {"state": BrokerState.LEAVING.value}
+        value = encode(known) | {"state": state.value}
         if (yield from put(record.key, value, record.version)):
             break
     yield Refresh()

@@ -82,6 +82,7 @@ ACTIONS: Final[dict[str, Action]] = {
     "cancel-moves": Action(MoveReplicas, Empty),
     "elect-preferred": Action(ElectPreferred, Elected),
     "decommission": Action(NamedBroker, Empty),
+    "recommission": Action(NamedBroker, Empty),
     "status": Action(Empty, Status),
     "new-producer": Action(Empty, ProducerFacts),
     "init-transactions": Action(InitTransactions, TransactionFacts),

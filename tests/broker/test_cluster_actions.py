@@ -10,8 +10,8 @@ import pytest
 
 from spark_stream.errors import (
     InvalidAssignment,
+    InvalidRequest,
     IsologError,
-    LeaderUnavailable,
     UnknownBroker,
     UnknownPartition,
     UnknownTopic,
@@ -81,6 +81,7 @@ def test_replicas_move_and_preferred_leaders_lead(two):
         ("cancel-moves", {"topic": "nowhere"}, UnknownTopic),
         ("elect-preferred", {"topic": "nowhere"}, UnknownTopic),
         ("decommission", {"broker": "x"}, UnknownBroker),
+        ("recommission", {"broker": "x"}, UnknownBroker),
     ],
 )
 def test_what_cannot_be_is_refused_and_changes_nothing(two, action, asked, error):
@@ -118,4 +119,22 @@ def test_a_broker_that_is_decommissioned_gives_away_what_it_has_and_is_gone(tmp_
         assert settled(a, "t", ["a"])
         made = act(a, "create-topic", topic="u", partitions=3)
         assert {each["leader"] for each in made["partitions"]} == {"a"}
-        assert isinstance(refused(lambda: act(a, "decommission", broker="a")), LeaderUnavailable)
+        assert isinstance(refused(lambda: act(a, "decommission", broker="a")), InvalidRequest)
+
+
+def test_a_broker_that_cannot_leave_may_stay_and_gets_replicas_again(tmp_path: Path):
+    first, second = brokers(tmp_path)
+    with first, second, first.flight() as a:
+        make_topic(a, "t", [["a", "b"]])
+        act(a, "decommission", broker="b")
+
+        def state() -> str:
+            found = act(a, "describe-cluster")["brokers"]
+            return next(each["state"] for each in found if each["id"] == "b")
+
+        assert state() == "leaving"
+        act(a, "recommission", broker="b")
+        assert state() == "active"
+        assert settled(a, "t", ["a", "b"])
+        made = act(a, "create-topic", topic="u", replication_factor=2)
+        assert sorted(made["partitions"][0]["replicas"]) == ["a", "b"]

@@ -129,15 +129,15 @@ def test_a_change_that_loses_a_race_is_made_of_the_record_as_it_is_then(cluster)
 
 
 def test_a_broker_is_marked_once(cluster):
-    cluster.on.run(moving.mark_leaving(B))
+    cluster.on.run(moving.mark_broker(B, BrokerState.LEAVING))
     assert cluster.brokers.get(B).state is BrokerState.LEAVING
     steps = len(cluster.on.steps)
-    cluster.on.run(moving.mark_leaving(B))
+    cluster.on.run(moving.mark_broker(B, BrokerState.LEAVING))
     assert len(cluster.on.steps) == steps + 1  # it only looked
 
 
 def test_a_broker_that_starts_while_it_is_marked_is_marked_all_the_same(cluster):
-    asked = cluster.on.start(moving.mark_leaving(B))
+    asked = cluster.on.start(moving.mark_broker(B, BrokerState.LEAVING))
     asked.advance()  # it has read
     again = RegisteredBroker(B, "b:2", "another start", "1", GENERATIONS[B])
     cluster.brokers.register(again)
@@ -146,9 +146,16 @@ def test_a_broker_that_starts_while_it_is_marked_is_marked_all_the_same(cluster)
     assert (found.state, found.address) == (BrokerState.LEAVING, "b:2")
 
 
+def test_a_broker_that_was_to_leave_may_stay(cluster):
+    cluster.on.run(moving.mark_broker(B, BrokerState.LEAVING))
+    cluster.on.run(moving.mark_broker(B, BrokerState.ACTIVE))
+    assert cluster.brokers.get(B).state is BrokerState.ACTIVE
+    assert cluster.on.run(moving.remove_broker(B, lives=True)) is False
+
+
 def test_a_broker_that_is_not_there_cannot_leave(cluster):
     with pytest.raises(UnknownBroker, match="'x'"):
-        cluster.on.run(moving.mark_leaving(BrokerId("x")))
+        cluster.on.run(moving.mark_broker(BrokerId("x"), BrokerState.LEAVING))
 
 
 def move_away(cluster: Clustered, leaving: BrokerId, *takers: BrokerId) -> bool:
@@ -179,7 +186,7 @@ def test_replicas_that_nobody_else_can_take_stay_and_that_is_told(cluster):
 
 def test_only_a_broker_that_leaves_is_removed(cluster):
     assert cluster.on.run(moving.remove_broker(B, lives=True)) is False
-    cluster.on.run(moving.mark_leaving(B))
+    cluster.on.run(moving.mark_broker(B, BrokerState.LEAVING))
     assert cluster.on.run(moving.remove_broker(B, lives=True)) is True
     assert cluster.brokers.get(B) is None
     assert cluster.on.run(moving.remove_broker(B, lives=True)) is False
@@ -189,7 +196,7 @@ def test_a_broker_that_lives_is_removed_once_it_has_nothing_of_deleted_topics(cl
     """Else nobody would wait for it, and its files stayed for ever."""
     deleted = Topic("t", "id", pa.schema([]), 1, {})
     cluster.on.run(announce_removal(deleted, [A, B]))
-    cluster.on.run(moving.mark_leaving(B))
+    cluster.on.run(moving.mark_broker(B, BrokerState.LEAVING))
     assert cluster.on.run(moving.remove_broker(B, lives=True)) is False
     (left,) = cluster.on.run(left_overs())
     cluster.on.run(remove_left_over(left, B, ()))
@@ -198,5 +205,5 @@ def test_a_broker_that_lives_is_removed_once_it_has_nothing_of_deleted_topics(cl
 
 def test_a_broker_that_is_dead_is_removed_whatever_it_has(cluster):
     cluster.on.run(announce_removal(Topic("t", "id", pa.schema([]), 1, {}), [B]))
-    cluster.on.run(moving.mark_leaving(B))
+    cluster.on.run(moving.mark_broker(B, BrokerState.LEAVING))
     assert cluster.on.run(moving.remove_broker(B, lives=False)) is True

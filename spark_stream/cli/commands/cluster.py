@@ -1,4 +1,4 @@
-"""``isolog cluster``: status, decommission."""
+"""``isolog cluster``: status, decommission, recommission."""
 
 from __future__ import annotations
 
@@ -59,3 +59,21 @@ def decommission(
             )
         opened.decommission(broker)
     note(f"broker {broker} leaves: `isolog cluster status` shows it until its replicas have moved")
+
+
+@app.command()
+def recommission(
+    broker: Annotated[str, typer.Argument(metavar="BROKER", help="The broker's id.")],
+    bootstrap: Bootstrap = None,
+    path: LogPath = None,
+) -> None:
+    """Lets a broker stay that was to leave, and gives it replicas again.
+
+    Replicas that have begun to move go on; `isolog topic cancel-moves` keeps those of a topic.
+
+    \b
+    isolog cluster recommission 3 --bootstrap localhost:9092
+    """
+    with log(bootstrap, path) as opened:
+        opened.recommission(broker)
+    note(f"broker {broker} stays")

@@ -63,6 +63,7 @@ _ONCE: Final = frozenset(
         "elect-preferred",
         "kill-transaction",
         "move-replicas",
+        "recommission",
     }
 )
 _ASK_AGAIN_S: Final = 30.0

@@ -33,7 +33,7 @@ from spark_stream.broker.steps import facts_of, step_of
 from spark_stream.broker.tenure import Tenure
 from spark_stream.broker.topics import TopicDesk
 from spark_stream.broker.transactions import TransactionDesk
-from spark_stream.cluster.brokers import RegisteredBroker
+from spark_stream.cluster.brokers import BrokerState, RegisteredBroker
 from spark_stream.cluster.controller import ControllerSeat
 from spark_stream.cluster.partitions import PartitionId
 from spark_stream.cluster.topics import Topic
@@ -448,7 +448,11 @@ class SimulatedBroker:
     def decommission(self, broker: str) -> Body:
         """A body that lets a broker leave, if another can keep replicas."""
         if self.members.takers().keys() - {broker}:
-            yield from self.run(moving.mark_leaving(BrokerId(broker)))
+            yield from self.run(moving.mark_broker(BrokerId(broker), BrokerState.LEAVING))
+
+    def recommission(self, broker: str) -> Body:
+        """A body that lets a broker that was to leave stay."""
+        return self.run(moving.mark_broker(BrokerId(broker), BrokerState.ACTIVE))
 
     def delete_topic(self, name: str) -> Body:
         """A body that deletes a topic."""

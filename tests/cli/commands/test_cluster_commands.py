@@ -77,6 +77,8 @@ def test_a_broker_is_taken_out_on_yes_only(cluster: LocalCluster, call: Call) ->
     assert asked.code == 2
     assert "broker 3 has 1 replica: no terminal to ask on" in asked.err
     assert call("cluster", "decommission", "9", "--yes").code == 1
+    assert call("cluster", "recommission", "9").code == 1
+    assert call("cluster", "recommission", "3").err.endswith("broker 3 stays\n")
 
     assert call("cluster", "decommission", "3", "--yes").code == 0
     found = partition_of(call, holds=lambda found: "3" not in found["replicas"])

@@ -66,7 +66,7 @@ def make_and_delete_topics(world: World, name: str) -> Body:
 
 
 def move_replicas(world: World, name: str) -> Body:
-    """Moves replicas to other brokers, lets preferred leaders lead, decommissions brokers."""
+    """Moves replicas to other brokers, lets preferred leaders lead, has brokers leave or stay."""
     session = Session(world, name)
     for _ in range(session.chance.randint(1, 4)):
         yield from session.pause(3.0)
@@ -80,8 +80,9 @@ def move_replicas(world: World, name: str) -> Body:
         if choice < 0.45:
             what, ask = "prefer leaders", methodcaller("prefer", [place])
         elif choice < 0.6 and len(ids) > 1:
-            leaving = session.chance.choice(ids)
-            what, ask = f"decommission {leaving}", methodcaller("decommission", leaving)
+            verb = session.chance.choice(("decommission", "decommission", "recommission"))
+            broker = session.chance.choice(ids)
+            what, ask = f"{verb} {broker}", methodcaller(verb, broker)
         else:
             target = session.chance.sample(ids, min(topic.replication_factor, len(ids)))
             what = f"move {topic.name}/{at} to {target}"
