@@ -152,6 +152,8 @@ def _partition(
         "leader_epoch": 0 if record is None else int(record.leader_epoch),
         "replicas": [] if record is None else list(record.replicas),
         "isr": [] if record is None else [each.broker for each in record.isr],
+        "adding": [] if record is None else list(record.adding),
+        "removing": [] if record is None else list(record.removing),
     }
     if isinstance(answer, IsologError):
         bounds: dict[str, Any] = dict.fromkeys(

@@ -246,11 +246,13 @@ def _check_agree(
 
 
 def _partition(facts: PartitionFacts) -> PartitionDescription:
-    values = facts.model_dump(exclude={"error", "replicas", "isr"})
+    values = facts.model_dump(exclude={"error", "replicas", "isr", "adding", "removing"})
     return PartitionDescription(
         **values,
         replicas=tuple(facts.replicas),
         isr=tuple(facts.isr),
+        adding=tuple(facts.adding),
+        removing=tuple(facts.removing),
         error=None if facts.error is None else from_wire(facts.error),
     )
 

@@ -17,7 +17,8 @@ class PartitionDescription:
     """A partition as its leader sees it. ``error`` is None unless the partition cannot be used.
 
     ``leader``, ``replicas`` and ``isr`` are broker ids; there is no leader while nobody can lead.
-    ``lag``: how many entries each follower lacks.
+    ``lag``: how many entries each follower lacks. A move brings ``adding`` and takes ``removing``
+    away: both are among the ``replicas`` until it ends.
     """
 
     partition: int
@@ -32,6 +33,8 @@ class PartitionDescription:
     size: int = 0
     open_transactions: int = 0
     lag: Mapping[str, int] = field(default_factory=dict)
+    adding: tuple[str, ...] = ()
+    removing: tuple[str, ...] = ()
     error: IsologError | None = None
 
 

@@ -262,7 +262,8 @@ class PartitionFacts(Message):
     """A partition as its leader sees it. ``error`` says why it cannot be used, if so.
 
     Brokers are named by their ids. ``leader`` is None while nobody can lead. ``lag``: how many
-    entries each follower lacks.
+    entries each follower lacks. A move brings ``adding`` and takes ``removing`` away: both are
+    among the ``replicas`` until it ends.
     """
 
     partition: int
@@ -277,6 +278,8 @@ class PartitionFacts(Message):
     size: int
     open_transactions: int = 0
     lag: dict[str, int] = {}
+    adding: list[str] = []
+    removing: list[str] = []
     error: dict[str, Any] | None = None
 
 

@@ -40,7 +40,7 @@ def show_replicas(topic: TopicDescription, screen: Console) -> None:
         for row, partitions in rows.items():
             for line in _lines(row, drawn_together(partitions)):
                 screen.print(escape(line), soft_wrap=True)
-    for line in _amiss(topic):
+    for line in (*_moves(topic), *_amiss(topic)):
         screen.print(escape(line), soft_wrap=True)
 
 
@@ -94,6 +94,19 @@ def _lines(row: _Row, partitions: str) -> Iterator[str]:
         yield f"  replicas {row.replicas}; in sync (ISR): {row.isr}"
     if row.lag:
         yield f"  behind the leader: {row.lag}"
+
+
+def _moves(topic: TopicDescription) -> Iterator[str]:
+    """The moves that are under way."""
+    moves: dict[tuple[str, str], list[int]] = {}
+    for each in topic.partitions:
+        if each.adding or each.removing:
+            brings, takes = ", ".join(each.adding), ", ".join(each.removing)
+            moves.setdefault((brings, takes), []).append(each.partition)
+    for (brings, takes), numbers in moves.items():
+        which = "partition" if len(numbers) == 1 else "partitions"
+        way = (f" from {takes}" if takes else "") + (f" to {brings}" if brings else "")
+        yield f"{which} {drawn_together(numbers)}: under way{way}"
 
 
 def _amiss(topic: TopicDescription) -> Iterator[str]:

@@ -28,6 +28,8 @@ def partition(
     lag: Mapping[str, int],
     epoch: int = 0,
     error: LeaderUnavailable | None = None,
+    adding: str = "",
+    removing: str = "",
 ) -> PartitionDescription:
     return PartitionDescription(
         number,
@@ -40,6 +42,8 @@ def partition(
         10,
         10,
         lag=lag,
+        adding=tuple(adding),
+        removing=tuple(removing),
         error=error,
     )
 
@@ -51,6 +55,13 @@ def shown(*partitions: PartitionDescription, least: int = 1) -> str:
     out = io.StringIO()
     show_replicas(topic, Console(file=out, width=80, highlight=False))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def test_moves_are_shown_while_they_are_under_way():
+    moving = [partition(n, "123", "12", {"2": 0, "3": 7}, adding="3", removing="2") for n in (0, 1)]
+    alone = partition(2, "14", "1", {"4": 2}, adding="4")
+    text = shown(*moving, alone)
+    assert "partitions 0 to 1: under way from 2 to 3\npartition 2: under way to 4\n" in text
 
 
 def test_all_in_sync():
