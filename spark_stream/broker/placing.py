@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from spark_stream.broker.members import Members
 from spark_stream.cluster.brokers import BrokerState
@@ -33,19 +33,32 @@ def placed(
 
 
 def _too_few(topic: Topic, wrong: Misassigned, members: Members) -> InvalidAssignment | None:
-    """The error where there would be brokers enough if all were alive; None: it is another one."""
-    alive = members.alive()
-    away = [repr(str(each)) for each in sorted(members.registered()) if each not in alive]
-    enough = len(members.takers()) + len(away) >= topic.replication_factor
-    if wrong.why is not Misfit.TOO_MANY_REPLICAS or not away or not enough:
+    """The error where there would be brokers enough if all could take replicas; None: another."""
+    alive, takers = members.alive(), members.takers()
+    others = [each for each in sorted(members.registered()) if each not in takers]
+    enough = len(takers) + len(others) >= topic.replication_factor
+    if wrong.why is not Misfit.TOO_MANY_REPLICAS or not others or not enough:
         return None
-    who = f"broker {away[0]} is" if len(away) == 1 else f"brokers {', '.join(away)} are"
+    dead = [each for each in others if each not in alive]
+    leaving = [each for each in others if each in alive]
+    why = [_told(dead, "not alive"), _told(leaving, "leaving")]
     return InvalidAssignment(
-        f"topic {topic.name!r}: {wrong.message}; {who} not alive",
+        "; ".join([f"topic {topic.name!r}: {wrong.message}", *filter(None, why)]),
         topic=topic.name,
-        broker=", ".join(away).replace("'", ""),
-        hint="Start it again, or ask for fewer replicas and move some there when it is back.",
+        broker=", ".join(others),
+        hint=_START if dead else _KEEP,
     )
+
+
+_START: Final = "Start it again, or ask for fewer replicas and move some there when it is back."
+_KEEP: Final = "Keep it (`isolog cluster recommission`), start another, or ask for fewer replicas."
+
+
+def _told(brokers: Sequence[BrokerId], state: str) -> str:
+    names = ", ".join(repr(str(each)) for each in brokers)
+    if not names:
+        return ""
+    return f"broker {names} is {state}" if len(brokers) == 1 else f"brokers {names} are {state}"
 
 
 def placed_by_hand(

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from spark_stream.cluster.brokers import Brokers, BrokerState
 from spark_stream.cluster.partitions import PARTITIONS
 from spark_stream.cluster.topics import TOPICS
 from spark_stream.errors import InvalidAssignment, InvalidTopic
@@ -73,6 +74,17 @@ def test_who_is_away_is_named_where_the_others_are_too_few(a):
     assert "alive" not in str(caught.value)  # with them there would be too few as well
     assert caught.value.hint == "Start more brokers, or ask for fewer replicas."
     assert a.store.list(TOPICS) == a.store.list(PARTITIONS) == []
+
+
+def test_who_leaves_is_named_where_the_others_are_too_few(a):
+    Brokers(a.store).mark("c", BrokerState.LEAVING)
+    a.host.refresh()
+    with pytest.raises(InvalidAssignment, match=r"factor of 3 .* broker 'c' is leaving") as caught:
+        create(a, 1, 3)
+    assert "recommission" in caught.value.hint
+    a.around.up["b"].die()
+    with pytest.raises(InvalidAssignment, match="broker 'b' is not alive; broker 'c' is leaving"):
+        create(a, 1, 3)
 
 
 @pytest.mark.parametrize(
