@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
@@ -101,6 +102,13 @@ def read_cuts(world: World, name: str) -> Body:
 
 def read_to_cut(session: Session, topics: list[Topic], positions: dict[Place, int]) -> Body:
     """Reads on from these positions up to a cut through the topics, and moves them there."""
+    offsets = yield from find_offsets(session, topics, positions)
+    if offsets is not None:
+        yield from read_up_to(session, topics, offsets, positions)
+
+
+def find_offsets(session: Session, topics: list[Topic], positions: dict[Place, int]) -> Body:
+    """A cut through the topics, from these positions on; None: logs have lost records meanwhile."""
     ranges = [
         CutRange(
             topic.name,
@@ -117,15 +125,27 @@ def read_to_cut(session: Session, topics: list[Topic], positions: dict[Place, in
     losses = session.world.history.losses
     found = yield from session.run("a cut", lambda _: find_cut(ranges))
     if losses != session.world.history.losses:
-        return
+        return None
     offsets = {
         (topic.id, at): offset for topic in topics for at, offset in found[topic.name].items()
     }
     session.world.tell(f"{session.name}: the cut is {list(offsets.values())}")
     session.world.notice("cut", offsets)
+    return offsets
+
+
+def read_up_to(
+    session: Session,
+    topics: list[Topic],
+    offsets: Mapping[Place, int],
+    positions: dict[Place, int],
+) -> Body:
+    """Reads on from these positions up to these offsets, and moves them there."""
     for topic in topics:
-        for at in found[topic.name]:
+        for at in range(topic.partitions):
             place = (topic.id, at)
+            if place not in offsets:
+                continue
             reading = _Reading(topic, at)
             reading.position = positions.get(place, 0)
             while reading.position < offsets[place]:

@@ -12,7 +12,7 @@ from spark_stream.consistency.isolation import Isolation
 from spark_stream.errors import IsologError
 from spark_stream.testing.simulation.broker import SimulatedBroker
 from spark_stream.testing.simulation.clients.asking import Session
-from spark_stream.testing.simulation.clients.readers import follow, read_to_cut
+from spark_stream.testing.simulation.clients.readers import find_offsets, follow, read_up_to
 from spark_stream.testing.simulation.faults.common import LEASE_OVER_S, SOON_S, come_back
 from spark_stream.testing.simulation.history import Course
 from spark_stream.testing.simulation.network import NoAnswer
@@ -62,11 +62,15 @@ def _begin_clients(world: World, name: str, topic: Topic, at: int) -> None:
 
 
 def _read_cuts(session: Session, topic: Topic) -> Body:
-    """Asks for cuts all the time, so that one is from an earlier leader than its records."""
-    for _ in range(session.chance.randint(3, 12)):
-        yield session.chance.random() * session.chance.choice((0.0, 0.2, 1.0))
+    """Reads up to a cut again and again: so also at a later leader than that which gave it."""
+    offsets = None
+    for _ in range(session.chance.randint(4, 24)):
+        yield session.chance.random() * session.chance.choice((0.0, 0.1, 0.5))
         try:
-            yield from read_to_cut(session, [topic], {})
+            if offsets is None or session.chance.random() < 0.1:
+                offsets = yield from find_offsets(session, [topic], {})
+            if offsets is not None:
+                yield from read_up_to(session, [topic], offsets, {})
         except (IsologError, NoAnswer) as error:
             session.world.tell(f"{session.name}: {error}")
 
