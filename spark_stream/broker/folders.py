@@ -92,9 +92,9 @@ class TopicFolders:
             log = self._logs.open(folder, log_format)
         for cut in log.cuts:
             logger.log(logging.ERROR if cut.grave else logging.WARNING, "recovered %s", cut)
-        if not log.intact:
+        if not log.intact or log.failed is not None:
             self.doubts.append(
-                f"{topic.name}/{number} has lost entries, or its folder, or a force had failed"
+                f"{topic.name}/{number} has lost entries, or its folder, or a force has failed"
             )
         return log
 

@@ -207,3 +207,19 @@ def test_where_nobody_else_is_in_sync_it_leads_on_in_a_new_epoch_after_a_force_t
     a.driver.run(found.looking())
     assert a.record("u").leader_epoch > before
     a.partition("u").append(numbers(0, 1))
+
+
+def test_a_force_that_fails_while_a_log_opens_makes_a_new_generation(around):
+    """What the process before had written may be gone with the next power cut."""
+    disk = SimulatedDisk()
+    folder = around.path / "a"
+    folder.mkdir()
+    a, _ = around.start("a", logs=FileLogs(disk)), around.start("b")
+    make(a, "t", "ab", flush="batch")
+    first = standing(a).me
+    a.partition("t").append(numbers(0, 1))
+    a.partition("t").log.roll()
+    a.die()
+    disk.fail_next_force()
+    again = around.start("a", logs=FileLogs(disk))
+    assert standing(again).me != first
