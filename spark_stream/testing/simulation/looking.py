@@ -148,8 +148,15 @@ class Onlooker:
         self._notice("evicted", line, line.entries[before:start])
 
     def _take_committed(self, line: Line, partition: Partition) -> None:
-        """What the leader's high watermark has passed is committed."""
-        committed = line.course.committed
+        """What the leader's high watermark has passed is committed.
+
+        Whom an unclean election has replaced meanwhile commits nothing that counts.
+        """
+        course = line.course
+        replaced = course.record is not None and course.record.leader_epoch > partition.leader_epoch
+        if replaced and self._view.settings[course.place[0]].unclean_leader_election:
+            return
+        committed = course.committed
         upto = int(partition.replica.bounds_state.high_watermark.entry)
         first = len(committed.entries)
         for seen in line.entries[first:upto]:
