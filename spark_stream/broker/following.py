@@ -10,8 +10,8 @@ import logging
 
 import pyarrow as pa
 
-from spark_stream.broker.outcomes import WakeUp
-from spark_stream.broker.replica_shell import Part, ReplicaShell, wake_all
+from spark_stream.broker.outcomes import WakeUp, wake_all
+from spark_stream.broker.replica_shell import Part, ReplicaShell
 from spark_stream.consistency.effects import Effects
 from spark_stream.consistency.epochs import EpochHistory
 from spark_stream.consistency.follower import (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from spark_stream.consistency.admission import Flaw
@@ -12,6 +12,12 @@ from spark_stream.errors import IsologError
 from spark_stream.storage.log import Prepared
 
 WakeUp = Callable[[], None]
+
+
+def wake_all(woken: Iterable[WakeUp]) -> None:
+    """Wakes who waits; without the partition's lock."""
+    for wake in woken:
+        wake()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +89,7 @@ class Taken:
     def wake(self) -> None:
         """Wakes the reads that the append satisfies; once more does nothing."""
         woken, self.woken = self.woken, ()
-        for wake in woken:
-            wake()
+        wake_all(woken)
 
 
 @dataclass(frozen=True, slots=True)

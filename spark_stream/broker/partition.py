@@ -29,9 +29,9 @@ from spark_stream.broker.outcomes import (
     OpenTransaction,
     Taken,
     WakeUp,
+    wake_all,
 )
 from spark_stream.broker.refusals import of_stamp
-from spark_stream.broker.replica_shell import wake_all
 from spark_stream.consistency.atomic import greatest_cut
 from spark_stream.consistency.effects import BOUND_OF, Effects
 from spark_stream.consistency.entries import Entry, Kind

@@ -15,7 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from spark_stream.broker.outcomes import WakeUp
+from spark_stream.broker.outcomes import WakeUp, wake_all
 
 logger = logging.getLogger(__name__)
 
@@ -63,8 +63,7 @@ class PartitionLock:
                     woken += _done(self._left.popleft())
             finally:
                 self._lock.release()
-            for wake in woken:
-                wake()
+            wake_all(woken)
 
 
 def _done(work: Work) -> tuple[WakeUp, ...]:

@@ -83,13 +83,8 @@ def check_stay(topic: Topic, number: int, brokers: Iterable[str], members: Membe
     for broker in brokers:
         found = members.get(broker)
         if found is not None and found.state is BrokerState.LEAVING:
-            raise InvalidAssignment(
-                f"topic {topic.name!r}: partition {number}: broker {broker!r} is leaving",
-                topic=topic.name,
-                partition=number,
-                broker=broker,
-                hint="Name brokers that stay; `isolog cluster status` shows them.",
-            )
+            hint = "Name brokers that stay; `isolog cluster status` shows them."
+            raise _unfit(topic, number, broker, "leaving", hint)
 
 
 def _check_alive(
@@ -100,13 +95,18 @@ def _check_alive(
     for number, replicas in enumerate(assignment, first):
         dead = next((each for each in replicas if BrokerId(each) not in alive), None)
         if dead is not None:
-            raise InvalidAssignment(
-                f"topic {topic.name!r}: partition {number}: broker {dead!r} is not alive",
-                topic=topic.name,
-                partition=number,
-                broker=dead,
-                hint="Name brokers that are alive, and move replicas to it when it is back.",
-            )
+            hint = "Name brokers that are alive, and move replicas to it when it is back."
+            raise _unfit(topic, number, dead, "not alive", hint)
+
+
+def _unfit(topic: Topic, number: int, broker: str, state: str, hint: str) -> InvalidAssignment:
+    return InvalidAssignment(
+        f"topic {topic.name!r}: partition {number}: broker {broker!r} is {state}",
+        topic=topic.name,
+        partition=number,
+        broker=broker,
+        hint=hint,
+    )
 
 
 def _records(

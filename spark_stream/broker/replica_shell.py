@@ -13,13 +13,13 @@ nothing that was asked under the part before goes on after it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from enum import Enum
 from functools import partial
 from typing import Any
 
 from spark_stream.broker.callers import Callers
-from spark_stream.broker.outcomes import WakeUp
+from spark_stream.broker.outcomes import WakeUp, wake_all
 from spark_stream.broker.partition_lock import PartitionLock
 from spark_stream.broker.recent import Recent, Room
 from spark_stream.broker.sessions import News, Sessions
@@ -412,9 +412,3 @@ class ReplicaShell:
         lag_us = settings.replica_lag_time_max_ms * 1_000
         known = IsrSettings(settings.min_insync_replicas, lag_us)
         return self._core.configure(known, self._clock.steady_us())
-
-
-def wake_all(woken: Iterable[WakeUp]) -> None:
-    """Wakes who waits; without the lock."""
-    for wake in woken:
-        wake()

@@ -33,6 +33,8 @@ class Sessions:
 
     def keep(self, sessions: Collection[int]) -> None:
         """All others are over: their followers are told so, and ask for new ones."""
+        if not self._news:
+            return  # asked with every append, and most partitions have no followers
         for session in [each for each in self._news if each not in sessions]:
             self._news.pop(session)(True)  # it looks, and finds that its session is over
         self._let_go()
