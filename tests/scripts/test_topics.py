@@ -12,6 +12,7 @@ from spark_stream.cluster.partitions import PartitionId, Partitions
 from spark_stream.cluster.store import MetadataStore
 from spark_stream.cluster.topics import Topic, Topics
 from spark_stream.errors import InvalidTopic, LeaderUnavailable, TopicExists, UnknownTopic
+from spark_stream.scripts.left_overs import left_overs, remove_left_over
 from spark_stream.scripts.steps import Delete, MakeFolder, Put, PutMany, ReadBounds, Together
 from spark_stream.scripts.topics import alter_topic, create_topic, delete_topic
 from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
@@ -28,6 +29,7 @@ from tests.scripts.topic_stories import (
     folders,
     is_whole,
     placed,
+    put_anew,
     sweep,
 )
 
@@ -309,6 +311,25 @@ def test_the_scripts_that_stop_stop_before_their_ends(on):
     on.run(creation(replace(LATER, name="t", id="id3")))
     assert not on.stops_after(alter_topic("t", grow(3), added), STEPS[-1])
     assert not on.stops_after(delete_topic("t"), STEPS[-1])
+
+
+@pytest.mark.parametrize("steps", STEPS)
+def test_a_deleted_topic_whose_leaders_change_its_records_meanwhile_leaves_nothing(
+    on, other, steps
+):
+    """A leader proposes in-sync replicas until it sees that the topic is gone."""
+    on.run(creation(MADE))
+    on.run(delete_topic("flights"))
+    sweep(other)
+    for record in on.run(left_overs()):
+        last = on.start(remove_left_over(record, B1, ()))
+        for _ in range(steps):
+            last.advance()
+        put_anew(on.store, MADE)
+        last.end()
+    sweep(on)
+    assert is_whole(on)
+    assert announced(on.store) == []
 
 
 @pytest.mark.parametrize("steps", STEPS)

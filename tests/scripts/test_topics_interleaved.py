@@ -18,13 +18,13 @@ from spark_stream.scripts.steps import Script
 from spark_stream.scripts.topics import alter_topic, create_topic, delete_topic
 from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
 from tests.scripts.on_store import Driven, OnStore
-from tests.scripts.topic_stories import B1, B2, B3, MADE, announced, placed, sweep
+from tests.scripts.topic_stories import B1, B2, B3, MADE, announced, placed, put_anew, sweep
 
 BROKERS = (B1, B2, B3)
 ACTS = st.lists(
     st.tuples(
         st.sampled_from(
-            ["step"] * 14 + ["make", "make", "grow", "delete", "sweep", "suspect", "crash"]
+            ["step"] * 14 + ["make", "make", "grow", "delete", "sweep", "suspect", "crash", "lead"]
         ),
         st.integers(0, 100),
     ),
@@ -78,6 +78,10 @@ class Cluster:
             ),
         )
 
+    def lead(self, choice: int) -> None:
+        """Leaders change the records of their partitions, and have not heard of any deletion."""
+        put_anew(self.brokers[B1].store, replace(MADE, id=f"id{1 + choice % max(1, self.made)}"))
+
     def settle(self) -> None:
         """All that is under way stops, all brokers start again, and look."""
         for broker in BROKERS:
@@ -113,6 +117,8 @@ def test_topics_are_there_in_full_or_not_at_all(acts):
             cluster.start(broker, sweeping(broker))
         elif act == "suspect":
             cluster.start(broker, sweeping(broker, *(each for each in BROKERS if each != broker)))
+        elif act == "lead":
+            cluster.lead(choice)
         else:
             cluster.crash(broker)
     cluster.settle()
