@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from spark_stream.cluster.partitions import PARTITIONS, PartitionId, decode_value, put_of
-from spark_stream.cluster.store import Put, Record
+from spark_stream.cluster.store import Put as StorePut
+from spark_stream.cluster.store import Record
 from spark_stream.cluster.topics import TOPICS, Topic, decode, encode, unknown
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.consistency.partition_record import PartitionRecord
@@ -33,6 +34,7 @@ from spark_stream.scripts.left_overs import (
 from spark_stream.scripts.steps import (
     MakeFolder,
     Pause,
+    Put,
     ReadBounds,
     Refresh,
     Script,
@@ -88,8 +90,10 @@ def alter_topic(
 
     ``place`` has a record for each partition that the new form has and the old one has not. They
     are made before the topic's record changes; a crash in between leaves records of partitions that
-    the topic does not have, which mean nothing. Folders at brokers that had nothing of the topic
-    are announced as what may be left of it (``left_overs``): it may be deleted at any moment.
+    the topic does not have, which mean nothing and may be overwritten. Those of a partition that
+    the topic has by now must not be: see :func:`_add_partitions`. Folders at brokers that had
+    nothing of the topic are announced as what may be left of it (``left_overs``): it may be deleted
+    at any moment.
 
     Raises:
         UnknownTopic: there is no such topic.
@@ -102,8 +106,8 @@ def alter_topic(
     if added:
         announced = yield from announce_removal(old, _brokers(added))
         try:
-            yield from _add_partitions(old, new, added)
-            yield from _put_altered(record, new)
+            claimed = yield from _add_partitions(record, new, added)
+            yield from _put_altered(claimed, new)
         except IsologError:
             yield from announce_removal(old, _brokers(added))
             raise
@@ -115,13 +119,27 @@ def alter_topic(
     return new
 
 
-def _add_partitions(old: Topic, new: Topic, added: Sequence[PartitionRecord]) -> Script[None]:
+def _add_partitions(record: Record, new: Topic, added: Sequence[PartitionRecord]) -> Script[Record]:
+    """Makes folders and records of the new partitions; the topic's record as it is then.
+
+    Two brokers may add partitions at once. Order of steps: the records that there are of partitions
+    are listed, the topic's record is written once more as it is, the new records are put in the
+    place of those that were listed, and then the topic has them. Writing the topic's record anew
+    fails for who has read it before another one did that, and makes the other one's last step fail.
+    So of two only the later one's records can become partitions, and the earlier one, which listed
+    them before they were there, does not overwrite them.
+    """
     yield from _make_folders(new, _brokers(added))
-    known = yield from list_records(f"{PARTITIONS}{old.id}/")
+    known = yield from list_records(f"{PARTITIONS}{new.id}/")
+    claimed: int | None = yield Put(record.key, record.value, record.version)
+    if claimed is None:
+        raise _was_changed(new.name)
     versions = {each.key: each.version for each in known}
-    written = yield from put_many(_puts(new, old.partitions, added, versions))
+    first = new.partitions - len(added)
+    written = yield from put_many(_puts(new, first, added, versions))
     if None in written:
         raise _was_changed(new.name)
+    return Record(record.key, record.value, claimed)
 
 
 def _put_altered(record: Record, new: Topic) -> Script[None]:
@@ -184,7 +202,7 @@ def _puts(
     first: int,
     records: Sequence[PartitionRecord],
     versions: Mapping[str, int] | None = None,
-) -> list[Put]:
+) -> list[StorePut]:
     made = [
         put_of(PartitionId(topic.id, first + place), record, 0)
         for place, record in enumerate(records)

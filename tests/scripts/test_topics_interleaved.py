@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from spark_stream.cluster.partitions import PARTITIONS, PartitionId, Partitions
 from spark_stream.cluster.topics import Topics
 from spark_stream.consistency.ids import BrokerId
+from spark_stream.consistency.partition_record import PartitionRecord
 from spark_stream.errors import IsologError
 from spark_stream.scripts.left_overs import left_overs, remove_left_over
 from spark_stream.scripts.steps import Script
@@ -41,6 +42,16 @@ class Cluster:
         self.brokers = {each: first.other(each) for each in BROKERS}
         self.running: list[tuple[BrokerId, Driven]] = []
         self.made = 0
+        self.placed: dict[PartitionId, PartitionRecord] = {}
+
+    def look(self) -> None:
+        """Partitions of topics stay where they are: nobody moves one here."""
+        store = self.brokers[B1].store
+        for topic in Topics(store).all():
+            for number in range(topic.partitions):
+                found = Partitions(store).get(PartitionId(topic.id, number))
+                assert found is not None, (topic.name, number)
+                assert self.placed.setdefault(found.id, found.record) == found.record
 
     def start(self, broker: BrokerId, script: Script) -> None:
         self.running.append((broker, self.brokers[broker].start(script)))
@@ -121,6 +132,7 @@ def test_topics_are_there_in_full_or_not_at_all(acts):
             cluster.lead(choice)
         else:
             cluster.crash(broker)
+        cluster.look()
     cluster.settle()
     on = cluster.brokers[B1]
     there = Topics(on.store).all()
