@@ -176,6 +176,11 @@ class Line(Fold):
         self.state: object = None
         """The bounds of the replica when it was looked at last."""
 
+    def awaiting_markers(self) -> list[Part]:
+        """The parts that have no marker and of which a batch is left."""
+        left = {each.part for each in self.entries[self.start :] if each.values}
+        return [part for part in self.open if part in left]
+
     @property
     def name(self) -> str:
         return f"{self.course.name} at {self.broker}"
