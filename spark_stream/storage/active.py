@@ -100,6 +100,14 @@ class ActiveSegment(Segment):
         self._data_end = len(header)
         self._complete = True
 
+    def stand_alone(self) -> None:
+        """Lets its own files tell where it starts, for good: the segments before it may go then.
+
+        A roll that a crash cut off leaves a segment without a schema message. Raises as
+        :meth:`append`, and nothing may go.
+        """
+        self._make_ready()
+
     def make_first(self) -> None:
         """Makes the files of a log's first segment, which does not start with entry 0.
 

@@ -465,6 +465,8 @@ class PartitionLog:
         ]
         gone = removable(facts, self._active.size, settings, now, int(last_stable_offset))
         if gone:
+            if gone == len(closed):
+                self._active.stand_alone()
             self._put(closed[gone:], self._active)
             for segment in closed[:gone]:
                 segment.remove(self._forcing.force_names)
