@@ -54,6 +54,17 @@ def test_of_a_write_that_was_not_forced_any_first_part_may_survive():
     assert outcomes(prepare) == {b"kept" + b"xyz"[:length] for length in range(4)}
 
 
+def test_a_directory_whose_removal_could_not_be_forced_can_be_made_again():
+    disk, _ = disk_with_a_file(b"gone")
+    disk.fail_next_force()
+    with pytest.raises(StorageFailure):
+        disk.remove_tree(HERE)
+    assert disk.files() == {}
+    disk.make_directory(HERE)
+    disk.create(FILE)
+    assert disk.files() == {FILE: b""}
+
+
 def test_writes_that_were_not_forced_need_not_survive_in_order():
     def prepare():
         disk, file = disk_with_a_file()
