@@ -54,6 +54,18 @@ def test_of_a_write_that_was_not_forced_any_first_part_may_survive():
     assert outcomes(prepare) == {b"kept" + b"xyz"[:length] for length in range(4)}
 
 
+def test_what_is_on_the_disk_lacks_what_was_not_forced():
+    disk, file = disk_with_a_file(b"kept")
+    file.write(4, b"lost?")
+    assert disk.forced(FILE) == b"kept"
+    file.flush()
+    assert disk.forced(FILE) == b"keptlost?"
+    unnamed = disk.create(HERE / "other")
+    unnamed.write(0, b"x")
+    unnamed.flush()
+    assert disk.forced(HERE / "other") == b""
+
+
 def test_a_directory_whose_removal_could_not_be_forced_can_be_made_again():
     disk, _ = disk_with_a_file(b"gone")
     disk.fail_next_force()

@@ -274,7 +274,7 @@ class Onlooker:
         if isinstance(step, Seal):
             self._notice("sealed", course, step.transaction, int(found.leader_epoch))
         elif isinstance(step, WriteMarkers):
-            self._notice("marked", course, step, answer, found)
+            self._notice("marked", course, step, answer, broker, found)
         else:
             self._notice("told", course, answer, int(found.leader_epoch))
 
