@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from spark_stream.consistency.entries import Kind
-from spark_stream.errors import StorageFailure
+from spark_stream.errors import DiskFull, StorageFailure
 from spark_stream.storage.log import PartitionLog
 from spark_stream.storage.settings import Flush
 from spark_stream.testing.simulation.disk import SimulatedDisk
@@ -118,6 +118,22 @@ def test_what_a_failed_force_left_in_memory_alone_is_written_again_by_the_next_o
         log = PartitionLog.open(HERE, log.format, disk)
         assert log.cuts == ()
         assert ids(read(log, 0)) == list(range(20)), "forced, and there after every power cut"
+
+
+def test_that_a_force_had_failed_is_told_though_the_log_does_not_open():
+    """Until it does, the broker that finds it must not vouch for it."""
+    disk, log = log_of(Flush.NONE)
+    disk.fail_next_force()
+    with pytest.raises(StorageFailure):
+        log.flush()
+    disk.kill()
+    entries = log.segments[-1].name.entries
+    disk.open(entries).write(disk.size(entries), b"torn")
+    disk.room = 0  # so the torn end cannot be cut off
+    told: list[str] = []
+    with pytest.raises(DiskFull):
+        PartitionLog.open(HERE, log.format, disk, lambda: told.append("losing"))
+    assert told
 
 
 def test_a_batch_whose_force_failed_is_not_in_the_log_that_opens_again():
