@@ -213,7 +213,7 @@ class SimulatedDisk(Disk):
 
     def make_directory(self, path: Path) -> None:
         for each in reversed([path, *path.parents]):
-            if each not in self._forced_directories:
+            if not (each in self._directories and each in self._forced_directories):
                 self._directories.add(each)
                 self.sync_directory(each.parent)
 
