@@ -195,7 +195,7 @@ class AFewAreNotEnough(Invariant):
 
 
 class WhoCannotVouchIsNotInSync(Invariant):
-    """A broker that lost its power while it ran, or noted a failed force, is in a new generation."""
+    """A broker that lost its power while it ran, or noted a failed force, gets a new generation."""
 
     def __init__(self, view: View) -> None:
         super().__init__(view)
