@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from spark_stream.cluster.partitions import PARTITIONS, PartitionId, decode_value, put_of
-from spark_stream.cluster.store import Put, Record
+from spark_stream.cluster.store import Put as StorePut
+from spark_stream.cluster.store import Record
 from spark_stream.cluster.topics import TOPICS, Topic, decode, encode, unknown
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.consistency.partition_record import PartitionRecord
@@ -33,6 +34,7 @@ from spark_stream.scripts.left_overs import (
 from spark_stream.scripts.steps import (
     MakeFolder,
     Pause,
+    Put,
     ReadBounds,
     Refresh,
     Script,
@@ -88,8 +90,10 @@ def alter_topic(
 
     ``place`` has a record for each partition that the new form has and the old one has not. They
     are made before the topic's record changes; a crash in between leaves records of partitions that
-    the topic does not have, which mean nothing. Folders at brokers that had nothing of the topic
-    are announced as what may be left of it (``left_overs``): it may be deleted at any moment.
+    the topic does not have, which mean nothing, and are overwritten. So that nobody overwrites what
+    the topic has by then, who adds partitions claims the topic first. Folders at brokers that had
+    nothing of the topic are announced as what may be left of it (``left_overs``): it may be deleted
+    at any moment.
 
     Raises:
         UnknownTopic: there is no such topic.
@@ -100,9 +104,10 @@ def alter_topic(
     new = change(old)
     added = place(old, new) if new.partitions > old.partitions else ()
     if added:
+        record = yield from _claim(record)
         announced = yield from announce_removal(old, _brokers(added))
         try:
-            yield from _add_partitions(old, new, added)
+            yield from _add_partitions(record, new, added)
             yield from _put_altered(record, new)
         except IsologError:
             yield from announce_removal(old, _brokers(added))
@@ -115,11 +120,27 @@ def alter_topic(
     return new
 
 
-def _add_partitions(old: Topic, new: Topic, added: Sequence[PartitionRecord]) -> Script[None]:
+def _claim(record: Record) -> Script[Record]:
+    """Writes the topic's record again as it is: whoever has read it before cannot alter the topic.
+
+    Records of partitions that are there by the time that somebody looks, while the claim is still
+    the last one, cannot become the topic's by anybody else.
+    """
+    version: int | None = yield Put(record.key, record.value, record.version)
+    if version is None:
+        raise _was_changed(decode(record).name)
+    return Record(record.key, record.value, version)
+
+
+def _add_partitions(claimed: Record, new: Topic, added: Sequence[PartitionRecord]) -> Script[None]:
     yield from _make_folders(new, _brokers(added))
-    known = yield from list_records(f"{PARTITIONS}{old.id}/")
+    known = yield from list_records(f"{PARTITIONS}{new.id}/")
+    now = yield from get(claimed.key)
+    if now is None or now.version != claimed.version:
+        raise _was_changed(new.name)
     versions = {each.key: each.version for each in known}
-    written = yield from put_many(_puts(new, old.partitions, added, versions))
+    first = new.partitions - len(added)
+    written = yield from put_many(_puts(new, first, added, versions))
     if None in written:
         raise _was_changed(new.name)
 
@@ -184,7 +205,7 @@ def _puts(
     first: int,
     records: Sequence[PartitionRecord],
     versions: Mapping[str, int] | None = None,
-) -> list[Put]:
+) -> list[StorePut]:
     made = [
         put_of(PartitionId(topic.id, first + place), record, 0)
         for place, record in enumerate(records)

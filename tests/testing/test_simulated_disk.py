@@ -110,6 +110,17 @@ def test_after_a_force_that_failed_readers_see_what_a_second_force_does_not_brin
     assert outcomes(prepare) == {b"kept"}
 
 
+def test_a_directory_whose_removal_could_not_be_forced_can_be_made_again():
+    disk, _ = disk_with_a_file(b"gone")
+    disk.fail_next_force()
+    with pytest.raises(StorageFailure):
+        disk.remove_tree(HERE)
+    disk.make_directory(HERE)
+    assert HERE.name in disk.names(HERE.parent)
+    assert disk.names(HERE) == []
+    disk.create(FILE)
+
+
 def test_a_full_disk_takes_what_it_has_room_for_and_says_no():
     disk, file = disk_with_a_file(b"kept")
     disk.room = 2

@@ -20,9 +20,9 @@ class NothingHangs(Invariant):
             over = record.state in (State.EMPTY, State.COMMITTED, State.ABORTED)
             self.require(over, f"transaction {record.number} is {record.state}")
         for course in self.history.there():
-            partition = self.view.partition(course.place)
+            partition, led = self.view.partition(course.place), self.history.led(course.place)
             self.require(partition is not None, f"{course.name} is not led")
-            open_for_ever = course.committed.open
+            open_for_ever = {} if led is None else led.open
             self.require(not open_for_ever, f"{course.name}: open for ever: {open_for_ever}")
             if partition is not None:
                 bounds = partition.bounds()
