@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from spark_stream.broker.host import Host
 from spark_stream.broker.joining import AwaitAcknowledgement, TakeBatch
 from spark_stream.broker.partition import Partition
 from spark_stream.cluster.numbers import Numbers
+from spark_stream.cluster.partitions import PartitionId
 from spark_stream.cluster.store import MetadataStore
+from spark_stream.consistency.ids import LeaderEpoch
+from spark_stream.consistency.transactions import Joined
 from spark_stream.errors import IsologError, NotLeader
 from spark_stream.scripts.steps import (
+    FIRST_EPOCH,
     BrokerStep,
     Delete,
     DeleteMany,
@@ -32,6 +36,7 @@ from spark_stream.scripts.steps import (
     Put,
     PutMany,
     ReadBounds,
+    ReadEpochs,
     ReadExtents,
     ReadLogEnd,
     Refresh,
@@ -67,6 +72,7 @@ class StepTable:
             FindTopic: lambda step: host.find(step.name, step.topic_id),
             RemoveFiles: lambda step: host.remove_files(step.topic),
             Refresh: lambda step: host.refresh(),
+            ReadEpochs: lambda step: self._epochs(step.places),
             Pause: lambda step: time.sleep(step.seconds),
             TakeBatch: lambda step: step.take(),
             AwaitAcknowledgement: lambda step: step.wait(),
@@ -98,9 +104,31 @@ class StepTable:
             if step.broker != self._host.broker_id:
                 raise NotLeader(f"this is broker {self._host.broker_id}", leader=step.broker)
             return _OF_BROKER[type(step)](self._host, step)
+        return _HERE[type(step)](self._led(step), step)
+
+    def _led(self, step: PartitionStep) -> Partition:
+        """The partition, which this broker leads in an epoch that the step allows."""
         place = step.at
         partition = self._host.topic(place.topic, place.topic_id).partition(place.partition)
-        return _HERE[type(step)](partition, step)
+        if partition.leader_epoch >= step.least_epoch:
+            return partition
+        self._host.refresh()  # who asks has seen a later leader on record
+        partition = self._host.topic(place.topic, place.topic_id).partition(place.partition)
+        if partition.leader_epoch >= step.least_epoch:
+            return partition
+        raise NotLeader(
+            f"{partition.name}: this broker leads it in epoch {partition.leader_epoch}, and the"
+            f" epoch {step.least_epoch} is on record",
+            topic=place.topic,
+            partition=place.partition,
+            leader="",
+        )
+
+    def _epochs(self, places: Iterable[Joined]) -> list[LeaderEpoch]:
+        """The leader epochs on record."""
+        self._host.refresh()
+        found = (self._host.view_of(PartitionId(at.topic_id, at.partition)) for at in places)
+        return [FIRST_EPOCH if each is None else each.record.leader_epoch for each in found]
 
 
 def _mark(partition: Partition, step: WriteMarkers) -> Marked:

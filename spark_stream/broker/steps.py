@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -17,6 +18,7 @@ from spark_stream.consistency.isolation import Bounds
 from spark_stream.consistency.transactions import Joined
 from spark_stream.errors import InternalError, InvalidRequest, IsologError, NotLeader, from_wire
 from spark_stream.scripts.steps import (
+    FIRST_EPOCH,
     Describe,
     Described,
     DropBranch,
@@ -95,6 +97,7 @@ def facts_of(step: RemoteStep) -> StepFacts:
         producer_id=getattr(step, "producer_id", None),
         entry=getattr(step, "entry", None),
         leader_epoch=getattr(step, "leader_epoch", None),
+        least_epoch=step.least_epoch if isinstance(step, PartitionStep) else FIRST_EPOCH,
         taken=step.taken if isinstance(step, WriteMarkers) else (),
     )
 
@@ -107,6 +110,13 @@ def step_of(facts: StepFacts, broker: BrokerId) -> RemoteStep:
             return MakeFolder(broker, facts.topic, facts.topic_id)
         case "read-log-end":
             return ReadLogEnd(broker, at)
+        case _:
+            return replace(_step_on(at, facts), least_epoch=LeaderEpoch(facts.least_epoch))
+
+
+def _step_on(at: Joined, facts: StepFacts) -> PartitionStep:
+    """The step on a partition, for a leader of any epoch."""
+    match facts.kind:
         case "force":
             return Force(at)
         case "read-bounds":
@@ -124,6 +134,8 @@ def step_of(facts: StepFacts, broker: BrokerId) -> RemoteStep:
             return WriteMarkers(at, _field(facts, "transaction"), facts.taken)
         case "drop-branch":
             return DropBranch(at, _field(facts, "transaction"), _field(facts, "producer_id"))
+        case _:
+            raise AssertionError(facts.kind)
 
 
 def _field(facts: StepFacts, name: str) -> int:

@@ -2,6 +2,9 @@
 
 The bounds of all partitions are read first, and only then where transactions lie: a transaction
 with a record below some bound was decided before that, so all its records are in the logs by then.
+In the logs of present leaders, that is: where transactions lie is asked of the leaders that are on
+record once the bounds are known. One that was replaced and has not heard of it may lack a part; as
+to bounds it tells less than there is, which does no harm.
 """
 
 from __future__ import annotations

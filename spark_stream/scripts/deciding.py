@@ -33,7 +33,7 @@ from spark_stream.scripts.finishing import Finished, finish
 from spark_stream.scripts.positions import check_owners
 from spark_stream.scripts.records import Judge, Rule, ruled
 from spark_stream.scripts.refusals import of_transaction
-from spark_stream.scripts.steps import Force, Numbering, Script, take_number, together
+from spark_stream.scripts.steps import Force, Numbering, Script, ask_present_leaders, take_number
 
 _JOIN: Final = "a write"
 
@@ -233,8 +233,8 @@ def commit(finished: Finished, asked: Commit) -> Script[Transaction]:
 
 
 def force_partitions(places: Iterable[Joined]) -> Script[None]:
-    """Forces the partitions to the disk, where their topics want that."""
-    for answer in (yield from together(Force(at) for at in places)):
+    """Forces the partitions to their leaders' disks, where their topics want that."""
+    for answer in (yield from ask_present_leaders(Force(at) for at in places)):
         if isinstance(answer, IsologError) and answer.code != "UNKNOWN_TOPIC":
             raise answer
 

@@ -10,6 +10,11 @@ else land in one partition after a reader has seen the transaction whole without
 leader of a partition cannot be reached, none is marked. A partition that is reached and cannot be
 written (its disk failed, its log is damaged) takes no batch either: it holds up no other.
 
+**Leaders of the epochs on record are asked**, and the records are read after the decision. A leader
+that was replaced and has not heard of it may have nothing of the transaction: it would say that all
+is sealed and marked, while its successor has batches of it. A later leader than that takes none:
+its promise to take them would need the transaction's record, which is decided.
+
 **The markers of a commit are on the disk before it is finished**, where the topic forces anything.
 Once it is, the id goes on, and its record does not say any more what the markers were: a power cut
 that took one would make what was committed an unknown thing, which nobody is shown.
@@ -45,6 +50,7 @@ from spark_stream.scripts.steps import (
     Script,
     Seal,
     WriteMarkers,
+    ask_present_leaders,
     together,
 )
 
@@ -110,7 +116,7 @@ def seal_partitions(
     Raises:
         LeaderUnavailable, NotLeader, RequestTimeout: a partition may still take a batch.
     """
-    answers = yield from together(Seal(at, decided.number) for at in decided.partitions)
+    answers = yield from ask_present_leaders(Seal(at, decided.number) for at in decided.partitions)
     sealed: list[Joined] = []
     failure: IsologError | None = None
     for at, answer in zip(decided.partitions, answers, strict=True):
@@ -129,7 +135,9 @@ def write_markers(decided: Transaction, places: list[Joined]) -> Script[IsologEr
     Why one is missing, not on the disk, or not below the high watermark in time; None: all is well.
     """
     taken = decided.taken if decided.state in COMMITS else ()
-    answers = yield from together(WriteMarkers(at, decided.number, taken) for at in places)
+    answers = yield from ask_present_leaders(
+        WriteMarkers(at, decided.number, taken) for at in places
+    )
     late = yield from _await_replication(
         IsReplicated(at, answer.end, answer.leader_epoch)
         for at, answer in zip(places, answers, strict=True)

@@ -169,8 +169,9 @@ def _take_off(record: Record, rest: LeftOver) -> Script[bool]:
         return False  # another broker took itself off meanwhile: the next look goes on
     if rest.brokers:
         return True
-    found = yield from list_records(f"{PARTITIONS}{rest.topic.id}/")
-    yield from delete_many((each.key, each.version) for each in found)
+    # A leader that has not heard of the deletion may change a record after it was listed.
+    while found := (yield from list_records(f"{PARTITIONS}{rest.topic.id}/")):
+        yield from delete_many((each.key, each.version) for each in found)
     now = yield from get(record.key)
     if now is not None and not decode_left_over(now).brokers:
         yield from delete(now.key, now.version)

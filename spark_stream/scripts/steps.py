@@ -8,9 +8,9 @@ driver throws it into the script.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from spark_stream.cluster.store import Delete as StoreDelete
 from spark_stream.cluster.store import Put as StorePut
@@ -23,6 +23,7 @@ from spark_stream.consistency.transactions import Joined
 from spark_stream.errors import IsologError
 
 T = TypeVar("T")
+FIRST_EPOCH: Final = LeaderEpoch(0)
 
 
 class Step:
@@ -101,10 +102,21 @@ class TakeNumber(Step):
 
 
 @dataclass(frozen=True, slots=True)
+class ReadEpochs(Step):
+    """The leader epoch of each partition on record at this moment; 0 where there is no record."""
+
+    places: tuple[Joined, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PartitionStep(Step):
-    """A step that the leader of a partition carries out."""
+    """A step that the leader of a partition carries out.
+
+    A leader of an epoch before ``least_epoch`` has been replaced, and refuses.
+    """
 
     at: Joined
+    least_epoch: LeaderEpoch = field(default=FIRST_EPOCH, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,11 +334,28 @@ def together(
     return answers
 
 
+def ask_present_leaders(steps: Iterable[PartitionStep]) -> Script[list[Any | IsologError]]:
+    """As :func:`together`, of leaders that have not been replaced by now.
+
+    Who was replaced may not have heard of it yet. It would answer for a log that counts no more,
+    and knows nothing of what its successor has taken.
+    """
+    asked = tuple(steps)
+    if not asked:
+        return []
+    epochs: Sequence[LeaderEpoch] = yield ReadEpochs(tuple(each.at for each in asked))
+    return (
+        yield from together(
+            replace(step, least_epoch=epoch) for step, epoch in zip(asked, epochs, strict=True)
+        )
+    )
+
+
 def read_bounds(places: Iterable[Joined]) -> Script[list[Bounds | IsologError]]:
     """The bounds of each partition."""
     return (yield from together(ReadBounds(at) for at in places))
 
 
 def read_extents(places: Iterable[Joined]) -> Script[list[SpansSnapshot | IsologError]]:
-    """The extents of the transactions in each partition."""
-    return (yield from together(ReadExtents(at) for at in places))
+    """The extents of the transactions in each partition, as its present leader knows them."""
+    return (yield from ask_present_leaders(ReadExtents(at) for at in places))

@@ -36,6 +36,7 @@ class StepFacts(Message):
     producer_id: OffsetField | None = None
     entry: OffsetField | None = None
     leader_epoch: OffsetField | None = None
+    least_epoch: OffsetField = 0
     taken: tuple[OffsetField, ...] = ()
 
 

@@ -35,7 +35,8 @@ B = BrokerId("b")
 AT = Joined("flights", "id", 3)
 STEPS = (
     Seal(AT, 7),
-    WriteMarkers(AT, 7, (1, 2)),
+    Seal(AT, 7, least_epoch=LeaderEpoch(3)),
+    WriteMarkers(AT, 7, (1, 2), least_epoch=LeaderEpoch(3)),
     WriteMarkers(AT, 7, ()),
     IsReplicated(AT, EntryIndex(9), LeaderEpoch(2)),
     DropBranch(AT, 7, 1),

@@ -10,7 +10,15 @@ from spark_stream.consistency.ids import EntryIndex, LeaderEpoch
 from spark_stream.consistency.transactions import Joined, State, Transaction
 from spark_stream.errors import IsologError, LeaderUnavailable, NotLeader
 from spark_stream.scripts.finishing import write_markers
-from spark_stream.scripts.steps import IsReplicated, Marked, Pause, Script, Together, WriteMarkers
+from spark_stream.scripts.steps import (
+    IsReplicated,
+    Marked,
+    Pause,
+    ReadEpochs,
+    Script,
+    Together,
+    WriteMarkers,
+)
 
 AT = [Joined("t", "id", 0), Joined("t", "id", 1)]
 DECIDED = Transaction("loader", state=State.COMMITTING, number=7, producer_id=3, epoch=2)
@@ -37,6 +45,8 @@ class Leaders:
         if isinstance(step, Pause):
             self.pauses += 1
             return None
+        if isinstance(step, ReadEpochs):
+            return [LeaderEpoch(1) for _ in step.places]
         assert isinstance(step, Together)
         if isinstance(step.steps[0], WriteMarkers):
             return [Marked(EntryIndex(9), LeaderEpoch(1), replicated=False) for _ in step.steps]

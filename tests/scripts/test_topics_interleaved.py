@@ -12,19 +12,20 @@ from hypothesis import strategies as st
 from spark_stream.cluster.partitions import PARTITIONS, PartitionId, Partitions
 from spark_stream.cluster.topics import Topics
 from spark_stream.consistency.ids import BrokerId
+from spark_stream.consistency.partition_record import PartitionRecord
 from spark_stream.errors import IsologError
 from spark_stream.scripts.left_overs import left_overs, remove_left_over
 from spark_stream.scripts.steps import Script
 from spark_stream.scripts.topics import alter_topic, create_topic, delete_topic
 from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
 from tests.scripts.on_store import Driven, OnStore
-from tests.scripts.topic_stories import B1, B2, B3, MADE, announced, placed, sweep
+from tests.scripts.topic_stories import B1, B2, B3, MADE, announced, placed, put_anew, sweep
 
 BROKERS = (B1, B2, B3)
 ACTS = st.lists(
     st.tuples(
         st.sampled_from(
-            ["step"] * 14 + ["make", "make", "grow", "delete", "sweep", "suspect", "crash"]
+            ["step"] * 14 + ["make", "make", "grow", "delete", "sweep", "suspect", "crash", "lead"]
         ),
         st.integers(0, 100),
     ),
@@ -41,6 +42,16 @@ class Cluster:
         self.brokers = {each: first.other(each) for each in BROKERS}
         self.running: list[tuple[BrokerId, Driven]] = []
         self.made = 0
+        self.placed: dict[PartitionId, PartitionRecord] = {}
+
+    def look(self) -> None:
+        """Partitions of topics stay where they are: nobody moves one here."""
+        store = self.brokers[B1].store
+        for topic in Topics(store).all():
+            for number in range(topic.partitions):
+                found = Partitions(store).get(PartitionId(topic.id, number))
+                assert found is not None, (topic.name, number)
+                assert self.placed.setdefault(found.id, found.record) == found.record
 
     def start(self, broker: BrokerId, script: Script) -> None:
         self.running.append((broker, self.brokers[broker].start(script)))
@@ -78,6 +89,10 @@ class Cluster:
             ),
         )
 
+    def lead(self, choice: int) -> None:
+        """Leaders change the records of their partitions, and have not heard of any deletion."""
+        put_anew(self.brokers[B1].store, replace(MADE, id=f"id{1 + choice % max(1, self.made)}"))
+
     def settle(self) -> None:
         """All that is under way stops, all brokers start again, and look."""
         for broker in BROKERS:
@@ -113,8 +128,11 @@ def test_topics_are_there_in_full_or_not_at_all(acts):
             cluster.start(broker, sweeping(broker))
         elif act == "suspect":
             cluster.start(broker, sweeping(broker, *(each for each in BROKERS if each != broker)))
+        elif act == "lead":
+            cluster.lead(choice)
         else:
             cluster.crash(broker)
+        cluster.look()
     cluster.settle()
     on = cluster.brokers[B1]
     there = Topics(on.store).all()

@@ -50,6 +50,12 @@ def sweep(on: OnStore, *gone: BrokerId, starts: bool = False) -> None:
         on.run(remove_left_over(record, on.broker, over))
 
 
+def put_anew(store: MetadataStore, topic: Topic) -> None:
+    """Writes the records of a topic's partitions as they are: whoever compares and sets loses."""
+    for each in store.list(f"{PARTITIONS}{topic.id}/"):
+        store.put(each.key, each.value, each.version)
+
+
 def folders(*topics: Topic) -> set[tuple[str, str]]:
     """Where the folders of topics are that were made by :func:`creation`."""
     found = set()

@@ -32,6 +32,7 @@ from spark_stream.scripts.steps import (
     PartitionStep,
     Pause,
     Put,
+    ReadEpochs,
     Script,
     Seal,
     Step,
@@ -243,6 +244,11 @@ class World:
                 return None
             case TakeNumber(of, above):
                 return self._take(broker, of.value, above)
+            case ReadEpochs(places):
+                return [EPOCH for _ in places]
+            case Seal() | Force():
+                assert step.least_epoch == EPOCH, step
+                return self._on(self.partitions[step.at], step)
             case PartitionStep():
                 return self._on(self.partitions[step.at], step)
         raise AssertionError(step)

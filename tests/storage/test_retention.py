@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_stream.consistency.ids import Offset
+from spark_stream.consistency.ids import EntryIndex, Offset
+from spark_stream.consistency.leader import Boundary
 from spark_stream.errors import DiskFull
 from spark_stream.storage.log import PartitionLog
 from spark_stream.storage.retention import SegmentFacts, removable
@@ -168,6 +169,26 @@ def test_an_entry_index_goes_on_after_everything_was_removed(tmp_path):
     log.housekeep(NOW + 3600 * SECOND, log.end.offset)
     log = logs.reopened(log)
     assert (log.start.entry, log.end.entry, log.end.offset) == (4, 4, 40)
+
+
+@pytest.mark.parametrize("left", ["nothing", "entries", "entries and empty file"])
+def test_a_log_knows_where_it_is_after_everything_was_removed_behind_half_a_roll(tmp_path, left):
+    """A process died while it made the next segment, which retention then leaves alone."""
+    log = PartitionLog.open(tmp_path, format_of(retention_ms=1000))
+    append_next(log)
+    log.roll()
+    log.close()
+    (tmp_path / "00000000000000000010.arrow").write_bytes(b"")
+    for kind in {"nothing": ("arrow", "entries"), "entries": ("arrow",)}.get(left, ()):
+        (tmp_path / f"00000000000000000010.{kind}").unlink()
+    log = PartitionLog.open(tmp_path, format_of(retention_ms=1000, segment_ms=1000))
+    log.housekeep(NOW + 60 * SECOND, Offset(10))
+    assert (log.start, log.start) == (log.end, Boundary(EntryIndex(1), Offset(10)))
+    log.close()
+    log = PartitionLog.open(tmp_path, format_of())
+    assert (log.start, log.end, log.intact) == (log.end, Boundary(EntryIndex(1), Offset(10)), True)
+    append_next(log)
+    assert ids(read(log, 10)) == list(range(10, 20))
 
 
 def test_a_reader_keeps_what_it_mapped_when_retention_removes_it(tmp_path):

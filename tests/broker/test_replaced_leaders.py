@@ -1,0 +1,113 @@
+"""A leader that was replaced and has not heard of it answers for nothing that it may not have."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from spark_stream.broker.partition import Partition
+from spark_stream.cluster.partitions import PartitionId, put_of
+from spark_stream.consistency.ids import BrokerId, LeaderEpoch
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.partition_record import Member
+from spark_stream.consistency.producers import Stamp
+from spark_stream.consistency.transactions import Joined, State, Transaction
+from spark_stream.errors import NotLeader
+from spark_stream.scripts.cutting import CutRange, find_cut
+from spark_stream.scripts.deciding import force_partitions
+from spark_stream.scripts.finishing import seal_partitions, write_markers
+from spark_stream.scripts.steps import Seal
+from tests.broker.clusters import around, make
+from tests.broker.local_broker import LocalBroker, Surroundings
+from tests.support import numbers
+
+__all__ = ["around"]
+
+PRODUCER, NUMBER = 1, 7
+
+
+@pytest.fixture
+def three(around: Surroundings) -> list[LocalBroker]:
+    """Broker c leads ``t/0`` and ``t/1``; a and b believe that b leads ``t/0``, as it did."""
+    a, b, c = (around.start(each) for each in "abc")
+    make(a, "t", "b", "c")
+    stored = a.host.view_of(PartitionId(a.host.find("t").id, 0))
+    assert stored is not None
+    me = Member(c.id, c.generation)
+    epoch = LeaderEpoch(stored.record.leader_epoch + 1)
+    moved = replace(stored.record, replicas=(c.id,), leader=c.id, leader_epoch=epoch, isr=(me,))
+    a.store.put_many([put_of(stored.id, moved, stored.version)])
+    c.host.refresh()
+    return [a, b, c]
+
+
+def at(broker: LocalBroker, number: int) -> Joined:
+    return Joined("t", broker.host.find("t").id, number)
+
+
+def write(partition: Partition) -> None:
+    """Three records of a transaction."""
+    pending = partition.open_join(NUMBER, PRODUCER)
+    assert pending is not None
+    partition.close_join(pending, on_record=True)
+    partition.append(numbers(0, 3), Stamp(PRODUCER, 0, 0, NUMBER))
+
+
+def decided(*places: Joined) -> Transaction:
+    return Transaction(
+        "loader",
+        state=State.COMMITTING,
+        number=NUMBER,
+        producer_id=PRODUCER,
+        partitions=places,
+        taken=(PRODUCER,),
+    )
+
+
+@pytest.mark.parametrize("asked", [0, 1])
+def test_a_transaction_is_sealed_and_marked_at_the_leader_that_has_it(three, asked):
+    broker, leader = three[asked], three[2].partition("t", 0)
+    write(leader)
+    commit = decided(at(broker, 0))
+    assert broker.driver.run(seal_partitions(commit)) == ([at(broker, 0)], None)
+    assert not leader.has_joined(NUMBER, PRODUCER)
+    assert broker.driver.run(write_markers(commit, [at(broker, 0)])) is None
+    assert leader.bounds().last_stable_offset == 3
+    assert leader.open_transactions() == []
+
+
+@pytest.mark.parametrize("asked", [0, 1])
+def test_what_a_transaction_wrote_is_forced_at_the_leader_that_has_it(three, asked, monkeypatch):
+    forced = []
+    monkeypatch.setattr(Partition, "force", lambda self: forced.append((self.name, self.log)))
+    three[asked].driver.run(force_partitions([at(three[asked], 0)]))
+    assert forced == [("t/0", three[2].partition("t", 0).log)]
+
+
+@pytest.mark.parametrize("asked", [0, 1])
+def test_a_cut_splits_no_transaction_that_a_replaced_leader_does_not_know(three, asked):
+    broker, c = three[asked], three[2]
+    for number in (0, 1):
+        write(c.partition("t", number))
+        c.partition("t", number).end_transaction(NUMBER, lambda _: True)
+    cut = broker.driver.run(find_cut([CutRange("t", None, {}, {})]))
+    assert cut["t"] in ({0: 0, 1: 0}, {0: 3, 1: 3})
+    assert c.partition("t", 1).bounds(Isolation.READ_ATOMIC).atomic_cut == 3
+
+
+def test_a_leader_that_is_asked_for_a_later_epoch_than_its_own_looks_at_the_record(three):
+    _, b, c = three
+    place = at(b, 0)
+    assert b.tried(Seal(place, NUMBER)) is None  # it leads, as far as it knows
+    refusal = b.tried(Seal(place, NUMBER, least_epoch=c.partition("t", 0).leader_epoch))
+    assert isinstance(refusal, NotLeader)
+    assert refusal.details["leader"] == BrokerId("c")
+
+
+def test_a_leader_that_is_asked_for_an_epoch_that_is_on_no_record_refuses(three):
+    _, _, c = three
+    later = LeaderEpoch(c.partition("t", 0).leader_epoch + 1)
+    refusal = c.tried(Seal(at(c, 0), NUMBER, least_epoch=later))
+    assert isinstance(refusal, NotLeader)
+    assert f"epoch {later}" in refusal.message
