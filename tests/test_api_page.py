@@ -120,7 +120,7 @@ def test_the_metadata_columns() -> None:
 def test_the_streaming_offset() -> None:
     said = re.search(r"Streaming offset, as Spark logs it: `(.*?)`", FACE)
     assert said is not None
-    offset = to_json({"<topic>": TopicOffsets("<topic id>", {0: 42}, {0: 3})})
+    offset = to_json({"<topic>": TopicOffsets("<topic id>", {0: 42}, {0: ((3, 42),)})})
     assert str(offset).replace("'", '"') == said[1]
 
 

@@ -24,6 +24,7 @@ from spark_stream.consistency.isolation import (
     upper_bound,
     visible_range,
 )
+from spark_stream.consistency.lineage import Lineage, lost_above
 from spark_stream.errors import (
     DamagedSegment,
     DataLoss,
@@ -119,8 +120,9 @@ class FetchStream:
         check_leader_epoch(self._partition, request.leader_epoch)
         self._epoch = int(self._partition.leader_epoch)  # of all that the stream tells
         self._position = self._start()
+        self._lineage = self._partition.lineage(self._position)
         self._bound_known = True
-        self._check_epoch()
+        self._check_lineages()
         self._visible()
 
     @property
@@ -139,23 +141,23 @@ class FetchStream:
             return bounds.log_start_offset
         return upper_bound(bounds, isolation)
 
-    def _check_epoch(self) -> None:
+    def _check_lineages(self) -> None:
         """DataLoss if the start or the end that was asked for is one of records that were cut off.
 
         Its ``left`` is where to go on.
         """
         request = self._request
-        for offset, epoch in (
-            (request.start, request.start_epoch),
-            (request.end, request.epoch),
+        for offset, lineage in (
+            (request.start, request.start_lineage),
+            (request.end, request.end_lineage),
         ):
-            if epoch is None or offset is None:
+            if not lineage or offset is None:
                 continue
-            left = int(self._partition.epoch_end(epoch))
-            if offset > left:
+            left = lost_above(offset, lineage, int(self._partition.surviving(lineage)))
+            if left is not None:
                 raise DataLoss(
                     f"{request.topic}/{request.partition}: offsets {left} to {offset - 1} were cut"
-                    f" off: leader epoch {epoch}, in which they were seen, ended at {left}",
+                    f" off since they were seen, in leader epoch {lineage[-1][0]}",
                     topic=request.topic,
                     partition=request.partition,
                     left=left,
@@ -256,11 +258,12 @@ class FetchStream:
         )
         try:
             for chunk in chunks:
+                lineage = self._partition.lineage(chunk.next_offset)
                 # What was read before another epoch began is this one's.
                 check_leader_epoch(self._partition, self._epoch)
-                self._position = chunk.next_offset
+                self._position, self._lineage = chunk.next_offset, lineage
                 if chunk.batch.num_rows:
-                    yield self._projection.applied(chunk), _facts(chunk).to_bytes()
+                    yield self._projection.applied(chunk), _facts(chunk, lineage).to_bytes()
         except DamagedSegment as error:
             self._partition.check_alone(error)
             raise
@@ -273,6 +276,7 @@ class FetchStream:
         told = known and self._partition.leader_epoch == self._epoch
         facts = EndFacts(
             next=self._position,
+            lineage=self._lineage,
             bounds=bounds_facts(bounds) if told else None,
             partitions=self._host.partitions_now(self._topic),
             leader_epoch=self._epoch,
@@ -281,10 +285,12 @@ class FetchStream:
         return empty, facts.to_bytes()
 
 
-def _facts(chunk: Chunk) -> ChunkFacts:
+def _facts(chunk: Chunk, lineage: Lineage) -> ChunkFacts:
     spans = chunk.spans.tolist() if len(chunk.spans) > 1 else None
     # There may be thousands of spans, and they are the log's own: nobody need check each.
-    return ChunkFacts.model_construct(base=chunk.base_offset, next=chunk.next_offset, spans=spans)
+    return ChunkFacts.model_construct(
+        base=chunk.base_offset, next=chunk.next_offset, lineage=lineage, spans=spans
+    )
 
 
 def bounds_facts(bounds: Bounds) -> BoundsFacts:

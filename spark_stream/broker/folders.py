@@ -18,7 +18,7 @@ from spark_stream.broker.hosted import format_of
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.consistency.partition_record import PartitionRecord
-from spark_stream.errors import DamagedSegment, IsologError
+from spark_stream.errors import DamagedSegment, IsologError, StorageFailure
 from spark_stream.storage.directory import LogDirectory
 from spark_stream.storage.logs import Logs
 from spark_stream.storage.replica_log import ReplicaLog
@@ -78,7 +78,8 @@ class TopicFolders:
 
         Raises:
             DamagedSegment: they cannot be opened, and nobody else has what is in them.
-            DiskFull, StorageFailure: nothing was lost by that.
+            DiskFull: nothing was lost by that.
+            StorageFailure: the disk fails, so the broker doubts its logs.
         """
         folder = self._directory.partition(topic.name, topic.id, number)
         log_format = format_of(topic, settings, number)
@@ -90,6 +91,9 @@ class TopicFolders:
             kept = self._logs.set_aside(folder)
             self.doubts.append(f"{error.message}; what there was is kept in {kept}")
             log = self._logs.open(folder, log_format)
+        except StorageFailure as error:
+            self.doubts.append(error.message)
+            raise
         for cut in log.cuts:
             logger.log(logging.ERROR if cut.grave else logging.WARNING, "recovered %s", cut)
         if not log.intact or log.failed is not None:

@@ -444,8 +444,10 @@ class Partition(FollowingReplica):
             if put_shorter is not None:
                 put_shorter()
             now = self._clock.steady_us()
-            self.log.housekeep(now, self.bounds().last_stable_offset)
-            self._core.evict(self.log.start)
+            try:
+                self.log.housekeep(now, self.bounds().last_stable_offset)
+            finally:  # segments may have gone before an error
+                self._core.evict(self.log.start)
             dues = (self._core.forget_producers(now), self.log.housekeeping_due())
             return min((due for due in dues if due is not None), default=None)
 

@@ -37,6 +37,7 @@ from spark_stream.consistency.follower import (
 )
 from spark_stream.consistency.ids import EntryIndex, LeaderEpoch, Offset
 from spark_stream.consistency.isolation import Bounds
+from spark_stream.consistency.lineage import Lineage, lineage_of, surviving
 from spark_stream.consistency.partition_record import Member, PartitionRecord
 from spark_stream.consistency.progress import GenerationOf, IsrSettings
 from spark_stream.consistency.replica import Replica, Surroundings
@@ -167,9 +168,15 @@ class ReplicaShell:
         """The epoch of the log's last entry; None: it has none."""
         return self._core.epochs.last
 
-    def epoch_end(self, epoch: int) -> Offset:
-        """Where that leader epoch ended in this log; the log's end for one that has not ended."""
-        return self._core.epochs.end_of(epoch, self._core.bounds_state.log_end).offset
+    def lineage(self, offset: Offset) -> Lineage:
+        """What a reader at the offset is to remember of this log."""
+        state = self._core.bounds_state
+        return lineage_of(self._core.epochs, offset, state.high_watermark.offset)
+
+    def surviving(self, lineage: Lineage) -> Offset:
+        """Up to which offset this log has what the (not empty) lineage tells of."""
+        state = self._core.bounds_state
+        return surviving(lineage, self._core.epochs, state.log_start.offset, state.log_end)
 
     def check_hw_known(self) -> None:
         """Whether the high watermark can be told, and the last stable offset.

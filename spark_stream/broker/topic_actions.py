@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from typing import Any
 
 import psutil
@@ -11,11 +12,13 @@ from spark_stream.broker.here import Here
 from spark_stream.broker.hosted import HostedTopic
 from spark_stream.broker.leader_actions import leaders_of
 from spark_stream.broker.partition import Partition
+from spark_stream.broker.refusals import check_leader_epoch
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.ids import Offset
-from spark_stream.consistency.isolation import Isolation, upper_bound
+from spark_stream.consistency.isolation import Bounds, Isolation, upper_bound
+from spark_stream.consistency.lineage import Lineage
 from spark_stream.consistency.transactions import Joined
-from spark_stream.errors import IsologError, NotLeader, UnknownTopic
+from spark_stream.errors import IsologError, LeaderEpochFenced, NotLeader, UnknownTopic
 from spark_stream.scripts.steps import Describe, Described, together
 from spark_stream.storage.settings import shown_settings
 from spark_stream.version import VERSION
@@ -72,30 +75,22 @@ def list_topics(here: Here, asked: Empty) -> TopicNames:
 def list_offsets(here: Here, asked: ListOffsets) -> Offsets:
     hosted = here.host.topic(asked.topic)
     numbers = range(hosted.topic.partitions) if asked.partitions is None else asked.partitions
-    found: dict[int, Partition] = {}
+    found: dict[int, _Looked] = {}
     elsewhere: list[int] = []
     for number in numbers:
         try:
-            found[number] = hosted.partition(number)
-        except NotLeader:
+            found[number] = _looked(hosted.partition(number), asked)
+        except (NotLeader, LeaderEpochFenced):
             elsewhere.append(number)
-    bounds = {number: partition.bounds() for number, partition in found.items()}
     return Offsets(
         topic_id=hosted.topic.id,
-        offsets={number: _place(partition, asked) for number, partition in found.items()},
-        epochs={number: int(each.leader_epoch) for number, each in found.items()},
-        log_start_offsets={n: int(each.log_start_offset) for n, each in bounds.items()},
-        log_end_offsets={n: int(each.log_end_offset) for n, each in bounds.items()},
-        epoch_ends={
-            number: {epoch: int(each.epoch_end(epoch)) for epoch in asked.epochs}
-            for number, each in found.items()
-            if asked.epochs
-        },
-        uncommitted=[
-            number
-            for number, (start, end) in asked.ranges.items()
-            if number in found and found[number].shows_uncommitted(Offset(start), Offset(end))
-        ],
+        offsets={number: at.offset for number, at in found.items()},
+        epochs={number: at.epoch for number, at in found.items()},
+        log_start_offsets={number: int(at.bounds.log_start_offset) for number, at in found.items()},
+        log_end_offsets={number: int(at.bounds.log_end_offset) for number, at in found.items()},
+        lineages={number: at.lineage for number, at in found.items()},
+        surviving={number: at.surviving for number, at in found.items() if at.surviving},
+        uncommitted=[number for number, at in found.items() if at.uncommitted],
         elsewhere=leaders_of(here.host, hosted.topic, elsewhere),
     )
 
@@ -176,15 +171,49 @@ def _partition(
     )
 
 
-def _place(partition: Partition, asked: ListOffsets) -> int:
+@dataclass(frozen=True, slots=True)
+class _Looked:
+    """What one partition's part of the answer is made of."""
+
+    epoch: int
+    offset: int
+    bounds: Bounds
+    lineage: Lineage
+    surviving: list[int]
+    uncommitted: bool
+
+
+def _looked(partition: Partition, asked: ListOffsets) -> _Looked:
+    """All of one leader epoch.
+
+    Raises:
+        NotLeader, LeaderEpochFenced: another one has begun meanwhile.
+    """
+    number, epoch = partition.number, int(partition.leader_epoch)
+    bounds, offset = partition.bounds(), _place(partition, asked)
+    reading = asked.ranges.get(number)
+    found = _Looked(
+        epoch,
+        int(offset),
+        bounds,
+        partition.lineage(offset),
+        [int(partition.surviving(each)) for each in asked.lineages.get(number, ())],
+        reading is not None and partition.shows_uncommitted(*map(Offset, reading)),
+    )
+    partition.check_leads()
+    check_leader_epoch(partition, epoch)
+    return found
+
+
+def _place(partition: Partition, asked: ListOffsets) -> Offset:
     if asked.isolation is not Isolation.READ_UNCOMMITTED:
         partition.check_hw_known()
     bounds = partition.bounds(asked.isolation)
     limit = upper_bound(bounds, asked.isolation)
     if asked.timestamp is not None:
         found = partition.log.offset_at(asked.timestamp)
-        return int(limit if found is None else min(found, limit))
-    return int(bounds.log_start_offset if asked.at == EARLIEST else limit)
+        return limit if found is None else min(found, limit)
+    return bounds.log_start_offset if asked.at == EARLIEST else limit
 
 
 def own_memory(process: psutil.Process) -> int:

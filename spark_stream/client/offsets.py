@@ -24,6 +24,14 @@ from spark_stream.wire.messages import LeaderFacts, ListOffsets, Offsets
 _PAUSE_FIRST_S: Final = 0.05
 _PAUSE_MAX_S: Final = 0.5
 _BROKERS_AT_ONCE: Final = 8
+_BY_PARTITION: Final = (
+    "offsets",
+    "epochs",
+    "log_start_offsets",
+    "log_end_offsets",
+    "lineages",
+    "surviving",
+)
 
 
 def looked_up(connection: Connection, router: Router, asked: ListOffsets) -> PartitionOffsets:
@@ -129,15 +137,16 @@ class _LookUp:
     def found(self) -> PartitionOffsets:
         """All answers as one."""
         if len(self._answers) == 1:
-            return _of(self._answers[0])
-        merged = [_of(each) for each in self._answers]
+            return _of(self._answers[0], self._asked)
+        merged = [_of(each, self._asked) for each in self._answers]
         return PartitionOffsets(
             self._topic_id,
             {n: at for each in merged for n, at in each.offsets.items()},
             {n: at for each in merged for n, at in each.epochs.items()},
             {n: at for each in merged for n, at in each.log_start_offsets.items()},
             {n: at for each in merged for n, at in each.log_end_offsets.items()},
-            {n: at for each in merged for n, at in each.epoch_ends.items()},
+            {n: at for each in merged for n, at in each.lineages.items()},
+            {n: at for each in merged for n, at in each.surviving.items()},
             tuple(sorted(n for each in merged for n in each.uncommitted)),
         )
 
@@ -146,19 +155,23 @@ def _without(answer: Offsets, numbers: set[int]) -> Offsets:
     """The answer without what it says of these partitions."""
     kept = {
         name: {n: at for n, at in getattr(answer, name).items() if n not in numbers}
-        for name in ("offsets", "epochs", "log_start_offsets", "log_end_offsets", "epoch_ends")
+        for name in _BY_PARTITION
     }
     uncommitted = [n for n in answer.uncommitted if n not in numbers]
     return answer.model_copy(update={**kept, "uncommitted": uncommitted})
 
 
-def _of(answer: Offsets) -> PartitionOffsets:
+def _of(answer: Offsets, asked: ListOffsets) -> PartitionOffsets:
     return PartitionOffsets(
         answer.topic_id,
         answer.offsets,
         answer.epochs,
         answer.log_start_offsets,
         answer.log_end_offsets,
-        answer.epoch_ends,
+        answer.lineages,
+        {
+            number: dict(zip(asked.lineages[number], held, strict=True))
+            for number, held in answer.surviving.items()
+        },
         tuple(answer.uncommitted),
     )

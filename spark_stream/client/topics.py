@@ -15,6 +15,7 @@ from spark_stream.client.connecting.router import Router
 from spark_stream.client.offsets import looked_up
 from spark_stream.client.values import PartitionDescription, PartitionOffsets, TopicDescription
 from spark_stream.consistency.isolation import CONSUMER_LEVELS, Isolation
+from spark_stream.consistency.lineage import Lineage
 from spark_stream.errors import (
     InvalidAssignment,
     InvalidOption,
@@ -166,7 +167,7 @@ class TopicsClient:
         timestamp_us: int | None = None,
         isolation: Isolation = Isolation.READ_UNCOMMITTED,
         partitions: list[int] | None = None,
-        epochs: Iterable[int] = (),
+        lineages: Mapping[int, Iterable[Lineage]] | None = None,
         ranges: Mapping[int, tuple[int, int]] | None = None,
     ) -> PartitionOffsets:
         """For each partition the offset of a place; see ``wire.messages.ListOffsets``."""
@@ -176,7 +177,7 @@ class TopicsClient:
             at=at,
             timestamp=timestamp_us,
             isolation=isolation,
-            epochs=sorted(set(epochs)),
+            lineages={number: list(each) for number, each in (lineages or {}).items()},
             ranges=dict(ranges or {}),
         )
         return looked_up(self._connection, self.router, asked)

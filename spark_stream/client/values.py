@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from spark_stream.consistency.lineage import Lineage
 from spark_stream.errors import IsologError
 
 
@@ -161,9 +162,9 @@ class Record(NamedTuple):
 class PartitionOffsets:
     """What a look-up of offsets found in a topic, by partition.
 
-    ``epoch_ends`` has where the leader epochs that were asked for ended, by partition and epoch;
-    ``uncommitted`` the partitions with records of aborted or open transactions in the ranges that
-    were asked about.
+    ``lineages`` has those of ``offsets``; ``surviving`` up to which offset the log has what each
+    lineage that was asked about tells of; ``uncommitted`` the partitions with records of aborted
+    or open transactions in the ranges that were asked about.
     """
 
     topic_id: str
@@ -171,7 +172,8 @@ class PartitionOffsets:
     epochs: Mapping[int, int]
     log_start_offsets: Mapping[int, int]
     log_end_offsets: Mapping[int, int]
-    epoch_ends: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
+    lineages: Mapping[int, Lineage] = field(default_factory=dict)
+    surviving: Mapping[int, Mapping[Lineage, int]] = field(default_factory=dict)
     uncommitted: tuple[int, ...] = ()
 
 

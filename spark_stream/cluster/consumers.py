@@ -22,4 +22,6 @@ def encode_positions(positions: Iterable[PositionOf]) -> list[dict[str, Any]]:
 
 def decode_positions(values: Iterable[Mapping[str, Any]]) -> list[PositionOf]:
     """The positions that a record's value holds."""
-    return [PositionOf(**each) for each in values]
+    return [
+        PositionOf(**{**each, "lineage": tuple(map(tuple, each["lineage"]))}) for each in values
+    ]

@@ -1,9 +1,7 @@
 """Where the leader epochs of a log begin and end: what tells that two logs went apart, and where.
 
-Every entry carries the epoch of the leader that appended it, and epochs never fall along a log. So
-a reader that was at offset ``o`` under the epoch ``e`` has lost nothing exactly if ``o`` does not
-lie above the place where epoch ``e`` ended: where the first entry of a later epoch begins, or the
-log's end if there is none. That holds however far the log has grown since.
+Every entry carries the epoch of the leader that appended it, and epochs never fall along a log. An
+epoch ends where the first entry of a later one begins, or at the log's end if there is none.
 
 Two replicas of a partition compare their epochs to find what they share (:func:`agreement`): an
 epoch has one leader, and a follower takes that leader's entries only behind what it shares with it.
@@ -67,6 +65,12 @@ class EpochStarts:
         """Where the epoch ended: from there on a later epoch may have given the offsets again."""
         later = bisect_right(self._epochs, epoch)
         return self._places[later] if later < len(self._epochs) else log_end
+
+    def before(self, offset: Offset) -> tuple[LeaderEpoch, Boundary] | None:
+        """The epoch of the record before the offset, and its first entry; None: there is none."""
+        known = len(self._epochs)
+        at = bisect_left(self._places, offset, hi=known, key=lambda each: each.offset) - 1
+        return None if at < 0 else (LeaderEpoch(self._epochs[at]), self._places[at])
 
     def history(self, start: EntryIndex, end: EntryIndex) -> EpochHistory:
         """The epochs of a log that holds the entries from ``start`` to before ``end``."""

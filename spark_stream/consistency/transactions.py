@@ -48,6 +48,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
+from spark_stream.consistency.lineage import NOTHING_KNOWN, Lineage
+
 FENCED_KEPT: Final = 64
 
 
@@ -151,7 +153,7 @@ class Joined:
 class PositionOf:
     """Where a named consumer goes on, once the transaction is committed.
 
-    ``leader_epoch``: under which it got there; None where that is not known.
+    ``lineage``: that of the offset.
     """
 
     consumer: str
@@ -159,7 +161,7 @@ class PositionOf:
     topic_id: str
     partition: int
     offset: int
-    leader_epoch: int | None = None
+    lineage: Lineage = NOTHING_KNOWN
 
 
 @dataclass(frozen=True, slots=True)

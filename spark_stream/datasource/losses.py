@@ -1,8 +1,8 @@
 """Records of a query's range that are gone: an error, or one warning, as ``failOnDataLoss`` says.
 
 Everything here is known from the log's answers, not guessed: a topic that was made anew by its id,
-records that were cut off by the leader epoch that the query's offsets carry, what retention removed
-by the first offset that is left.
+records that were cut off by the lineages of the query's offsets, what retention removed by the
+first offset that is left.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from spark_stream.client.values import PartitionOffsets
+from spark_stream.consistency.lineage import NOTHING_KNOWN, Lineage, lost_above
 from spark_stream.datasource.offsets import Found, Offsets, Range, TopicOffsets
 from spark_stream.errors import DataLoss
 
@@ -34,10 +35,10 @@ class Losses:
             logger.warning("%s; going on with what is left (failOnDataLoss is false)", message)
 
     def kept(self, at: Offsets, now: Found) -> dict[str, TopicOffsets]:
-        """The offsets, none above the place where its leader epoch ended; reports what was cut off.
+        """The offsets, none above what its lineage survives up to; reports what was cut off.
 
-        ``now`` has been asked for the epochs of ``at``. Topics that are not as they were stay as
-        they are in ``at``.
+        ``now`` has been asked about the lineages of ``at``. Topics that are not as they were stay
+        as they are in ``at``.
         """
         found = {}
         for name, topic in at.items():
@@ -46,43 +47,48 @@ class Losses:
                 found[name] = topic
                 continue
             offsets = {
-                number: self._kept(name, number, offset, topic.epochs.get(number, 0), latest)
+                number: self._kept(
+                    name, number, offset, topic.lineages.get(number, NOTHING_KNOWN), latest
+                )
                 for number, offset in topic.offsets.items()
             }
             found[name] = topic.moved(offsets)
         return found
 
     def _kept(
-        self, name: str, number: int, offset: int, epoch: int, latest: PartitionOffsets
+        self, name: str, number: int, offset: int, lineage: Lineage, latest: PartitionOffsets
     ) -> int:
-        ends = latest.epoch_ends.get(number)
-        if ends is None:
+        if number not in latest.log_end_offsets:
             return offset
-        end, present = ends[epoch], latest.epochs[number]
+        end, present = latest.log_end_offsets[number], latest.epochs[number]
+        held = latest.surviving.get(number, {}).get(lineage, end)
+        left = lost_above(offset, lineage or ((present, offset),), held)
+        if left is None:
+            return offset
         where = f"{name}/{number}"
         details: dict[str, str | int] = {
             "topic": name,
             "partition": number,
-            "epoch": epoch,
             "leader_epoch": present,
         }
-        if epoch > present:
+        under = ""
+        if lineage:
+            details["epoch"] = lineage[-1][0]
+            under = f" under leader epoch {lineage[-1][0]}"
+        read = f"{where}: the query has read up to offset {offset}{under}"
+        if lineage and lineage[-1][0] > present:
             self.report(
-                f"{where}: the query has read up to offset {offset} under leader epoch {epoch}, but"
-                f" the log is in epoch {present} and ends at {end}: an older copy of it is in its"
-                " place",
+                f"{read}, but the log is in epoch {present} and ends at {end}: an older copy of it"
+                " is in its place",
                 **details,
             )
-            return min(offset, end)
-        if offset <= end:
-            return offset
+            return left
         self.report(
-            f"{where}: the query has read up to offset {offset} under leader epoch {epoch}, but"
-            f" offsets {end} to {offset - 1} were cut off: that epoch ended at {end} (the log is in"
-            f" epoch {present} and ends at {latest.log_end_offsets[number]})",
+            f"{read}, but offsets {left} to {offset - 1} were cut off (the log is in epoch"
+            f" {present} and ends at {end})",
             **details,
         )
-        return end
+        return left
 
     def ends(self, start: Offsets, now: Found) -> dict[str, TopicOffsets]:
         """How far the query can read now, given where it is; reports topics that are gone."""
@@ -94,12 +100,8 @@ class Losses:
             if before is not None and before.id != latest.topic_id:
                 self.made_anew(name, before.id, latest.topic_id)
                 before = None
-            known = {} if before is None else before.offsets
-            # What was read lies above the bound where the level was another one before.
-            offsets = {
-                number: max(bound, known.get(number, 0)) for number, bound in latest.offsets.items()
-            }
-            ends[name] = TopicOffsets(latest.topic_id, offsets, latest.epochs)
+            found = TopicOffsets(latest.topic_id, latest.offsets, latest.lineages)
+            ends[name] = found if before is None else _not_below(before, found)
         return ends
 
     def deleted(self, name: str) -> None:
@@ -135,6 +137,13 @@ class Losses:
             if start < each.end:
                 kept.append(replace(each, start=start))
         return kept
+
+
+def _not_below(before: TopicOffsets, bounds: TopicOffsets) -> TopicOffsets:
+    """The bounds; what was read lies above them where the level was another one before."""
+    above = {n: at for n, at in before.offsets.items() if at > bounds.offsets.get(n, at)}
+    lineages = {n: before.lineages.get(n, NOTHING_KNOWN) for n in above}
+    return TopicOffsets(bounds.id, {**bounds.offsets, **above}, {**bounds.lineages, **lineages})
 
 
 def gone_with_topic(asked: Range, first: int) -> str:

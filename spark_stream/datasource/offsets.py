@@ -3,6 +3,11 @@
 As JSON: ``{"<topic>": {"id": "<topic id>", "partitions": {"0": {"offset": 42, "epoch": 3}}}}``. The
 id tells a topic that was deleted and made anew from the one that was read before. Beside it is
 ``cluster``, the id of the log that the topic is of; checkpoints of earlier releases lack it.
+
+``epoch`` is the leader epoch in which the record before the offset was written; it is left out
+where nobody knows it. That is a lineage of one claim (:mod:`spark_stream.consistency.lineage`).
+Beside it is ``lineage``, ``[[epoch, end], …]``, where the offset has another one: the query stands
+below, or above, the offset that it was told of, or records of several epochs are not replicated.
 """
 
 from __future__ import annotations
@@ -12,20 +17,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from spark_stream.client.values import PartitionOffsets
+from spark_stream.consistency.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.errors import InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)
 class TopicOffsets:
-    """The offsets of one topic: partition → offset, and the leader epoch they were seen under."""
+    """The offsets of one topic: partition → offset, and their lineages where they are known."""
 
     id: str
     offsets: Mapping[int, int]
-    epochs: Mapping[int, int]
+    lineages: Mapping[int, Lineage]
 
     def moved(self, offsets: Mapping[int, int]) -> TopicOffsets:
         """The same topic at other offsets."""
-        return TopicOffsets(self.id, offsets, self.epochs)
+        return TopicOffsets(self.id, offsets, self.lineages)
 
 
 Offsets = Mapping[str, TopicOffsets]
@@ -41,21 +47,21 @@ class Found:
     def offsets(self) -> dict[str, TopicOffsets]:
         """The bounds as streaming offsets, wherever a query is."""
         return {
-            name: TopicOffsets(topic.topic_id, topic.offsets, topic.epochs)
+            name: TopicOffsets(topic.topic_id, topic.offsets, topic.lineages)
             for name, topic in self.latest.items()
         }
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The records ``[start, end)`` of one partition; under which leader epoch the end was seen."""
+    """The records ``[start, end)`` of one partition; ``lineage``: that of the end."""
 
     topic: str
     topic_id: str
     partition: int
     start: int
     end: int
-    epoch: int | None = None
+    lineage: Lineage = NOTHING_KNOWN
 
 
 def to_json(offsets: Offsets, cluster_id: str | None = None) -> dict[str, Any]:
@@ -66,7 +72,7 @@ def to_json(offsets: Offsets, cluster_id: str | None = None) -> dict[str, Any]:
             "id": topic.id,
             **log,
             "partitions": {
-                str(number): {"offset": offset, "epoch": topic.epochs.get(number, 0)}
+                str(number): _place(offset, topic.lineages.get(number, NOTHING_KNOWN))
                 for number, offset in sorted(topic.offsets.items())
             },
         }
@@ -81,7 +87,7 @@ def from_json(value: Mapping[str, Any]) -> dict[str, TopicOffsets]:
             str(name): TopicOffsets(
                 str(topic["id"]),
                 {int(number): int(at["offset"]) for number, at in topic["partitions"].items()},
-                {int(number): int(at["epoch"]) for number, at in topic["partitions"].items()},
+                {int(number): _lineage(at) for number, at in topic["partitions"].items()},
             )
             for name, topic in value.items()
         }
@@ -90,6 +96,23 @@ def from_json(value: Mapping[str, Any]) -> dict[str, TopicOffsets]:
             f"the checkpoint's offset is not isolog's: {value!r}",
             hint="Use the checkpoint of this very query, or a new one.",
         ) from error
+
+
+def _place(offset: int, lineage: Lineage) -> dict[str, Any]:
+    """An offset and its lineage as Spark logs them."""
+    if not lineage:
+        return {"offset": offset}
+    place = {"offset": offset, "epoch": lineage[-1][0]}
+    if lineage == ((lineage[-1][0], offset),):
+        return place
+    return place | {"lineage": [list(claim) for claim in lineage]}
+
+
+def _lineage(place: Mapping[str, Any]) -> Lineage:
+    """The lineage of a logged offset."""
+    if "lineage" in place:
+        return tuple((int(epoch), int(end)) for epoch, end in place["lineage"])
+    return ((int(place["epoch"]), int(place["offset"])),) if "epoch" in place else NOTHING_KNOWN
 
 
 def clusters(value: Mapping[str, Any]) -> dict[str, str]:
@@ -119,4 +142,5 @@ def ranges(start: Offsets, end: Offsets) -> Iterator[Range]:
         for number, last in sorted(topic.offsets.items()):
             first = known.get(number, 0)
             if first < last:
-                yield Range(name, topic.id, number, first, last, topic.epochs.get(number))
+                lineage = topic.lineages.get(number, NOTHING_KNOWN)
+                yield Range(name, topic.id, number, first, last, lineage)

@@ -16,6 +16,7 @@ from spark_stream.client.reading.columns import View, shown_schema
 from spark_stream.client.topics import TopicsClient
 from spark_stream.client.values import TopicDescription
 from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.lineage import Lineage
 from spark_stream.datasource.losses import Losses
 from spark_stream.datasource.nulls import check_nullability
 from spark_stream.datasource.offsets import (
@@ -160,8 +161,8 @@ class Planner:
     def latest(self, *seen: Offsets, reading: Iterable[Range] = ()) -> Found:
         """The present bounds of all topics; those that are gone are in ``missing``.
 
-        With where the leader epochs of the offsets in ``seen`` ended. Where the level shows them,
-        the first time that uncommitted records are in the ranges of ``reading`` is told.
+        With up to where the lineages of the offsets in ``seen`` survive. Where the level shows
+        them, the first time that uncommitted records are in the ranges of ``reading`` is told.
         """
         shown = {} if self._told or not self._shows_uncommitted else _by_topic(reading)
         found = self._looked(seen, shown)
@@ -193,7 +194,7 @@ class Planner:
                     latest[name] = self.topics.offsets(
                         name,
                         isolation=self.options.isolation,
-                        epochs=_epochs(name, seen),
+                        lineages=_lineages(name, seen),
                         ranges=shown.get(name),
                     )
                 except UnknownTopic:
@@ -252,9 +253,14 @@ class Planner:
         )
 
 
-def _epochs(name: str, seen: Iterable[Offsets]) -> set[int]:
-    """The leader epochs under which offsets of the topic were seen."""
-    return {epoch for each in seen if name in each for epoch in each[name].epochs.values()}
+def _lineages(name: str, seen: Iterable[Offsets]) -> dict[int, set[Lineage]]:
+    """Those of the topic's offsets, by partition."""
+    found: dict[int, set[Lineage]] = {}
+    for each in seen:
+        for number, lineage in each[name].lineages.items() if name in each else ():
+            if lineage:
+                found.setdefault(number, set()).add(lineage)
+    return found
 
 
 def _by_topic(reading: Iterable[Range]) -> dict[str, dict[int, tuple[int, int]]]:

@@ -86,7 +86,7 @@ class RangeReader:
         if isolation is Isolation.READ_ATOMIC:
             isolation = Isolation.READ_COMMITTED  # what is atomic is the range: it ends at a cut
         return Source(
-            here.topics.router, view, asked.topic_id, asked.partition, isolation, asked.epoch
+            here.topics.router, view, asked.topic_id, asked.partition, isolation, asked.lineage
         )
 
     def _gone(self, asked: Range, first: int, end: int) -> DataLoss:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from spark_stream.client.reading.positions import named_resolved
 from spark_stream.client.values import PartitionOffsets
+from spark_stream.consistency.lineage import Lineage
 from spark_stream.datasource.offsets import TopicOffsets
 from spark_stream.datasource.options import FromProgress, Named
 from spark_stream.datasource.planning import Planner
@@ -19,7 +20,7 @@ logger = logging.getLogger(__name__)
 def resolved(planner: Planner, option: str, place: Named, unnamed: int) -> dict[str, TopicOffsets]:
     """The offsets that the option means now; partitions left out take ``unnamed``.
 
-    Offsets of a progress keep the leader epochs that they were seen under.
+    Offsets of a progress keep their lineages.
 
     Raises:
         UnknownTopic: there is no such topic.
@@ -35,7 +36,7 @@ def resolved(planner: Planner, option: str, place: Named, unnamed: int) -> dict[
     found = {}
     for name in options.topics:
         now = bounds.get(name) or planner.topics.offsets(name, isolation=options.isolation)
-        seen: Mapping[int, int] = {}
+        seen: Mapping[int, Lineage] = {}
         if isinstance(place, FromProgress):
             named, seen = _of_progress(planner, name, place, now.topic_id)
         else:
@@ -49,7 +50,7 @@ def resolved(planner: Planner, option: str, place: Named, unnamed: int) -> dict[
                     option=option,
                 )
         wanted |= named
-        if not seen:  # else the epochs tell, and more
+        if not seen:  # else the lineages tell, and more
             wanted = {
                 number: _within(planner, option, name, number, offset, now)
                 for number, offset in wanted.items()
@@ -60,7 +61,10 @@ def resolved(planner: Planner, option: str, place: Named, unnamed: int) -> dict[
                 for number, offset in wanted.items()
             }
         offsets = named_resolved(planner.topics, name, wanted, options.isolation)
-        found[name] = TopicOffsets(now.topic_id, offsets, {**now.epochs, **seen})
+        reached = {
+            n: each for n, each in now.lineages.items() if each and each[-1][1] <= offsets[n]
+        }
+        found[name] = TopicOffsets(now.topic_id, offsets, {**reached, **seen})
     return found
 
 
@@ -79,15 +83,15 @@ def moves(place: Named, found: Mapping[str, TopicOffsets]) -> bool:
 
 def _of_progress(
     planner: Planner, name: str, place: FromProgress, topic_id: str
-) -> tuple[Mapping[int, int], Mapping[int, int]]:
-    """What a progress says of the topic: offsets, and the epochs that they were seen under."""
+) -> tuple[Mapping[int, int], Mapping[int, Lineage]]:
+    """What a progress says of the topic: offsets and their lineages."""
     topic = place.offsets.get(name)
     if topic is None:
         return {}, {}
     if topic.id != topic_id:
         planner.losses.made_anew(name, topic.id, topic_id)
         return {}, {}
-    return topic.offsets, topic.epochs
+    return topic.offsets, topic.lineages
 
 
 def _within(

@@ -90,8 +90,8 @@ def alter_topic(
 
     ``place`` has a record for each partition that the new form has and the old one has not. They
     are made before the topic's record changes; a crash in between leaves records of partitions that
-    the topic does not have, which mean nothing and may be overwritten. Those of a partition that
-    the topic has by now must not be: see :func:`_add_partitions`. Folders at brokers that had
+    the topic does not have, which mean nothing, and are overwritten. So that nobody overwrites what
+    the topic has by then, who adds partitions claims the topic first. Folders at brokers that had
     nothing of the topic are announced as what may be left of it (``left_overs``): it may be deleted
     at any moment.
 
@@ -104,10 +104,11 @@ def alter_topic(
     new = change(old)
     added = place(old, new) if new.partitions > old.partitions else ()
     if added:
+        record = yield from _claim(record)
         announced = yield from announce_removal(old, _brokers(added))
         try:
-            claimed = yield from _add_partitions(record, new, added)
-            yield from _put_altered(claimed, new)
+            yield from _add_partitions(record, new, added)
+            yield from _put_altered(record, new)
         except IsologError:
             yield from announce_removal(old, _brokers(added))
             raise
@@ -119,27 +120,29 @@ def alter_topic(
     return new
 
 
-def _add_partitions(record: Record, new: Topic, added: Sequence[PartitionRecord]) -> Script[Record]:
-    """Makes folders and records of the new partitions; the topic's record as it is then.
+def _claim(record: Record) -> Script[Record]:
+    """Writes the topic's record again as it is: whoever has read it before cannot alter the topic.
 
-    Two brokers may add partitions at once. Order of steps: the records that there are of partitions
-    are listed, the topic's record is written once more as it is, the new records are put in the
-    place of those that were listed, and then the topic has them. Writing the topic's record anew
-    fails for who has read it before another one did that, and makes the other one's last step fail.
-    So of two only the later one's records can become partitions, and the earlier one, which listed
-    them before they were there, does not overwrite them.
+    Records of partitions that are there by the time that somebody looks, while the claim is still
+    the last one, cannot become the topic's by anybody else.
     """
+    version: int | None = yield Put(record.key, record.value, record.version)
+    if version is None:
+        raise _was_changed(decode(record).name)
+    return Record(record.key, record.value, version)
+
+
+def _add_partitions(claimed: Record, new: Topic, added: Sequence[PartitionRecord]) -> Script[None]:
     yield from _make_folders(new, _brokers(added))
     known = yield from list_records(f"{PARTITIONS}{new.id}/")
-    claimed: int | None = yield Put(record.key, record.value, record.version)
-    if claimed is None:
+    now = yield from get(claimed.key)
+    if now is None or now.version != claimed.version:
         raise _was_changed(new.name)
     versions = {each.key: each.version for each in known}
     first = new.partitions - len(added)
     written = yield from put_many(_puts(new, first, added, versions))
     if None in written:
         raise _was_changed(new.name)
-    return Record(record.key, record.value, claimed)
 
 
 def _put_altered(record: Record, new: Topic) -> Script[None]:

@@ -100,14 +100,6 @@ class ActiveSegment(Segment):
         self._data_end = len(header)
         self._complete = True
 
-    def stand_alone(self) -> None:
-        """Lets its own files tell where it starts, for good: the segments before it may go then.
-
-        A roll that a crash cut off leaves a segment without a schema message. Raises as
-        :meth:`append`, and nothing may go.
-        """
-        self._make_ready()
-
     def make_first(self) -> None:
         """Makes the files of a log's first segment, which does not start with entry 0.
 
@@ -127,7 +119,7 @@ class ActiveSegment(Segment):
         Raises:
             DiskFull, StorageFailure: nothing was kept, and the next append starts where this did.
         """
-        self._make_ready()
+        self.make_ready()
         length = message.size if message is not None else 0
         written = sealed(entry.packed(self._data_end, length))
         self._write(message, written, forced=forced)
@@ -139,7 +131,7 @@ class ActiveSegment(Segment):
 
         They must be valid. What an error leaves, and ``forced``: as :meth:`append`.
         """
-        self._make_ready()
+        self.make_ready()
         lengths = rows["length"]
         written = moved(rows, self._data_end + np.cumsum(lengths) - lengths).tobytes()
         self._write(data if data.size else None, written, forced=forced)
@@ -224,7 +216,12 @@ class ActiveSegment(Segment):
     def _blank_mask(self) -> np.ndarray:
         return np.zeros(len(self._grown), np.bool_)
 
-    def _make_ready(self) -> None:
+    def make_ready(self) -> None:
+        """Sees to the files, so that they tell where the segment begins and take what comes next.
+
+        Raises:
+            DiskFull, StorageFailure: that can be tried again, unless the log has failed.
+        """
         if self._torn:
             self._take_back()
         if not self._complete:

@@ -262,9 +262,13 @@ class OsDisk:
             path.unlink(missing_ok=True)
 
     def remove_tree(self, path: Path) -> None:
-        """Removes the directory and all that is in it, for good: after a power cut too."""
+        """Removes the directory and all that is in it, for good: after a power cut too.
+
+        Whoever removed it before may have died, or failed, before that was forced.
+        """
         with _named(path), suppress(FileNotFoundError):
             shutil.rmtree(path)
+        if path.parent.is_dir():
             self.sync_directory(path.parent)
 
     def remove_empty_directory(self, path: Path) -> None:

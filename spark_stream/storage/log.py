@@ -444,12 +444,16 @@ class PartitionLog:
     # -- housekeeping ---------------------------------------------------------------------------
 
     def housekeep(self, now: int, last_stable_offset: Offset) -> int:
-        """Rolls an old active segment, removes what retention lets go, says how many segments.
+        """Removes what retention lets go, rolls an old active segment; how many segments are gone.
 
         Does nothing once the log has ``failed``.
+
+        Raises:
+            DiskFull, StorageFailure: a part of that may be done.
         """
         if self.failed is not None:
             return 0
+        gone = self._let_go(now, last_stable_offset)  # first: a roll may need the room
         settings = self.format.settings
         last = self._active.last_appended
         idle_too_long = (
@@ -459,17 +463,21 @@ class PartitionLog:
         )
         if self._expired(now, settings.segment_ms) or idle_too_long:
             self.roll()
-        closed = self._closed
+            gone += self._let_go(now, last_stable_offset)
+        return gone
+
+    def _let_go(self, now: int, last_stable_offset: Offset) -> int:
+        """Removes the segments that retention lets go; how many."""
+        settings, closed = self.format.settings, self._closed
         facts = [
             SegmentFacts(each.size, each.last_appended, int(each.end.offset)) for each in closed
         ]
         gone = removable(facts, self._active.size, settings, now, int(last_stable_offset))
-        if gone:
-            if gone == len(closed):
-                self._active.stand_alone()
-            self._put(closed[gone:], self._active)
-            for segment in closed[:gone]:
-                segment.remove(self._forcing.force_names)
+        for place, segment in enumerate(closed[:gone], 1):
+            if place == len(closed):
+                self._active.make_ready()  # it alone tells from now on where the log begins
+            self._put(closed[place:], self._active)
+            segment.remove(self._forcing.force_names)
         return gone
 
     def drop_tail(self) -> Callable[[], None] | None:

@@ -214,9 +214,11 @@ def last_intact_end(table: Table, least: Boundary) -> Boundary:
     return end_of(table[: intact[-1] + 1], least) if len(intact) else least
 
 
-def tidied(disk: Disk, directory: Path) -> list[str]:
-    """What is in the directory once a crash's half-done replacements and removals are finished."""
-    names = disk.names(directory)
+def tidied(disk: Disk, directory: Path, names: list[str]) -> list[str]:
+    """What is in the directory once a crash's half-done replacements and removals are finished.
+
+    ``names``: what is in it before.
+    """
     tidy = True
     for name in names:
         whole = name.removesuffix(".new").removesuffix(ENDING)

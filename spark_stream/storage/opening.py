@@ -38,16 +38,18 @@ def open_files(
     Raises:
         DamagedSegment: a file that cannot be rebuilt is missing.
     """
-    names = tidied(disk, directory)
+    names = disk.names(directory)
+    forcing = Forcing(disk, directory, names)
+    if forcing.distrusted:
+        losing()  # before all that may keep the log from opening
+    names = tidied(disk, directory, names)
     codec, facts = log_format.codec, dict(log_format.facts)
     if names:
         begun.note(disk, directory)  # an earlier release did not
-    forcing = Forcing(disk, directory, names)
     files = SegmentFiles(disk, directory, codec, facts, names)
     found = Recovery(disk, directory, codec, facts, forcing, files, losing).recovered()
     distrusted = forcing.distrusted
     if distrusted:
-        losing()
         found.active.write_again(int(forcing.upto.entry))
     # A process may have ended between a write and its force; who sends that batch again is told
     # that it is there.

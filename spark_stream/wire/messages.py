@@ -32,6 +32,7 @@ from spark_stream.wire.limits import CONTROL_BYTES_MAX, TRANSACTION_TIMEOUT_MS_M
 
 INT64_MAX: Final = (1 << 63) - 1
 OffsetField = Annotated[int, Field(ge=0, le=INT64_MAX)]
+LineageField = tuple[tuple[OffsetField, OffsetField], ...]
 PartitionField = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
 Name = Annotated[str, Field(min_length=1, max_length=255)]
 TransactionalId = Annotated[str, Field(min_length=1, max_length=255)]
@@ -83,9 +84,10 @@ class Message(BaseModel):
 class Fetch(Message):
     """Read a partition from ``start`` up to the isolation's bound, or ``end`` if that is lower.
 
-    ``epoch``: the leader epoch under which ``end`` was seen; DATA_LOSS if offsets below it were cut
-    off since, and are other records now. ``start_epoch``: the same of ``start``, where the reader
-    is. ``leader_epoch``: the epoch in which the reader knows the leader that it asks.
+    ``start_lineage``, ``end_lineage``: what the reader remembers of ``start``, where it is, and of
+    ``end`` (:mod:`spark_stream.consistency.lineage`); DATA_LOSS if offsets below them were cut off
+    since, and are other records now. ``leader_epoch``: the epoch in which the reader knows the
+    leader that it asks.
     """
 
     topic: Name
@@ -99,8 +101,8 @@ class Fetch(Message):
     wait_ms: Annotated[int, Field(ge=0, le=WAIT_MS_MAX)] = 0
     follow: bool = False
     topic_id: str | None = None
-    epoch: OffsetField | None = None
-    start_epoch: OffsetField | None = None
+    start_lineage: LineageField = ()
+    end_lineage: LineageField = ()
     leader_epoch: OffsetField | None = None
 
 
@@ -116,17 +118,22 @@ class BoundsFacts(Message):
 class ChunkFacts(Message):
     """Rows ``base``, ``base + 1``, … of a partition; the next batch starts at or after ``next``.
 
+    ``lineage``: that of ``next``.
+
     Where rows are missing (records of aborted transactions were dropped), ``spans`` has the offsets
     that there are: [first, count] of each run of rows.
     """
 
     base: OffsetField
     next: OffsetField
+    lineage: LineageField = ()
     spans: list[list[OffsetField]] | None = None
 
 
 class EndFacts(Message):
     """The last message of a fetch: read on from ``next``, even if nothing was visible.
+
+    ``lineage``: that of ``next``.
 
     ``partitions``: how many the topic has now, so that a consumer learns when there are more.
     ``leader_epoch``: in which the leader answered. ``bounds``: None where they cannot be told,
@@ -134,6 +141,7 @@ class EndFacts(Message):
     """
 
     next: OffsetField
+    lineage: LineageField = ()
     end: bool = True
     bounds: BoundsFacts | None = None
     partitions: int | None = None
@@ -345,7 +353,8 @@ class ListOffsets(Message):
 
     ``timestamp`` in microseconds since the epoch: the first offset at or after it, or the
     isolation's bound where there is none. Without it ``at``: -2 earliest, -1 latest.
-    ``partitions``: None is all. ``epochs``: leader epochs of which to tell where they ended.
+    ``partitions``: None is all. ``lineages``: of each partition those of which to tell up to where
+    they survive.
     ``ranges``: partition → [start, end), of which to tell whether uncommitted records are in them.
     """
 
@@ -354,17 +363,18 @@ class ListOffsets(Message):
     at: Annotated[int, Field(ge=EARLIEST, le=LATEST)] = LATEST
     timestamp: Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)] | None = None
     isolation: Isolation = Isolation.READ_UNCOMMITTED
-    epochs: list[OffsetField] = []
+    lineages: dict[PartitionField, list[LineageField]] = {}
     ranges: dict[PartitionField, tuple[OffsetField, OffsetField]] = {}
 
 
 class Offsets(Message):
     """What ListOffsets found, with what a streaming offset is made of.
 
-    ``epochs``: the leader epoch of each partition. ``epoch_ends``: partition → epoch → where it
-    ended, which is the log's end for the present one. ``uncommitted``: partitions with records of
-    aborted or open transactions in their ranges. ``elsewhere``: partitions that were asked for and
-    are led by other brokers, which are to be asked for them.
+    ``epochs``: the leader epoch of each partition. ``lineages``: those of ``offsets``.
+    ``surviving``: for each lineage that was asked about, up to which offset the log still has what
+    it tells of. ``uncommitted``: partitions with records of aborted or open transactions in their
+    ranges. ``elsewhere``: partitions that were asked for and are led by other brokers, which are to
+    be asked for them.
     """
 
     topic_id: str
@@ -372,7 +382,8 @@ class Offsets(Message):
     epochs: dict[int, int]
     log_start_offsets: dict[int, int]
     log_end_offsets: dict[int, int]
-    epoch_ends: dict[int, dict[int, int]] = {}
+    lineages: dict[int, LineageField] = {}
+    surviving: dict[int, list[int]] = {}
     uncommitted: list[int] = []
     elsewhere: list[LeaderFacts] = []
 

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from spark_stream.wire.messages import (
     INT64_MAX,
+    LineageField,
     Message,
     Name,
     OffsetField,
@@ -67,8 +68,8 @@ class TopicContent(Message):
 class ConsumerPosition(Message):
     """Where a named consumer goes on in one partition.
 
-    ``leader_epoch``: under which it got there, where that is known: if records below the offset are
-    cut off later, the consumer finds out.
+    ``lineage``: that of the offset, where it is known: if records below the offset are cut off
+    later, the consumer finds out.
     """
 
     consumer: Name
@@ -76,7 +77,7 @@ class ConsumerPosition(Message):
     topic_id: str
     partition: PartitionField
     offset: OffsetField
-    leader_epoch: OffsetField | None = None
+    lineage: LineageField = ()
 
 
 class CommitTransaction(Message):

@@ -15,10 +15,14 @@ from spark_stream.broker.partition import Partition
 from spark_stream.consistency.ids import EntryIndex
 from spark_stream.consistency.producers import Stamp
 from spark_stream.environment import SystemClock
+from spark_stream.errors import DiskFull
 from spark_stream.storage.log import PartitionLog
 from spark_stream.storage.log_format import LogFormat
+from spark_stream.storage.settings import LogSettings
+from spark_stream.testing.simulation.disk import SimulatedDisk
 from tests.broker.test_partition import joined
 from tests.broker.topic_desk import LocalTopics
+from tests.clocks import FakeClock
 from tests.support import NUMBERS, eventually, numbers
 
 MEMBERS = st.integers(0, 4)
@@ -103,6 +107,22 @@ def test_what_a_truncation_left_in_a_file_is_dropped(tmp_path: Path):
     assert told.partition.housekeep() is None
     with pa.ipc.open_stream(arrow) as stream:
         assert stream.read_all().num_rows == 2
+
+
+def test_what_went_before_an_error_is_not_shown_any_more(tmp_path: Path):
+    """The disk is too full for a roll, and segments have gone to make room."""
+    disk, clock = SimulatedDisk(), FakeClock()
+    log_format = LogFormat(NUMBERS, LogSettings(retention_ms=100))
+    log = PartitionLog.open(tmp_path / "0", log_format, disk)
+    partition = Partition("t", "id", 0, log, 10**15, clock)
+    partition.append(numbers(0, 1))
+    log.roll()
+    partition.append(numbers(1, 1))
+    clock.pass_us(10**6)
+    disk.room = 0
+    with pytest.raises(DiskFull):
+        partition.housekeep()
+    assert partition.bounds().log_start_offset == log.start.offset == 1
 
 
 def test_whatever_may_make_something_due_is_told(tmp_path: Path):

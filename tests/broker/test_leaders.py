@@ -132,9 +132,10 @@ def test_an_append_in_another_epoch_is_refused_and_appends_nothing(led):
 def test_a_start_above_the_end_of_its_epoch_is_a_loss_that_names_where_to_go_on(led):
     flight = led[1].flight()
     put(flight, None)  # offset 10 is of the second epoch
-    batches, end = fetched(flight, "t", start=10, start_epoch=0)
+    batches, end = fetched(flight, "t", start=10, start_lineage=[[0, 10]])
     assert (sum(each.num_rows for each, _ in batches), end["next"]) == (1, 11)
-    error = refused(lambda: fetched(flight, "t", start=11, start_epoch=0))
+    assert end["lineage"] == [[epoch_of(flight), 11]]
+    error = refused(lambda: fetched(flight, "t", start=11, start_lineage=[[0, 11]]))
     assert type(error) is DataLoss
     assert error.details["left"] == 10
-    assert fetched(flight, "t", start=11, start_epoch=epoch_of(flight))[1]["next"] == 11
+    assert fetched(flight, "t", start=11, start_lineage=end["lineage"])[1]["next"] == 11

@@ -12,7 +12,8 @@ import pytest
 from spark_stream.broker.standing import Standing
 from spark_stream.cluster.brokers import Brokers, RegisteredBroker
 from spark_stream.environment import SystemIds
-from spark_stream.errors import IsologError
+from spark_stream.errors import IsologError, StorageFailure
+from spark_stream.storage.begun import note_of
 from spark_stream.storage.directory import RunFile
 from spark_stream.storage.logs import FileLogs
 from spark_stream.testing.simulation.disk import SimulatedDisk
@@ -222,4 +223,21 @@ def test_a_force_that_fails_while_a_log_opens_makes_a_new_generation(around):
     a.die()
     disk.fail_next_force()
     again = around.start("a", logs=FileLogs(disk))
+    assert standing(again).me != first
+
+
+def test_a_log_that_a_failed_force_keeps_from_opening_makes_a_new_generation(around):
+    """It would stay in sync, as a replica that nobody can read."""
+    disk = SimulatedDisk()
+    (around.path / "a").mkdir()
+    a, _ = around.start("a", logs=FileLogs(disk)), around.start("b")
+    make(a, "t", "ab", flush="batch")
+    first = standing(a).me
+    a.partition("t").append(numbers(0, 1))
+    folder = a.host.topic("t").replicas[0].log.directory
+    a.die()
+    disk.remove(note_of(folder))  # as an earlier release left it: to be made at the next open
+    disk.fail_next_force()
+    again = around.start("a", logs=FileLogs(disk))
+    assert isinstance(again.host.topic("t").replicas[0], StorageFailure)
     assert standing(again).me != first

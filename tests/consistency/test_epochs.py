@@ -1,4 +1,4 @@
-"""Where leader epochs begin and end in a log, and that this tells what was cut off."""
+"""Where leader epochs begin and end in a log, and what two replicas share."""
 
 from __future__ import annotations
 
@@ -70,26 +70,11 @@ def test_what_was_kept_entry_by_entry_is_what_a_log_says_when_it_opens(steps, cu
     ]
 
 
-@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=12))
-def test_a_reader_lost_something_exactly_if_it_was_above_the_end_of_its_epoch(rounds):
-    """Each round: the log grows in its epoch, a reader reads it all, then some of it is cut off."""
-    entries: list[tuple[int, int]] = []  # (epoch, number of the record), one record an entry
-    readers = []
-    number = 0
-    for epoch, (grows, cut) in enumerate(rounds):
-        for _ in range(grows):
-            entries.append((epoch, number))
-            number += 1
-        readers.append((epoch, list(entries)))
-        del entries[len(entries) - min(cut, len(entries)) :]
-    starts = EpochStarts.derived([table([(epoch, 1) for epoch, _ in entries])])
-    for epoch, read in readers:
-        same = 0
-        while same < min(len(read), len(entries)) and read[same] == entries[same]:
-            same += 1
-        end = starts.end_of(epoch, at(len(entries), len(entries))).offset
-        assert (len(read) > end) == (same < len(read))
-        assert min(len(read), end) == same
+def test_a_record_is_of_the_last_epoch_that_begins_below_its_end():
+    starts = EpochStarts.derived([table([(0, 5), (1, 0), (2, 3), (2, 1), (5, 7)])])
+    found = [starts.before(Offset(offset)) for offset in (0, 1, 5, 6, 9, 10, 16, 99)]
+    first, third, fifth = (0, at(0, 0)), (2, at(2, 5)), (5, at(4, 9))
+    assert found == [None, first, first, third, third, fifth, fifth, fifth]
 
 
 # -- what two replicas share ----------------------------------------------------------------------

@@ -8,14 +8,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spark_stream.consistency.lineage import NOTHING_KNOWN
 from spark_stream.datasource.offsets import Range, TopicOffsets, from_json, ranges, to_json
 from spark_stream.errors import InvalidRequest
 
 numbers = st.dictionaries(st.integers(0, 9), st.integers(0, 2**62), max_size=5)
 topics = st.builds(
-    lambda topic_id, offsets: TopicOffsets(topic_id, offsets, dict.fromkeys(offsets, 3)),
+    lambda topic_id, offsets, lineages: TopicOffsets(
+        topic_id, offsets, {n: lineages[n % len(lineages)](at) for n, at in offsets.items()}
+    ),
     st.sampled_from(["id-a", "id-b"]),
     numbers,
+    st.permutations(
+        [
+            lambda _: NOTHING_KNOWN,
+            lambda at: ((3, at),),
+            lambda at: ((3, at + 1),),
+            lambda at: ((3, at // 2), (4, at)),
+        ]
+    ),
 )
 offsets = st.dictionaries(st.sampled_from(["t", "ü", "w.x-y_z"]), topics, max_size=3)
 
@@ -26,10 +37,14 @@ def test_offsets_survive_a_round_trip_through_json(value: dict[str, TopicOffsets
 
 
 def test_the_json_is_the_public_one() -> None:
-    value = {"flights": TopicOffsets("a1b2", {0: 42}, {0: 3})}
-    assert to_json(value) == {
-        "flights": {"id": "a1b2", "partitions": {"0": {"offset": 42, "epoch": 3}}}
+    lineages = {0: ((3, 42),), 1: ((3, 40), (5, 42)), 2: NOTHING_KNOWN}
+    value = {"flights": TopicOffsets("a1b2", dict.fromkeys(lineages, 42), lineages)}
+    partitions = {
+        "0": {"offset": 42, "epoch": 3},
+        "1": {"offset": 42, "epoch": 5, "lineage": [[3, 40], [5, 42]]},
+        "2": {"offset": 42},
     }
+    assert to_json(value) == {"flights": {"id": "a1b2", "partitions": partitions}}
 
 
 @pytest.mark.parametrize(
@@ -57,7 +72,7 @@ def test_ranges_are_not_empty_and_end_where_the_end_says(
 
 def test_an_end_below_the_start_is_nothing() -> None:
     def at(offset: int) -> dict[str, TopicOffsets]:
-        return {"t": TopicOffsets("i", {0: offset}, {0: 0})}
+        return {"t": TopicOffsets("i", {0: offset}, {0: ((0, offset),)})}
 
     assert list(ranges(at(30), at(10))) == []
-    assert list(ranges(at(10), at(30))) == [Range("t", "i", 0, 10, 30, epoch=0)]
+    assert list(ranges(at(10), at(30))) == [Range("t", "i", 0, 10, 30, ((0, 30),))]

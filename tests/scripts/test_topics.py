@@ -427,6 +427,30 @@ def test_of_two_that_add_partitions_at_once_one_does(on, other, steps):
         assert {(str(each), topic.id) for each in found.record.replicas} <= on.folders
 
 
+@pytest.mark.parametrize("steps", range(20))
+def test_of_two_that_add_partitions_by_turns_one_does_at_most_and_its_records_stay(steps):
+    """A partition lives once the topic has it: its record is its leader's from then on."""
+    for others_steps in range(20):
+        first = OnStore(MemoryStore(MemoryRecords()))
+        second = first.other(B2)
+        first.run(creation(MADE))
+        early = first.start(alter_topic("flights", grow(6), on_third))
+        late = second.start(alter_topic("flights", grow(6), added))
+        turns = [(early, steps), (late, others_steps), (early, 20), (late, 20)]
+        refused = 0
+        for driven, most in turns:
+            before = Topics(first.store).all()[0].partitions
+            records = Partitions(first.store).of_topic(MADE.id)
+            try:
+                while most and driven.advance():
+                    most -= 1
+            except InvalidTopic:
+                refused += 1
+            if before == 6:
+                assert Partitions(first.store).of_topic(MADE.id) == records
+        assert Topics(first.store).all() == [replace(MADE, partitions=6 if refused < 2 else 4)]
+
+
 @pytest.mark.parametrize("steps", range(1, 20))
 def test_a_topic_that_was_deleted_meanwhile_is_not_altered_and_leaves_nothing(on, other, steps):
     on.run(creation(MADE))

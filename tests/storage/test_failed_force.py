@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from spark_stream.consistency.entries import Kind
-from spark_stream.errors import StorageFailure
+from spark_stream.errors import DiskFull, StorageFailure
 from spark_stream.storage.log import PartitionLog
 from spark_stream.storage.settings import Flush
 from spark_stream.testing.simulation.disk import SimulatedDisk
+from tests.storage.disks import FailingDisk
 from tests.storage.logs import EPOCH, NOW, append_next, format_of, ids, read
 
 HERE = Path("/topics/t/0")
@@ -120,6 +121,22 @@ def test_what_a_failed_force_left_in_memory_alone_is_written_again_by_the_next_o
         assert ids(read(log, 0)) == list(range(20)), "forced, and there after every power cut"
 
 
+def test_that_a_force_had_failed_is_told_though_the_log_does_not_open():
+    """Until it does, the broker that finds it must not vouch for it."""
+    disk, log = log_of(Flush.NONE)
+    disk.fail_next_force()
+    with pytest.raises(StorageFailure):
+        log.flush()
+    disk.kill()
+    entries = log.segments[-1].name.entries
+    disk.open(entries).write(disk.size(entries), b"torn")
+    disk.room = 0  # so the torn end cannot be cut off
+    told: list[str] = []
+    with pytest.raises(DiskFull):
+        PartitionLog.open(HERE, log.format, disk, lambda: told.append("losing"))
+    assert told
+
+
 def test_a_batch_whose_force_failed_is_not_in_the_log_that_opens_again():
     """The caller was told that nothing was kept; the bytes are taken back, the disk permitting."""
     disk, log = log_of(Flush.BATCH)
@@ -141,3 +158,28 @@ def test_what_a_process_left_unforced_is_forced_when_each_batch_is_to_be(seed: i
     assert end.offset > 0
     disk.crash(random.Random(seed))
     assert PartitionLog.open(HERE, format_of(flush=Flush.BATCH), disk).end == end
+
+
+def test_a_folder_is_gone_for_good_only_once_that_could_be_forced(tmp_path: Path):
+    """The first attempt removed it; a second one that finds nothing has that left to do."""
+    disk, folder = FailingDisk(), tmp_path / "t" / "0"
+    folder.mkdir(parents=True)
+    disk.refused = "sync_directory"
+    for _ in range(2):
+        with pytest.raises(StorageFailure):
+            disk.remove_tree(folder)
+        assert not folder.exists()
+    disk.refused = None
+    disk.remove_tree(folder)
+    disk.remove_tree(tmp_path / "never" / "there")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_folder_that_was_removed_twice_does_not_come_back(seed: int):
+    disk, _ = log_of()
+    disk.fail_next_force()
+    with pytest.raises(StorageFailure):
+        disk.remove_tree(HERE)
+    disk.remove_tree(HERE)
+    disk.crash(random.Random(seed))
+    assert HERE.name not in disk.names(HERE.parent)

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_stream.consistency.ids import EntryIndex, Offset
 from spark_stream.consistency.leader import Boundary
+from spark_stream.errors import DiskFull
 from spark_stream.storage.log import PartitionLog
 from spark_stream.storage.retention import SegmentFacts, removable
 from spark_stream.storage.settings import LogSettings
+from spark_stream.testing.simulation.disk import SimulatedDisk
 from tests.storage import logs
 from tests.storage.logs import NOW, append_next, format_of, ids, read
 
 SECOND = 1_000_000  # microseconds
+HERE = Path("/topics/t/0")
+FORGETTING = format_of(retention_ms=100)
 
 
 def bases(log: PartitionLog) -> list[int]:
@@ -192,3 +200,81 @@ def test_a_reader_keeps_what_it_mapped_when_retention_removes_it(tmp_path):
     first = next(reader)
     assert log.housekeep(NOW + 3600 * SECOND, log.end.offset) == 1
     assert first.batch.num_rows + sum(chunk.batch.num_rows for chunk in reader) == 90
+
+
+class Died(BaseException):
+    """The process is gone."""
+
+
+def died_in_a_roll(disk: SimulatedDisk, changes: int) -> bool:
+    """A log of two segments whose process ends after so many changes of the second roll."""
+    log = PartitionLog.open(HERE, FORGETTING, disk)
+    append_next(log)
+    log.roll()
+    append_next(log)
+    left = changes
+
+    def count() -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise Died
+
+    disk.before_change = count
+    try:
+        log.roll()
+    except Died:
+        return True
+    finally:
+        disk.before_change = lambda: None
+        disk.kill()
+    return False
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_log_knows_where_it_begins_once_all_is_removed_that_was_before_a_roll(seed):
+    """Nothing but its schema message tells which entry an empty segment starts with."""
+    for changes in itertools.count():
+        disk = SimulatedDisk()
+        died = died_in_a_roll(disk, changes)
+        chance = random.Random(seed)
+        if seed % 2:
+            disk.crash(chance)
+        log = PartitionLog.open(HERE, FORGETTING, disk)
+        log.housekeep(NOW + 3600 * SECOND, log.end.offset)
+        assert log.start == log.end
+        end = log.end
+        disk.crash(chance)
+        log = PartitionLog.open(HERE, FORGETTING, disk)
+        assert log.end == end
+        append_next(log)
+        if not died:
+            break
+    assert changes > 5
+
+
+def test_on_a_full_disk_the_segment_stays_that_tells_where_the_log_begins():
+    disk = SimulatedDisk()
+    died_in_a_roll(disk, 5)
+    log = PartitionLog.open(HERE, FORGETTING, disk)
+    assert bases(log) == [0, 10, 20]
+    room, disk.room = disk.room, 0
+    with pytest.raises(DiskFull):
+        log.housekeep(NOW + 3600 * SECOND, log.end.offset)
+    assert bases(log) == [10, 20]
+    disk.room = room
+    assert log.housekeep(NOW + 3600 * SECOND, log.end.offset) == 1
+    assert bases(log) == [20]
+
+
+def test_on_a_full_disk_old_segments_go_before_a_roll_is_tried():
+    """They may be what fills it."""
+    disk = SimulatedDisk()
+    log = PartitionLog.open(HERE, FORGETTING, disk)
+    append_next(log)
+    log.roll()
+    append_next(log)
+    disk.room = 0
+    with pytest.raises(DiskFull):
+        log.housekeep(NOW + 3600 * SECOND, log.end.offset)
+    assert bases(log) == [10]

@@ -66,17 +66,6 @@ def test_what_is_on_the_disk_lacks_what_was_not_forced():
     assert disk.forced(HERE / "other") == b""
 
 
-def test_a_directory_whose_removal_could_not_be_forced_can_be_made_again():
-    disk, _ = disk_with_a_file(b"gone")
-    disk.fail_next_force()
-    with pytest.raises(StorageFailure):
-        disk.remove_tree(HERE)
-    assert disk.files() == {}
-    disk.make_directory(HERE)
-    disk.create(FILE)
-    assert disk.files() == {FILE: b""}
-
-
 def test_writes_that_were_not_forced_need_not_survive_in_order():
     def prepare():
         disk, file = disk_with_a_file()
@@ -131,6 +120,17 @@ def test_after_a_force_that_failed_readers_see_what_a_second_force_does_not_brin
         return disk
 
     assert outcomes(prepare) == {b"kept"}
+
+
+def test_a_directory_whose_removal_could_not_be_forced_can_be_made_again():
+    disk, _ = disk_with_a_file(b"gone")
+    disk.fail_next_force()
+    with pytest.raises(StorageFailure):
+        disk.remove_tree(HERE)
+    disk.make_directory(HERE)
+    assert HERE.name in disk.names(HERE.parent)
+    assert disk.names(HERE) == []
+    disk.create(FILE)
 
 
 def test_a_full_disk_takes_what_it_has_room_for_and_says_no():

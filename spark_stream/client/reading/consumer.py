@@ -33,6 +33,7 @@ from spark_stream.client.topics import TopicsClient, level
 from spark_stream.client.transactions import TransactionsClient
 from spark_stream.client.values import Record
 from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.errors import InvalidOption, SchemaMismatch
 from spark_stream.wire.messages import INT64_MAX
 from spark_stream.wire.schemas import is_default
@@ -90,7 +91,7 @@ class Consumer(Closing):
         self._views: dict[str, View] = {}
         self._ids: dict[str, str] = {}
         self._position: dict[Key, int] = {}
-        self._epochs: dict[Key, int] = {}  # the leader epochs under which it was reached, if known
+        self._lineages: dict[Key, Lineage] = {}  # of the positions, where they are known
         self._stored: dict[str, pa.Schema] = {}
         for topic in names:
             known = topics.describe(topic)
@@ -99,12 +100,12 @@ class Consumer(Closing):
                 topic, known.schema, columns, metadata=metadata, headers=headers
             )
             self._ids[topic] = known.id
-            found, epochs = seen(topics, topic, start, self._isolation)
+            found, lineages = seen(topics, topic, start, self._isolation)
             self._position.update({(topic, number): at for number, at in found.items()})
-            self._epochs.update({(topic, number): epoch for number, epoch in epochs.items()})
+            self._lineages.update({(topic, number): each for number, each in lineages.items()})
         if start == "latest" and self._atomic:
             self._position = cut_of(self._transactions, self._ids)
-            self._epochs.clear()  # a cut does not tell under which epochs it was seen
+            self._lineages.clear()  # a cut does not tell them
         if name is not None:
             stored = self._taken_over(name)
             self._position.update(stored)
@@ -201,7 +202,7 @@ class Consumer(Closing):
                 topic_id=self._ids[topic],
                 partition=number,
                 offset=offset,
-                leader_epoch=self._epochs.get((topic, number)),
+                lineage=self._lineages.get((topic, number), NOTHING_KNOWN),
             )
             for (topic, number), offset in self._position.items()
         ]
@@ -215,7 +216,7 @@ class Consumer(Closing):
                 raise InvalidOption(f"an offset is at least 0, not {offset!r}")
         self._position.update({key: int(offset) for key, offset in position.items()})
         for key in position:
-            self._epochs.pop(key, None)
+            self._lineages.pop(key, None)
         self._seeks += 1
         self._stop_feed()
 
@@ -256,7 +257,7 @@ class Consumer(Closing):
                         self._source(views[key[0]], key),
                         start,
                         None if ends is None else ends[key],
-                        self._epochs.get(key),
+                        self._lineages.get(key, NOTHING_KNOWN),
                     )
                     for key, start in self._position.items()
                     if not self._atomic or ends is None or start < ends[key]
@@ -312,12 +313,11 @@ class Consumer(Closing):
             for number, offset in first.items():
                 if (topic, number) not in stored:
                     self._position[topic, number] = offset
-                    self._epochs.pop((topic, number), None)
+                    self._lineages.pop((topic, number), None)
 
     def _reached(self, key: Key, fetched: Fetched) -> None:
-        """The position moves through what was fetched, under its leader epoch."""
-        if fetched.epoch is not None:
-            self._epochs[key] = fetched.epoch
+        """The position is about to move through what was fetched."""
+        self._lineages[key] = fetched.lineage
 
     def _below(self, ends: Mapping[Key, int]) -> bool:
         return any(self._position[key] < end for key, end in ends.items())
@@ -327,9 +327,10 @@ class Consumer(Closing):
         for key, offset in self._position.items():
             source = self._source(views[key[0]], key)
             try:
-                check_place(source, offset, offset, self._epochs.get(key))
+                check_place(source, offset, offset, self._lineages.get(key, NOTHING_KNOWN))
             except GONE as error:
                 self._position[key] = where_to_go_on(error, fail=self._fail_on_loss)
+                self._lineages.pop(key, None)
 
     def _taken_over(self, name: str) -> dict[Key, int]:
         """The stored positions, without those of topics that were deleted or made again since."""
@@ -339,9 +340,7 @@ class Consumer(Closing):
             if self._ids.get(each.topic) == each.topic_id
         ]
         for each in stored:
-            self._epochs.pop((each.topic, each.partition), None)
-            if each.leader_epoch is not None:
-                self._epochs[each.topic, each.partition] = each.leader_epoch
+            self._lineages[each.topic, each.partition] = each.lineage
         return {(each.topic, each.partition): each.offset for each in stored}
 
     def _source(self, view: View, key: Key) -> Source:

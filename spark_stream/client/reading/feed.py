@@ -22,6 +22,7 @@ from spark_stream.client.reading.fetching import (
     moved_to,
 )
 from spark_stream.client.reading.losses import GONE, where_to_go_on
+from spark_stream.consistency.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.errors import InternalError, IsologError
 
 POLL_MS: Final = 2_000
@@ -34,13 +35,13 @@ _STOP_S: Final = 2.0  # what is only just asked for cannot be cancelled before i
 
 
 class Asked(NamedTuple):
-    """What one thread fetches; ``epoch``: the leader epoch under which its reader got to start."""
+    """What one thread fetches; ``lineage``: that of ``start``."""
 
     key: Key
     source: Source
     start: int
     end: int | None
-    epoch: int | None = None
+    lineage: Lineage = NOTHING_KNOWN
 
 
 _Item = tuple[Key, Fetched | None, IsologError | None]
@@ -131,24 +132,25 @@ class Feed:
             self._put((key, None, None))
 
     def _fetch(self, asked: Asked, cancellation: Cancellation) -> None:
-        key, source, position, end, epoch = asked
+        key, source, position, end, lineage = asked
         failing_since: float | None = None
         partitions: int | None = None
         if end is not None and position > end:  # empty, or there never was such an offset
             try:
-                check_place(source, position, end, epoch)
+                check_place(source, position, end, lineage)
             except GONE as error:
                 position = where_to_go_on(error, fail=self._fail_on_loss)
-                self._put((key, moved_to(source, position, epoch), None))
+                lineage = NOTHING_KNOWN
+                self._put((key, moved_to(source, position), None))
         while not self._stopped.is_set() and (end is None or position < end):
             try:
                 wait = POLL_MS if end is None else 0
-                fetches = fetch_once(source, position, end, wait, FETCH_BYTES, cancellation, epoch)
-                for fetched in fetches:
+                for fetched in fetch_once(
+                    source, position, end, wait, FETCH_BYTES, cancellation, lineage
+                ):
                     failing_since = None
                     moved = fetched.next != position
-                    position = fetched.next
-                    epoch = fetched.epoch if fetched.epoch is not None else epoch
+                    position, lineage = fetched.next, fetched.lineage
                     told = fetched.partitions not in (None, partitions)
                     partitions = fetched.partitions or partitions
                     worth = fetched.batch.num_rows or moved or told
@@ -156,7 +158,8 @@ class Feed:
                         return
             except GONE as error:
                 position = where_to_go_on(error, fail=self._fail_on_loss)
-                self._put((key, moved_to(source, position, epoch), None))
+                lineage = NOTHING_KNOWN
+                self._put((key, moved_to(source, position), None))
             except IsologError as error:
                 now = time.monotonic()
                 failing_since = failing_since or now

@@ -1,7 +1,7 @@
 """Bounded reads of one partition: fetch after fetch, from the next offset that the last one named.
 
-Each fetch goes to the leader that the partition has then. A reader's place is an offset and the
-leader epoch under which it got there: a new leader that lacks records below it says so.
+Each fetch goes to the leader that the partition has then. A reader's place is an offset and its
+lineage (:mod:`spark_stream.consistency.lineage`): a leader that lacks records below it says so.
 
 Each fetch has a size limit and a deadline, so a stopped broker is noticed; a reader that is itself
 slow between two batches may outlive the deadline, and then simply asks again from where it was.
@@ -27,6 +27,7 @@ from spark_stream.client.connecting.routes import Route
 from spark_stream.client.connecting.under_way import UNDER_WAY
 from spark_stream.client.reading.columns import Spans, View, offsets_of
 from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.errors import IsologError, RequestTimeout
 from spark_stream.wire.limits import FETCH_BYTES_DEFAULT
 from spark_stream.wire.messages import Fetch
@@ -40,7 +41,7 @@ class Fetched:
     """Rows with the view's columns; the first has offset ``base``; read on at ``next``.
 
     ``spans``, where offsets are missing in between: (first, count) of each run of rows.
-    ``epoch``: the leader epoch under which they were read, where it is known already.
+    ``lineage``: that of ``next``.
     ``partitions``, at the end of a fetch: how many the topic has now.
     """
 
@@ -50,7 +51,7 @@ class Fetched:
     batch: pa.RecordBatch
     spans: Spans | None = None
     partitions: int | None = None
-    epoch: int | None = None
+    lineage: Lineage = NOTHING_KNOWN
 
     def offsets(self) -> npt.NDArray[np.int64]:
         """The offset of each row."""
@@ -61,7 +62,7 @@ class Fetched:
 class Source:
     """What is read: one partition of a topic (of this id), under an isolation, through a view.
 
-    ``epoch``: the leader epoch under which the ends of ranges were seen, where that is known.
+    ``lineage``: that of the ends of ranges, where it is known.
     """
 
     router: Router
@@ -69,7 +70,7 @@ class Source:
     topic_id: str
     partition: int
     isolation: Isolation
-    epoch: int | None = None
+    lineage: Lineage = NOTHING_KNOWN
 
     def route(self) -> Route:
         """The way to the leader; raises as :meth:`Router.route`."""
@@ -87,7 +88,7 @@ class Source:
             columns=self.view.asked,
             max_bytes=max_bytes,
             wait_ms=wait_ms,
-            epoch=self.epoch,
+            end_lineage=self.lineage,
         )
 
 
@@ -139,12 +140,11 @@ def fetch_once(
     wait_ms: int = 0,
     max_bytes: int = FETCH_BYTES_DEFAULT,
     cancellation: Cancellation | None = None,
-    start_epoch: int | None = None,
+    lineage: Lineage = NOTHING_KNOWN,
 ) -> Iterator[Fetched]:
     """One fetch. The last item has no rows; its ``next`` is where to read on.
 
-    ``start_epoch``: the leader epoch under which the reader got to ``start``. A fetch that is
-    cancelled just ends.
+    ``lineage``: that of ``start``. A fetch that is cancelled just ends.
 
     Raises:
         OffsetOutOfRange, OffsetEvicted, DamagedSegment, UnknownTopic: as the leader says.
@@ -162,7 +162,7 @@ def fetch_once(
     except IsologError as error:
         router.failed(route, error)
         raise
-    asked = asked.model_copy(update={"start_epoch": start_epoch, "leader_epoch": route.epoch})
+    asked = asked.model_copy(update={"start_lineage": lineage, "leader_epoch": route.epoch})
     timeout = router.timeout_s + wait_ms / 1000
     under_way = cancellation or Cancellation()
     watched = router.watch(lambda: route, wait_ms / 1000, lambda: under_way.leave(link, client))
@@ -179,9 +179,9 @@ def fetch_once(
                 return
             facts = json.loads(chunk.app_metadata.to_pybytes())
             base = facts.get("base", facts["next"])
+            found = tuple(map(tuple, facts["lineage"]))
             if chunk.data is None or facts.get("end"):
-                epoch = facts.get("leader_epoch", route.epoch)
-                router.answered(route, epoch)
+                router.answered(route, facts.get("leader_epoch", route.epoch))
                 watched.rest()
                 yield Fetched(
                     source.partition,
@@ -189,13 +189,13 @@ def fetch_once(
                     facts["next"],
                     _empty(source.view),
                     partitions=facts.get("partitions"),
-                    epoch=epoch,
+                    lineage=found,
                 )
                 continue
             spans = facts.get("spans")
             batch = source.view.of_chunk(chunk.data, source.partition, base, spans)
             watched.rest()  # while the reader has the batch nothing is asked of the broker
-            yield Fetched(source.partition, base, facts["next"], batch, spans, epoch=route.epoch)
+            yield Fetched(source.partition, base, facts["next"], batch, spans, lineage=found)
             watched.wake()
     except (fl.FlightError, pa.ArrowException, OSError) as error:
         if under_way.asked:
@@ -209,21 +209,20 @@ def fetch_once(
 
 
 def fetch_range(
-    source: Source, start: int, end: int, start_epoch: int | None = None
+    source: Source, start: int, end: int, lineage: Lineage = NOTHING_KNOWN
 ) -> Iterator[Fetched]:
     """All that is visible of ``[start, end)``; returns when the range is done.
 
     A bound below ``end`` (records that are not visible yet) ends it as well: the last ``next``
     tells.
     """
-    position, epoch = start, start_epoch
+    position = start
     failing_since: float | None = None
     while position < end:
         before = position
         try:
-            for fetched in fetch_once(source, position, end, start_epoch=epoch):
-                position = fetched.next
-                epoch = fetched.epoch if fetched.epoch is not None else epoch
+            for fetched in fetch_once(source, position, end, lineage=lineage):
+                position, lineage = fetched.next, fetched.lineage
                 if fetched.batch.num_rows:
                     yield fetched
         except IsologError as error:
@@ -245,7 +244,7 @@ def fetch_range(
             return
 
 
-def check_place(source: Source, start: int, end: int, start_epoch: int | None = None) -> None:
+def check_place(source: Source, start: int, end: int, lineage: Lineage = NOTHING_KNOWN) -> None:
     """Asks the leader whether there are, or were, these offsets; fetches nothing.
 
     Raises:
@@ -254,7 +253,7 @@ def check_place(source: Source, start: int, end: int, start_epoch: int | None = 
     give_up = time.monotonic() + source.router.timeout_s
     while True:
         try:
-            deque(fetch_once(source, start, end, start_epoch=start_epoch), maxlen=0)
+            deque(fetch_once(source, start, end, lineage=lineage), maxlen=0)
             return
         except IsologError as error:
             if not error.retriable or time.monotonic() > give_up:
@@ -262,9 +261,9 @@ def check_place(source: Source, start: int, end: int, start_epoch: int | None = 
             time.sleep(_RETRY_PAUSE_S)
 
 
-def moved_to(source: Source, offset: int, epoch: int | None) -> Fetched:
+def moved_to(source: Source, offset: int) -> Fetched:
     """No rows: the next ones begin at the offset."""
-    return Fetched(source.partition, offset, offset, _empty(source.view), epoch=epoch)
+    return Fetched(source.partition, offset, offset, _empty(source.view))
 
 
 def _empty(view: View) -> pa.RecordBatch:

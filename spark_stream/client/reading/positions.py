@@ -10,6 +10,7 @@ from typing import Final
 from spark_stream.client.moments import to_microseconds
 from spark_stream.client.topics import TopicsClient
 from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.lineage import Lineage
 from spark_stream.errors import InvalidOption
 from spark_stream.wire.messages import EARLIEST, INT64_MAX, LATEST
 
@@ -24,14 +25,14 @@ _NAMED: Final = {"earliest": EARLIEST, "latest": LATEST}
 
 def seen(
     topics: TopicsClient, topic: str, place: Place, isolation: Isolation
-) -> tuple[dict[int, int], dict[int, int]]:
-    """The offset of ``place`` in each partition, and the leader epochs that they were seen under.
+) -> tuple[dict[int, int], dict[int, Lineage]]:
+    """The offset of ``place`` in each partition, and their lineages.
 
-    Of an offset that a user names nobody knows the epoch.
+    Of an offset that a user names nobody knows the lineage.
     """
     if isinstance(place, str) and place in _NAMED:
         found = topics.offsets(topic, at=_NAMED[place], isolation=isolation)
-        return dict(found.offsets), dict(found.epochs)
+        return dict(found.offsets), dict(found.lineages)
     return resolve(topics, topic, place, isolation, "earliest"), {}
 
 

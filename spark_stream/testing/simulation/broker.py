@@ -174,8 +174,8 @@ class SimulatedBroker:
         self.logs.make_folder(self._directory.topic(topic.name, topic.id))
 
     def wipe(self, topic: Topic) -> None:
-        """Somebody removes the topic's folder while the broker does not run, and forces nothing."""
-        with contextlib.suppress(StorageFailure):
+        """Somebody removes the topic's folder while the broker does not run."""
+        with contextlib.suppress(StorageFailure):  # whether that is forced, nobody asks
             self.logs.remove(self._directory.topic(topic.name, topic.id))
 
     # -- its life ----------------------------------------------------------------------------------
@@ -283,11 +283,11 @@ class SimulatedBroker:
         members.look()
         yield from self.run(self._standing.leading_again())
         self.host.begin(self.tenure.serves, links)
+        yield from self.run(self.topic_desk.removing_left_overs(starts=True))
+        yield from self.run(self.desk.recovering())
         self._start_task("watcher", self._watch())
         self._start_task("proposals", self._put_proposals())
         self._keep("controller", CONTROL_S, lambda: self._control(controlling))
-        yield from self.run(self.topic_desk.removing_left_overs(starts=True))
-        yield from self.run(self.desk.recovering())
         self._keep(
             "left-overs", LEFT_OVERS_S, lambda: self.run(self.topic_desk.removing_left_overs())
         )

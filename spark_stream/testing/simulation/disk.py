@@ -144,6 +144,10 @@ def _resize(content: bytearray, size: int) -> None:
     del content[size:]
 
 
+def _is_below(path: Path, top: Path) -> bool:
+    return top in (path, *path.parents)
+
+
 @dataclass(frozen=True, slots=True)
 class _Renaming:
     """What one operation did to names; all of it survives, or nothing of it.
@@ -213,7 +217,7 @@ class SimulatedDisk(Disk):
 
     def make_directory(self, path: Path) -> None:
         for each in reversed([path, *path.parents]):
-            if each not in self._directories or each not in self._forced_directories:
+            if not (each in self._directories and each in self._forced_directories):
                 self._directories.add(each)
                 self.sync_directory(each.parent)
 
@@ -234,11 +238,11 @@ class SimulatedDisk(Disk):
     def remove_tree(self, path: Path) -> None:
         for each in [each for each in self._names if path in each.parents]:
             self._rename(_Renaming(each, None))
-        gone = {each for each in self._directories if path in (each, *each.parents)}
-        self._directories -= gone
-        if gone:
+        self._directories = {each for each in self._directories if not _is_below(each, path)}
+        if path.parent in self._directories:
             self.sync_directory(path.parent)
-            self._forced_directories -= gone
+            forced = self._forced_directories
+            self._forced_directories = {each for each in forced if not _is_below(each, path)}
 
     def remove_empty_directory(self, path: Path) -> None:
         if not self.names(path):

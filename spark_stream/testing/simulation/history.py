@@ -58,10 +58,14 @@ class Seen:
 
 
 class Fold:
-    """Entries one after the other, and what follows from them."""
+    """Entries one after the other, and what follows from them.
+
+    ``start``: the first that is left; those before it have been given up.
+    """
 
     def __init__(self) -> None:
         self.entries: list[Seen] = []
+        self.start = 0
         self.open: dict[Part, int] = {}
         """Where each part that has no marker begins."""
         self.marked: dict[Part, Kind] = {}
@@ -81,17 +85,25 @@ class Fold:
         gone = self.entries[entries:]
         if gone:
             del self.entries[entries:]
-            self.open, self.marked, self._ended = {}, {}, []
-            for each in self.entries:
-                self._fold(each)
+            self._fold_anew()
         return gone
+
+    def begin_at(self, start: int) -> None:
+        """What is before this entry is given up: it leaves no part open any more."""
+        self.start = start
+        self._fold_anew()
+
+    def _fold_anew(self) -> None:
+        self.open, self.marked, self._ended = {}, {}, []
+        for each in self.entries:
+            self._fold(each)
 
     def _fold(self, seen: Seen) -> None:
         part = seen.part
         if part[0] == NO_TRANSACTION:
             return
         if seen.entry.kind is Kind.DATA:
-            if part not in self.marked:
+            if part not in self.marked and seen.entry.entry_index >= self.start:
                 self.open.setdefault(part, seen.entry.base_offset)
         else:
             began = self.open.pop(part, None)
@@ -138,6 +150,8 @@ class Course:
         self.unmarked: set[int] = set()
         """Transactions of which a marker was lost that nobody had promised to keep."""
         self.deleted = False
+        self.unclean_epoch = -1
+        """The last leader epoch that began with a leader which was not in sync until then."""
 
     @property
     def name(self) -> str:
@@ -147,6 +161,20 @@ class Course:
     def epoch(self) -> int:
         """Of the present leader."""
         return -1 if self.record is None else int(self.record.leader_epoch)
+
+    def note_election(self, before: PartitionRecord, after: PartitionRecord) -> None:
+        """The record has changed, perhaps by an election."""
+        if after.leader is None or after.leader_epoch == before.leader_epoch:
+            return
+        if before.member(after.leader) != after.member(after.leader):
+            self.unclean_epoch = int(after.leader_epoch)
+
+    def counts(self, epoch: int) -> bool:
+        """Whether a leader of this epoch may still commit something.
+
+        Who leads after an unclean election need not have what an earlier leader goes on to commit.
+        """
+        return epoch >= self.unclean_epoch
 
     def lose(self, entries: int) -> list[Seen]:
         """Of what was committed only so many entries are left; those that are gone."""
@@ -165,8 +193,6 @@ class Line(Fold):
         super().__init__()
         self.course = course
         self.broker = broker
-        self.start = 0
-        """The first entry that the log still has; those before are the committed ones."""
         self.lost_power = False
         """Its machine has lost power since it was opened last."""
         self.may_be_cut = False
@@ -175,11 +201,6 @@ class Line(Fold):
         """Somebody was to remove it, since it was opened last."""
         self.state: object = None
         """The bounds of the replica when it was looked at last."""
-
-    def awaiting_markers(self) -> list[Part]:
-        """The parts that have no marker and of which a batch is left."""
-        left = {each.part for each in self.entries[self.start :] if each.values}
-        return [part for part in self.open if part in left]
 
     @property
     def name(self) -> str:

@@ -86,7 +86,7 @@ class Onlooker:
     def _look_at_log(self, broker: SimulatedBroker, partition: Partition, *, whole: bool) -> None:
         line = self._known.get(partition)
         state = partition.replica.bounds_state
-        if partition.log.failed is not None:
+        if whole and partition.log.failed is not None:  # else it may not have noted that yet
             self._history.doubtful.add(broker.broker_id)
         if line is None:
             line = self._open_line(broker, partition)
@@ -143,7 +143,7 @@ class Onlooker:
             line.cut(shared)
             for seen in committed.entries[len(line.entries) : start]:
                 line.add(seen)
-        line.start = start
+        line.begin_at(start)
         self._tell(f"{line.name} starts at entry {start}")
         self._notice("evicted", line, line.entries[before:start])
 
@@ -153,8 +153,7 @@ class Onlooker:
         Whom an unclean election has replaced meanwhile commits nothing that counts.
         """
         course = line.course
-        replaced = course.record is not None and course.record.leader_epoch > partition.leader_epoch
-        if replaced and self._view.settings[course.place[0]].unclean_leader_election:
+        if not course.counts(int(partition.leader_epoch)):
             return
         committed = course.committed
         upto = int(partition.replica.bounds_state.high_watermark.entry)
@@ -232,6 +231,8 @@ class Onlooker:
             return
         if self._tells:
             self._tell(f"{by}: {course.name} {describe_partition(course.record)}")
+        if before is not None:
+            course.note_election(before, course.record)
         if course.record.leader is not None:
             course.leaders[int(course.record.leader_epoch)] = course.record.leader
         gone = set(() if before is None else before.replicas) - set(course.record.replicas)

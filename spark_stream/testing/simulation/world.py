@@ -230,7 +230,7 @@ class World:
 
     def _all_is_marked(self) -> bool:
         lines = [self.history.led(course.place) for course in self.history.there()]
-        return all(line is not None and not line.awaiting_markers() for line in lines)
+        return all(line is not None and not line.open for line in lines)
 
     def _all_is_led(self) -> bool:
         return all(self._view.partition(each.place) for each in self.history.there())

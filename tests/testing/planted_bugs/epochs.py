@@ -7,6 +7,8 @@ from typing import Any
 from spark_stream.broker import fetching
 from spark_stream.broker.following import FollowingReplica
 from spark_stream.broker.replica_shell import ReplicaShell
+from spark_stream.consistency.ids import Offset
+from spark_stream.consistency.lineage import Lineage
 from spark_stream.errors import NotLeader
 from tests.testing.planted_bugs.planting import Patch, bug
 
@@ -31,7 +33,7 @@ def markers_are_looked_for_in_any_epoch(patch: Patch) -> None:
 
 @bug
 def a_reader_is_not_told_what_was_taken_back(patch: Patch) -> None:
-    patch.setattr(fetching.FetchStream, "_check_epoch", lambda self: None)
+    patch.setattr(fetching.FetchStream, "_check_lineages", lambda self: None)
 
 
 @bug
@@ -40,11 +42,14 @@ def a_new_leader_ends_ranges_at_a_bound_that_it_does_not_know(patch: Patch) -> N
 
 
 @bug
-def the_epoch_of_a_position_is_forgotten(patch: Patch) -> None:
-    original = fetching.FetchStream._check_epoch
+def the_epoch_of_a_position_is_the_leaders(patch: Patch) -> None:
+    def lineage(self: ReplicaShell, offset: Offset) -> Lineage:
+        return ((int(self.leader_epoch), int(offset)),)
 
-    def check(self: fetching.FetchStream) -> None:
-        self._request = self._request.model_copy(update={"start_epoch": self._epoch})
-        original(self)
+    def surviving(self: ReplicaShell, lineage: Lineage) -> Offset:
+        ((epoch, end),) = lineage
+        core = self.replica
+        return min(Offset(end), core.epochs.end_of(epoch, core.bounds_state.log_end).offset)
 
-    patch.setattr(fetching.FetchStream, "_check_epoch", check)
+    patch.setattr(ReplicaShell, "lineage", lineage)
+    patch.setattr(ReplicaShell, "surviving", surviving)

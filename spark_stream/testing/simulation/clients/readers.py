@@ -11,6 +11,7 @@ from spark_stream.broker.waiting import WaitingReads
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.isolation import CONSUMER_LEVELS, Bounds, Isolation, upper_bound
+from spark_stream.consistency.lineage import NOTHING_KNOWN
 from spark_stream.errors import DataLoss, IsologError, OffsetEvicted, OffsetOutOfRange
 from spark_stream.scripts.cutting import CutRange, find_cut
 from spark_stream.testing.simulation.broker import SimulatedBroker
@@ -28,18 +29,18 @@ _WAKING_S: Final = 30.0  # a broker that is busy wakes its readers a little late
 
 
 class _Reading:
-    """A reader of one partition: where it is, in which leader epoch, and what it got."""
+    """A reader of one partition: where it is, with which lineage, and what it got."""
 
     def __init__(self, topic: Topic, at: int) -> None:
         self.topic = topic
         self.at = at
         self.position = 0
-        self.epoch: int | None = None
+        self.lineage = NOTHING_KNOWN
         self.got: list[int] = []
 
     def go_back(self, offset: int) -> None:
         """To where its records are the leader's."""
-        self.position, self.epoch = offset, None
+        self.position, self.lineage = offset, NOTHING_KNOWN
         self.got = []
 
 
@@ -164,7 +165,7 @@ def _read(session: Session, reading: _Reading, end: int | None, isolation: Isola
         start=reading.position,
         end=end,
         isolation=isolation,
-        start_epoch=reading.epoch,
+        start_lineage=reading.lineage,
         leader_epoch=route.epoch,
     )
     world = session.world
@@ -179,7 +180,7 @@ def _read(session: Session, reading: _Reading, end: int | None, isolation: Isola
         if end is not None and facts.next == reading.position:  # a client would go no further
             course = world.history.courses[topic.id, at]
             world.notice("ended_short", course, reading.position, end)
-        reading.position, reading.epoch = facts.next, facts.leader_epoch
+        reading.position, reading.lineage = facts.next, facts.lineage
         reading.got += values
 
 

@@ -21,8 +21,8 @@ class NothingHangs(Invariant):
             self.require(over, f"transaction {record.number} is {record.state}")
         for course in self.history.there():
             partition, led = self.view.partition(course.place), self.history.led(course.place)
-            self.require(partition is not None and led is not None, f"{course.name} is not led")
-            open_for_ever = [] if led is None else led.awaiting_markers()
+            self.require(partition is not None, f"{course.name} is not led")
+            open_for_ever = {} if led is None else led.open
             self.require(not open_for_ever, f"{course.name}: open for ever: {open_for_ever}")
             if partition is not None:
                 bounds = partition.bounds()

@@ -162,7 +162,8 @@ class LeadersAgreeOnWhatIsCommitted(Invariant):
     def observed(self, line: Line, partition: Partition) -> None:
         high = int(partition.replica.bounds_state.high_watermark.entry)
         committed = line.course.committed.entries
-        if partition.replica.progress is not None and high:
+        counts = line.course.counts(int(partition.leader_epoch))
+        if partition.replica.progress is not None and high and counts:
             same = high <= len(committed) and line.entries[high - 1] is committed[high - 1]
             self.require(same, f"{line.name}: entry {high - 1} is not the committed one")
 
@@ -194,7 +195,7 @@ class AFewAreNotEnough(Invariant):
 
 
 class WhoCannotVouchIsNotInSync(Invariant):
-    """A broker that lost its power while it ran, or failed to force, has a new generation then."""
+    """A broker that lost its power while it ran, or noted a failed force, gets a new generation."""
 
     def __init__(self, view: View) -> None:
         super().__init__(view)

@@ -1,0 +1,141 @@
+"""That a lineage tells a reader what was taken back of the records that it read, and no more."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_stream.consistency.epochs import EpochStarts
+from spark_stream.consistency.ids import EntryIndex, LeaderEpoch, Offset
+from spark_stream.consistency.leader import Boundary
+from spark_stream.consistency.lineage import (
+    NOTHING_KNOWN,
+    Lineage,
+    lineage_of,
+    lost_above,
+    surviving,
+)
+
+Log = list[tuple[int, int]]
+"""One record an entry: of each its epoch, and a number that no other record has."""
+
+
+def starts_of(log: Log) -> EpochStarts:
+    found = EpochStarts()
+    for place, (epoch, _) in enumerate(log):
+        found.appended(LeaderEpoch(epoch), place_of(place))
+    return found
+
+
+def place_of(offset: int) -> Boundary:
+    return Boundary(EntryIndex(offset), Offset(offset))
+
+
+def of_epochs(*counts: tuple[int, int]) -> Log:
+    """A log of (epoch, records) each."""
+    return [(epoch, number) for epoch, count in counts for number in range(count)]
+
+
+def told(log: Log, offset: int, replicated: int) -> Lineage:
+    return lineage_of(starts_of(log), Offset(offset), Offset(replicated))
+
+
+def held(lineage: Lineage, log: Log, start: int = 0) -> int:
+    return surviving(lineage, starts_of(log), Offset(start), place_of(len(log)))
+
+
+def shared(one: Log, other: Log) -> int:
+    """How many first records are the same in both."""
+    both = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in both if a != b), min(len(one), len(other)))
+
+
+def test_a_lineage_goes_back_to_the_first_epoch_that_every_later_log_knows():
+    log = of_epochs((0, 5), (2, 3), (4, 2), (7, 1))
+    assert told(log, 11, 11) == told(log, 11, 99) == ((7, 11),)
+    assert told(log, 11, 10) == ((4, 10), (7, 11))
+    assert told(log, 11, 8) == ((2, 8), (4, 10), (7, 11))
+    assert told(log, 11, 5) == told(log, 11, 1) == ((0, 5), (2, 8), (4, 10), (7, 11))
+    assert told(log, 11, 0) == ((0, 0), (0, 5), (2, 8), (4, 10), (7, 11))
+    assert told(log, 9, 8) == ((2, 8), (4, 9))
+    assert told(log, 8, 8) == ((2, 8),)
+    assert told(log, 0, 0) == told([], 0, 0) == NOTHING_KNOWN
+
+
+def test_records_of_an_earlier_epoch_at_the_same_offsets_are_others():
+    """Leader 6 never had the last records of epoch 5; leader 7 has them, and none of epoch 6."""
+    read = of_epochs((5, 9), (6, 2))
+    now = of_epochs((5, 12), (7, 3))
+    lineage = told(read, 11, 9)
+    assert lost_above(11, lineage, held(lineage, now)) == 9
+    assert lost_above(9, lineage, held(lineage, now)) is None  # the reader had not come so far
+
+
+@pytest.mark.parametrize(("start", "left"), [(0, 5), (4, 5), (5, 5), (8, 5), (9, None), (12, None)])
+def test_what_retention_removed_counts_as_held(start, left):
+    lineage = ((1, 5), (2, 9))
+    now = of_epochs((1, 6), (3, 9))
+    assert lost_above(9, lineage, held(lineage, now, start)) == left
+
+
+def test_a_copy_of_an_earlier_time_has_lost_what_it_lacks():
+    log = of_epochs((0, 5), (2, 3))
+    lineage = told(log, 8, 8)
+    assert lost_above(8, lineage, held(lineage, log[:6])) == 6
+    assert lost_above(8, lineage, held(lineage, log[:4])) == 4
+    assert lost_above(8, lineage, held(lineage, [])) == 0
+
+
+def test_a_log_that_knows_no_epoch_of_a_reader_has_lost_what_was_replicated():
+    lineage = told(of_epochs((0, 5), (2, 3)), 8, 8)
+    assert held(lineage, of_epochs((0, 5), (3, 9))) == 5
+    assert held(lineage, of_epochs((0, 5), (1, 1), (3, 9))) == 6
+    assert held(lineage, of_epochs((0, 5), (1, 9))) == 5
+    assert held(lineage, of_epochs((1, 9))) == 0
+
+
+def test_a_place_above_what_was_told_is_held_with_it():
+    assert lost_above(20, ((3, 9),), 9) is None
+    assert lost_above(20, ((3, 9),), 8) == 8
+    assert lost_above(20, NOTHING_KNOWN, 0) is None
+
+
+TERM = st.tuples(
+    st.integers(0, 2),  # who leads
+    st.integers(0, 4),  # how much it appends
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 16)), max_size=3),  # who takes how much
+)
+
+
+@given(st.lists(TERM, max_size=9), st.data())
+def test_a_reader_learns_exactly_what_was_taken_back(terms, data):
+    """Leaders come and go over three replicas, and whoever has all that is replicated may lead.
+
+    A reader of each leader remembers where it is; every later leader tells it what is left.
+    """
+    logs: list[Log] = [[], [], []]
+    readers: list[tuple[Log, int, Lineage]] = []
+    for_good: Log = []
+    replicated = number = 0
+    for epoch, (who, appends, takes) in enumerate(terms):
+        leader = logs[who]
+        if shared(leader, for_good) < replicated:
+            continue
+        for read, at, lineage in readers:
+            left = lost_above(at, lineage, held(lineage, leader)) if lineage else None
+            same = shared(read, leader)
+            assert left == (None if same >= at else same)
+        for _ in range(appends):
+            leader.append((epoch, number))
+            number += 1
+        for follower, most in takes:
+            if follower != who:
+                same = shared(logs[follower], leader)
+                logs[follower] = leader[: max(same, min(most, len(leader)))]
+        replicated = max(replicated, min(shared(log, leader) for log in logs))
+        for_good = leader[:replicated]
+        seen = data.draw(st.integers(0, len(leader)), label="seen")
+        known = data.draw(st.integers(0, replicated), label="the high watermark that it knows")
+        at = data.draw(st.integers(0, seen), label="read")
+        readers.append((leader[:at], at, told(leader, seen, known)))
