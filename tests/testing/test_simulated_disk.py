@@ -54,6 +54,18 @@ def test_of_a_write_that_was_not_forced_any_first_part_may_survive():
     assert outcomes(prepare) == {b"kept" + b"xyz"[:length] for length in range(4)}
 
 
+def test_what_is_on_the_disk_lacks_what_was_not_forced():
+    disk, file = disk_with_a_file(b"kept")
+    file.write(4, b"lost?")
+    assert disk.forced(FILE) == b"kept"
+    file.flush()
+    assert disk.forced(FILE) == b"keptlost?"
+    unnamed = disk.create(HERE / "other")
+    unnamed.write(0, b"x")
+    unnamed.flush()
+    assert disk.forced(HERE / "other") == b""
+
+
 def test_writes_that_were_not_forced_need_not_survive_in_order():
     def prepare():
         disk, file = disk_with_a_file()

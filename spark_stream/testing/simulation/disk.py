@@ -299,6 +299,12 @@ class SimulatedDisk(Disk):
         """All files, as readers see them."""
         return {path: content.read() for path, content in sorted(self._names.items())}
 
+    def forced(self, path: Path) -> bytes:
+        """The bytes of a file as they are on the disk, without what was not forced yet."""
+        found = self._forced_names.get(path)
+        kept = found is not None and path.parent in self._forced_directories
+        return bytes(found.forced) if found is not None and kept else b""
+
     # -- for its files -----------------------------------------------------------------------------
 
     @property

@@ -196,7 +196,8 @@ class Line(Fold):
         self.lost_power = False
         """Its machine has lost power since it was opened last."""
         self.may_be_cut = False
-        """Its broker ended within a step, while it followed: its leader may have had it cut."""
+        """It followed when its broker ended within a step, or its log failed: that may have been a
+        cut that its leader asked for."""
         self.may_be_gone = False
         """Somebody was to remove it, since it was opened last."""
         self.state: object = None
@@ -234,7 +235,9 @@ class History:
     generations: dict[str, str] = field(default_factory=dict)
     """In which each broker is registered."""
     doubtful: set[str] = field(default_factory=set)
-    """Brokers that cannot vouch for their logs when they start again."""
+    """Brokers that cannot vouch for their logs when they start again, as their machines ended."""
+    unforced: set[tuple[str, Place]] = field(default_factory=set)
+    """Replicas whose logs have failed to force, which their brokers cannot vouch for either."""
     records: dict[str, Transaction] = field(default_factory=dict)
     decisions: dict[int, Decision] = field(default_factory=dict)
     dropped: set[Part] = field(default_factory=set)
@@ -245,6 +248,11 @@ class History:
     losses: int = 0
     """How often something committed was lost."""
     values: int = 0
+
+    def remove_replica(self, broker: str, place: Place) -> None:
+        """Its files are gone, or will be: what they lacked speaks against nothing any more."""
+        self.unforced.discard((broker, place))
+        self.line(broker, place).may_be_gone = True
 
     def send(self, count: int, place: Place, stamp: Stamp | None, *, committed: bool) -> Sent:
         """A new batch of so many records."""

@@ -13,12 +13,14 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from spark_stream.consistency.entries import Entry
+from spark_stream.consistency.entries import ENTRY_SIZE, Entry
 from spark_stream.errors import DiskFull, StorageFailure
 from spark_stream.storage.directory import RunFile
+from spark_stream.storage.log import PartitionLog
 from spark_stream.storage.log_format import LogFormat
 from spark_stream.storage.logs import FileLogs, Logs
 from spark_stream.storage.replica_log import ReplicaLog
+from spark_stream.storage.segment import Segment
 from spark_stream.storage.settings import Flush
 from spark_stream.testing.simulation.disk import SimulatedDisk
 from spark_stream.testing.simulation.list_log import ListLog
@@ -59,6 +61,9 @@ class MachineLogs(Logs, Protocol):
 
     def files(self) -> dict[Path, bytes]:
         """The files that are there, if logs are files."""
+
+    def forced_entries(self, log: ReplicaLog) -> int:
+        """Up to which entry one of its logs is on the disk."""
 
 
 class FullListLog(ListLog):
@@ -155,6 +160,10 @@ class ListLogs:
     def files(self) -> dict[Path, bytes]:
         return {}
 
+    def forced_entries(self, log: ReplicaLog) -> int:
+        assert isinstance(log, ListLog)
+        return log.forced
+
     def fails_now(self) -> bool:
         """Whether this force fails."""
         failing, self._failing = self._failing, False
@@ -211,3 +220,26 @@ class DiskLogs(FileLogs):
 
     def files(self) -> dict[Path, bytes]:
         return self.disk.files()
+
+    def forced_entries(self, log: ReplicaLog) -> int:
+        assert isinstance(log, PartitionLog)
+        upto = int(log.start.entry)
+        for segment in log.segments:
+            upto += self._forced_rows(segment)
+            if upto < segment.end.entry:
+                break
+        return upto
+
+    def _forced_rows(self, segment: Segment) -> int:
+        """How many of a segment's entries are on the disk, each with its batch."""
+        entries, data = (
+            self.disk.forced(each) for each in (segment.name.entries, segment.name.arrow)
+        )
+        seen = self.disk.map(segment.name.arrow).to_pybytes() if data else b""
+        for number, row in enumerate(segment.table):
+            begin, end = int(row["position"]), int(row["position"] + row["length"])
+            place = number * ENTRY_SIZE
+            there = entries[place : place + ENTRY_SIZE] == row.tobytes()
+            if not there or not data or len(data) < end or data[begin:end] != seen[begin:end]:
+                return number
+        return len(segment.table)

@@ -86,12 +86,14 @@ class Onlooker:
     def _look_at_log(self, broker: SimulatedBroker, partition: Partition, *, whole: bool) -> None:
         line = self._known.get(partition)
         state = partition.replica.bounds_state
-        if whole and partition.log.failed is not None:  # else it may not have noted that yet
-            self._history.doubtful.add(broker.broker_id)
+        failed = whole and partition.log.failed is not None  # else it may not have noted that yet
         if line is None:
             line = self._open_line(broker, partition)
-        elif whole and line.state is state:
+        elif whole and line.state is state and not failed:
             return
+        if failed:
+            self._history.unforced.add((line.broker, line.place))
+            line.may_be_cut |= partition.follows
         self._note_start(line, partition)
         end = int(partition.log.end.entry)
         if end < len(line.entries):
@@ -237,7 +239,7 @@ class Onlooker:
             course.leaders[int(course.record.leader_epoch)] = course.record.leader
         gone = set(() if before is None else before.replicas) - set(course.record.replicas)
         for broker in gone:
-            self._history.line(broker, course.place).may_be_gone = True
+            self._history.remove_replica(broker, course.place)
         if not course.deleted:  # else it is not there yet, or no more: it may be made anew
             self._notice("placed", course, before, course.record, by)
 
@@ -275,7 +277,7 @@ class Onlooker:
         if isinstance(step, Seal):
             self._notice("sealed", course, step.transaction, int(found.leader_epoch))
         elif isinstance(step, WriteMarkers):
-            self._notice("marked", course, step, answer, found)
+            self._notice("marked", course, step, answer, broker, found)
         else:
             self._notice("told", course, answer, int(found.leader_epoch))
 

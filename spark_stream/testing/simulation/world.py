@@ -136,7 +136,8 @@ class World:
         broker.wipe(topic)
         for (name, place), line in self.history.lines.items():
             if name == broker.broker_id and place[0] == topic.id:
-                line.lost_power = line.may_be_gone = True
+                line.lost_power = True
+                self.history.remove_replica(name, place)
 
     def topics(self) -> list[Topic]:
         """The topics that are there now."""

@@ -90,6 +90,11 @@ def a_force_that_failed_is_believed(patch: Patch) -> None:
 
 
 @bug_in_files
+def a_flush_does_not_force(patch: Patch) -> None:
+    patch.setattr(PartitionLog, "flush", lambda self: None)
+
+
+@bug_in_files
 def a_roll_does_not_force(patch: Patch) -> None:
     original = PartitionLog.roll
 

@@ -142,7 +142,12 @@ class Invariant:
         """The leader of this epoch was asked to take no more of the transaction."""
 
     def marked(
-        self, course: Course, step: WriteMarkers, answer: Marked, partition: Partition
+        self,
+        course: Course,
+        step: WriteMarkers,
+        answer: Marked,
+        broker: SimulatedBroker,
+        partition: Partition,
     ) -> None:
         """A leader has written the markers of a transaction, and says so."""
 

@@ -204,7 +204,10 @@ class WhoCannotVouchIsNotInSync(Invariant):
     def registered(self, broker: str, generation: str) -> None:
         before = self._known.get(broker)
         self._known[broker] = generation
-        if broker in self.history.doubtful:
+        failed = {each for each in self.history.unforced if each[0] == broker}
+        self.history.unforced -= failed
+        there = [place for _, place in failed if not self.history.courses[place].deleted]
+        if broker in self.history.doubtful or there:
             self.history.doubtful.discard(broker)
             what = f"{broker} cannot vouch, and is in the generation {generation} again"
             self.require(before != generation, what)
