@@ -15,9 +15,11 @@
 | ``wipe BROKER`` | as ``kill``, and its disk is empty |
 | ``start BROKER`` | it starts again |
 | ``elect``, ``elect longest``, ``elect unclean`` | the controller looks for a leader |
+| ``elect preferred`` | the first replica is to lead, if it is in sync |
 | ``wait N s`` | time passes, and everybody who is not stalled looks at the clock |
 | ``clock BROKER`` | this one looks at the clock, and what it proposes gets to the metadata store |
 | ``read`` | what a reader of each isolation level sees at the leader |
+| ``read on`` | a reader of ``read_uncommitted`` goes on from where it was, with its lineage |
 | ``state`` | the partition's record and all replicas |
 
 A log is shown as its batches, each epoch's behind its number; ``|`` is the high watermark. ``x(T)``
@@ -37,6 +39,7 @@ from spark_stream.consistency.election import LogEnd, Unchanged
 from spark_stream.consistency.entries import Entry, Kind
 from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation
 from spark_stream.consistency.isolation import DROPS_ABORTED, Isolation, upper_bound
+from spark_stream.consistency.lineage import NOTHING_KNOWN, lineage_of, lost_above, surviving
 from spark_stream.consistency.partition_record import PartitionRecord
 from spark_stream.consistency.producers import NOBODY, Duplicate, Refused, Stamp
 from spark_stream.consistency.progress import IsrSettings
@@ -45,6 +48,7 @@ from tests.consistency.partition_parts import Link, Process, Write
 
 LAG_MAX_S: Final = 10
 _S: Final = 1_000_000
+_RISKY: Final = ("longest", "unclean")
 _LEVELS: Final = (Isolation.READ_UNCOMMITTED, Isolation.READ_REPLICATED, Isolation.READ_COMMITTED)
 
 
@@ -78,6 +82,8 @@ class Story:
         self.waiting: dict[int, str] = {}
         self.transactions: dict[str, int] = {}
         self.producers: dict[str, tuple[int, int]] = {}
+        self.lineage = NOTHING_KNOWN
+        self.got: list[str] = []
         self._partition: _Partition | None = None
 
     @property
@@ -204,6 +210,9 @@ class Story:
         )
 
     def _do_read(self, words: list[str]) -> Iterator[str]:
+        if words == ["on"]:
+            yield from self._read_on()
+            return
         process = self._leader(words[1] if words else None)
         aborted = {
             (each.transaction, each.producer_id)
@@ -223,6 +232,23 @@ class Story:
                 and not (level in DROPS_ABORTED and (each.transaction, each.producer_id) in aborted)
             ]
             yield f"{level:<17} {' '.join(seen) or 'nothing'}"
+
+    def _read_on(self) -> Iterator[str]:
+        core = self._leader(None).core
+        state, at = core.bounds_state, len(self.got)
+        if self.lineage:
+            held = surviving(self.lineage, core.epochs, state.log_start.offset, state.log_end)
+            left = lost_above(at, self.lineage, held)
+            if left is not None:
+                yield f"taken back: {' '.join(self.got[left:])}, from offset {left} on"
+                del self.got[left:]
+        entries = self._leader(None).log.entries
+        there = [self.names[each.data_crc] for each in entries if each.kind is Kind.DATA]
+        new, self.got = there[len(self.got) :], there
+        end = state.log_end.offset
+        self.lineage = lineage_of(core.epochs, end, state.high_watermark.offset)
+        told = ", ".join(f"epoch {epoch} up to {upto}" for epoch, upto in self.lineage)
+        yield f"{' '.join(new) or 'nothing'}, up to offset {end} ({told})"
 
     # -- brokers ----------------------------------------------------------------------------------
 
@@ -309,7 +335,9 @@ class Story:
 
     def _do_elect(self, words: list[str]) -> Iterator[str]:
         partition, how = self.partition, "".join(words)
-        if how:
+        if how == "preferred":
+            outcome = election.prefer(partition.record, partition.alive)
+        elif how:
             candidates = {
                 each.me.broker: LogEnd(
                     each.me.generation,
@@ -336,7 +364,7 @@ class Story:
         partition.land(write, answered=True)
         if how == "unclean":
             partition.forget()  # what it may lose was given up when it was asked for
-        yield f"{self._record()}{'; records may be lost' if how else ''}"
+        yield f"{self._record()}{'; records may be lost' if how in _RISKY else ''}"
         yield from self._hear()
 
     def _do_wait(self, words: list[str]) -> Iterator[str]:
