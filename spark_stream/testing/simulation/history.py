@@ -236,6 +236,8 @@ class History:
     """In which each broker is registered."""
     doubtful: set[str] = field(default_factory=set)
     """Brokers that cannot vouch for their logs when they start again, as their machines ended."""
+    strays: set[tuple[str, Place]] = field(default_factory=set)
+    """Replicas of topics that were deleted while their brokers did not belong to the cluster."""
     unforced: set[tuple[str, Place]] = field(default_factory=set)
     """Replicas whose logs have failed to force, which their brokers cannot vouch for either."""
     records: dict[str, Transaction] = field(default_factory=dict)

@@ -244,11 +244,14 @@ class Onlooker:
             self._notice("placed", course, before, course.record, by)
 
     def _note_broker(self, broker: str, after: str | None) -> None:
+        history = self._history
         if after is None:
-            self._history.generations.pop(broker, None)
+            history.generations.pop(broker, None)
             return
         value = json.loads(after)
         generation, incarnation = value["generation"], value["incarnation"]
+        if broker not in history.generations:
+            history.strays |= {(broker, at) for at, each in history.courses.items() if each.deleted}
         if self._history.generations.get(broker) != generation:
             self._tell(f"{broker} is in generation {generation[-6:]}")
         self._history.generations[broker] = generation
