@@ -22,18 +22,18 @@ class Agenda(Generic[K]):
     """
 
     def __init__(self) -> None:
-        self._moved: set[K] = set()
+        self._moved: dict[K, None] = {}  # in their order: the same run has the same
         self._at: dict[K, float] = {}
         self._earliest: float | None = None  # not above the least of them
 
     def move(self, member: K) -> None:
         """The member is due at once, whatever it was put down for."""
-        self._moved.add(member)
+        self._moved[member] = None
 
     def take_due(self, now: float) -> list[K]:
         """Who is due by now. They are due no more, unless :meth:`put_down` says so again."""
-        # One by one: a set that is replaced could lose what another thread adds at that moment.
-        due = [self._moved.pop() for _ in range(len(self._moved))]
+        # One by one: what another thread adds at that moment could be lost with the whole.
+        due = [self._moved.popitem()[0] for _ in range(len(self._moved))][::-1]
         if self._earliest is not None and self._earliest <= now:
             due += [member for member, at in self._at.items() if at <= now]
         for member in due:

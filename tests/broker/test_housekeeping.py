@@ -57,6 +57,15 @@ def test_everybody_is_due_once_when_they_moved_or_their_time_has_come(steps):
         assert not at or (earliest is not None and earliest <= min(at.values()))
 
 
+def test_those_that_moved_are_due_in_their_order():
+    """Wherever they are in memory: a simulated run is the same each time."""
+    agenda: Agenda[object] = Agenda()
+    members = [object() for _ in range(50)]
+    for each in [*members, *reversed(members)]:
+        agenda.move(each)
+    assert agenda.take_due(0) == members
+
+
 def test_whoever_moves_while_others_are_taken_is_not_lost():
     agenda: Agenda[int] = Agenda()
     last = 20_000
