@@ -92,6 +92,11 @@ class PartitionLog:
         """Why the log takes no more until it is opened again; None while it does."""
         return self._forcing.failed
 
+    @property
+    def forced(self) -> int:
+        """:attr:`ReplicaLog.forced`."""
+        return int(self._forcing.upto.entry)
+
     def when_failed(self, tell: Callable[[], None]) -> None:
         """:meth:`ReplicaLog.when_failed`."""
         self._forcing.when_failed = tell

@@ -51,6 +51,10 @@ class ReplicaLog(Protocol):
         """The first entry whose batch is known to be damaged; None: none is."""
 
     @property
+    def forced(self) -> int:
+        """The entry below which everything is on the disk for certain; there may be more."""
+
+    @property
     def start(self) -> Boundary: ...
     @property
     def end(self) -> Boundary: ...

@@ -52,13 +52,13 @@ class _Kept:
 
 
 class ListLog(ReplicaLog):
-    """A log in memory; ``forced`` is the index below which no crash takes an entry."""
+    """A log in memory; no crash takes an entry below ``forced``."""
 
     def __init__(self, log_format: LogFormat, directory: Path = Path("/memory")) -> None:
         self.directory = directory
         self.format = log_format
         self.cuts: tuple[Cut, ...] = ()
-        self.forced = 0
+        self._forced = 0
         self._intact = True
         self._failed: StorageFailure | None = None
         self._tell_failure: Callable[[], None] = lambda: None
@@ -72,13 +72,13 @@ class ListLog(ReplicaLog):
 
     def crash(self, entries: int) -> None:
         """Power goes and comes back; so many entries (at least the forced ones) are left in all."""
-        kept = max(entries, self.forced) - self.start.entry
+        kept = max(entries, self._forced) - self.start.entry
         del self._entries[max(0, kept) :]
         end = self.end.entry
         self._segments = [each for each in self._segments if each.entry <= end]
         self._derive()
         self._failed = None
-        self.forced = int(end)
+        self._forced = int(end)
 
     def fail(self, error: StorageFailure) -> None:
         """A force fails: the log takes no more."""
@@ -95,13 +95,21 @@ class ListLog(ReplicaLog):
         self._intact = self._failed is None
         if self._failed is not None:
             self._failed = None
-            self.forced = int(self.end.entry)
+            self._forced = int(self.end.entry)
 
     def entries_from(self, index: int) -> list[Entry]:
         """The entries from this index on."""
         return [each.entry for each in self._entries[max(0, index - self.start.entry) :]]
 
     # -- the log -----------------------------------------------------------------------------------
+
+    @property
+    def forced(self) -> int:
+        return self._forced
+
+    @forced.setter
+    def forced(self, entry: int) -> None:
+        self._forced = entry
 
     @property
     def failed(self) -> StorageFailure | None:
@@ -205,7 +213,7 @@ class ListLog(ReplicaLog):
             if self._segments[-1].offset < end.offset:
                 self._segments.append(end)
             self._derive()
-            self.forced = int(to)
+            self._forced = int(to)
         return end
 
     def reset(self, start: Boundary) -> None:
@@ -213,18 +221,18 @@ class ListLog(ReplicaLog):
         self._entries.clear()
         self._segments = [start]
         self._derive()
-        self.forced = int(start.entry)
+        self._forced = int(start.entry)
 
     def roll(self) -> None:
         self._check()
         if self.end.offset > self._segments[-1].offset:
-            self.forced = int(self.end.entry)
+            self._forced = int(self.end.entry)
             self._segments.append(self.end)
             self._data_bytes = 0
 
     def flush(self) -> None:
         self._check()
-        self.forced = int(self.end.entry)
+        self._forced = int(self.end.entry)
 
     def next_flush_due(self, monotonic: float) -> float | None:
         if self._failed is not None:
@@ -276,7 +284,7 @@ class ListLog(ReplicaLog):
 
     def close(self) -> None:
         self._check()
-        self.forced = int(self.end.entry)
+        self._forced = int(self.end.entry)
 
     def read(
         self,
@@ -362,7 +370,7 @@ class ListLog(ReplicaLog):
         self._entries.append(_Kept(entry, row, message))
         self._data_bytes += 0 if message is None else message.size
         if self.format.settings.flush is Flush.BATCH:
-            self.forced = entry.entry_index + 1
+            self._forced = entry.entry_index + 1
 
     def _note(self, entry: Entry) -> None:
         if entry.kind is Kind.ABORT:

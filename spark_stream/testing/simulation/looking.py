@@ -86,11 +86,13 @@ class Onlooker:
     def _look_at_log(self, broker: SimulatedBroker, partition: Partition, *, whole: bool) -> None:
         line = self._known.get(partition)
         state = partition.replica.bounds_state
-        if whole and partition.log.failed is not None:  # else it may not have noted that yet
-            self._history.doubtful.add(broker.broker_id)
+        known = line is not None
         if line is None:
             line = self._open_line(broker, partition)
-        elif whole and line.state is state:
+        if whole and partition.log.failed is not None:  # else it may not have noted that yet
+            line.has_failed = True
+            line.may_be_cut |= partition.follows
+        if known and whole and line.state is state:
             return
         self._note_start(line, partition)
         end = int(partition.log.end.entry)
@@ -244,6 +246,7 @@ class Onlooker:
     def _note_broker(self, broker: str, after: str | None) -> None:
         if after is None:
             self._history.generations.pop(broker, None)
+            self._history.note_departure(broker)
             return
         value = json.loads(after)
         generation, incarnation = value["generation"], value["incarnation"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from spark_stream.storage.settings import Flush
 from spark_stream.testing.simulation.broker import SimulatedBroker
 from spark_stream.testing.simulation.history import Course, Line, Place, Seen
 from spark_stream.testing.simulation.invariants.base import Invariant, View
-from spark_stream.testing.simulation.list_log import ListLog
 
 
 class WhatIsThereStays(Invariant):
@@ -84,7 +82,7 @@ class ACommitIsForcedFirst(Invariant):
             partition = self.view.replica(broker, course.place)
             led = broker.broker_id in course.leaders.values()
             if partition is not None and led and course.record.member(BrokerId(broker.broker_id)):
-                forced[broker.broker_id] = forced_entries(partition)
+                forced[broker.broker_id] = partition.log.forced
         what = f"{course.name}: forced to {forced}; transaction {number} is up to {last}"
         self.require(last < max(forced.values(), default=0), what)
         for broker_id, upto in forced.items():
@@ -106,14 +104,9 @@ class MarkersOfACommitAreForced(Invariant):
         self, course: Course, step: WriteMarkers, answer: Marked, partition: Partition
     ) -> None:
         if course.flush is not Flush.NONE and step.taken:
-            forced = forced_entries(partition)
+            forced = partition.log.forced
             what = f"{course.name}: markers of transaction {step.transaction} to {answer.end}"
             self.require(forced >= answer.end, f"{what}, forced to {forced}")
-
-
-def forced_entries(partition: Partition) -> int:
-    """Up to which entry a log is on the disk; of one in files nobody says that."""
-    return partition.log.forced if isinstance(partition.log, ListLog) else sys.maxsize
 
 
 class OnlyPowerCutsDamage(Invariant):
