@@ -26,6 +26,7 @@ from spark_stream.consistency.follower import (
 from spark_stream.consistency.ids import EntryIndex, LeaderEpoch
 from spark_stream.errors import EntriesGone, NotLeader
 from spark_stream.storage.checking import Suspect
+from spark_stream.storage.settings import Flush
 from spark_stream.storage.stored import StoredEntries
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 class FollowingReplica(ReplicaShell):
     """A replica as it follows; from any thread, like the rest of it."""
+
+    _reports_forced = False
 
     def history(self) -> EpochHistory:
         """The epochs of the log as far as it is sound, to be compared with a leader's."""
@@ -53,6 +56,27 @@ class FollowingReplica(ReplicaShell):
         """:meth:`ReplicaLog.confirm`, while nobody writes."""
         with self._lock:
             return self._closed is None and self.log.confirm(suspect)
+
+    def report_what_is_forced(self, *, moves: bool) -> None:
+        """Whether to force what is appended before the leader hears of it: while a move is on.
+
+        Those that go have perhaps forced what was committed, and that is to be on a disk of those
+        that stay.
+        """
+        self._reports_forced = moves
+
+    def force(self) -> None:
+        """Puts what was appended on the disk, where the topic wants that at all.
+
+        Raises:
+            StorageFailure: that failed.
+            BrokerStopping, UnknownTopic, NotLeader: the partition is closed.
+        """
+        with self._lock:
+            if self._closed is not None:
+                raise self._closed.again()
+            if self.log.format.settings.flush is not Flush.NONE:
+                self.log.flush()
 
     def agree(self, agreed: Agreed) -> EntryIndex:
         """Cuts the log back to what it shares with its leader's; where it ends now.
@@ -89,6 +113,8 @@ class FollowingReplica(ReplicaShell):
             woken = self._carry_out(effects)
             end_entry = self.log.end.entry
         wake_all(woken)
+        if self._reports_forced:
+            self.force()
         return end_entry
 
     def append_frame(
@@ -117,6 +143,8 @@ class FollowingReplica(ReplicaShell):
             woken = self._carry_out(effects)
             end_entry = self.log.end.entry
         wake_all(woken)
+        if self._reports_forced and judged.skip < count:
+            self.force()
         return end_entry
 
     def _check_not_estranged(self, base_offset: int) -> None:

@@ -159,6 +159,25 @@ class Host:
             return hosted.settings
         return parse_settings(topic.config, self._defaults)
 
+    def force_replica(self, at: Joined) -> None:
+        """``ForceReplica``.
+
+        Raises:
+            LeaderUnavailable: this broker has no replica of it that is open.
+            StorageFailure: that failed.
+        """
+        self.refresh()
+        hosted = self._hosted.get(at.topic)
+        known = hosted is not None and hosted.topic.id == at.topic_id
+        found = hosted.replicas.get(at.partition) if hosted is not None and known else None
+        if not isinstance(found, Partition):
+            raise LeaderUnavailable(
+                f"{at.topic}/{at.partition}: broker {self.broker_id} has no replica that is open",
+                topic=at.topic,
+                partition=at.partition,
+            )
+        found.force()
+
     def log_end(self, at: Joined) -> LogEnd | None:
         """Where this broker's replica ends, as far as it is sound; None: it has none open."""
         hosted = self._hosted.get(at.topic)
@@ -332,6 +351,7 @@ class Host:
                 continue
             record = found.record
             me = Member(self.broker_id, generation)
+            partition.report_what_is_forced(moves=bool(record.adding or record.removing))
             if election.leads(record, me):
                 self._links.unfollow(partition)
                 partition.lead(me, record, found.version, self._serves)

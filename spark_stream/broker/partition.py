@@ -51,7 +51,7 @@ from spark_stream.errors import (
 from spark_stream.scripts.steps import Described, Marked
 from spark_stream.storage.log_format import Prepared, marker_at
 from spark_stream.storage.replica_log import ReplicaLog
-from spark_stream.storage.settings import Flush, LogSettings
+from spark_stream.storage.settings import LogSettings
 
 
 class Closing(Enum):
@@ -369,19 +369,6 @@ class Partition(FollowingReplica):
         at, now, leader_epoch = self.log.end, self._clock.steady_us(), self._core.leader_epoch
         self.log.mark(kind, producer_id, epoch, transaction, leader_epoch, now)
         return marker_at(at, kind, producer_id, epoch, transaction, leader_epoch, now)
-
-    def force(self) -> None:
-        """Puts what was appended on the disk, where the topic wants that at all.
-
-        Raises:
-            StorageFailure: that failed.
-            BrokerStopping, UnknownTopic, NotLeader: the partition is closed.
-        """
-        with self._lock:
-            if self._closed is not None:
-                raise self._closed.again()
-            if self.log.format.settings.flush is not Flush.NONE:
-                self.log.flush()
 
     # -- waiting and keeping ----------------------------------------------------------------------
 

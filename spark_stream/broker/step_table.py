@@ -25,6 +25,7 @@ from spark_stream.scripts.steps import (
     DropBranch,
     FindTopic,
     Force,
+    ForceReplica,
     Get,
     IsReplicated,
     ListRecords,
@@ -152,4 +153,5 @@ _HERE: Final[Mapping[type[PartitionStep], Callable[[Partition, Any], Any]]] = {
 _OF_BROKER: Final[Mapping[type[BrokerStep], Callable[[Host, Any], Any]]] = {
     MakeFolder: lambda host, step: host.make_folder(step.topic, step.topic_id),
     ReadLogEnd: lambda host, step: host.log_end(step.at),
+    ForceReplica: lambda host, step: host.force_replica(step.at),
 }

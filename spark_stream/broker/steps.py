@@ -23,6 +23,7 @@ from spark_stream.scripts.steps import (
     Described,
     DropBranch,
     Force,
+    ForceReplica,
     IsReplicated,
     MakeFolder,
     Marked,
@@ -82,9 +83,9 @@ def facts_of(step: RemoteStep) -> StepFacts:
     """A step as it travels."""
     if isinstance(step, MakeFolder):
         return StepFacts(kind="make-folder", topic=step.topic, topic_id=step.topic_id)
-    kind: StepKind = "read-log-end"
-    if isinstance(step, ReadLogEnd):
-        at = step.at
+    kind: StepKind
+    if isinstance(step, ReadLogEnd | ForceReplica):
+        at, kind = step.at, "read-log-end" if isinstance(step, ReadLogEnd) else "force-replica"
     else:
         assert isinstance(step, PartitionStep)
         at, kind = step.at, _KINDS[type(step)]
@@ -110,6 +111,8 @@ def step_of(facts: StepFacts, broker: BrokerId) -> RemoteStep:
             return MakeFolder(broker, facts.topic, facts.topic_id)
         case "read-log-end":
             return ReadLogEnd(broker, at)
+        case "force-replica":
+            return ForceReplica(broker, at)
         case _:
             return replace(_step_on(at, facts), least_epoch=LeaderEpoch(facts.least_epoch))
 

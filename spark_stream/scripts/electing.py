@@ -6,7 +6,7 @@ decide at once do no harm, and a decision by an old view changes nothing: whoeve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,7 +16,15 @@ from spark_stream.consistency.election import Alive, LogEnd, Obstacle, Unchanged
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.consistency.partition_record import Member, PartitionRecord
 from spark_stream.consistency.transactions import Joined
-from spark_stream.scripts.steps import ReadLogEnd, Refresh, Script, put_many, together
+from spark_stream.errors import IsologError
+from spark_stream.scripts.steps import (
+    ForceReplica,
+    ReadLogEnd,
+    Refresh,
+    Script,
+    put_many,
+    together,
+)
 
 _LOST: Final = (Obstacle.NOBODY_IN_SYNC,)
 
@@ -54,6 +62,7 @@ def needs_attention(record: PartitionRecord, alive: Alive) -> bool:
 def attend(partitions: Iterable[Placed], alive: Alive, registered: Alive) -> Script[list[Changed]]:
     """Elects leaders where there is none that lives, and finishes moves that can be."""
     changes: list[Changed] = []
+    moved: list[Changed] = []
     versions: dict[Joined, StoredPartition] = {}
     for each in partitions:
         record = each.stored.record
@@ -62,12 +71,30 @@ def attend(partitions: Iterable[Placed], alive: Alive, registered: Alive) -> Scr
         if isinstance(outcome, Unchanged) and outcome.why in _LOST:
             outcome = yield from _elect_longest(each, alive, registered)
             risky = True
+        found = changes
         if isinstance(outcome, Unchanged):
-            outcome, risky = election.finish_move(record, alive), False
+            outcome, risky, found = election.finish_move(record, alive), False, moved
         if not isinstance(outcome, Unchanged):
-            changes.append(Changed(each.at, record, outcome, risky))
+            found.append(Changed(each.at, record, outcome, risky))
             versions[each.at] = each.stored
+    changes += yield from _forced_where_it_stays(moved)
     return (yield from _put_all(changes, versions))
+
+
+def _forced_where_it_stays(moved: Sequence[Changed]) -> Script[list[Changed]]:
+    """The moves that may be over: what those that go may have forced is on the disks that stay.
+
+    Whoever stays forces what it has, and from then on all that it tells the leader to have. So when
+    the record says that the move is over, whatever is committed is on its disk.
+    """
+    asked = [(each, broker) for each in moved for broker in each.after.replicas]
+    answers = yield from together(ForceReplica(broker, each.at) for each, broker in asked)
+    failed = {
+        each.at
+        for (each, _), answer in zip(asked, answers, strict=True)
+        if isinstance(answer, IsologError)
+    }
+    return [each for each in moved if each.at not in failed]
 
 
 def resume(

@@ -229,6 +229,17 @@ class ReadLogEnd(BrokerStep):
     at: Joined
 
 
+@dataclass(frozen=True, slots=True)
+class ForceReplica(BrokerStep):
+    """What the broker's replica has is on its disk afterwards, where the topic wants that at all.
+
+    The broker has then seen all that is on record. If a move of the partition is, what it tells the
+    leader to have from now on is on its disk as well.
+    """
+
+    at: Joined
+
+
 # -- topics ---------------------------------------------------------------------------------------
 
 

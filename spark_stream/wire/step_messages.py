@@ -22,6 +22,7 @@ StepKind = Literal[
     "describe",
     "make-folder",
     "read-log-end",
+    "force-replica",
 ]
 
 

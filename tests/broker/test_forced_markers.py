@@ -8,15 +8,31 @@ from random import Random
 import pytest
 
 from spark_stream.broker.host import Host
+from spark_stream.broker.partition import Partition
+from spark_stream.cluster.partitions import PartitionId
+from spark_stream.consistency.election import begin_move
+from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.producers import Stamp
 from spark_stream.consistency.transactions import Joined
 from spark_stream.errors import BrokerStopping
+from spark_stream.scripts.moving import change_records
 from spark_stream.scripts.steps import Force, WriteMarkers
 from spark_stream.testing.simulation.logs import DiskLogs
-from tests.broker.local_broker import Surroundings
+from tests.broker.clusters import make, see
+from tests.broker.local_broker import Surroundings, replicate
 from tests.support import NUMBERS, numbers
 
 PRODUCER, TRANSACTION = 1, 7
+UNCOMMITTED = Isolation.READ_UNCOMMITTED
+
+
+def write(partition: Partition) -> None:
+    """A transaction that waits for its markers."""
+    pending = partition.open_join(TRANSACTION, PRODUCER)
+    assert pending is not None
+    partition.close_join(pending, on_record=True)
+    stamp = Stamp(PRODUCER, 0, 0, TRANSACTION)
+    assert partition.take(partition.prepare(numbers(0, 3), stamp), stamp, UNCOMMITTED) is not None
 
 
 class OneBroker:
@@ -45,12 +61,7 @@ class OneBroker:
         return Joined("t", partition.topic_id, 0)
 
     def write(self) -> None:
-        """A transaction that waits for its markers."""
-        partition = self.host.topic("t").partition(0)
-        pending = partition.open_join(TRANSACTION, PRODUCER)
-        assert pending is not None
-        partition.close_join(pending, on_record=True)
-        partition.append(numbers(0, 3), Stamp(PRODUCER, 0, 0, TRANSACTION))
+        write(self.host.topic("t").partition(0))
 
     def take(self, step: Force | WriteMarkers) -> None:
         self._broker.table.run_here(step)
@@ -68,6 +79,36 @@ def test_a_power_cut_after_the_step_takes_no_marker_of_a_commit(tmp_path, seed):
     broker.take(WriteMarkers(broker.at, TRANSACTION, (PRODUCER,)))
     broker.cut_power(seed)
     assert broker.stable() == (3, 3)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("before", ["ab", "a"])
+def test_a_power_cut_after_a_move_takes_nothing_of_a_commit(tmp_path, before, seed):
+    """Broker b has got it from a, which has forced it and goes."""
+    around = Surroundings(tmp_path)
+    logs = DiskLogs(tmp_path / "b", lambda: None)
+    a, b = around.start("a"), around.start("b", logs=logs)
+    make(a, "t", before, **{"flush": "interval", "flush.ms": "60000"})
+    write(a.partition("t"))
+    if before == "ab":
+        replicate(a, b, "t")
+    at = Joined("t", a.host.find("t").id, 0)
+    a.table.run_here(WriteMarkers(at, TRANSACTION, (PRODUCER,)))
+    place = PartitionId(at.topic_id, 0)
+    asked = change_records([place], a.host.view_of, lambda _, found: begin_move(found, [b.id]))
+    a.driver.run(asked)
+    see(around)
+    replicate(a, b, "t")
+    for _ in range(2):
+        a.put_proposals()
+        a.control()
+        see(around)
+    assert b.record("t").replicas == (b.id,)
+    logs.end_process()
+    logs.lose_power(Random(seed))
+    b = around.start("b", "after the cut", logs=logs)
+    bounds = b.partition("t").bounds()
+    assert (bounds.last_stable_offset, bounds.high_watermark) == (3, 3)
 
 
 def test_a_partition_that_is_closed_says_that_it_has_forced_nothing(tmp_path):

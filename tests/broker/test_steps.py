@@ -19,6 +19,7 @@ from spark_stream.scripts.steps import (
     Described,
     DropBranch,
     Force,
+    ForceReplica,
     IsReplicated,
     MakeFolder,
     Marked,
@@ -46,6 +47,7 @@ STEPS = (
     Describe(AT),
     MakeFolder(B, "flights", "id"),
     ReadLogEnd(B, AT),
+    ForceReplica(B, AT),
 )
 BOUNDS = Bounds(Offset(1), Offset(2), Offset(3), Offset(4))
 ANSWERS = (

@@ -12,6 +12,7 @@ from spark_stream.scripts.steps import (
     BrokerStep,
     Delete,
     DeleteMany,
+    ForceReplica,
     Get,
     ListRecords,
     MakeFolder,
@@ -93,6 +94,8 @@ class OnStore:
         match step:
             case MakeFolder(broker, _, topic_id):
                 self.folders.add((broker, topic_id))
+            case ForceReplica():
+                pass
             case ReadLogEnd(broker, _):
                 return self.log_ends.get(broker)
             case ReadBounds():

@@ -13,7 +13,7 @@ from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, Leade
 from spark_stream.consistency.partition_record import Member, PartitionRecord
 from spark_stream.consistency.transactions import Joined
 from spark_stream.scripts.electing import Changed, Placed, attend, needs_attention, resume
-from spark_stream.scripts.steps import PutMany, ReadLogEnd, Refresh, Together
+from spark_stream.scripts.steps import ForceReplica, PutMany, ReadLogEnd, Refresh, Together
 from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
 from tests.scripts.on_store import OnStore
 
@@ -189,6 +189,16 @@ def test_a_move_is_finished_once_the_target_is_in_sync(cluster):
     (change,) = cluster.attend(placed, alive=FIRST)
     assert change.after == PartitionRecord((B, C), B, LeaderEpoch(6), members(B, C))
     assert not change.risky
+
+
+@pytest.mark.parametrize("down", [None, B, C])
+def test_a_move_is_finished_once_those_that_stay_have_forced_what_they_have(cluster, down):
+    placed = cluster.write(replace(LED_BY_A, replicas=(B, C, A), adding=(C,), removing=(A,)))
+    cluster.on.down = {down}
+    changes = cluster.attend(placed, alive=FIRST)
+    asked = [each.steps for each in cluster.on.steps if isinstance(each, Together)]
+    assert asked == [(ForceReplica(B, AT), ForceReplica(C, AT))]
+    assert [each.after.replicas for each in changes] == ([(B, C)] if down is None else [])
 
 
 def test_a_move_whose_leader_died_gets_a_leader_first(cluster):

@@ -283,11 +283,12 @@ class SimulatedBroker:
         members.look()
         yield from self.run(self._standing.leading_again())
         self.host.begin(self.tenure.serves, links)
-        yield from self.run(self.topic_desk.removing_left_overs(starts=True))
-        yield from self.run(self.desk.recovering())
+        # What is finished at the start may have to wait for followers, and these for leaders.
         self._start_task("watcher", self._watch())
         self._start_task("proposals", self._put_proposals())
         self._keep("controller", CONTROL_S, lambda: self._control(controlling))
+        yield from self.run(self.topic_desk.removing_left_overs(starts=True))
+        yield from self.run(self.desk.recovering())
         self._keep(
             "left-overs", LEFT_OVERS_S, lambda: self.run(self.topic_desk.removing_left_overs())
         )

@@ -1,4 +1,4 @@
-"""Topics and files."""
+"""Topics, moves and files."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
+from spark_stream.broker.following import FollowingReplica
 from spark_stream.broker.host import Host
 from spark_stream.errors import StorageFailure
-from spark_stream.scripts import (
-    topics,
-)
+from spark_stream.scripts import electing, topics
 from spark_stream.storage.active import ActiveSegment
 from spark_stream.storage.forcing import Forcing
 from spark_stream.storage.log import PartitionLog
@@ -29,6 +28,19 @@ def files_of_a_deleted_topic_stay(patch: Patch) -> None:
 @bug
 def a_deletion_is_not_announced(patch: Patch) -> None:
     patch.setattr(topics, "announce_removal", no_steps)
+
+
+# -- moves -----------------------------------------------------------------------------------------
+
+
+@bug
+def what_moves_is_not_forced(patch: Patch) -> None:
+    def pass_on(moved: Any) -> Any:
+        yield from ()
+        return list(moved)
+
+    patch.setattr(electing, "_forced_where_it_stays", pass_on)
+    patch.setattr(FollowingReplica, "report_what_is_forced", lambda self, *, moves: None)
 
 
 # -- files -----------------------------------------------------------------------------------------

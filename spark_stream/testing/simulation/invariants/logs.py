@@ -28,10 +28,11 @@ class WhatIsThereStays(Invariant):
         if line.may_be_gone:
             return
         flush = line.course.flush
-        committed = line.course.committed.entries
+        committed, led = line.course.committed.entries, self.history.led(line.place)
+        evicted = 0 if led is None else led.start
         for each in lost:
             at = each.entry.entry_index
-            if line.may_be_cut and each not in committed[at : at + 1]:
+            if line.may_be_cut and (at < evicted or each not in committed[at : at + 1]):
                 continue  # its leader lacks it
             what = f"{line.name}: entry {at} is gone"
             self.require(power, what)

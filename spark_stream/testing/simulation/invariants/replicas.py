@@ -5,6 +5,7 @@ from __future__ import annotations
 from spark_stream.broker.partition import Partition
 from spark_stream.consistency.entries import Entry
 from spark_stream.consistency.partition_record import PartitionRecord
+from spark_stream.storage.settings import Flush
 from spark_stream.testing.simulation.broker import SimulatedBroker
 from spark_stream.testing.simulation.history import Course, Line, Place, Seen
 from spark_stream.testing.simulation.invariants.base import Invariant, View
@@ -192,6 +193,28 @@ class AFewAreNotEnough(Invariant):
         there = sum(each.shared(course.committed) >= upto for each in lines)
         what = f"{line.name}: entries up to {upto} are committed, and on {there} replicas"
         self.require(there >= needed, f"{what} of {needed}")
+
+
+class AMoveLeavesNothingUnforced(Invariant):
+    """Once a move is over, all that is committed is on the disk of whoever comes or stays."""
+
+    def placed(
+        self, course: Course, before: PartitionRecord | None, after: PartitionRecord, by: str
+    ) -> None:
+        if before is None or not before.removing or after.removing or course.flush is Flush.NONE:
+            return
+        if not set(before.adding) <= set(after.replicas):
+            return  # it was cancelled
+        for broker in self.view.brokers:
+            partition = self.view.replica(broker, course.place)
+            stays = broker.broker_id in after.replicas and broker.broker_id != before.leader
+            if partition is not None and stays:  # a leader sees to it with each commit
+                forced = broker.logs.forced_entries(partition.log)
+                committed = len(course.committed.entries)
+                what = (
+                    f"{course.name} has moved, and {broker.broker_id} has forced {forced} entries"
+                )
+                self.require(forced >= committed, f"{what} of {committed}")
 
 
 class WhoCannotVouchIsNotInSync(Invariant):

@@ -30,9 +30,12 @@ class OnlyWhatIsDecidedGoes(Invariant):
         what = f"{line.name}: entries in front of {line.start} are gone"
         same = line.entries[: line.start] == committed[: line.start]
         self.require(same or self.history.losses > 0, f"{what}, which were not committed")
+        course = line.course
+        decided = course.committed.marked.keys()
         undecided = [
             each.part
             for each in gone
-            if each.values and each.part[0] >= 0 and each.part not in line.course.committed.marked
+            if each.values and each.part[0] >= 0 and each.part not in decided
+            if each.part[0] not in course.lost  # it had its marker when the first replica did this
         ]
         self.require(not undecided, f"{what}, and {undecided} are open")
