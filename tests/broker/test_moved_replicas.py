@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from spark_stream.broker.host import Host
 from spark_stream.cluster.left_overs import REMOVED
-from spark_stream.cluster.partitions import PartitionId, put_of
+from spark_stream.cluster.partitions import PartitionId, Partitions, put_of
 from spark_stream.cluster.topics import TOPICS, Topic, encode
 from spark_stream.cluster.view import ClusterView
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
@@ -87,3 +88,21 @@ def test_a_topic_that_is_removed_here_takes_no_more_though_its_deletion_was_not_
         partition.append(numbers(0, 1))
     assert list(a.path.glob("topics/t/*")) == []
     assert a.store.list(REMOVED) == []
+
+
+def test_files_of_a_replica_that_moved_go_though_its_topic_was_deleted_while_the_broker_was_away(
+    around,
+):
+    """The record that told who had the replica is gone by then."""
+    a, b = around.start("a"), around.start("b")
+    make(a, "t", "ab")
+    a.partition("t").append(numbers(0, 1))
+    a.die()
+    stored = Partitions(b.store).of_topic(b.host.find("t").id)[0]
+    moved = replace(stored.record, replicas=("b",), leader="b", isr=(Member("b", "b-logs"),))
+    assert b.store.put(*put_of(stored.id, moved, stored.version)) is not None
+    b.desk.delete("t")
+    b.desk.remove_left_overs_of_others()
+    again = around.start("a")
+    assert list(again.path.glob("topics/t/*")) == []
+    assert again.store.list(REMOVED) == []
