@@ -1,4 +1,4 @@
-"""A broker as the controller, while it is that: it gives partitions leaders that live.
+"""A broker as the controller, while it is that: it gives partitions leaders that live, ends moves.
 
 Each round looks whether anybody died or came back, or a record changed; where nothing did, a round
 costs next to nothing. What is due and could not be done is tried again, though less often: a
@@ -20,13 +20,22 @@ from spark_stream.consistency.election import Alive
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.consistency.transactions import Joined
 from spark_stream.scripts import moving
-from spark_stream.scripts.electing import Changed, Placed, attend, needs_attention
+from spark_stream.scripts.electing import (
+    Changed,
+    Placed,
+    attend,
+    finish_moves,
+    is_moving,
+    needs_leader,
+)
 from spark_stream.scripts.steps import Script
 
 logger = logging.getLogger(__name__)
 
 ROUND_S: Final = 0.1
 """How long to pause between two rounds: so long may nobody notice that a leader died."""
+MOVES_S: Final = 0.3
+"""How long to pause between two looks whether a move can be finished."""
 _RESTS: Final = 10  # rounds that pass until what could not be done is tried again
 
 
@@ -40,6 +49,7 @@ class Controlling:
         self._seen: tuple[int, Alive] | None = None  # after a round that changed nothing
         self._rests: int | None = None  # rounds until the next; None: nothing is due
         self._complaint = ""
+        self._no_moves: int | None = None  # the revision at which no move was under way
 
     def rounds(self) -> Script[None]:
         """One round, step by step."""
@@ -56,7 +66,7 @@ class Controlling:
         alive = self._members.alive()
         if self._seen == (now.revision, alive) and self._may_rest():
             return
-        due = [each for each in self._partitions() if needs_attention(each.stored.record, alive)]
+        due = [each for each in self._partitions() if needs_leader(each.stored.record, alive)]
         for change in (yield from attend(due, alive, self._members.registered())):
             tell_change(change)
         leaving = [each.id for each in now.brokers.values() if each.state is BrokerState.LEAVING]
@@ -65,6 +75,19 @@ class Controlling:
         changed = self._host.view.now.revision != now.revision
         self._seen = None if changed else (now.revision, alive)
         self._rests = _RESTS if due or leaving else None
+
+    def finishing(self) -> Script[None]:
+        """Finishes moves that can be, if this broker is the controller.
+
+        Brokers force what they have for that, which may take long: it runs beside the rounds.
+        """
+        now = self._host.view.now
+        if not self._seat.holds(now.controller) or self._no_moves == now.revision:
+            return
+        moving = [each for each in self._partitions() if is_moving(each.stored.record)]
+        self._no_moves = None if moving else now.revision
+        for change in (yield from finish_moves(moving, self._members.alive())):
+            tell_change(change)
 
     def _may_rest(self) -> bool:
         """Whether a round may pass in which nothing has changed since the last."""

@@ -22,7 +22,7 @@ from typing import Final, NoReturn
 
 from spark_stream.broker.activity import Activity
 from spark_stream.broker.config import BrokerConfig
-from spark_stream.broker.controlling import ROUND_S, Controlling
+from spark_stream.broker.controlling import MOVES_S, ROUND_S, Controlling
 from spark_stream.broker.driver import Driver
 from spark_stream.broker.handover import handing_over
 from spark_stream.broker.here import BrokerFacts, Here
@@ -192,6 +192,7 @@ class Broker:
                 self._keeper("watcher", PAUSE_S, self._host.refresh),
                 self._keeper("proposals", 0.0, self._put_proposals),
                 self._keeper("controller", ROUND_S, self._control),
+                self._keeper("moves", MOVES_S, self._finish_moves),
             ]
             self._topics.remove_left_overs()
             self._desk.recover()
@@ -225,6 +226,9 @@ class Broker:
         self._driver.run(self._standing.looking())
         self._host.upkeep.tick_due()
         self._driver.run(self._controlling.rounds())
+
+    def _finish_moves(self) -> None:
+        self._driver.run(self._controlling.finishing())
 
     def heed_signals(self) -> None:
         """From now on SIGTERM and SIGINT end :meth:`run`, also if they come before it begins."""

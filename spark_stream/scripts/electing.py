@@ -51,18 +51,20 @@ class Changed:
     risky: bool = False
 
 
-def needs_attention(record: PartitionRecord, alive: Alive) -> bool:
-    """Whether a controller has something to do: no live leader, or a move."""
+def needs_leader(record: PartitionRecord, alive: Alive) -> bool:
+    """Whether a controller has to find a leader: there is none, or it does not live."""
     leader = None if record.leader is None else record.member(record.leader)
-    if leader is None or alive.get(leader.broker) != leader.generation:
-        return True
+    return leader is None or alive.get(leader.broker) != leader.generation
+
+
+def is_moving(record: PartitionRecord) -> bool:
+    """Whether a move of the partition is under way."""
     return bool(record.adding or record.removing)
 
 
 def attend(partitions: Iterable[Placed], alive: Alive, registered: Alive) -> Script[list[Changed]]:
-    """Elects leaders where there is none that lives, and finishes moves that can be."""
+    """Elects leaders where there is none that lives."""
     changes: list[Changed] = []
-    moved: list[Changed] = []
     versions: dict[Joined, StoredPartition] = {}
     for each in partitions:
         record = each.stored.record
@@ -71,14 +73,23 @@ def attend(partitions: Iterable[Placed], alive: Alive, registered: Alive) -> Scr
         if isinstance(outcome, Unchanged) and outcome.why in _LOST:
             outcome = yield from _elect_longest(each, alive, registered)
             risky = True
-        found = changes
-        if isinstance(outcome, Unchanged):
-            outcome, risky, found = election.finish_move(record, alive), False, moved
         if not isinstance(outcome, Unchanged):
-            found.append(Changed(each.at, record, outcome, risky))
+            changes.append(Changed(each.at, record, outcome, risky))
             versions[each.at] = each.stored
-    changes += yield from _forced_where_it_stays(moved)
     return (yield from _put_all(changes, versions))
+
+
+def finish_moves(partitions: Iterable[Placed], alive: Alive) -> Script[list[Changed]]:
+    """Finishes the moves that can be. It waits for disks, so no election should wait for it."""
+    moved: list[Changed] = []
+    versions: dict[Joined, StoredPartition] = {}
+    for each in partitions:
+        record = each.stored.record
+        outcome = election.finish_move(record, alive)
+        if not isinstance(outcome, Unchanged):
+            moved.append(Changed(each.at, record, outcome))
+            versions[each.at] = each.stored
+    return (yield from _put_all((yield from _forced_where_it_stays(moved)), versions))
 
 
 def _forced_where_it_stays(moved: Sequence[Changed]) -> Script[list[Changed]]:

@@ -1,8 +1,8 @@
 """Replicas move to other brokers, leaderships to preferred ones: what operators ask for.
 
 A move only puts the target on record (``election.begin_move``). The new replicas catch up, leaders
-take them into the ISR, and the controller finishes the move (``electing.attend``). So a move goes
-on whatever becomes of the broker that was asked for it.
+take them into the ISR, and the controller finishes the move (``electing.finish_moves``). So a move
+goes on whatever becomes of the broker that was asked for it.
 
 A broker is decommissioned by its registration: it is *leaving*. From then on it gets no new
 replicas, and the controller moves away those that it has. When it has none, and nothing of topics

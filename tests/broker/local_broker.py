@@ -200,6 +200,7 @@ class LocalBroker:
             self.host.tick_all()
         self.host.upkeep.tick_due()
         self.driver.run(self.controlling.rounds())
+        self.driver.run(self.controlling.finishing())
 
     def put_proposals(self) -> None:
         """A round of the thread that puts in-sync replicas on record."""

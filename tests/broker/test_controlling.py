@@ -145,13 +145,13 @@ def test_a_move_is_finished_when_the_new_replica_is_in_sync(three):
 def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[PartitionRecord]:
     """The records that controllers have looked at."""
     found: list[PartitionRecord] = []
-    real = controlling.needs_attention
+    real = controlling.needs_leader
 
     def note(record, alive):
         found.append(record)
         return real(record, alive)
 
-    monkeypatch.setattr(controlling, "needs_attention", note)
+    monkeypatch.setattr(controlling, "needs_leader", note)
     return found
 
 

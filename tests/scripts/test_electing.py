@@ -12,7 +12,15 @@ from spark_stream.consistency.election import LogEnd
 from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, LeaderEpoch
 from spark_stream.consistency.partition_record import Member, PartitionRecord
 from spark_stream.consistency.transactions import Joined
-from spark_stream.scripts.electing import Changed, Placed, attend, needs_attention, resume
+from spark_stream.scripts.electing import (
+    Changed,
+    Placed,
+    attend,
+    finish_moves,
+    is_moving,
+    needs_leader,
+    resume,
+)
 from spark_stream.scripts.steps import ForceReplica, PutMany, ReadLogEnd, Refresh, Together
 from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
 from tests.scripts.on_store import OnStore
@@ -55,6 +63,9 @@ class Clustered:
     def attend(self, *placed: Placed, alive: dict, registered: dict | None = None) -> list[Changed]:
         return self.on.run(attend(placed, alive, alive if registered is None else registered))
 
+    def finish(self, *placed: Placed) -> list[Changed]:
+        return self.on.run(finish_moves(placed, FIRST))
+
     def says(self, broker: BrokerId, generation: Generation, epoch: int, entries: int) -> None:
         """What the broker answers when it is asked where its log ends."""
         self.on.log_ends[broker] = LogEnd(generation, epoch, EntryIndex(entries))
@@ -75,19 +86,20 @@ def alive(*brokers: BrokerId) -> dict[BrokerId, Generation]:
 
 
 @pytest.mark.parametrize(
-    ("record", "is_due"),
+    ("record", "is_due", "moves"),
     [
-        (LED_BY_A, False),
-        (replace(LED_BY_A, isr=members(A)), False),
-        (replace(LED_BY_A, leader=None), True),
-        (replace(LED_BY_A, leader=C), True),
-        (replace(LED_BY_A, leader=B, isr=(Member(B, SECOND[B]), *members(A))), True),
-        (replace(LED_BY_A, adding=(B,)), True),
-        (replace(LED_BY_A, removing=(B,)), True),
+        (LED_BY_A, False, False),
+        (replace(LED_BY_A, isr=members(A)), False, False),
+        (replace(LED_BY_A, leader=None), True, False),
+        (replace(LED_BY_A, leader=C), True, False),
+        (replace(LED_BY_A, leader=B, isr=(Member(B, SECOND[B]), *members(A))), True, False),
+        (replace(LED_BY_A, adding=(B,)), False, True),
+        (replace(LED_BY_A, removing=(B,)), False, True),
     ],
 )
-def test_a_partition_needs_attention_without_a_live_leader_or_while_it_moves(record, is_due):
-    assert needs_attention(record, alive(A, B)) is is_due
+def test_a_partition_needs_a_leader_without_a_live_one_and_its_move_an_end(record, is_due, moves):
+    assert needs_leader(record, alive(A, B)) is is_due
+    assert is_moving(record) is moves
 
 
 # -- elections ------------------------------------------------------------------------------------
@@ -184,9 +196,9 @@ def test_a_replica_out_of_sync_leads_where_the_topic_allows_it(cluster, unclean,
 def test_a_move_is_finished_once_the_target_is_in_sync(cluster):
     moving = replace(LED_BY_A, replicas=(B, C, A), adding=(C,), removing=(A,))
     placed = cluster.write(replace(moving, isr=members(A, B)))
-    assert cluster.attend(placed, alive=FIRST) == []
+    assert cluster.finish(placed) == []
     placed = cluster.write(moving)
-    (change,) = cluster.attend(placed, alive=FIRST)
+    (change,) = cluster.finish(placed)
     assert change.after == PartitionRecord((B, C), B, LeaderEpoch(6), members(B, C))
     assert not change.risky
 
@@ -195,10 +207,16 @@ def test_a_move_is_finished_once_the_target_is_in_sync(cluster):
 def test_a_move_is_finished_once_those_that_stay_have_forced_what_they_have(cluster, down):
     placed = cluster.write(replace(LED_BY_A, replicas=(B, C, A), adding=(C,), removing=(A,)))
     cluster.on.down = {down}
-    changes = cluster.attend(placed, alive=FIRST)
+    changes = cluster.finish(placed)
     asked = [each.steps for each in cluster.on.steps if isinstance(each, Together)]
     assert asked == [(ForceReplica(B, AT), ForceReplica(C, AT))]
     assert [each.after.replicas for each in changes] == ([(B, C)] if down is None else [])
+
+
+def test_no_election_waits_for_the_disks_of_a_move(cluster):
+    placed = cluster.write(replace(LED_BY_A, replicas=(B, C, A), adding=(C,), removing=(A,)))
+    assert cluster.attend(placed, alive=FIRST) == []
+    assert cluster.on.steps == []
 
 
 def test_a_move_whose_leader_died_gets_a_leader_first(cluster):

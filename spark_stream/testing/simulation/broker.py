@@ -283,10 +283,10 @@ class SimulatedBroker:
         members.look()
         yield from self.run(self._standing.leading_again())
         self.host.begin(self.tenure.serves, links)
-        # What is finished at the start may have to wait for followers, and these for leaders.
         self._start_task("watcher", self._watch())
         self._start_task("proposals", self._put_proposals())
         self._keep("controller", CONTROL_S, lambda: self._control(controlling))
+        self._keep("moves", CONTROL_S, lambda: self.run(controlling.finishing()))
         yield from self.run(self.topic_desk.removing_left_overs(starts=True))
         yield from self.run(self.desk.recovering())
         self._keep(

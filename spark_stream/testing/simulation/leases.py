@@ -61,15 +61,18 @@ class WatchedLeases(Leases):
     def __init__(self, board: Board, clock: Clock, found_over: Callable[[str], None]) -> None:
         """``found_over`` is called with the holder of a lease that is found to be over."""
         super().__init__(board, clock, LEASE_S)
-        self.over: set[str] = set()
-        """Brokers whose lease was over at the last look."""
+        self._over_at: dict[str, float] = {}  # when a broker's lease was found over last
+        self._now = clock.monotonic
         self._found_over = found_over
 
     def left_s(self, broker_id: str) -> float:
         left = super().left_s(broker_id)
-        if left > 0:
-            self.over.discard(broker_id)
-        else:
-            self.over.add(broker_id)
+        if left <= 0:
+            self._over_at[broker_id] = self._now()
             self._found_over(broker_id)
         return left
+
+    def was_over(self, broker_id: str, within_s: float) -> bool:
+        """Whether a look found the broker's lease over, not longer ago than this."""
+        found = self._over_at.get(broker_id)
+        return found is not None and self._now() - found <= within_s

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from spark_stream.consistency.transactions import (
     ABORTS,
     COMMITS,
@@ -12,6 +14,9 @@ from spark_stream.consistency.transactions import (
 from spark_stream.testing.simulation.broker import SimulatedBroker
 from spark_stream.testing.simulation.history import Line, Seen
 from spark_stream.testing.simulation.invariants.base import Invariant, View
+
+_HESITATION_S: Final = 5.0
+"""So long a thread may stand still between its look at a lease and what it does then."""
 
 
 class ADecisionStands(Invariant):
@@ -106,15 +111,16 @@ class TimeoutsAreKept(Invariant):
 
 
 class OthersTransactionsAreLeftAlone(Invariant):
-    """A broker aborts what is too old for others only whose lease was over when it looked last."""
+    """A broker aborts what is too old for others only after it found that their lease was over."""
 
     def recorded(self, before: Transaction | None, after: Transaction | None, by: str) -> None:
         if after is None or before is None or after.cause is not Cause.EXPIRED:
             return
         if before.state is State.OPEN and before.coordinator not in ("", by):
-            over = next(each.leases.over for each in self.view.brokers if each.broker_id == by)
+            leases = next(each.leases for each in self.view.brokers if each.broker_id == by)
+            over = leases.was_over(before.coordinator, within_s=_HESITATION_S)
             what = f"{by} expired transaction {after.number} of {before.coordinator}"
-            self.require(before.coordinator in over, f"{what}, which held its lease")
+            self.require(over, f"{what}, which held its lease")
 
 
 class ALeaseIsOverForItsHolderFirst(Invariant):

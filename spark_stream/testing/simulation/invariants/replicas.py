@@ -115,8 +115,7 @@ class InSyncReplicasHaveWhatIsCommitted(Invariant):
             self._check(course)
 
     def _check(self, course: Course) -> None:
-        assert course.record is not None
-        for member in course.record.isr:
+        for member in () if course.record is None else course.record.isr:
             line = self.history.line(member.broker, course.place)
             if line.lost_power or not self.view.vouches(member):
                 continue
@@ -201,10 +200,11 @@ class AMoveLeavesNothingUnforced(Invariant):
     def placed(
         self, course: Course, before: PartitionRecord | None, after: PartitionRecord, by: str
     ) -> None:
-        if before is None or not before.removing or after.removing or course.flush is Flush.NONE:
+        if before is None or course.flush is Flush.NONE or after.adding or after.removing:
             return
-        if not set(before.adding) <= set(after.replicas):
-            return  # it was cancelled
+        goes = set(before.replicas) - set(after.replicas)
+        if not goes or not goes.isdisjoint(before.adding):
+            return  # nobody goes, or it was cancelled
         for broker in self.view.brokers:
             partition = self.view.replica(broker, course.place)
             stays = broker.broker_id in after.replicas and broker.broker_id != before.leader
