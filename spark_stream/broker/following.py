@@ -23,7 +23,7 @@ from spark_stream.consistency.follower import (
     judge_frame,
     preparation,
 )
-from spark_stream.consistency.ids import EntryIndex, LeaderEpoch
+from spark_stream.consistency.ids import EntryIndex
 from spark_stream.errors import EntriesGone, NotLeader
 from spark_stream.storage.checking import Suspect
 from spark_stream.storage.settings import Flush
@@ -78,16 +78,18 @@ class FollowingReplica(ReplicaShell):
             if self.log.format.settings.flush is not Flush.NONE:
                 self.log.flush()
 
-    def agree(self, agreed: Agreed) -> EntryIndex:
+    def agree(self, turn: int, agreed: Agreed) -> EntryIndex:
         """Cuts the log back to what it shares with its leader's; where it ends now.
 
+        ``turn``: in which it followed when it asked (:attr:`turn`).
+
         Raises:
-            NotLeader: it does not follow in this epoch any more.
+            NotLeader: that turn is over.
             DiskFull, StorageFailure: it is as it was.
         """
         with self._lock:
             epoch = agreed.leader_epoch
-            self._check_follows(epoch)
+            self._check_follows(turn)
             prepared = preparation(self._core.bounds_state, agreed, self.log.hole)
             if isinstance(prepared, Refusal):
                 raise self._refused(prepared, epoch)
@@ -118,17 +120,18 @@ class FollowingReplica(ReplicaShell):
         return end_entry
 
     def append_frame(
-        self, epoch: LeaderEpoch, first: EntryIndex, frame: StoredEntries, leader_hw: EntryIndex
+        self, turn: int, first: EntryIndex, frame: StoredEntries, leader_hw: EntryIndex
     ) -> EntryIndex:
-        """Appends what the leader of this epoch has sent; where the log ends now.
+        """Appends what the leader of this turn has sent; where the log ends now.
 
         Raises:
-            NotLeader: it does not follow in this epoch any more.
+            NotLeader: that turn is over.
             EntriesGone, DamagedEntries: the entries do not follow the log's end; a checksum fails.
             DiskFull, StorageFailure: nothing of them is kept, or not all.
         """
         with self._lock:
-            self._check_follows(epoch)
+            self._check_follows(turn)
+            epoch = self.leader_epoch
             end, count = self.log.end.entry, len(frame.rows)
             judged = judge_frame(epoch, end, epoch, first, count)
             if isinstance(judged, Refusal):
@@ -167,20 +170,20 @@ class FollowingReplica(ReplicaShell):
         self._core.reset(estrangement.at, self._clock.steady_us())
         raise EntriesGone(f"{self.name}: begins anew", topic=self.topic, partition=self.number)
 
-    def take_high_watermark(self, epoch: LeaderEpoch, leader_hw: EntryIndex) -> None:
-        """The leader of this epoch says how far its high watermark is."""
+    def take_high_watermark(self, turn: int, leader_hw: EntryIndex) -> None:
+        """The leader of this turn says how far its high watermark is."""
         woken: tuple[WakeUp, ...] = ()
         with self._lock:
-            if self._closed is None and self._part is Part.FOLLOWER and epoch == self.leader_epoch:
+            if self._closed is None and self._part is Part.FOLLOWER and turn == self.turn:
                 woken = self._carry_out(self._core.learn_high_watermark(leader_hw))
         wake_all(woken)
 
-    def _check_follows(self, epoch: LeaderEpoch) -> None:
+    def _check_follows(self, turn: int) -> None:
         if self._closed is not None:
             raise self._closed.again()
-        if self._part is not Part.FOLLOWER or epoch != self.leader_epoch:
+        if self._part is not Part.FOLLOWER or turn != self.turn:
             raise NotLeader(
-                f"{self.name}: it does not follow the leader of epoch {epoch} any more",
+                f"{self.name}: it follows another leader by now, or none, or has begun again",
                 topic=self.topic,
                 partition=self.number,
             )

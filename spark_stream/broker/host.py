@@ -398,10 +398,14 @@ class Host:
     def remove_files(self, topic: Topic) -> None:
         """Removes the folder of a topic that is gone, with all that is in it.
 
+        Its partitions are closed first, in case nobody here has seen yet that it is gone: an append
+        would make the folder again.
+
         Raises:
             StorageFailure: some of that may be left.
         """
         with self._applying:
+            self.refresh()
             self._folders.remove(topic)
 
     def make_folder(self, name: str, topic_id: str) -> None:

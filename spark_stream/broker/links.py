@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Self
 
 import pyarrow as pa
 
@@ -79,11 +80,17 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """A replica that follows a leader in one epoch."""
+    """A replica that follows a leader in one epoch, until it has another part or begins again."""
 
     partition: Partition
     epoch: LeaderEpoch
     generation: Generation
+    turn: int
+
+    @classmethod
+    def now(cls, partition: Partition, generation: Generation) -> Self:
+        """As it follows at this moment; its part does not change meanwhile."""
+        return cls(partition, partition.leader_epoch, generation, partition.turn)
 
     @property
     def key(self) -> PartitionKey:
@@ -96,18 +103,18 @@ class Followed:
     def agreed(self, agreement: Agreement) -> EntryIndex:
         """Cuts the log back to the agreement; its end after that."""
         agreed = Agreed(self.epoch, -1, agreement.entry, agreement.high_watermark, agreement.reset)
-        return self.partition.agree(agreed)
+        return self.partition.agree(self.turn, agreed)
 
     def append_frame(
         self, first: EntryIndex, rows: Table, data: pa.Buffer, high_watermark: EntryIndex
     ) -> EntryIndex:
         """Appends what the leader has sent; the log's end after that."""
         frame = StoredEntries(rows, data)
-        return self.partition.append_frame(self.epoch, first, frame, high_watermark)
+        return self.partition.append_frame(self.turn, first, frame, high_watermark)
 
     def take_high_watermark(self, high_watermark: EntryIndex) -> None:
         """The leader's high watermark."""
-        self.partition.take_high_watermark(self.epoch, high_watermark)
+        self.partition.take_high_watermark(self.turn, high_watermark)
 
     def refused(self, error: IsologError) -> None:
         """The session has failed; the stream tells it, and asks again."""
@@ -121,7 +128,7 @@ class StreamLinks:
 
     def follow(self, partition: Partition, leader: BrokerId, generation: Generation) -> None:
         """The partition follows that broker from now on, in the epoch that it knows."""
-        self._fetchers.follow(leader, Followed(partition, partition.leader_epoch, generation))
+        self._fetchers.follow(leader, Followed.now(partition, generation))
 
     def unfollow(self, partition: Partition) -> None:
         """It follows nobody."""

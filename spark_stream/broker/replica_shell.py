@@ -108,6 +108,8 @@ class ReplicaShell:
             surroundings=Surroundings(log.boundary_of, generation_of),
         )
         self._part = Part.LEADER if alone else Part.NONE
+        self.turn = 0
+        """How often it was given another part, or epoch: what was begun before that is over."""
         self._hands_over = False
         self._serves: Callable[[], bool] = lambda: True
         self._callers = Callers(self.name)
@@ -240,7 +242,7 @@ class ReplicaShell:
                 self._proposed(self, ProposeRecord(me, record, lifted, version))
                 return  # it leads once that is on record
             else:
-                self._part = Part.LEADER
+                self._part, self.turn = Part.LEADER, self.turn + 1
                 self._sessions.end_all()
                 effects = self._core.lead_replicas(me, record, version, now)
             woken = self._carry_out(effects)
@@ -260,7 +262,7 @@ class ReplicaShell:
             same = self._part is part and epoch == self.leader_epoch
             if self._closed is not None or old or same:
                 return False
-            self._part = part
+            self._part, self.turn = part, self.turn + 1
             self._sessions.end_all()
             woken = self._carry_out(self._core.follow(epoch))
         wake_all(woken)

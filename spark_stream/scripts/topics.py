@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
+from spark_stream.cluster.brokers import BROKERS
 from spark_stream.cluster.partitions import PARTITIONS, PartitionId, decode_value, put_of
 from spark_stream.cluster.store import Put as StorePut
 from spark_stream.cluster.store import Record
@@ -183,9 +184,14 @@ def await_leaders(topic: Topic, partitions: Iterable[int]) -> Script[None]:
 
 
 def brokers_of(topic: Topic) -> Script[set[BrokerId]]:
-    """The brokers that may have files of the topic."""
+    """The brokers that may have files of the topic: those with replicas, and all that there are.
+
+    A broker that was away while its replica moved has files still, and nothing on record tells.
+    """
     found = yield from list_records(f"{PARTITIONS}{topic.id}/")
-    return _brokers(decode_value(each.value) for each in found)
+    registered = yield from list_records(BROKERS)
+    named = {BrokerId(each.key.removeprefix(BROKERS)) for each in registered}
+    return named | _brokers(decode_value(each.value) for each in found)
 
 
 def find_record(name: str) -> Script[Record]:

@@ -33,7 +33,7 @@ from spark_stream.storage.flush_timer import FlushTimer
 from spark_stream.storage.log_format import UNLIMITED, LogFormat, Prepared, marker_at
 from spark_stream.storage.opening import Opened, open_files
 from spark_stream.storage.reading import Budget, Chunk, read_segment
-from spark_stream.storage.retention import SegmentFacts, due_by_age, removable
+from spark_stream.storage.retention import SegmentFacts, due_by_age, is_too_old, removable
 from spark_stream.storage.rolling import rows_that_fit
 from spark_stream.storage.segment import Segment
 from spark_stream.storage.settings import Flush
@@ -454,14 +454,8 @@ class PartitionLog:
         if self.failed is not None:
             return 0
         gone = self._let_go(now, last_stable_offset)  # first: a roll may need the room
-        settings = self.format.settings
-        last = self._active.last_appended
-        idle_too_long = (
-            settings.retention_ms >= 0
-            and last is not None
-            and now - last > settings.retention_ms * 1000
-        )
-        if self._expired(now, settings.segment_ms) or idle_too_long:
+        settings, last = self.format.settings, self._active.last_appended
+        if self._expired(now, settings.segment_ms) or is_too_old(settings, last, now):
             self.roll()
             gone += self._let_go(now, last_stable_offset)
         return gone

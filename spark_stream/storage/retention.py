@@ -39,6 +39,11 @@ def removable(
     return gone
 
 
+def is_too_old(settings: LogSettings, last: int | None, now: int) -> bool:
+    """Whether even the newest record, appended at ``last``, is older than retention keeps it."""
+    return 0 <= settings.retention_ms * 1000 < now - last if last is not None else False
+
+
 def due_by_age(
     settings: LogSettings, first: int | None, last: int | None, oldest: int | None
 ) -> int | None:

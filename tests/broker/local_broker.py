@@ -97,7 +97,7 @@ class NotedLinks:
 def replicate(leader: LocalBroker, follower: LocalBroker, topic: str, number: int = 0) -> Session:
     """The follower gets all that it lacks and says that it has it, as a stream does it."""
     replica = follower.replica(topic, number)
-    followed = Followed(replica, replica.leader_epoch, follower.generation)
+    followed = Followed.now(replica, follower.generation)
     session = LedPartitions(leader.host).start_session(
         follower.id,
         follower.generation,

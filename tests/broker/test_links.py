@@ -161,7 +161,7 @@ def test_a_follower_takes_nothing_of_an_epoch_that_is_over(pair):
     a, b = pair
     a.partition("t").append(numbers(0, 1))
     replica = b.replica("t")
-    followed = Followed(replica, replica.leader_epoch, b.generation)
+    followed = Followed.now(replica, b.generation)
     session = begin(a, 0)
     found = session.read_entries(EntryIndex(0), 1 << 20)
     replicate(a, b, "t")
@@ -176,13 +176,34 @@ def test_a_follower_takes_nothing_of_an_epoch_that_is_over(pair):
     assert replica.log.end.entry == 1
 
 
+def test_what_came_for_an_earlier_turn_of_following_is_refused_in_the_same_epoch_too(pair):
+    """The broker goes on in a new generation, and a thread is late with what it had received."""
+    a, b = pair
+    replica = b.replica("t")
+    followed = Followed.now(replica, b.generation)
+    a.partition("t").append(numbers(0, 2))
+    late = begin(a, 0)
+    found = late.read_entries(EntryIndex(0), 1 << 20)
+    b.host.change_generation(Generation("b-logs-2"))
+    replicate(a, b, "t")
+    a.partition("t").append(numbers(2, 1))
+    for act in (
+        lambda: followed.agreed(late.agreement),
+        lambda: followed.append_frame(EntryIndex(0), found.rows, found.data, EntryIndex(1)),
+    ):
+        with pytest.raises(NotLeader):
+            act()
+    followed.take_high_watermark(EntryIndex(9))
+    assert replica.log.end.entry == 1
+
+
 def test_entries_that_are_there_already_are_passed_over(pair):
     a, b = pair
     for first in range(3):
         a.partition("t").append(numbers(first, 1))
     replicate(a, b, "t")
     replica = b.replica("t")
-    followed = Followed(replica, replica.leader_epoch, b.generation)
+    followed = Followed.now(replica, b.generation)
     found = begin(a, 0).read_entries(EntryIndex(0), 1 << 20)
     assert followed.append_frame(EntryIndex(0), found.rows, found.data, EntryIndex(3)) == 3
     assert replica.bounds().log_end_offset == 3
@@ -192,7 +213,7 @@ def test_bytes_that_were_changed_on_their_way_are_refused(pair):
     a, b = pair
     a.partition("t").append(numbers(0, 1))
     replica = b.replica("t")
-    followed = Followed(replica, replica.leader_epoch, b.generation)
+    followed = Followed.now(replica, b.generation)
     session = begin(a, 0)
     end = followed.agreed(session.agreement)
     found = session.read_entries(end, 1 << 20)

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from spark_stream.broker.host import Host
-from spark_stream.cluster.partitions import PartitionId, put_of
+from spark_stream.cluster.left_overs import REMOVED
+from spark_stream.cluster.partitions import PartitionId, Partitions, put_of
 from spark_stream.cluster.topics import TOPICS, Topic, encode
 from spark_stream.cluster.view import ClusterView
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
 from spark_stream.consistency.partition_record import Member, PartitionRecord
+from spark_stream.errors import UnknownTopic
 from spark_stream.storage.directory import LogDirectory
 from spark_stream.storage.logs import FileLogs
 from spark_stream.storage.settings import LogSettings
 from spark_stream.testing.simulation.disk import SimulatedDisk
 from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
+from tests.broker.clusters import around, make
 from tests.clocks import FakeClock
 from tests.support import NUMBERS, numbers
+
+__all__ = ["around"]
 
 ME, OTHER = BrokerId("me"), BrokerId("other")
 
@@ -67,3 +75,34 @@ def test_what_is_closed_for_good_and_cannot_be_forced_holds_nothing_up(tmp_path:
     host.refresh()
     assert host.topic("new").partition(0).leads
     host.close()
+
+
+def test_a_topic_that_is_removed_here_takes_no_more_though_its_deletion_was_not_seen_yet(around):
+    """An append to an empty log would make its folder again, which nobody removes then."""
+    a, b = around.start("a"), around.start("b")
+    make(a, "t", "a")
+    partition = a.partition("t")
+    b.desk.delete("t")
+    a.desk.remove_left_overs_of_others()
+    with pytest.raises(UnknownTopic):
+        partition.append(numbers(0, 1))
+    assert list(a.path.glob("topics/t/*")) == []
+    assert a.store.list(REMOVED) == []
+
+
+def test_files_of_a_replica_that_moved_go_though_its_topic_was_deleted_while_the_broker_was_away(
+    around,
+):
+    """The record that told who had the replica is gone by then."""
+    a, b = around.start("a"), around.start("b")
+    make(a, "t", "ab")
+    a.partition("t").append(numbers(0, 1))
+    a.die()
+    stored = Partitions(b.store).of_topic(b.host.find("t").id)[0]
+    moved = replace(stored.record, replicas=("b",), leader="b", isr=(Member("b", "b-logs"),))
+    assert b.store.put(*put_of(stored.id, moved, stored.version)) is not None
+    b.desk.delete("t")
+    b.desk.remove_left_overs_of_others()
+    again = around.start("a")
+    assert list(again.path.glob("topics/t/*")) == []
+    assert again.store.list(REMOVED) == []

@@ -195,11 +195,14 @@ class Line(Fold):
         self.broker = broker
         self.lost_power = False
         """Its machine has lost power since it was opened last."""
+        self.has_failed = False
+        """A force of it has failed, or another step, since its broker registered last."""
         self.may_be_cut = False
-        """It followed when its broker ended within a step, or its log failed: that may have been a
-        cut that its leader asked for."""
+        """It failed, or its broker ended within a step, while it followed: perhaps in a cut."""
         self.may_be_gone = False
         """Somebody was to remove it, since it was opened last."""
+        self.may_be_left = False
+        """Its broker was taken off the record: nobody waits until it has removed it."""
         self.state: object = None
         """The bounds of the replica when it was looked at last."""
 
@@ -235,11 +238,7 @@ class History:
     generations: dict[str, str] = field(default_factory=dict)
     """In which each broker is registered."""
     doubtful: set[str] = field(default_factory=set)
-    """Brokers that cannot vouch for their logs when they start again, as their machines ended."""
-    strays: set[tuple[str, Place]] = field(default_factory=set)
-    """Replicas of topics that were deleted while their brokers did not belong to the cluster."""
-    unforced: set[tuple[str, Place]] = field(default_factory=set)
-    """Replicas whose logs have failed to force, which their brokers cannot vouch for either."""
+    """Brokers whose machines have ended while they ran, since they registered last."""
     records: dict[str, Transaction] = field(default_factory=dict)
     decisions: dict[int, Decision] = field(default_factory=dict)
     dropped: set[Part] = field(default_factory=set)
@@ -253,8 +252,8 @@ class History:
 
     def remove_replica(self, broker: str, place: Place) -> None:
         """Its files are gone, or will be: what they lacked speaks against nothing any more."""
-        self.unforced.discard((broker, place))
-        self.line(broker, place).may_be_gone = True
+        line = self.line(broker, place)
+        line.has_failed, line.may_be_gone = False, True
 
     def send(self, count: int, place: Place, stamp: Stamp | None, *, committed: bool) -> Sent:
         """A new batch of so many records."""
@@ -276,6 +275,15 @@ class History:
         if found is None:
             found = self.lines[broker, place] = Line(self.courses[place], broker)
         return found
+
+    def lines_of(self, broker: str) -> list[Line]:
+        """Of all replicas that the broker has, or had."""
+        return [line for (name, _), line in self.lines.items() if name == broker]
+
+    def note_departure(self, broker: str) -> None:
+        """The broker does not belong to the cluster any more."""
+        for line in self.lines_of(broker):
+            line.may_be_left = True
 
     def led(self, place: Place) -> Line | None:
         """The replica that leads the partition, as the record says."""

@@ -86,14 +86,14 @@ class Onlooker:
     def _look_at_log(self, broker: SimulatedBroker, partition: Partition, *, whole: bool) -> None:
         line = self._known.get(partition)
         state = partition.replica.bounds_state
-        failed = whole and partition.log.failed is not None  # else it may not have noted that yet
+        known = line is not None
         if line is None:
             line = self._open_line(broker, partition)
-        elif whole and line.state is state and not failed:
-            return
-        if failed:
-            self._history.unforced.add((line.broker, line.place))
+        if whole and partition.log.failed is not None:  # else it may not have noted that yet
+            line.has_failed = True
             line.may_be_cut |= partition.follows
+        if known and whole and line.state is state:
+            return
         self._note_start(line, partition)
         end = int(partition.log.end.entry)
         if end < len(line.entries):
@@ -244,14 +244,12 @@ class Onlooker:
             self._notice("placed", course, before, course.record, by)
 
     def _note_broker(self, broker: str, after: str | None) -> None:
-        history = self._history
         if after is None:
-            history.generations.pop(broker, None)
+            self._history.generations.pop(broker, None)
+            self._history.note_departure(broker)
             return
         value = json.loads(after)
         generation, incarnation = value["generation"], value["incarnation"]
-        if broker not in history.generations:
-            history.strays |= {(broker, at) for at, each in history.courses.items() if each.deleted}
         if self._history.generations.get(broker) != generation:
             self._tell(f"{broker} is in generation {generation[-6:]}")
         self._history.generations[broker] = generation

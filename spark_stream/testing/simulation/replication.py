@@ -173,7 +173,7 @@ class SimulatedLinks:
 
     def follow(self, partition: Partition, leader: BrokerId, generation: Generation) -> None:
         self.unfollow(partition)
-        followed = Followed(partition, partition.leader_epoch, generation)
+        followed = Followed.now(partition, generation)
         following = self._followings[followed.key] = _Following(followed, leader)
         name = f"{self._me} follows {leader} in {partition.name}"
         self._schedule.start(name, self._follow(following), self._owner)

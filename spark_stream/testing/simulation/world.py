@@ -13,6 +13,7 @@ from typing import Any, Final
 from spark_stream.broker.partition import Partition
 from spark_stream.cluster.brokers import BROKERS, RegisteredBroker
 from spark_stream.cluster.brokers import encode as encode_broker
+from spark_stream.cluster.left_overs import REMOVED
 from spark_stream.cluster.partitions import PartitionId, put_of
 from spark_stream.cluster.topics import TOPICS, Topic, encode
 from spark_stream.cluster.vouching import VOUCHING, LeftBehind
@@ -187,6 +188,7 @@ class World:
         while not rests:  # a move may be under way
             self._wait_until(self._all_is_led, "partitions have no leaders")
             self._wait_until(self._all_is_replicated, "replicas have not caught up")
+            self._wait_until(self._all_is_removed, "something is left of deleted topics")
             placed = [each.record for each in self.history.there()]
             self._advance_for(_REST_S)
             rests = placed == [each.record for each in self.history.there()]
@@ -238,6 +240,11 @@ class World:
 
     def _all_is_replicated(self) -> bool:
         return all(map(self._is_replicated, self.history.there()))
+
+    def _all_is_removed(self) -> bool:
+        """What an alteration that was given up has left stays announced, as the topic stays."""
+        announced = {each for each in self.records.kept if each.startswith(REMOVED)}
+        return announced <= {REMOVED + topic.id for topic in self.topics()}
 
     def _is_replicated(self, course: Course) -> bool:
         """Whether all replicas of a partition are in sync, and have all that is there."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from spark_stream.broker import fetching
 from spark_stream.broker.following import FollowingReplica
 from spark_stream.broker.replica_shell import ReplicaShell
@@ -15,7 +13,7 @@ from tests.testing.planted_bugs.planting import Patch, bug
 
 @bug
 def a_follower_takes_frames_of_any_epoch(patch: Patch) -> None:
-    def check(self: FollowingReplica, epoch: Any) -> None:
+    def check(self: FollowingReplica, turn: int) -> None:
         if self._closed is not None or not self.follows:
             raise NotLeader(f"{self.name} does not follow")
 

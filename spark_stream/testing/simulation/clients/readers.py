@@ -149,13 +149,14 @@ def read_up_to(
                 continue
             reading = _Reading(topic, at)
             reading.position = positions.get(place, 0)
-            while reading.position < offsets[place]:
-                yield from _read(session, reading, offsets[place], Isolation.READ_COMMITTED)
+            short = False
+            while reading.position < offsets[place] and not short:
+                short = yield from _read(session, reading, offsets[place], Isolation.READ_COMMITTED)
             positions[place] = max(reading.position, offsets[place])
 
 
 def _read(session: Session, reading: _Reading, end: int | None, isolation: Isolation) -> Body:
-    """Reads what there is from where the reader is."""
+    """Reads what there is from where the reader is; whether it is told to go no further."""
     topic, at = reading.topic, reading.at
     route = yield from session.route(topic, at)
     asked = Fetch(
@@ -176,12 +177,15 @@ def _read(session: Session, reading: _Reading, end: int | None, isolation: Isola
         lambda broker: _fetch(world, broker, asked, reading),
         route,
     )
-    if session.answered(topic, route, facts.leader_epoch):
-        if end is not None and facts.next == reading.position:  # a client would go no further
-            course = world.history.courses[topic.id, at]
-            world.notice("ended_short", course, reading.position, end)
-        reading.position, reading.lineage = facts.next, facts.lineage
-        reading.got += values
+    if not session.answered(topic, route, facts.leader_epoch):
+        return False
+    short = end is not None and facts.next == reading.position
+    if short:
+        course = world.history.courses[topic.id, at]
+        world.notice("ended_short", course, reading.position, end)
+    reading.position, reading.lineage = facts.next, facts.lineage
+    reading.got += values
+    return short
 
 
 def _fetch(world: World, broker: SimulatedBroker, asked: Fetch, reading: _Reading) -> Body:

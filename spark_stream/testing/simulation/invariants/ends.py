@@ -55,10 +55,10 @@ class DeletedTopicsLeaveNoFiles(Invariant):
             }
             for folder in found:
                 place = (folder.parts[4], int(folder.parts[5]))  # /broker/topics/name/id/number
-                excused = (broker, place) in self.history.strays
-                self.require(
-                    place in mine or excused, f"{broker} has {folder}, of no replica that it has"
-                )
+                line = self.history.lines.get((broker, place))
+                left = line is not None and line.may_be_left
+                what = f"{broker} has {folder}, of no replica that it has"
+                self.require(place in mine or left, what)
 
 
 class DeletedTopicsLeaveNoRecords(Invariant):

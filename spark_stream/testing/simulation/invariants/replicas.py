@@ -227,10 +227,11 @@ class WhoCannotVouchIsNotInSync(Invariant):
     def registered(self, broker: str, generation: str) -> None:
         before = self._known.get(broker)
         self._known[broker] = generation
-        failed = {each for each in self.history.unforced if each[0] == broker}
-        self.history.unforced -= failed
-        there = [place for _, place in failed if not self.history.courses[place].deleted]
-        if broker in self.history.doubtful or there:
-            self.history.doubtful.discard(broker)
-            what = f"{broker} cannot vouch, and is in the generation {generation} again"
-            self.require(before != generation, what)
+        doubts = broker in self.history.doubtful
+        self.history.doubtful.discard(broker)
+        for line in self.history.lines_of(broker):
+            record = None if line.deleted else line.course.record
+            doubts |= line.has_failed and record is not None and broker in record.replicas
+            line.has_failed = False
+        what = f"{broker} cannot vouch, and is in the generation {generation} again"
+        self.require(not doubts or before != generation, what)
