@@ -6,6 +6,7 @@ do not wait for each other.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,12 +23,14 @@ from spark_stream.broker.placing import placed, placed_by_hand
 from spark_stream.cluster.topics import Topic, check_name, check_partitions
 from spark_stream.consistency.partition_record import PartitionRecord
 from spark_stream.environment import Ids
-from spark_stream.errors import InvalidTopic
+from spark_stream.errors import InvalidTopic, StorageFailure
 from spark_stream.scripts import left_overs
 from spark_stream.scripts import topics as scripts
 from spark_stream.scripts.steps import Script
 from spark_stream.storage.settings import LogSettings, parse_settings
 from spark_stream.wire.schemas import check_topic_schema
+
+logger = logging.getLogger(__name__)
 
 
 class TopicDesk:
@@ -196,8 +199,12 @@ class TopicDesk:
                 for each in (*left_overs.brokers_of(record), *left_overs.makers(record))
                 if self._members.get(each) is None
             }
-            if (yield from left_overs.remove_left_over(record, me, gone, lost - {me})):
-                removed.append(left_overs.name_of(record))
+            name = left_overs.name_of(record)
+            try:
+                if (yield from left_overs.remove_left_over(record, me, gone, lost - {me})):
+                    removed.append(name)
+            except StorageFailure:  # the next look tries it again
+                logger.exception("topic %r was deleted, and some of its files are left", name)
         return removed
 
     @contextmanager

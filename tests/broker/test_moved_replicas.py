@@ -19,8 +19,10 @@ from spark_stream.storage.directory import LogDirectory
 from spark_stream.storage.logs import FileLogs
 from spark_stream.storage.settings import LogSettings
 from spark_stream.testing.simulation.disk import SimulatedDisk
+from spark_stream.testing.simulation.logs import DiskLogs
 from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
 from tests.broker.clusters import around, make
+from tests.broker.local_broker import Surroundings
 from tests.clocks import FakeClock
 from tests.support import NUMBERS, numbers
 
@@ -106,3 +108,22 @@ def test_files_of_a_replica_that_moved_go_though_its_topic_was_deleted_while_the
     again = around.start("a")
     assert list(again.path.glob("topics/t/*")) == []
     assert again.store.list(REMOVED) == []
+
+
+def test_files_that_cannot_be_removed_keep_no_broker_from_starting(around: Surroundings):
+    """Of two topics that were deleted while it was down; a later look removes the rest."""
+    logs = DiskLogs(around.path / "b", lambda: None)
+    a, b = around.start("a"), around.start("b", logs=logs)
+    for name in ("t", "u"):
+        make(a, name, "b")
+        b.partition(name).append(numbers(0, 3))
+    b.die()
+    logs.end_process()
+    for name in ("t", "u"):
+        a.desk.delete(name)
+    logs.fail_next_force()
+    b = around.start("b", logs=logs)
+    assert len(b.store.list(REMOVED)) == 1
+    b.desk.remove_left_overs_of_others()
+    assert b.store.list(REMOVED) == []
+    assert logs.folders() == set()
