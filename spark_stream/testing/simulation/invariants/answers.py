@@ -103,10 +103,13 @@ class ACommitIsAnsweredWhenItIsVisible(Invariant):
         decision = self.history.decisions.get(number)
         decided = decision is not None and decision.committed
         self.require(decided, f"{what} is told to be committed, and is not")
+        taken = frozenset() if decision is None else decision.taken
         for each in answer.partitions:
             course = self.history.courses.get((each.topic_id, each.partition))
             if course is not None and not course.deleted and number not in course.unmarked:
                 left = [part for part in course.committed.open if part[0] == number]
+                if number in course.lost:  # those of branches that it did not take, nobody forces
+                    left = [part for part in left if part[1] in taken]
                 self.require(
                     not left, f"{what} is told to be visible; open in {course.name}: {left}"
                 )
