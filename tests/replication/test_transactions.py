@@ -67,14 +67,15 @@ def test_a_transaction_is_whole_through_the_kill_of_a_broker(cluster, topic, kil
 
 
 def test_a_broker_that_dies_while_it_finishes_is_replaced(cluster, topic):
-    """The broker that was asked to commit cannot reach one leader, and dies with half of it done.
+    """Two leaders cannot reach each other, so what each of them appends waits for the other one.
 
-    It has decided then, or it has not: whoever looks after it ends the transaction as a whole.
+    The third, which was asked to commit, reaches both. It has decided, and waits until the markers
+    are replicated, when it dies. Once they reach each other, they end the transaction as a whole.
     """
     with cluster.connect(timeout=60) as log:
         spread(log, topic)
-        with _at(cluster, 1) as first:
-            producer = first.producer(transactional_id=topic, timeout_ms=5_000)
+        with _at(cluster, 2) as second:
+            producer = second.producer(transactional_id=topic, timeout_ms=5_000)
             producer.begin_transaction()
             put_everywhere(producer, topic, 1)
             producer.flush()
@@ -82,7 +83,8 @@ def test_a_broker_that_dies_while_it_finishes_is_replaced(cluster, topic):
             commit = threading.Thread(target=_ignoring(producer.commit_transaction))
             commit.start()
             eventually(lambda: log.describe_transaction(topic).state == "committing")
-            cluster.kill(1)
+            cluster.kill(2)
+            cluster.heal()
             commit.join()
             eventually(
                 lambda: patiently(lambda: log.describe_transaction(topic)).state == "committed",
