@@ -13,10 +13,10 @@ def grow(broker: BrokerProcess, topic: str, first: int, count: int, partition: i
             producer.append(topic, numbers(number, 1), partition=partition)
 
 
-def cut(broker: BrokerProcess, keep: int, partition: int = 0) -> None:
+def cut(broker: BrokerProcess, keep: int, partition: int = 0, topic: str = "*") -> None:
     """A power cut that took all but the first entries of the partition; then the broker starts."""
     broker.kill()
-    (entries,) = broker.directory.glob(f"topics/*/*/{partition}/*.entries")
+    (entries,) = broker.directory.glob(f"topics/{topic}/*/{partition}/*.entries")
     with entries.open("r+b") as file:
         file.truncate(keep * ENTRY_SIZE)
     # It cannot vouch for its logs then: after a power cut because its machine was started anew.

@@ -4,7 +4,9 @@ A *lineage* is a tuple of claims ``(epoch, end)``, both rising: the record befor
 was written in the leader epoch ``epoch``. The last claim is of where the reader was told that it
 is. The claims before it end where the next one's epoch began; they go back to the first whose epoch
 has a record below the high watermark, for no failover takes that one back, so every later log knows
-this epoch; or to the first record. So a lineage nearly always is one claim.
+this epoch. So a lineage nearly always is one claim. Where they would go back beyond the first
+record that the log knows, that record's epoch comes twice: first with the record's own offset.
+Retention removes only what is replicated, so every later log has what was before that.
 
 Invariant: where a log holds a record of an epoch right before ``end``, it holds all that the reader
 has read up to there. For an epoch has one leader, and a replica takes its entries only behind what
@@ -46,8 +48,8 @@ def lineage_of(starts: EpochStarts, offset: Offset, replicated: Offset) -> Linea
         if end < replicated:
             break
     else:
-        if claims:
-            claims.append((0, int(end)))  # nothing is before it
+        if claims:  # what is before the first record that the log knows, it cannot claim
+            claims.append((claims[-1][0], int(end)))
     return tuple(reversed(claims))
 
 
@@ -67,6 +69,8 @@ def surviving(
         if here is not None and here.offset < end:
             return min(Offset(end), starts.end_of(epoch, log_end).offset)
     epoch, end = lineage[0]
+    if len(lineage) > 1 and lineage[1][0] == epoch:  # not a claim: the log began here
+        return min(Offset(end), log_end.offset)
     ended, other = starts.end_of(epoch, log_end).offset, starts.before(Offset(end))
     return ended if ended < end or other is None else other[1].offset
 

@@ -19,6 +19,7 @@ from typing import Any
 from spark_stream.client.values import PartitionOffsets
 from spark_stream.consistency.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.errors import InvalidRequest
+from spark_stream.wire.messages import INT64_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,19 +84,22 @@ def to_json(offsets: Offsets, cluster_id: str | None = None) -> dict[str, Any]:
 def from_json(value: Mapping[str, Any]) -> dict[str, TopicOffsets]:
     """The offsets that Spark gives back, or InvalidRequest: a checkpoint of something else."""
     try:
-        return {
-            str(name): TopicOffsets(
-                str(topic["id"]),
-                {int(number): int(at["offset"]) for number, at in topic["partitions"].items()},
-                {int(number): _lineage(at) for number, at in topic["partitions"].items()},
-            )
-            for name, topic in value.items()
-        }
+        return {str(name): _topic(topic) for name, topic in value.items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidRequest(
             f"the checkpoint's offset is not isolog's: {value!r}",
             hint="Use the checkpoint of this very query, or a new one.",
         ) from error
+
+
+def _topic(logged: Mapping[str, Any]) -> TopicOffsets:
+    """The logged offsets of a topic."""
+    places = {_number(int(number)): place for number, place in logged["partitions"].items()}
+    return TopicOffsets(
+        str(logged["id"]),
+        {number: _number(place["offset"]) for number, place in places.items()},
+        {number: _lineage(place) for number, place in places.items()},
+    )
 
 
 def _place(offset: int, lineage: Lineage) -> dict[str, Any]:
@@ -109,10 +113,24 @@ def _place(offset: int, lineage: Lineage) -> dict[str, Any]:
 
 
 def _lineage(place: Mapping[str, Any]) -> Lineage:
-    """The lineage of a logged offset."""
-    if "lineage" in place:
-        return tuple((int(epoch), int(end)) for epoch, end in place["lineage"])
-    return ((int(place["epoch"]), int(place["offset"])),) if "epoch" in place else NOTHING_KNOWN
+    """The lineage of a logged offset; ValueError if it is none."""
+    if "epoch" not in place and "lineage" not in place:
+        return NOTHING_KNOWN
+    last = _number(place["epoch"])
+    if "lineage" not in place:
+        return ((last, _number(place["offset"])),)
+    lineage = tuple((_number(epoch), _number(end)) for epoch, end in place["lineage"])
+    rising = all(list(each) == sorted(each) for each in zip(*lineage, strict=True))
+    if not lineage or lineage[-1][0] != last or not rising:
+        raise ValueError(f"no lineage: {place!r}")
+    return lineage
+
+
+def _number(value: object) -> int:
+    """An offset or an epoch; ValueError for anything else."""
+    if type(value) is not int or not 0 <= value <= INT64_MAX:
+        raise ValueError(f"no offset, and no epoch: {value!r}")
+    return value
 
 
 def clusters(value: Mapping[str, Any]) -> dict[str, str]:

@@ -359,7 +359,7 @@ def _offsets(options: Mapping[str, str], name: str, default: int, topics: tuple[
                 str(topic): {int(number): int(offset) for number, offset in places.items()}
                 for topic, places in parsed.items()
             }
-    except (ValueError, AttributeError, TypeError, InvalidRequest):
+    except (ValueError, AttributeError, TypeError, OverflowError, InvalidRequest):
         raise InvalidOption(
             f'{name} takes earliest | latest | {{"topic": {{"0": 23, "1": -2}}}} | a streaming'
             f" offset of a query's progress, not {text!r}",

@@ -21,9 +21,10 @@ Log = list[tuple[int, int]]
 """One record an entry: of each its epoch, and a number that no other record has."""
 
 
-def starts_of(log: Log) -> EpochStarts:
+def starts_of(log: Log, first: int = 0) -> EpochStarts:
+    """As a log that holds the records from ``first`` on derives them when it opens."""
     found = EpochStarts()
-    for place, (epoch, _) in enumerate(log):
+    for place, (epoch, _) in enumerate(log[first:], first):
         found.appended(LeaderEpoch(epoch), place_of(place))
     return found
 
@@ -37,12 +38,12 @@ def of_epochs(*counts: tuple[int, int]) -> Log:
     return [(epoch, number) for epoch, count in counts for number in range(count)]
 
 
-def told(log: Log, offset: int, replicated: int) -> Lineage:
-    return lineage_of(starts_of(log), Offset(offset), Offset(replicated))
+def told(log: Log, offset: int, replicated: int, first: int = 0) -> Lineage:
+    return lineage_of(starts_of(log, first), Offset(offset), Offset(replicated))
 
 
 def held(lineage: Lineage, log: Log, start: int = 0) -> int:
-    return surviving(lineage, starts_of(log), Offset(start), place_of(len(log)))
+    return surviving(lineage, starts_of(log, start), Offset(start), place_of(len(log)))
 
 
 def shared(one: Log, other: Log) -> int:
@@ -87,6 +88,17 @@ def test_a_copy_of_an_earlier_time_has_lost_what_it_lacks():
     assert lost_above(8, lineage, held(lineage, [])) == 0
 
 
+def test_what_retention_removed_everywhere_but_at_the_next_leader_is_held():
+    """A log without records, opened again, does not know the epochs before it begins."""
+    opened = EpochStarts()
+    opened.appended(LeaderEpoch(5), place_of(100))
+    lineage = lineage_of(opened, Offset(105), Offset(100))
+    assert lost_above(105, lineage, held(lineage, of_epochs((3, 100), (6, 9)))) == 100
+    assert lost_above(105, lineage, held(lineage, of_epochs((3, 100)))) == 100
+    assert lost_above(100, lineage, held(lineage, of_epochs((3, 100)))) is None
+    assert lost_above(105, lineage, held(lineage, of_epochs((3, 80)))) == 80
+
+
 def test_a_log_that_knows_no_epoch_of_a_reader_has_lost_what_was_replicated():
     lineage = told(of_epochs((0, 5), (2, 3)), 8, 8)
     assert held(lineage, of_epochs((0, 5), (3, 9))) == 5
@@ -112,9 +124,11 @@ TERM = st.tuples(
 def test_a_reader_learns_exactly_what_was_taken_back(terms, data):
     """Leaders come and go over three replicas, and whoever has all that is replicated may lead.
 
-    A reader of each leader remembers where it is; every later leader tells it what is left.
+    A reader of each leader remembers where it is; every later leader tells it what is left. Each
+    leader removes what it likes of what is replicated, and opens its log again.
     """
     logs: list[Log] = [[], [], []]
+    firsts = [0, 0, 0]
     readers: list[tuple[Log, int, Lineage]] = []
     for_good: Log = []
     replicated = number = 0
@@ -123,8 +137,9 @@ def test_a_reader_learns_exactly_what_was_taken_back(terms, data):
         if shared(leader, for_good) < replicated:
             continue
         for read, at, lineage in readers:
-            left = lost_above(at, lineage, held(lineage, leader)) if lineage else None
-            same = shared(read, leader)
+            survives = held(lineage, leader, firsts[who]) if lineage else 0
+            left = lost_above(at, lineage, survives) if lineage else None
+            same = max(shared(read, leader), firsts[who])
             assert left == (None if same >= at else same)
         for _ in range(appends):
             leader.append((epoch, number))
@@ -135,7 +150,8 @@ def test_a_reader_learns_exactly_what_was_taken_back(terms, data):
                 logs[follower] = leader[: max(same, min(most, len(leader)))]
         replicated = max(replicated, min(shared(log, leader) for log in logs))
         for_good = leader[:replicated]
-        seen = data.draw(st.integers(0, len(leader)), label="seen")
-        known = data.draw(st.integers(0, replicated), label="the high watermark that it knows")
-        at = data.draw(st.integers(0, seen), label="read")
-        readers.append((leader[:at], at, told(leader, seen, known)))
+        first = firsts[who] = data.draw(st.integers(firsts[who], replicated), label="log start")
+        known = data.draw(st.integers(first, replicated), label="the high watermark that it knows")
+        seen = data.draw(st.integers(first, len(leader)), label="seen")
+        at = data.draw(st.integers(first, seen), label="read")
+        readers.append((leader[:at], at, told(leader, seen, known, first)))

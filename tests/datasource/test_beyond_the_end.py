@@ -91,9 +91,11 @@ def test_what_is_not_visible_yet_is_not_above_the_end(shared, log, ten):
 
 def test_a_progress_that_is_none_is_refused_by_name(shared, ten):
     for text in (
-        json.dumps({ten: {"id": "x", "partitions": {"0": {"offset": 3}}}}),
+        json.dumps({ten: {"id": "x", "partitions": {"0": {"epoch": 3}}}}),
         json.dumps({ten: {"id": "x", "partitions": 3}}),
         json.dumps({ten: {"id": "x", "partitions": {"0": {"offset": -3, "epoch": 0}}}}),
+        json.dumps({ten: {"id": "x", "partitions": {"0": {"offset": 3, "epoch": 2**63}}}}),
+        json.dumps({ten: {"0": 1e999}}),
         json.dumps({"other": {"id": "x", "partitions": {"0": {"offset": 3, "epoch": 0}}}}),
     ):
         with pytest.raises(InvalidOption, match="startingOffsets"):

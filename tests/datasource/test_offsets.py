@@ -55,6 +55,35 @@ def test_another_sources_offset_is_refused(value: dict[str, object]) -> None:
         from_json(value)
 
 
+@pytest.mark.parametrize(
+    "place",
+    [
+        {"offset": -1},
+        {"offset": 2**63},
+        {"offset": "5"},
+        {"offset": 5.5},
+        {"offset": True},
+        {"offset": 5, "epoch": None},
+        {"offset": 5, "epoch": -1},
+        {"offset": 5, "epoch": float("inf")},
+        {"offset": 5, "epoch": 2**63},
+        {"offset": 5, "lineage": [[3, 5]]},
+        {"offset": 5, "epoch": 4, "lineage": [[3, 5]]},
+        {"offset": 5, "epoch": 3, "lineage": []},
+        {"offset": 5, "epoch": 3, "lineage": "35"},
+        {"offset": 5, "epoch": 4, "lineage": ["34", "45"]},
+        {"offset": 5, "epoch": 4, "lineage": [["3", 4], [4, 5]]},
+        {"offset": 5, "epoch": 4, "lineage": [[3, 4, 5], [4, 5]]},
+        {"offset": 5, "epoch": 4, "lineage": [[5, 4], [4, 5]]},
+        {"offset": 5, "epoch": 4, "lineage": [[3, 6], [4, 5]]},
+        {"offset": 5, "epoch": 4, "lineage": [[3, 2**63], [4, 2**63]]},
+    ],
+)
+def test_an_offset_that_was_edited_into_nonsense_is_refused(place: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequest, match="not isolog's"):
+        from_json({"t": {"id": "x", "partitions": {"0": place}}})
+
+
 @given(offsets, offsets)
 def test_ranges_are_not_empty_and_end_where_the_end_says(
     start: dict[str, TopicOffsets], end: dict[str, TopicOffsets]

@@ -143,6 +143,7 @@ class Feed:
                 lineage = NOTHING_KNOWN
                 self._put((key, moved_to(source, position), None))
         while not self._stopped.is_set() and (end is None or position < end):
+            before = position
             try:
                 wait = POLL_MS if end is None else 0
                 for fetched in fetch_once(
@@ -156,6 +157,8 @@ class Feed:
                     worth = fetched.batch.num_rows or moved or told
                     if worth and not self._put((key, fetched, None)):
                         return
+                if end is not None and position == before:
+                    return  # the bound is lower now: a failover took back what nobody had read
             except GONE as error:
                 position = where_to_go_on(error, fail=self._fail_on_loss)
                 lineage = NOTHING_KNOWN

@@ -11,7 +11,7 @@ import pytest
 import spark_stream as isolog
 from spark_stream.errors import DataLoss, InvalidOption, OffsetEvicted
 from tests.cut_logs import cut, grow
-from tests.support import NUMBERS, BrokerProcess, eventually
+from tests.support import NUMBERS, BrokerProcess, eventually, numbers
 
 pytestmark = pytest.mark.slow
 
@@ -97,6 +97,28 @@ def test_what_was_not_taken_back_is_no_loss(broker, log):
         broker.restart()  # in a new epoch, with all records
         grow(broker, "t", 100, 10)
         assert found + read_on(consumer) == list(range(110))
+
+
+@pytest.mark.parametrize("grown", [0, 3])
+def test_a_bound_that_was_taken_back_before_it_was_reached_ends_no_later(broker, log, grown):
+    """More batches than are fetched ahead: the log is cut while the reader has only the first."""
+    count = 1 << 19
+    log.create_topic("big", schema=NUMBERS)
+    with log.producer() as producer:
+        for number in range(12):
+            producer.append("big", numbers(number * count, count), 0)
+    with log.consumer("big") as consumer:
+        batches = consumer.batches(until="latest")
+        rows = next(batches).num_rows
+        cut(broker, 9, topic="big")
+        grow(broker, "big", 0, grown)
+        watchdog = threading.Timer(30, consumer.close)
+        watchdog.start()
+        assert rows + sum(batch.num_rows for batch in batches) == 9 * count + grown
+        assert watchdog.is_alive(), "it went on until the consumer was closed"
+        watchdog.cancel()
+        watchdog.join()
+        assert consumer.position() == {("big", 0): 9 * count + grown}
 
 
 def test_a_stored_position_knows_its_epoch(broker, log):
