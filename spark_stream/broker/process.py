@@ -272,13 +272,21 @@ class Broker:
     def _keeper(
         self, name: str, pause_s: float, task: Callable[[], float | None]
     ) -> threading.Thread:
-        """A thread that runs the task again and again; it may say how long to pause after it."""
+        """A thread that runs the task again and again; it may say how long to pause after it.
+
+        What fails for a reason that is known is told in one line, once while the reason lasts.
+        """
 
         def keep() -> None:
-            pause = pause_s
+            pause, told = pause_s, ""
             while not self._stop_asked.wait(pause):
                 try:
                     pause = task() or pause_s
+                    told = ""
+                except IsologError as error:
+                    if told != str(error) and not self._stop_asked.is_set():
+                        told = str(error)
+                        logger.error("%s: %s", name, told)
                 except Exception:
                     if not self._stop_asked.is_set():
                         logger.exception("%s", name)

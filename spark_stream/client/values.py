@@ -19,7 +19,8 @@ class PartitionDescription:
 
     ``leader``, ``replicas`` and ``isr`` are broker ids; there is no leader while nobody can lead.
     ``lag``: how many entries each follower lacks. A move brings ``adding`` and takes ``removing``
-    away: both are among the ``replicas`` until it ends.
+    away: both are among the ``replicas`` until it ends. In both is what it takes away that a move
+    which it replaced has brought.
     """
 
     partition: int

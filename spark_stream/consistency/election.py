@@ -274,7 +274,8 @@ def leave_isr(record: PartitionRecord, me: Member) -> Outcome:
 def begin_move(record: PartitionRecord, target: Sequence[BrokerId]) -> Outcome:
     """The partition is to be on these brokers, the first of them its preferred leader.
 
-    Until they are in sync the others stay, behind them. A move that is under way is replaced.
+    Until they are in sync the others stay, behind them. A move that is under way is replaced: those
+    that it has brought go, whether this one is finished or cancelled.
     """
     goes = tuple(
         broker
@@ -284,7 +285,8 @@ def begin_move(record: PartitionRecord, target: Sequence[BrokerId]) -> Outcome:
     comes = tuple(
         broker for broker in target if broker not in record.replicas or broker in record.adding
     )
-    moving = replace(record, replicas=(*target, *goes), adding=comes, removing=goes)
+    brought = tuple(broker for broker in goes if broker in record.adding)
+    moving = replace(record, replicas=(*target, *goes), adding=(*comes, *brought), removing=goes)
     return Unchanged(Obstacle.SAME, record) if moving == record else moving
 
 
@@ -299,7 +301,10 @@ def finish_move(record: PartitionRecord, alive: Alive) -> Outcome:
 
 
 def cancel_move(record: PartitionRecord, alive: Alive) -> Outcome:
-    """The brokers that a move brought go again. Who was the preferred leader is not restored."""
+    """The brokers that the move brought, and those that it replaced, go again.
+
+    Who was the preferred leader is not restored.
+    """
     if not (record.adding or record.removing):
         return Unchanged(Obstacle.NOT_MOVING, record)
     stay = tuple(broker for broker in record.replicas if broker not in record.adding)

@@ -35,7 +35,8 @@ class PartitionRecord:
 
     ``replicas``: the brokers that are to have a copy, the preferred leader first. ``adding``: those
     of ``replicas`` that a move puts there; ``removing``: those that leave once the others are in
-    sync. ``leader``: None while nobody can lead.
+    sync. In both are those that were brought by a move which another one has replaced since.
+    ``leader``: None while nobody can lead.
     """
 
     replicas: tuple[BrokerId, ...]

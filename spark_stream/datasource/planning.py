@@ -69,10 +69,12 @@ class Planner:
         """The offsets that Spark logged.
 
         Raises:
+            InvalidRequest: they are no offsets of this source.
             WrongCluster: they are of another log than the one that the query reads now.
         """
+        found = from_json(value)
         self.check_log(value, "the checkpoint")
-        return from_json(value)
+        return found
 
     def check_log(self, value: Mapping[str, Any], said_by: str) -> None:
         """Raises WrongCluster if these logged offsets are of another log. Old ones name none."""

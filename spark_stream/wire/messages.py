@@ -271,7 +271,8 @@ class PartitionFacts(Message):
 
     Brokers are named by their ids. ``leader`` is None while nobody can lead. ``lag``: how many
     entries each follower lacks. A move brings ``adding`` and takes ``removing`` away: both are
-    among the ``replicas`` until it ends.
+    among the ``replicas`` until it ends. In both is what it takes away that a move which it
+    replaced has brought.
     """
 
     partition: int

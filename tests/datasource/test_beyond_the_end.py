@@ -8,7 +8,7 @@ import logging
 import pytest
 
 import spark_stream as isolog
-from spark_stream.errors import DataLoss, InvalidOption, OffsetOutOfRange
+from spark_stream.errors import DataLoss, InvalidOption, InvalidRequest, OffsetOutOfRange
 from tests.datasource.sources import Query, batch_read
 from tests.support import NUMBERS, numbers
 
@@ -87,6 +87,12 @@ def test_what_is_not_visible_yet_is_not_above_the_end(shared, log, ten):
         assert query.batch() == []
         producer.commit_transaction()
     assert query.batch() == []
+
+
+@pytest.mark.parametrize("value", [None, [1, 2], "t", {"t": [3]}])
+def test_a_checkpoint_of_something_else_is_refused(shared, ten, value):
+    with pytest.raises(InvalidRequest, match="the checkpoint's offset is not isolog's"):
+        Query(shared.address, ten, at=value).read(value)
 
 
 def test_a_progress_that_is_none_is_refused_by_name(shared, ten):

@@ -101,7 +101,8 @@ def _moves(topic: TopicDescription) -> Iterator[str]:
     moves: dict[tuple[str, str], list[int]] = {}
     for each in topic.partitions:
         if each.adding or each.removing:
-            brings, takes = ", ".join(each.adding), ", ".join(each.removing)
+            comes = (broker for broker in each.adding if broker not in each.removing)
+            brings, takes = ", ".join(comes), ", ".join(each.removing)
             moves.setdefault((brings, takes), []).append(each.partition)
     for (brings, takes), numbers in moves.items():
         which = "partition" if len(numbers) == 1 else "partitions"

@@ -62,6 +62,8 @@ def test_moves_are_shown_while_they_are_under_way():
     alone = partition(2, "14", "1", {"4": 2}, adding="4")
     text = shown(*moving, alone)
     assert "partitions 0 to 1: under way from 2 to 3\npartition 2: under way to 4\n" in text
+    replaced = partition(0, "1324", "124", {"2": 0, "3": 7, "4": 0}, adding="34", removing="24")
+    assert "partition 0: under way from 2, 4 to 3\n" in shown(replaced)
 
 
 def test_all_in_sync():

@@ -203,7 +203,7 @@ class AMoveLeavesNothingUnforced(Invariant):
         if before is None or course.flush is Flush.NONE or after.adding or after.removing:
             return
         goes = set(before.replicas) - set(after.replicas)
-        if not goes or not goes.isdisjoint(before.adding):
+        if not goes or goes != set(before.removing):
             return  # nobody goes, or it was cancelled
         for broker in self.view.brokers:
             partition = self.view.replica(broker, course.place)
