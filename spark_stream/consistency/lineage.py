@@ -62,9 +62,16 @@ def surviving(
     of the epochs, records that were replicated are lost (an unclean election, an older copy of the
     log): then it is below the last claim, and as near to the place as the log can tell.
     """
+    return max(log_start, _left_behind(lineage, starts, log_start, log_end))
+
+
+def _left_behind(
+    lineage: Lineage, starts: EpochStarts, log_start: Offset, log_end: Boundary
+) -> Offset:
+    """Where the log and the reader's history parted."""
     for epoch, end in reversed(lineage):
         if end <= log_start:
-            return Offset(end)
+            return log_start
         here = starts.start_of(epoch)
         if here is not None and here.offset < end:
             return min(Offset(end), starts.end_of(epoch, log_end).offset)

@@ -73,7 +73,7 @@ def test_records_of_an_earlier_epoch_at_the_same_offsets_are_others():
     assert lost_above(9, lineage, held(lineage, now)) is None  # the reader had not come so far
 
 
-@pytest.mark.parametrize(("start", "left"), [(0, 5), (4, 5), (5, 5), (8, 5), (9, None), (12, None)])
+@pytest.mark.parametrize(("start", "left"), [(0, 5), (4, 5), (5, 5), (8, 8), (9, None), (12, None)])
 def test_what_retention_removed_counts_as_held(start, left):
     lineage = ((1, 5), (2, 9))
     now = of_epochs((1, 6), (3, 9))
