@@ -59,7 +59,7 @@ def test_the_examples_run_without_isolog(log_dir: Path, tmp_path: Path) -> None:
             "numbers 0 records in 1 partitions",
             "10 rows: ['key', 'value', 'headers', 'timestamp']",
             "offset 0 count 3",
-            "{'n': [1, 2, 3], '_offset': [0, 1, 2]} {'base': 0, 'next': 3}",
+            "{'n': [1, 2, 3], '_offset': [0, 1, 2]} {'base': 0, 'next': 3, 'lineage': [[0, 3]]}",
         ]
         assert log.read("numbers")["n"].to_pylist() == [1, 2, 3]
 
