@@ -62,7 +62,9 @@ def resolved(planner: Planner, option: str, place: Named, unnamed: int) -> dict[
             }
         offsets = named_resolved(planner.topics, name, wanted, options.isolation)
         reached = {
-            n: each for n, each in now.lineages.items() if each and each[-1][1] <= offsets[n]
+            n: each
+            for n, each in now.lineages.items()
+            if each and (offsets[n] == now.offsets[n] or offsets[n] >= each[-1][1])
         }
         found[name] = TopicOffsets(now.topic_id, offsets, {**reached, **seen})
     return found

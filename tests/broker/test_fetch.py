@@ -61,7 +61,8 @@ def test_every_batch_carries_its_base_offset(flight: fl.FlightClient, thousand: 
     batches, end = fetched(flight, thousand, start=150, end=950)
     at = 150
     for batch, facts in batches:
-        assert facts == {"base": at, "next": at + batch.num_rows}
+        after = at + batch.num_rows
+        assert facts == {"base": at, "next": after, "lineage": [[0, after]]}
         assert batch.column("n").to_pylist() == list(range(at, at + batch.num_rows))
         at = facts["next"]
     assert at == end["next"] == 950

@@ -78,6 +78,7 @@ def test_a_transaction_whose_finisher_died_is_finished_by_the_next_broker(
                 "topic_id": "i",
                 "partition": 0,
                 "offset": 7,
+                "lineage": [[0, 7]],
             }
 
             def decide() -> dict[str, Any]:
