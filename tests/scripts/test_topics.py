@@ -1,21 +1,18 @@
-"""Topics made, altered and deleted step by step: a script that stops leaves the old or the new."""
+"""Topics made and deleted step by step: a script that stops leaves the old or the new."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 
-from spark_stream.cluster.partitions import PartitionId, Partitions
-from spark_stream.cluster.store import MetadataStore
-from spark_stream.cluster.topics import Topic, Topics
+from spark_stream.cluster.partitions import Partitions
+from spark_stream.cluster.topics import Topics
 from spark_stream.errors import InvalidTopic, LeaderUnavailable, TopicExists, UnknownTopic
 from spark_stream.scripts.left_overs import left_overs, remove_left_over
 from spark_stream.scripts.steps import Delete, MakeFolder, Put, PutMany, ReadBounds, Together
 from spark_stream.scripts.topics import alter_topic, create_topic, delete_topic
-from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
 from tests.scripts.on_store import OnStore
 from tests.scripts.topic_stories import (
     ASSIGNMENT,
@@ -24,46 +21,18 @@ from tests.scripts.topic_stories import (
     B3,
     LATER,
     MADE,
+    STEPS,
+    added,
     announced,
     creation,
+    everybody_looks,
     folders,
+    grow,
     is_whole,
     placed,
     put_anew,
     sweep,
 )
-
-STEPS = range(20)  # more than any script here takes
-
-
-@pytest.fixture
-def store() -> Iterator[MetadataStore]:
-    found = MemoryStore(MemoryRecords())
-    yield found
-    found.close()
-
-
-@pytest.fixture
-def on(store) -> OnStore:
-    """Broker b1, which is asked for everything."""
-    return OnStore(store)
-
-
-@pytest.fixture
-def other(on) -> OnStore:
-    """Broker b2."""
-    return on.other(B2)
-
-
-def everybody_looks(on: OnStore, first: str = B1) -> None:
-    """The broker that was asked has died and starts again; the other one, and b3, live on.
-
-    ``first``: who looks first.
-    """
-    brokers = {B1: on.other(B1), B2: on.other(B2), B3: on.other(B3)}
-    for broker in (first, *brokers, *brokers):
-        sweep(brokers[broker], B1, starts=broker == B1)
-
 
 # -- creation -------------------------------------------------------------------------------------
 
@@ -237,6 +206,11 @@ def test_nobody_clears_away_what_a_living_broker_makes(on, other):
     assert is_whole(on)
 
 
+def test_a_creation_places_nothing_on_record_that_was_not_asked_for(on):
+    on.run(create_topic(LATER, placed((B2,)), B1))
+    assert on.folders == {("b2", "id2")}
+
+
 # -- deletion -------------------------------------------------------------------------------------
 
 
@@ -353,157 +327,3 @@ def test_a_topic_that_is_not_there_is_unknown_by_name(on, delete, name):
     with pytest.raises(UnknownTopic) as caught:
         on.run(delete(name))
     assert caught.value.details == {"topic": name}
-
-
-# -- alteration -----------------------------------------------------------------------------------
-
-
-def grow(partitions: int) -> Callable[[Topic], Topic]:
-    return lambda old: replace(old, partitions=partitions)
-
-
-def added(old: Topic, new: Topic) -> list:
-    """New partitions are where those of a creation would be."""
-    return placed(*(ASSIGNMENT[number % 4] for number in range(old.partitions, new.partitions)))
-
-
-def on_third(old: Topic, new: Topic) -> list:
-    """New partitions are on a broker that had nothing of the topic."""
-    return placed(*([(B3,)] * (new.partitions - old.partitions)))
-
-
-def test_a_topic_gets_more_partitions(on):
-    on.run(creation(MADE))
-    altered = on.run(alter_topic("flights", grow(6), on_third))
-    assert altered == replace(MADE, partitions=6)
-    assert Topics(on.store).get("flights") == altered
-    records = Partitions(on.store).of_topic(MADE.id)
-    assert [each.record for each in records] == placed(*ASSIGNMENT, (B3,), (B3,))
-    assert on.folders == {*folders(MADE), ("b3", "id1")}
-    assert announced(on.store) == []
-
-
-def test_a_topic_that_gets_other_settings_keeps_its_partitions_records(on):
-    on.run(creation(MADE))
-    before = Partitions(on.store).of_topic(MADE.id)
-    on.run(alter_topic("flights", lambda old: replace(old, config={"segment.ms": "7"}), added))
-    assert Topics(on.store).get("flights").config == {"segment.ms": "7"}
-    assert Partitions(on.store).of_topic(MADE.id) == before
-
-
-def test_a_topic_that_somebody_else_changed_meanwhile_is_not_overwritten(on):
-    on.run(creation(MADE))
-    late = on.start(alter_topic("flights", grow(9), added))
-    late.advance()  # it has read
-    config = {"segment.ms": "7"}
-    altered = on.run(alter_topic("flights", lambda old: replace(old, config=config), added))
-    with pytest.raises(InvalidTopic, match="by somebody else"):
-        late.end()
-    assert Topics(on.store).all() == [altered]
-    assert on.folders == folders(MADE)
-
-
-@pytest.mark.parametrize("steps", range(1, 20))
-def test_of_two_that_add_partitions_at_once_one_does(on, other, steps):
-    """However far the late one is: the partitions are where one of them placed them."""
-    on.run(creation(MADE))
-    late = on.start(alter_topic("flights", grow(6), on_third))
-    for _ in range(steps):
-        late.advance()
-    six = Topics(on.store).get("flights").partitions == 6
-    for ask in (lambda: other.run(alter_topic("flights", grow(8), added)), late.end):
-        with suppress(InvalidTopic):
-            ask()
-    (topic,) = Topics(on.store).all()
-    if six:
-        wanted = [(B3,), (B3,), *ASSIGNMENT[2:]]
-    else:
-        wanted = {6: [(B3,), (B3,)], 8: ASSIGNMENT}[topic.partitions]
-    records = Partitions(on.store).of_topic(MADE.id)[: topic.partitions]
-    assert [each.record for each in records] == placed(*ASSIGNMENT, *wanted)
-    for number in range(topic.partitions):
-        found = Partitions(on.store).get(PartitionId(topic.id, number))
-        assert found is not None
-        assert {(str(each), topic.id) for each in found.record.replicas} <= on.folders
-
-
-@pytest.mark.parametrize("steps", range(20))
-def test_of_two_that_add_partitions_by_turns_one_does_at_most_and_its_records_stay(steps):
-    """A partition lives once the topic has it: its record is its leader's from then on."""
-    for others_steps in range(20):
-        first = OnStore(MemoryStore(MemoryRecords()))
-        second = first.other(B2)
-        first.run(creation(MADE))
-        early = first.start(alter_topic("flights", grow(6), on_third))
-        late = second.start(alter_topic("flights", grow(6), added))
-        turns = [(early, steps), (late, others_steps), (early, 20), (late, 20)]
-        refused = 0
-        for driven, most in turns:
-            before = Topics(first.store).all()[0].partitions
-            records = Partitions(first.store).of_topic(MADE.id)
-            try:
-                while most and driven.advance():
-                    most -= 1
-            except InvalidTopic:
-                refused += 1
-            if before == 6:
-                assert Partitions(first.store).of_topic(MADE.id) == records
-        assert Topics(first.store).all() == [replace(MADE, partitions=6 if refused < 2 else 4)]
-
-
-@pytest.mark.parametrize("steps", range(1, 20))
-def test_a_topic_that_was_deleted_meanwhile_is_not_altered_and_leaves_nothing(on, other, steps):
-    on.run(creation(MADE))
-    late = on.start(alter_topic("flights", grow(9), on_third))
-    for _ in range(steps):
-        late.advance()
-    other.run(delete_topic("flights"))
-    with suppress(InvalidTopic):
-        late.end()
-    third = on.other(B3)
-    for each in (on, other, third, on, other, third):
-        sweep(each)
-    assert (Topics(on.store).all(), on.folders, announced(on.store)) == ([], set(), [])
-    assert is_whole(on)
-
-
-@pytest.mark.parametrize("steps", STEPS)
-def test_an_alteration_that_stops_after_any_step_leaves_the_old_or_the_new(on, steps):
-    on.run(creation(MADE))
-    ended = not on.stops_after(alter_topic("flights", grow(6), on_third), steps)
-    everybody_looks(on)
-    (topic,) = Topics(on.store).all()
-    assert topic.partitions in ((6,) if ended else (4, 6))
-    for number in range(topic.partitions):
-        found = Partitions(on.store).get(PartitionId(topic.id, number))
-        assert found is not None
-        assert {(str(each), topic.id) for each in found.record.replicas} <= on.folders
-    on.run(delete_topic("flights"))
-    everybody_looks(on)
-    assert (on.folders, announced(on.store)) == (set(), [])
-    assert is_whole(on)
-
-
-def test_an_alteration_that_was_given_up_can_be_asked_for_again(on):
-    """What it left of new partitions is overwritten."""
-    on.run(creation(MADE))
-    given_up = on.start(alter_topic("flights", grow(6), on_third))
-    while len(Partitions(on.store).of_topic(MADE.id)) == 4:
-        given_up.advance()
-    on.run(alter_topic("flights", grow(6), added))
-    records = Partitions(on.store).of_topic(MADE.id)
-    assert [each.record for each in records] == placed(*ASSIGNMENT, *ASSIGNMENT[:2])
-
-
-def test_an_alteration_by_a_broker_that_is_down_changes_nothing(on):
-    on.run(creation(MADE))
-    on.down = {B3}
-    with pytest.raises(LeaderUnavailable, match="b3 is down"):
-        on.run(alter_topic("flights", grow(6), on_third))
-    assert Topics(on.store).all() == [MADE]
-    assert is_whole(on)
-
-
-def test_a_creation_places_nothing_on_record_that_was_not_asked_for(on):
-    on.run(create_topic(LATER, placed((B2,)), B1))
-    assert on.folders == {("b2", "id2")}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
@@ -25,6 +25,7 @@ ASSIGNMENT = ((B1, B2), (B2, B1), (B1,), (B2,))
 
 MADE = Topic("flights", "id1", pa.schema([("id", pa.int64())]), 4, {"segment.ms": "1000"})
 LATER = replace(MADE, id="id2", partitions=1)
+STEPS = range(20)  # more than any script of topics takes
 
 
 def placed(*assignment: Sequence[BrokerId]) -> list[PartitionRecord]:
@@ -80,3 +81,28 @@ def is_whole(on: OnStore) -> bool:
 def announced(store: MetadataStore) -> list[str]:
     """The ids of the topics that are announced as left over."""
     return [each.key.removeprefix(REMOVED) for each in store.list(REMOVED)]
+
+
+def everybody_looks(on: OnStore, first: str = B1) -> None:
+    """The broker that was asked has died and starts again; the other one, and b3, live on.
+
+    ``first``: who looks first.
+    """
+    brokers = {B1: on.other(B1), B2: on.other(B2), B3: on.other(B3)}
+    for broker in (first, *brokers, *brokers):
+        sweep(brokers[broker], B1, starts=broker == B1)
+
+
+def grow(partitions: int) -> Callable[[Topic], Topic]:
+    """A change of a topic to so many partitions."""
+    return lambda old: replace(old, partitions=partitions)
+
+
+def added(old: Topic, new: Topic) -> list[PartitionRecord]:
+    """New partitions are where those of a creation would be."""
+    return placed(*(ASSIGNMENT[number % 4] for number in range(old.partitions, new.partitions)))
+
+
+def on_third(old: Topic, new: Topic) -> list[PartitionRecord]:
+    """New partitions are on a broker that had nothing of the topic."""
+    return placed(*([(B3,)] * (new.partitions - old.partitions)))
