@@ -14,11 +14,9 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Protocol
 
 from spark_stream.environment import Clock
-
-WAITING_MAX: Final = 4096  # beyond that the stream is not read on, and so its client is slowed
 
 
 class Waiting(Protocol):
@@ -52,10 +50,9 @@ class AckLine:
     def put(self, append: Waiting) -> None:
         """The append is answered when it is settled, or its time is over."""
         with self._changed:
-            self._changed.wait_for(lambda: len(self._waiting) < WAITING_MAX)
             self._waiting[append] = None
             if append.deadline < self._looks_at:
-                self._changed.notify_all()
+                self._changed.notify()
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._run, name="isolog-acknowledge", daemon=True
@@ -67,14 +64,14 @@ class AckLine:
         """Waits until every append is answered: nothing touches the stream after that."""
         with self._changed:
             self._finishing = True
-            self._changed.notify_all()
+            self._changed.notify()
         if self._thread is not None:
             self._thread.join()
 
     def _hear(self, append: Waiting) -> None:
         with self._changed:
             self._settled.append(append)
-            self._changed.notify_all()
+            self._changed.notify()
 
     def _run(self) -> None:
         while True:
@@ -83,7 +80,6 @@ class AckLine:
                 if append is None:
                     return
                 del self._waiting[append]
-                self._changed.notify_all()
             append.acknowledge()
 
     def _next(self) -> Waiting | None:

@@ -40,20 +40,25 @@ _PATIENCE_S: Final = 0.005
 
 @dataclass(frozen=True)
 class AppendStream:
-    """What all appends of a stream share; ``acknowledge`` takes a message to its client."""
+    """What all appends of a stream share."""
 
     request: AppendTo
-    acknowledge: Callable[[bytes], None]
     clock: Clock
 
 
 class Append:
-    """One batch that a client has sent."""
+    """One batch that a client has sent; ``answer`` is called once, with what the client is told."""
 
     def __init__(
-        self, stream: AppendStream, hosted: HostedTopic, envelope: Envelope, batch: pa.RecordBatch
+        self,
+        stream: AppendStream,
+        hosted: HostedTopic,
+        envelope: Envelope,
+        batch: pa.RecordBatch,
+        answer: Callable[[bytes], None],
     ) -> None:
         self._stream = stream
+        self._answer_with = answer
         self._hosted = hosted
         self._envelope = envelope
         self._batch: pa.RecordBatch | None = batch
@@ -194,7 +199,7 @@ class Append:
         )
 
     def _write(self, ack: Ack) -> None:
-        self._stream.acknowledge(ack.to_bytes())
+        self._answer_with(ack.to_bytes())
 
 
 def _stamp(facts: StampFacts | None) -> Stamp | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, Protocol
 
@@ -79,27 +78,3 @@ class AppendQueues:
                 if not queue:
                     del self._queues[partition]
                     return
-
-
-class Serialised:
-    """Something that one thread at a time may write to (``docs/decisions/0018``)."""
-
-    def __init__(self, write: Callable[[bytes], None]) -> None:
-        self._write = write
-        self._lock = threading.Lock()
-        self._failure: Exception | None = None
-
-    def write(self, message: bytes) -> None:
-        """Writes, unless an earlier write has failed: then there is nobody to write to."""
-        with self._lock:
-            if self._failure is not None:
-                return
-            try:
-                self._write(message)
-            except Exception as error:
-                self._failure = error
-
-    def raise_failure(self) -> None:
-        """Raises what kept a write from its reader, if anything did."""
-        if self._failure is not None:
-            raise self._failure

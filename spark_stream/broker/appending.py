@@ -15,8 +15,9 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from spark_stream.broker.ack_line import AckLine
+from spark_stream.broker.answers import Answers
 from spark_stream.broker.append import Append, AppendStream
-from spark_stream.broker.append_queues import AppendQueues, Serialised
+from spark_stream.broker.append_queues import AppendQueues
 from spark_stream.broker.host import Host
 from spark_stream.broker.transactions import TransactionDesk
 from spark_stream.consistency.isolation import PRODUCER_LEVELS
@@ -93,20 +94,20 @@ def serve_appends(
     wrong = mismatch(hosted.topic.schema, reader.schema)
     if wrong is not None:
         raise wrong
-    serialised = Serialised(acks.write)
-    stream = AppendStream(request, serialised.write, clock)
+    answers, stream = Answers(acks.write), AppendStream(request, clock)
     queues, line = AppendQueues(), AckLine(clock, request.timeout_ms / 1000)
     try:
         for batch, metadata in _batches(reader):
             envelope = _envelope(target, metadata)
             hosted = host.topic(hosted.topic.name, hosted.topic.id)  # it may have been altered
-            append = _StreamAppend(Append(stream, hosted, envelope, batch), desk, line)
+            answer = answers.next_place(envelope.partition)
+            append = _StreamAppend(Append(stream, hosted, envelope, batch, answer), desk, line)
             if append.partition in queues or not append.finish_at_once():
                 queues.put(append)
     finally:
         queues.finish()
         line.finish()
-    serialised.raise_failure()
+    answers.raise_failure()
 
 
 class _StreamAppend:

@@ -104,4 +104,4 @@ def _tell(proposed: _Proposed, version: int | None) -> Script[None]:
     if found.record == proposed.after:  # it was taken, and the answer was lost
         proposed.partition.take_isr(found.record, found.version)
     else:
-        proposed.partition.refuse_isr(found.record, found.version)
+        proposed.partition.refuse_isr(proposed.version, found.record, found.version)

@@ -287,11 +287,11 @@ class ReplicaShell:
             woken = self._carry_out(self._core.isr_changed(record, version, now))
         wake_all(woken)
 
-    def refuse_isr(self, record: PartitionRecord, version: int) -> None:
-        """The in-sync replicas that were proposed are not on record: this is instead."""
+    def refuse_isr(self, proposed_at: int, record: PartitionRecord, version: int) -> None:
+        """Those that were proposed for that version are not on record: this is instead."""
         with self._lock:
             now = self._clock.steady_us()
-            woken = self._carry_out(self._core.isr_refused(record, version, now))
+            woken = self._carry_out(self._core.isr_refused(proposed_at, record, version, now))
         wake_all(woken)
 
     def tick(self) -> None:

@@ -19,7 +19,9 @@ earlier leaders may have committed is below it). A follower that is close behind
 first: from then on the high watermark waits for it, so that it can be reached while appends go on.
 
 **Order.** One proposal at a time is under way. Its outcome is the record after the compare-and-set,
-or as it was found instead. While the outcome is not known, whoever was proposed counts.
+or as it was found instead. While the outcome is not known, whoever was proposed counts. News of a
+later version ends a proposal too, for it cannot be taken any more; its own outcome may come when
+another one is under way, and says nothing of that.
 
 Source: Kafka's Partition (maximal ISR, caught-up time, leader epoch start) and KIP-903.
 """
@@ -114,6 +116,7 @@ class Progress:
         self.inherited_end = inherited_end
         self.settings = settings
         self.proposed: tuple[Member, ...] | None = None
+        self._proposed_at = version  # for which version of the record
         self._over = False
         self._generation_of = generation_of
         self._followers: dict[Member, _Follower] = {}
@@ -241,11 +244,12 @@ class Progress:
                 del self._sessions[number]
                 del self._followers[each.member]
 
-    def refused(self, record: PartitionRecord, version: int) -> None:
-        """The proposal was not taken, and will not be: the record was another, this one."""
+    def refused(self, proposed_at: int, record: PartitionRecord, version: int) -> None:
+        """The proposal for that version was not taken, and will not be: the record was this one."""
         self.changed(record, version)
-        self.proposed = None
-        self._find_maximal()
+        if proposed_at == self._proposed_at:
+            self.proposed = None
+            self._find_maximal()
 
     def configure(self, settings: IsrSettings) -> None:
         """The topic's settings are these now."""
@@ -276,7 +280,7 @@ class Progress:
                 members[each.member.broker] = each.member
         isr = tuple(members[broker] for broker in self.record.replicas if broker in members)
         if set(isr) != set(self.record.isr):
-            self.proposed = isr
+            self.proposed, self._proposed_at = isr, self.version
         self._find_maximal()
         return self.proposed
 

@@ -272,11 +272,15 @@ class Replica:
             return []
         return self._settle(now)
 
-    def isr_refused(self, record: PartitionRecord, version: int, now: int) -> Effects:
-        """The proposal was not taken and cannot be any more: the record was this instead."""
+    def isr_refused(
+        self, proposed_at: int, record: PartitionRecord, version: int, now: int
+    ) -> Effects:
+        """The proposal for the record of version ``proposed_at`` was not taken and cannot be any
+        more: the record was this instead.
+        """
         if self.progress is None:
             return []
-        self.progress.refused(record, version)
+        self.progress.refused(proposed_at, record, version)
         return self._settle(now)
 
     def configure(self, settings: IsrSettings, now: int) -> Effects:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import pytest
 
-from spark_stream.broker import ack_line
 from spark_stream.broker.ack_line import AckLine
 from spark_stream.environment import SystemClock
 from tests.support import eventually
@@ -115,18 +114,3 @@ def test_who_settles_does_not_answer(answered):
     append.settle()
     line.finish()
     assert append.thread not in (None, threading.current_thread())
-
-
-def test_a_stream_with_too_many_of_them_is_slowed(answered, monkeypatch):
-    monkeypatch.setattr(ack_line, "WAITING_MAX", 2)
-    line = AckLine(CLOCK, 60.0)
-    first, second, third = (Kept(answered) for _ in range(3))
-    line.put(first)
-    line.put(second)
-    threading.Timer(0.1, first.settle).start()
-    line.put(third)  # waits for room
-    assert first in answered
-    second.settle()
-    third.settle()
-    line.finish()
-    assert set(answered) == {first, second, third}

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import pyarrow.flight as fl
 import pytest
 
 import spark_stream as isolog
@@ -25,8 +22,9 @@ from spark_stream.consistency.producers import Stamp
 from spark_stream.environment import SystemClock
 from spark_stream.errors import RequestTimeout, UnknownOutcome, from_wire
 from spark_stream.storage.log import LogFormat, PartitionLog
+from tests.append_streams import Stream
 from tests.broker.stamped import Owner
-from tests.support import CALL, NUMBERS, eventually, flight_client, numbers
+from tests.support import NUMBERS, eventually, flight_client, numbers
 
 
 @pytest.fixture
@@ -45,28 +43,9 @@ def partition_of(broker: Broker, number: int) -> Partition:
     return broker._host.topic("t").partition(number)
 
 
-class Stream:
-    """A DoPut, one batch of one record after the other."""
-
-    def __init__(self, broker: Broker, **asked: Any) -> None:
-        descriptor = fl.FlightDescriptor.for_command(json.dumps({"topic": "t", **asked}).encode())
-        self.flight = flight_client(broker.address)
-        self.writer, self._acks = self.flight.do_put(descriptor, NUMBERS, CALL)
-        self._number = 0
-
-    def send(self, partition: int, **more: Any) -> None:
-        envelope = {"partition": partition, "number": self._number, **more}
-        batch = numbers(self._number, 1)
-        self.writer.write_with_metadata(batch, json.dumps(envelope).encode())
-        self._number += 1
-
-    def ack(self) -> dict[str, Any]:
-        return dict(json.loads(self._acks.read().to_pybytes()))
-
-
 def test_a_held_partition_holds_up_no_other_of_its_stream(broker):
     """All through one stream: the others are acknowledged meanwhile, and its own in their order."""
-    stream = Stream(broker)
+    stream = Stream(broker.address)
     with partition_of(broker, 0)._lock:
         for partition in (0, 0, 1, 0, 2, 1):
             stream.send(partition)
@@ -79,7 +58,7 @@ def test_a_held_partition_holds_up_no_other_of_its_stream(broker):
 def test_a_held_partition_holds_up_no_other_of_a_transaction(broker):
     """Neither before its first batch there, when it has to join, nor later."""
     owner = Owner(flight_client(broker.address)).begin()
-    stream = Stream(broker, transactional_id=owner.name)
+    stream = Stream(broker.address, transactional_id=owner.name)
     sequences = dict.fromkeys(range(3), 0)
 
     def send(partition: int) -> None:
@@ -103,7 +82,7 @@ def test_a_held_partition_holds_up_no_other_of_a_transaction(broker):
 
 
 def test_a_stream_ends_after_its_last_batch_was_acknowledged(broker):
-    stream = Stream(broker)
+    stream = Stream(broker.address)
     with partition_of(broker, 0)._lock:
         stream.send(0)
         stream.send(1)
@@ -114,7 +93,7 @@ def test_a_stream_ends_after_its_last_batch_was_acknowledged(broker):
 
 
 def test_a_client_that_goes_away_leaves_what_it_had_sent(broker):
-    stream = Stream(broker)
+    stream = Stream(broker.address)
     with partition_of(broker, 0)._lock:
         stream.send(0)
         stream.send(1)
@@ -125,7 +104,7 @@ def test_a_client_that_goes_away_leaves_what_it_had_sent(broker):
 
 
 def test_a_batch_whose_time_is_over_before_its_append_is_refused_and_may_be_sent_again(broker):
-    stream = Stream(broker, timeout_ms=200)
+    stream = Stream(broker.address, timeout_ms=200)
     with partition_of(broker, 0)._lock:
         stream.send(0)
         stream.send(0)

@@ -159,8 +159,11 @@ class Cluster:
         process = write.process
         if process is None or not answered or process not in self.running.values():
             return
-        event = process.core.isr_changed if taken else process.core.isr_refused
-        self.obey(process, event(self.record, self.version, self.now))
+        if taken:
+            effects = process.core.isr_changed(self.record, self.version, self.now)
+        else:
+            effects = process.core.isr_refused(write.version, self.record, self.version, self.now)
+        self.obey(process, effects)
 
     def forget(self) -> None:
         """Records were lost, loudly: what the new leader has is what is committed."""

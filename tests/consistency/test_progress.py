@@ -187,7 +187,7 @@ def test_who_was_proposed_counts_before_the_record_says_so_and_not_after_a_refus
     assert progress.propose(5, 5, 1) == (A, B)
     progress.left(1)
     assert progress.replicated(9) == 5
-    progress.refused(with_isr(progress, A), 8)
+    progress.refused(7, with_isr(progress, A), 8)
     assert progress.replicated(9) == 9
 
 
@@ -198,8 +198,23 @@ def test_an_isr_change_that_loses_its_compare_and_set_changes_nothing():
     assert progress.propose(5, 5, 1) == (A, B, C)
     assert progress.record.isr == (A, B)
     found = with_isr(progress, A)  # somebody had taken the other away
-    progress.refused(found, 9)
+    progress.refused(7, found, 9)
     assert (progress.record, progress.version, progress.proposed) == (found, 9, None)
+
+
+def test_a_late_refusal_says_nothing_of_the_proposal_that_came_after_it():
+    """Who may be on record by now is waited for, though it would not be proposed again."""
+    progress = leading(isr=(A,))
+    progress.started(1, B, 5)
+    assert progress.propose(5, 5, 1) == (A, B)
+    assert progress.changed(with_isr(progress, A), 8)
+    assert progress.propose(5, 5, 1) == (A, B)
+    progress.left(1)
+    progress.refused(7, with_isr(progress, A), 8)
+    assert progress.proposed == (A, B)
+    assert progress.replicated(9) == 5
+    progress.refused(8, with_isr(progress, A), 9)
+    assert progress.replicated(9) == 9
 
 
 def test_one_proposal_at_a_time_and_old_news_is_no_news():
@@ -219,7 +234,7 @@ def test_a_leader_that_was_deposed_proposes_nothing_and_counts_as_before():
     progress = leading(isr=(A, B), alive={"a": "1"})
     progress.started(1, B, 5)
     assert progress.propose(5, 5, 1) == (A,)
-    progress.refused(replace(progress.record, leader="b", leader_epoch=6), 8)
+    progress.refused(7, replace(progress.record, leader="b", leader_epoch=6), 8)
     assert progress.propose(5, 5, 10 * LAG) is None
     assert progress.due(9) is None
     assert progress.replicated(9) == 5

@@ -138,7 +138,7 @@ def test_a_refused_proposal_is_made_again_on_what_the_record_is_now():
     leader = Partition(led(A, B), lag_max_us=640)
     leader.append(3)
     assert leader.replica.tick(10_000) == [ProposeIsr((A,), 1)]
-    assert leader.replica.isr_refused(led(A, B, C), 5, 10_000) == [ProposeIsr((A,), 5)]
+    assert leader.replica.isr_refused(1, led(A, B, C), 5, 10_000) == [ProposeIsr((A,), 5)]
 
 
 def test_a_new_leader_does_not_know_the_high_watermark_until_what_it_had_is_replicated():

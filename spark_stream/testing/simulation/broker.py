@@ -402,8 +402,8 @@ class SimulatedBroker:
             heard(acks[-1])
 
         hosted = self.host.topic(asked.topic, asked.topic_id)
-        stream = AppendStream(asked, acknowledge, self._around.clock)
-        append = Append(stream, hosted, envelope, batch)
+        stream = AppendStream(asked, self._around.clock)
+        append = Append(stream, hosted, envelope, batch, acknowledge)
         yield from self.run(append.finish())
         return acks[0]
 
