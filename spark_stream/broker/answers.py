@@ -7,7 +7,7 @@ is overtaken by one that is refused, or that comes when there is no follower to 
 So each batch has a place, and what is done early waits there for those before it. The partitions
 do not wait for each other.
 
-One thread at a time writes (``docs/decisions/0018``).
+Why: ``docs/decisions/0055``. One thread at a time writes (``docs/decisions/0018``).
 """
 
 from __future__ import annotations

@@ -179,7 +179,8 @@ class TransactionDesk:
         reason = f"{record.number}: {error}"
         if self._complaints.get(record.transactional_id) != reason:
             self._complaints[record.transactional_id] = reason
-            logger.error("transaction %d of %r: %s", record.number, record.transactional_id, error)
+            log = logger.warning if error.retriable else logger.error
+            log("transaction %d of %r: %s", record.number, record.transactional_id, error)
 
 
 def _open_parts(partition: Partition) -> list[tuple[Joined, int]]:

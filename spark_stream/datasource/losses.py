@@ -61,8 +61,11 @@ class Losses:
         if number not in latest.log_end_offsets:
             return offset
         end, present = latest.log_end_offsets[number], latest.epochs[number]
-        held = latest.surviving.get(number, {}).get(lineage, end)
-        left = lost_above(offset, lineage or ((present, offset),), held)
+        if lineage:
+            held = latest.surviving.get(number, {}).get(lineage, end)
+            left = lost_above(offset, lineage, held)
+        else:  # the checkpoint does not tell it: what is beyond the log's end is gone for certain
+            left = end if end < offset else None
         if left is None:
             return offset
         where = f"{name}/{number}"
