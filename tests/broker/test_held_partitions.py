@@ -22,6 +22,7 @@ from spark_stream.consistency.producers import Stamp
 from spark_stream.environment import SystemClock
 from spark_stream.errors import RequestTimeout, UnknownOutcome, from_wire
 from spark_stream.storage.log import LogFormat, PartitionLog
+from spark_stream.wire.sockets import end_connections
 from tests.append_streams import Stream
 from tests.broker.stamped import Owner
 from tests.support import NUMBERS, eventually, flight_client, numbers
@@ -98,7 +99,7 @@ def test_a_client_that_goes_away_leaves_what_it_had_sent(broker):
         stream.send(0)
         stream.send(1)
         assert stream.ack()["number"] == 1
-        del stream
+        end_connections(broker.address)
     eventually(lambda: partition_of(broker, 0).bounds().log_end_offset == 1)
     eventually(lambda: broker.activity.idle_seconds() > 0)
 
