@@ -35,7 +35,7 @@ def open_store(
     ``broker_id``: whose directory it is to be; None: whosever it is.
 
     Raises:
-        WrongCluster: they do not; or the directory has records, and the store is empty.
+        WrongCluster: they do not; or the directory has records, and the store is empty or missing.
     """
     if metadata is None:
         directory = open_directory(path, new_id=ids.new_id, broker_id=broker_id)
@@ -44,9 +44,12 @@ def open_store(
     else:
         file = metadata.resolve()
         known = recorded_cluster_id(path)
+    if not file.exists():
+        _check_no_records(path, f"there is no metadata store {file}")
     store = SqliteStore(file)
     try:
-        _check_not_lost(store, file, path)
+        if not store.list(""):
+            _check_no_records(path, f"the metadata store {file} is empty")
         found = cluster_id(store, ids, known)
         directory = open_directory(path, found, ids.new_id, broker_id=broker_id)
         _report_unknown_folders(store, path)
@@ -61,12 +64,13 @@ def lease_folder(path: Path, metadata: Path | None) -> Path:
     return (path if metadata is None else metadata.resolve().parent) / "leases"
 
 
-def _check_not_lost(store: MetadataStore, file: Path, path: Path) -> None:
+def _check_no_records(path: Path, lost: str) -> None:
+    """``lost``: what has become of the store that would know the topics."""
     topics = sorted(set(topic_folders(path).values()))
-    if topics and not store.list(""):
+    if topics:
         shown = ", ".join(topics[:3]) + (", …" if len(topics) > 3 else "")
         raise WrongCluster(
-            f"{path} has records of topics ({shown}), and the metadata store {file} is empty",
+            f"{path} has records of topics ({shown}), and {lost}",
             hint="Start the broker with the store that the directory was used with, or a backup of"
             " it: `isolog broker start --metadata FILE` if several brokers share one. For a new log"
             " give it an empty directory.",
