@@ -178,6 +178,16 @@ def test_a_bad_configuration_is_named(call, tmp_path):
     assert refused.err.startswith("error: lisen: there is no such setting")
 
 
+@pytest.mark.parametrize("value", ["abc", "0.1", ""])
+def test_a_bad_setting_is_named_with_the_value_that_was_given(call, tmp_path, monkeypatch, value):
+    monkeypatch.setenv("ISOLOG_LEASE_SECONDS", value)
+    refused = call("broker", "start", "--dir", str(tmp_path / "log"), "--daemon")
+    assert (refused.code, refused.out) == (1, "")
+    assert refused.err.startswith("error: lease_seconds: ")
+    assert f", not {value!r} (" in refused.err
+    assert not (tmp_path / "log").exists()
+
+
 def test_a_broker_needs_a_directory(call):
     refused = call("broker", "start")
     assert refused.code == 2
