@@ -164,6 +164,20 @@ def test_a_directory_with_records_is_not_opened_with_an_empty_store(tmp_path: Pa
         assert read(broker) == [1]
 
 
+def test_a_broker_of_a_cluster_is_no_log_of_its_own_though_it_has_no_records(tmp_path: Path):
+    """Started by its directory alone it would be another log under the cluster's id."""
+    with BrokerProcess(tmp_path / "log", conf=on_store(tmp_path / "shared.sqlite")) as broker:
+        broker.terminate()
+    with (
+        pytest.raises(WrongCluster, match=r"there is no metadata store .*/log/metadata\.sqlite"),
+        BrokerProcess(tmp_path / "log"),
+    ):
+        pass
+    assert not (tmp_path / "log" / "metadata.sqlite").exists()
+    with BrokerProcess(tmp_path / "log", conf=on_store(tmp_path / "shared.sqlite")):
+        pass
+
+
 def test_a_store_that_is_moved_out_of_the_directory_serves_it_from_there(tmp_path: Path):
     with BrokerProcess(tmp_path / "log") as broker:
         make_topic(broker)
