@@ -134,7 +134,10 @@ class BrokerConfig(BaseSettings):
             name = ".".join(str(part) for part in first["loc"])
             unknown = first["type"] == "extra_forbidden"
             message = "there is no such setting" if unknown else first["msg"]
-            message = message.removeprefix("Value error, ")  # what pydantic puts before ours
+            if first["type"] == "value_error":
+                message = message.removeprefix("Value error, ")  # what pydantic puts before ours
+            elif not unknown and isinstance(first["input"], str | int | float):
+                message = f"{message}, not {first['input']!r}"
             if unknown and name in {setting.partition(".")[0] for setting in SETTINGS}:
                 message = "the defaults of topics belong under [topic]"
             raise InvalidConfig(f"{name}: {message}", setting=name) from None

@@ -18,6 +18,7 @@ from spark_stream.environment import Ids
 from spark_stream.errors import WrongCluster
 from spark_stream.storage.directory import (
     LogDirectory,
+    RunFile,
     open_directory,
     recorded_cluster_id,
     topic_folders,
@@ -35,7 +36,8 @@ def open_store(
     ``broker_id``: whose directory it is to be; None: whosever it is.
 
     Raises:
-        WrongCluster: they do not; or the directory has records, and the store is empty.
+        WrongCluster: they do not; or a broker has run in the directory, and the store is empty or
+            missing.
     """
     if metadata is None:
         directory = open_directory(path, new_id=ids.new_id, broker_id=broker_id)
@@ -44,9 +46,12 @@ def open_store(
     else:
         file = metadata.resolve()
         known = recorded_cluster_id(path)
+    if not file.exists():
+        _check_unused(path, f"there is no metadata store {file}")
     store = SqliteStore(file)
     try:
-        _check_not_lost(store, file, path)
+        if not store.list(""):
+            _check_unused(path, f"the metadata store {file} is empty")
         found = cluster_id(store, ids, known)
         directory = open_directory(path, found, ids.new_id, broker_id=broker_id)
         _report_unknown_folders(store, path)
@@ -61,17 +66,27 @@ def lease_folder(path: Path, metadata: Path | None) -> Path:
     return (path if metadata is None else metadata.resolve().parent) / "leases"
 
 
-def _check_not_lost(store: MetadataStore, file: Path, path: Path) -> None:
+def _check_unused(path: Path, lost: str) -> None:
+    """WrongCluster if a broker has run in the directory, for then a store knows it.
+
+    ``lost``: what has become of that store, for the message. Without it the broker would be a
+    cluster of its own, under the id of the one that the directory belongs to.
+    """
     topics = sorted(set(topic_folders(path).values()))
-    if topics and not store.list(""):
+    if topics:
         shown = ", ".join(topics[:3]) + (", …" if len(topics) > 3 else "")
-        raise WrongCluster(
-            f"{path} has records of topics ({shown}), and the metadata store {file} is empty",
-            hint="Start the broker with the store that the directory was used with, or a backup of"
-            " it: `isolog broker start --metadata FILE` if several brokers share one. For a new log"
-            " give it an empty directory.",
-            path=str(path),
-        )
+        found = f"has records of topics ({shown})"
+    elif RunFile(path).recorded_run() is not None:
+        found = f"belongs to cluster {recorded_cluster_id(path)}"
+    else:
+        return
+    raise WrongCluster(
+        f"{path} {found}, and {lost}",
+        hint="Start the broker with the store that the directory was used with, or a backup of"
+        " it: `isolog broker start --metadata FILE` if several brokers share one. For a new log"
+        " give it an empty directory.",
+        path=str(path),
+    )
 
 
 def _report_unknown_folders(store: MetadataStore, path: Path) -> None:

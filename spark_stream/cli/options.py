@@ -22,6 +22,16 @@ BOOTSTRAP_VARIABLE: Final = "ISOLOG_BOOTSTRAP"
 PATH_VARIABLE: Final = "ISOLOG_PATH"
 _PANEL: Final = "Where the log is (one of them)"
 
+
+def named_directory(text: str) -> Path:
+    """The directory that an option names. An empty text, as of an unset variable, names none."""
+    if not text:
+        raise InvalidOption(
+            "--path (or --dir) is empty", hint='Name a directory: the working directory is ".".'
+        )
+    return Path(text)
+
+
 Bootstrap = Annotated[
     str | None,
     typer.Option(
@@ -38,6 +48,7 @@ LogPath = Annotated[
         "--path",
         "--dir",
         metavar="DIR",
+        parser=named_directory,
         help=f"Its directory; a broker is started when none runs. Variable: {PATH_VARIABLE}.",
         rich_help_panel=_PANEL,
         show_default=False,

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from spark_stream.client.connecting.connection import Connection
+from spark_stream.client.topics import named_topic
 from spark_stream.client.values import BrokerDescription, ClusterDescription
+from spark_stream.errors import InvalidRequest, UnknownBroker
 from spark_stream.wire.cluster_messages import (
     ClusterFacts,
     Elected,
@@ -31,22 +33,30 @@ class ClusterClient:
     def move_replicas(self, topic: str, partitions: Mapping[int, Sequence[str]]) -> None:
         """Begins to move the replicas of these partitions."""
         moves = {number: [str(each) for each in brokers] for number, brokers in partitions.items()}
-        asked = MoveReplicas.of(topic=topic, partitions=moves)
+        asked = MoveReplicas.of(topic=named_topic(topic).topic, partitions=moves)
         self._connection.act("move-replicas", asked, Empty)
 
     def cancel_moves(self, topic: str) -> None:
         """Cancels the moves of the topic's partitions that are under way."""
-        self._connection.act("cancel-moves", MoveReplicas.of(topic=topic), Empty)
+        asked = MoveReplicas.of(topic=named_topic(topic).topic)
+        self._connection.act("cancel-moves", asked, Empty)
 
     def elect_preferred_leaders(self, topic: str | None) -> int:
         """Lets preferred leaders lead; how many leaderships have moved."""
-        asked = ElectPreferred.of(topic=topic)
+        asked = ElectPreferred.of(topic=None if topic is None else named_topic(topic).topic)
         return self._connection.act("elect-preferred", asked, Elected).elected
 
     def decommission(self, broker: str) -> None:
         """Begins to take the broker out of the cluster."""
-        self._connection.act("decommission", NamedBroker.of(broker=str(broker)), Empty)
+        self._connection.act("decommission", _named(broker), Empty)
 
     def recommission(self, broker: str) -> None:
         """Lets a broker that was to leave stay."""
-        self._connection.act("recommission", NamedBroker.of(broker=str(broker)), Empty)
+        self._connection.act("recommission", _named(broker), Empty)
+
+
+def _named(broker: str) -> NamedBroker:
+    try:
+        return NamedBroker.of(broker=str(broker))
+    except InvalidRequest:
+        raise UnknownBroker(f"there is no broker {str(broker)!r}") from None

@@ -57,6 +57,10 @@ def connect(
         UnknownLog: with ``create=False`` there is no log at ``path``.
         BrokerUnavailable: nobody answers. With ``path`` also what kept the broker from starting.
     """
+    if path is not None and not os.fspath(path):
+        raise InvalidOption(
+            "path is empty", option="path", hint='Name a directory: the working directory is ".".'
+        )
     folder = None if path is None else Path(path).absolute()
     log = Log(Connection(bootstrap, folder, timeout, idle_seconds, create=create))
     try:

@@ -69,7 +69,7 @@ class TopicsClient:
 
     def describe(self, topic: str) -> TopicDescription:
         with self._guessing(topic):
-            facts = self._connection.act("describe-topic", _named(topic), TopicFacts)
+            facts = self._connection.act("describe-topic", named_topic(topic), TopicFacts)
         return self._remembered(facts)
 
     def known(self, topic: str) -> TopicDescription:
@@ -100,7 +100,7 @@ class TopicsClient:
         """Makes a topic; with ``if_not_exists`` one that exists will do, if it is as asked for."""
         _check_agree(partitions, replication_factor, assignment)
         asked = CreateTopic.of(
-            topic=_named(topic).topic,
+            topic=named_topic(topic).topic,
             partitions=1 if partitions is None else partitions,
             replication_factor=replication_factor,
             schema_ipc=None if schema is None else schema_to_text(schema),
@@ -133,7 +133,7 @@ class TopicsClient:
         assignment: Sequence[Sequence[str]] | None = None,
     ) -> TopicDescription:
         asked = AlterTopic.of(
-            topic=_named(topic).topic,
+            topic=named_topic(topic).topic,
             partitions=partitions,
             config={name: str(value) for name, value in config.items()},
             assignment=_assigned(assignment),
@@ -144,7 +144,7 @@ class TopicsClient:
     def delete(self, topic: str) -> None:
         self.forget(topic)
         with self._guessing(topic):
-            self._connection.act("delete-topic", _named(topic), Empty)
+            self._connection.act("delete-topic", named_topic(topic), Empty)
 
     @contextmanager
     def _guessing(self, topic: str) -> Iterator[None]:
@@ -215,7 +215,8 @@ def _check_as_asked(found: TopicDescription, partitions: int | None, schema: pa.
         )
 
 
-def _named(topic: str) -> NamedTopic:
+def named_topic(topic: str) -> NamedTopic:
+    """The request that names this topic, or InvalidTopic."""
     try:
         return NamedTopic.of(topic=topic)
     except InvalidRequest:

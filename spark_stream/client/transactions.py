@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.values import TransactionDescription, TransactionPartition
+from spark_stream.errors import InvalidRequest, UnknownTransaction
 from spark_stream.wire.messages import AtomicCut, Cut, CutTopic, Empty
 from spark_stream.wire.sink_messages import (
     DropBranch,
@@ -143,7 +144,10 @@ class TransactionsClient:
 
     def describe(self, transactional_id: str) -> TransactionFacts:
         """One of them, or UnknownTransaction."""
-        asked = NamedTransaction.of(transactional_id=transactional_id)
+        try:
+            asked = NamedTransaction.of(transactional_id=transactional_id)
+        except InvalidRequest:
+            raise UnknownTransaction(f"there is no transactional id {transactional_id!r}") from None
         return self._connection.act("describe-transaction", asked, TransactionFacts)
 
     def kill(self, transactional_id: str) -> TransactionFacts:

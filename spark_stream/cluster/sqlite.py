@@ -57,6 +57,7 @@ _CHANGED: Final = (
     " union all select 'deleted', key, null, revision from deleted where revision > ? and ({keys})"
     " union all select 'record', key, value, version from record where version > ? and ({keys})"
 )
+_HEADER: Final = b"SQLite format 3\0"
 _STAMP: Final = "pragma data_version"  # moves with every change of the file by somebody else
 DELETED_KEPT: Final = 100_000
 """For as many changes a deletion is remembered: whoever asks later reads all records anew."""
@@ -77,6 +78,7 @@ class SqliteStore:
         self._unchanged: tuple[tuple[int], int] | None = None
         self._nothing = Changes(0, {}, complete=True)
         with ExitStack() as undo, self._named():
+            _check_header(path)  # before anything is made beside a file that is not ours
             self._turns = Turns(path.with_name(path.name + "-turns"), self._clock)
             undo.callback(self._turns.close)
             self._writer = _connected(path)
@@ -274,6 +276,19 @@ class SqliteStore:
                 hint=_hint(error),
                 path=str(self._path),
             ) from error
+
+
+def _check_header(path: Path) -> None:
+    """Refuses a file that is no database, as SQLite would when it reads it."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(len(_HEADER))
+    except FileNotFoundError:
+        return
+    if not _HEADER.startswith(start):
+        refused = sqlite3.DatabaseError("file is not a database")
+        refused.sqlite_errorcode = sqlite3.SQLITE_NOTADB
+        raise refused
 
 
 def _connected(path: Path) -> sqlite3.Connection:

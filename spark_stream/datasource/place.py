@@ -102,6 +102,10 @@ def directory(path: str) -> Place:
     Raises:
         InvalidOption: it is no directory of this machine, or lies in a folder that Spark deletes.
     """
+    if not path:
+        raise InvalidOption(
+            "path is empty", option="path", hint='Name a directory: the driver\'s own is ".".'
+        )
     given = _local(path)
     if given.is_absolute():
         found = Path(os.path.abspath(given))

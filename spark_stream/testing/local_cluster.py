@@ -134,14 +134,14 @@ class LocalCluster:
         conf: Mapping[str, Any] | None = None,
         racks: Sequence[str] | None = None,
         cuttable: bool = True,
-        folder: Path | None = None,
+        folder: str | os.PathLike[str] | None = None,
     ) -> None:
         if brokers < 1:
             raise InvalidOption(f"a cluster has at least one broker, not {brokers}")
         if racks is not None and len(racks) != brokers:
             raise InvalidOption(f"{len(racks)} racks for {brokers} brokers: give each its own")
-        self._temporary = folder is None
-        self.folder = Path(tempfile.mkdtemp(prefix="isolog-")) if folder is None else folder
+        self._temporary = not folder
+        self.folder = Path(folder or tempfile.mkdtemp(prefix="isolog-")).absolute()
         self._links = Links() if cuttable and brokers > 1 else None
         self._relays: dict[tuple[int, int], Link] = {}
         self._conf = dict(conf or {})

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from spark_stream.cluster.sqlite import SqliteStore
 from spark_stream.errors import DamagedSegment, DirectoryInUse, WrongCluster
 from tests.broker.stamped import Appender, Owner, refused, seen
 from tests.support import NUMBERS, BrokerProcess, act, eventually
@@ -140,22 +141,41 @@ def test_a_directory_with_records_is_not_opened_with_an_empty_store(tmp_path: Pa
         put(broker, 1)
         broker.terminate()
     store = tmp_path / "log" / "metadata.sqlite"
-    conf = None
+    named, conf = store, None
     if lost == "removed":
         store.rename(tmp_path / "aside")
     else:
-        conf = on_store(tmp_path / "new.sqlite")
-    for _ in range(2):  # the empty store that the first try made is as empty
+        named = tmp_path / "new.sqlite"
+        conf = on_store(named)
+    for is_there in (False, True):
+        if is_there:
+            SqliteStore(named).close()
         with (
             pytest.raises(WrongCluster, match=r"has records of topics \(t\)") as refused,
             BrokerProcess(tmp_path / "log", conf=conf),
         ):
             pass
+        assert ("is empty" if is_there else "there is no") in refused.value.message
         assert "isolog broker start --metadata FILE" in refused.value.hint
+        assert named.exists() == is_there  # a refused start makes no store
     if lost == "removed":
         (tmp_path / "aside").rename(store)
     with BrokerProcess(tmp_path / "log") as broker:
         assert read(broker) == [1]
+
+
+def test_a_broker_of_a_cluster_is_no_log_of_its_own_though_it_has_no_records(tmp_path: Path):
+    """Started by its directory alone it would be another log under the cluster's id."""
+    with BrokerProcess(tmp_path / "log", conf=on_store(tmp_path / "shared.sqlite")) as broker:
+        broker.terminate()
+    with (
+        pytest.raises(WrongCluster, match=r"there is no metadata store .*/log/metadata\.sqlite"),
+        BrokerProcess(tmp_path / "log"),
+    ):
+        pass
+    assert not (tmp_path / "log" / "metadata.sqlite").exists()
+    with BrokerProcess(tmp_path / "log", conf=on_store(tmp_path / "shared.sqlite")):
+        pass
 
 
 def test_a_store_that_is_moved_out_of_the_directory_serves_it_from_there(tmp_path: Path):

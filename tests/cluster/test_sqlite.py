@@ -30,6 +30,7 @@ def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path):
         SqliteStore(path)
     assert caught.value.details["path"] == str(path)
     assert path.read_bytes().startswith(b"certainly")
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_folder_that_is_missing_is_a_typed_error(tmp_path):

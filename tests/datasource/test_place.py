@@ -43,6 +43,11 @@ def planned_by(monkeypatch: pytest.MonkeyPatch, *parents: Process) -> None:
     monkeypatch.setattr(place.psutil, "Process", Here)
 
 
+def test_an_empty_path_is_not_the_working_directory() -> None:
+    with pytest.raises(InvalidOption, match="path is empty"):
+        directory("")
+
+
 def test_a_relative_path_is_one_of_the_drivers_jvm_whatever_the_planners_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

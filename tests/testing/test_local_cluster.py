@@ -111,6 +111,16 @@ def test_the_end_leaves_no_process_and_no_temporary_folder_and_keeps_a_given_one
     assert not gone.folder.exists()
 
 
+def test_the_folder_may_be_a_text_and_starts_at_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    with LocalCluster(1, folder="here") as cluster, cluster.connect() as log:
+        assert log.topics() == []
+    assert cluster.folder == tmp_path / "here"
+    assert cluster.broker(1).directory == tmp_path / "here" / "broker-1"
+
+
 def test_a_bad_setting_is_the_brokers_own_error_and_leaves_nothing(tmp_path: Path):
     with pytest.raises(InvalidConfig, match="lease_seconds"):
         LocalCluster(1, conf={"lease_seconds": -1}, folder=tmp_path)

@@ -68,7 +68,10 @@ def start(directory: Path, flags: list[str]) -> str:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         log = os.open(directory / "broker.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     except OSError as error:
-        raise StorageFailure(f"{directory}: {error.strerror}") from None
+        raise StorageFailure(
+            f"{directory}: {error.strerror}",
+            hint="The broker must be allowed to make the directory, and to write to it.",
+        ) from None
     try:
         process = subprocess.Popen(
             broker_command(directory, *flags),

@@ -9,7 +9,15 @@ from typing import Annotated, Final
 import typer
 
 from spark_stream.cli.commands import background
-from spark_stream.cli.options import PATH_VARIABLE, Bootstrap, Listing, Output, note, where
+from spark_stream.cli.options import (
+    PATH_VARIABLE,
+    Bootstrap,
+    Listing,
+    Output,
+    named_directory,
+    note,
+    where,
+)
 from spark_stream.cli.output.show import show_status
 from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.connecting.embedded import answers
@@ -26,6 +34,7 @@ Directory = Annotated[
         "--dir",
         "--path",
         metavar="DIR",
+        parser=named_directory,
         help=f"The directory of the log. Variable: {DIRECTORY_VARIABLE}, or {PATH_VARIABLE}.",
         show_default=False,
     ),

@@ -166,7 +166,9 @@ def produce(
         raise InvalidOption(
             "--transactional-id is for a transaction", hint="Give --transactional as well."
         )
-    identity = (transactional_id or f"produce/{uuid.uuid4()}") if transactional else None
+    identity = transactional_id
+    if transactional and identity is None:
+        identity = f"produce/{uuid.uuid4()}"
     if delimiter is not None and (len(delimiter) != 1 or delimiter not in _DELIMITERS):
         raise InvalidOption(
             f"--delimiter takes one character, no letter, digit or quote, not {delimiter!r}",

@@ -14,6 +14,7 @@ hangs, so whoever forks makes a new one.)
 from __future__ import annotations
 
 import math
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -336,7 +337,8 @@ def _addresses(bootstrap: str) -> list[str]:
         host, colon, port = address.rpartition(":")
         if address.startswith("unix:") and port:
             continue
-        if not (colon and host and port.isdecimal() and 0 < int(port) < 65536):
+        named = host and not re.search(r"[/\s]", host)  # a URL is no address
+        if not (colon and named and port.isdecimal() and 0 < int(port) < 65536):
             raise InvalidOption(
                 f"bootstrap: {address!r} is not host:port", option="bootstrap", value=address
             )

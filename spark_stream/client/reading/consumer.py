@@ -34,7 +34,7 @@ from spark_stream.client.transactions import TransactionsClient
 from spark_stream.client.values import Record
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.lineage import NOTHING_KNOWN, Lineage
-from spark_stream.errors import InvalidOption, SchemaMismatch
+from spark_stream.errors import InvalidOption, InvalidRequest, SchemaMismatch
 from spark_stream.wire.messages import INT64_MAX
 from spark_stream.wire.schemas import is_default
 from spark_stream.wire.transaction_messages import ConsumerPosition, NamedConsumer
@@ -80,7 +80,12 @@ class Consumer(Closing):
         if not names:
             raise InvalidOption("a consumer needs at least one topic")
         if name is not None:
-            NamedConsumer.of(consumer=name)  # before anything is asked
+            try:
+                NamedConsumer.of(consumer=name)  # before anything is asked
+            except InvalidRequest:
+                raise InvalidOption(
+                    f"a consumer's name is a text of 1 to 255 characters, not {name!r}"
+                ) from None
         self._connection = connection
         self._topics = topics
         self._transactions = TransactionsClient(connection)

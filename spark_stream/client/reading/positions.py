@@ -61,7 +61,9 @@ def resolve(
     else:
         asked = dict.fromkeys(range(count), place)
     for offset in asked.values():
-        if not isinstance(offset, Integral) or isinstance(offset, bool) or offset > INT64_MAX:
+        if isinstance(offset, Integral) and offset > INT64_MAX:
+            raise InvalidOption(f"an offset is {INT64_MAX} at most, not {offset}")
+        if not isinstance(offset, Integral) or isinstance(offset, bool):
             raise InvalidOption(f"a place is {' | '.join(_NAMED)} or an offset, not {offset!r}")
     return named_resolved(topics, topic, asked, isolation)
 

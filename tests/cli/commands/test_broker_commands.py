@@ -159,6 +159,16 @@ def test_a_directory_of_somebody_else_is_left_alone(call, tmp_path, daemon):
     assert [each.name for each in tmp_path.iterdir()] == ["thesis.tex"]
 
 
+def test_a_directory_that_cannot_be_made_is_said_so_and_no_log_file_is_spoken_of(call):
+    refused = call(
+        "broker", "start", "--dir", "/proc/isolog", "--daemon", "--listen", "127.0.0.1:0"
+    )
+    assert (refused.code, refused.out) == (1, "")
+    assert refused.err.startswith("error: /proc/isolog: ")
+    assert "allowed to make" in refused.err
+    assert "log file" not in refused.err
+
+
 def test_a_bad_configuration_is_named(call, tmp_path):
     (tmp_path / "broker.toml").write_text("lisen = 1\n")
     refused = call(
@@ -166,6 +176,16 @@ def test_a_bad_configuration_is_named(call, tmp_path):
     )
     assert refused.code == 1
     assert refused.err.startswith("error: lisen: there is no such setting")
+
+
+@pytest.mark.parametrize("value", ["abc", "0.1", ""])
+def test_a_bad_setting_is_named_with_the_value_that_was_given(call, tmp_path, monkeypatch, value):
+    monkeypatch.setenv("ISOLOG_LEASE_SECONDS", value)
+    refused = call("broker", "start", "--dir", str(tmp_path / "log"), "--daemon")
+    assert (refused.code, refused.out) == (1, "")
+    assert refused.err.startswith("error: lease_seconds: ")
+    assert f", not {value!r} (" in refused.err
+    assert not (tmp_path / "log").exists()
 
 
 def test_a_broker_needs_a_directory(call):

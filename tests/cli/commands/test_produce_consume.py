@@ -139,7 +139,12 @@ def test_what_does_not_fit_is_refused_and_named(served, call, tmp_path):
         (["consume", "usage", "--output", "raw"], "raw"),
         (["consume", "usage", "--from", "noon"], "--from"),
         (["consume", "usage", "--from", "0001-01-01T00:00:00+14:00"], "--from"),
+        (["consume", "usage", "--from", str(1 << 63)], str((1 << 63) - 1)),
         (["consume", "usage", "--isolation", "read_all"], "read_all"),
+        (
+            ["produce", "usage", "--format", "json", "--transactional", "--transactional-id", ""],
+            "1 to 255 characters",
+        ),
         (["consume", "usage", "--format", "{id"], "--format"),
     ],
 )

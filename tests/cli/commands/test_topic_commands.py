@@ -146,6 +146,34 @@ def test_looking_makes_no_log_and_no_broker(call, tmp_path, command, place):
     assert [each.name for each in tmp_path.rglob("*")] == ["empty"]
 
 
+@pytest.mark.parametrize("command", [*LOOKING, ["topic", "create", "t"]], ids=" ".join)
+def test_an_empty_path_is_not_the_working_directory(call, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    refused = call(*command, "--path", "")
+    assert (refused.code, refused.out) == (2, "")
+    assert refused.err.startswith("error: --path (or --dir) is empty")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        (["topic", "elect", ""], "'' is not a topic name"),
+        (["topic", "move", "", "0", "1"], "'' is not a topic name"),
+        (["topic", "cancel-moves", ""], "'' is not a topic name"),
+        (["cluster", "decommission", "", "--yes"], "there is no broker ''"),
+        (["cluster", "recommission", ""], "there is no broker ''"),
+        (["transactions", "describe", ""], "there is no transactional id ''"),
+        (["transactions", "abort", ""], "there is no transactional id ''"),
+    ],
+)
+def test_an_empty_name_is_refused_in_words_of_the_command(served, call, command, problem):
+    refused = call(*command, "--bootstrap", served.bootstrap)
+    assert (refused.code, refused.out) == (1, "")
+    assert refused.err.startswith(f"error: {problem}")
+    assert refused.err.count("\n") == 1
+
+
 def test_what_typer_says(call):
     unknown = call("topic", "explode")
     assert (unknown.code, unknown.out) == (2, "")

@@ -125,6 +125,8 @@ def test_connecting_to_something_else_fails_in_time():
         ",",
         "a:1,b",
         "http://a",
+        "http://a:1",
+        "a b:1",
     ],
 )
 def test_an_address_that_is_none_is_refused_at_once(address):
@@ -137,6 +139,14 @@ def test_either_bootstrap_or_path(tmp_path):
         isolog.connect()
     with pytest.raises(InvalidOption, match=r"bootstrap.*path"):
         isolog.connect("host:1", path=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("create", [True, False])
+def test_an_empty_path_is_not_the_working_directory(tmp_path, monkeypatch, create):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidOption, match="path is empty"):
+        isolog.connect(path="", create=create)
     assert list(tmp_path.iterdir()) == []
 
 

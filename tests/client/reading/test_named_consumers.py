@@ -13,7 +13,6 @@ import pytest
 from spark_stream.errors import (
     ConsumerFenced,
     InvalidOption,
-    InvalidRequest,
     InvalidTransaction,
     TransactionAborted,
 )
@@ -106,7 +105,7 @@ def test_without_a_name_there_is_nothing_to_store(log, topic):
 @pytest.mark.parametrize("wrong", ["", "x" * 256, 7])
 def test_a_name_that_is_none_is_refused(log, topic, wrong):
     fill(log, topic, 1)
-    with pytest.raises(InvalidRequest, match="consumer"):
+    with pytest.raises(InvalidOption, match="name is a text of 1 to 255 characters"):
         log.consumer(topic, name=wrong)
 
 
