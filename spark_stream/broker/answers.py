@@ -38,19 +38,21 @@ class Answers:
         with self._changed:
             self._changed.wait_for(lambda: self._unanswered < UNANSWERED_MAX)
             self._unanswered += 1
-            queue = self._places.setdefault(partition, deque())
             place = _Place()
-            queue.append(place)
-        return lambda message: self._answer(queue, place, message)
+            self._places.setdefault(partition, deque()).append(place)
+        return lambda message: self._answer(partition, place, message)
 
-    def _answer(self, queue: deque[_Place], place: _Place, message: bytes) -> None:
+    def _answer(self, partition: int, place: _Place, message: bytes) -> None:
         with self._changed:
             place.message = message
+            queue = self._places[partition]
             while queue and (first := queue[0].message) is not None:
                 queue.popleft()
                 self._write_unless_gone(first)
                 self._unanswered -= 1
                 self._changed.notify()
+            if not queue:
+                del self._places[partition]  # a client may name any number of partitions
 
     def _write_unless_gone(self, message: bytes) -> None:
         """Writes, unless an earlier write has failed: then there is nobody to write to."""

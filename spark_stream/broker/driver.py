@@ -54,7 +54,7 @@ class Driver:
             while True:
                 try:
                     answer = self._answer(step)
-                except IsologError as error:
+                except Exception as error:  # foreseen or not: the script may owe somebody an answer
                     step = script.throw(error)
                 else:
                     step = script.send(answer)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -71,6 +73,38 @@ def test_whose_time_is_over_is_answered_and_no_other(answered):
     threading.Timer(0.2, patient.settle).start()
     line.finish()
     assert answered == [hasty, patient]
+
+
+def test_one_that_came_late_is_answered_in_its_own_time(answered):
+    """Its partition was held for long; one that was read after it went into its log before."""
+    line = AckLine(CLOCK, 60.0)
+    patient, hasty = Kept(answered), Kept(answered, 0.05)
+    line.put(patient)
+    line.put(hasty)
+    eventually(lambda: answered == [hasty])
+    patient.settle()
+    line.finish()
+    assert answered == [hasty, patient]
+
+
+def test_those_that_are_answered_are_not_kept_while_an_earlier_one_waits(answered):
+    line, first = AckLine(CLOCK, 60.0), Kept(answered)
+    line.put(first)
+    alive = weakref.WeakSet[Kept]()
+    for _ in range(1_000):
+        append = Kept([])
+        alive.add(append)
+        append.settle()
+        line.put(append)
+    del append
+
+    def most_are_gone() -> bool:
+        gc.collect()  # an append and who is called when it is settled know each other
+        return len(alive) < 100
+
+    eventually(most_are_gone)
+    first.settle()
+    line.finish()
 
 
 def test_a_line_that_had_nothing_to_do_answers_in_time(answered):

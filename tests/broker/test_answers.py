@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import tracemalloc
 from collections.abc import Callable
 
 import pytest
@@ -40,6 +41,17 @@ def test_each_leaves_once_all_before_it_in_its_partition_are_done(given_batches)
         left += sorted(set(due) - set(left))
         assert written == [repr(one).encode() for one in left]
     assert sorted(left) == sorted(came)
+
+
+def test_of_partitions_without_unanswered_batches_nothing_is_kept():
+    """A client may name any number, of partitions that there are not too."""
+    answers = Answers(lambda _: None)
+    tracemalloc.start()
+    for partition in range(2_000):
+        answers.next_place(partition)(b"")
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 100_000
 
 
 def test_one_thread_at_a_time_writes_and_none_overtakes() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +22,7 @@ from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.partition_record import Member, PartitionRecord
 from spark_stream.consistency.producers import Stamp
 from spark_stream.environment import SystemClock
-from spark_stream.errors import RequestTimeout, UnknownOutcome, from_wire
+from spark_stream.errors import InternalError, RequestTimeout, UnknownOutcome, from_wire
 from spark_stream.storage.log import LogFormat, PartitionLog
 from spark_stream.wire.sockets import end_connections
 from tests.append_streams import Stream
@@ -115,6 +117,32 @@ def test_a_batch_whose_time_is_over_before_its_append_is_refused_and_may_be_sent
     assert partition_of(broker, 0).bounds().log_end_offset == 0
     stream.send(0)
     assert stream.ack()["offset"] == 0
+    stream.writer.close()
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_batch_that_fails_for_no_reason_that_is_known_is_answered_and_so_are_those_behind_it(
+    broker, monkeypatch, held
+):
+    stream, partition = Stream(broker.address), partition_of(broker, 0)
+    judge = partition._judge_and_append
+    failures = [RuntimeError("nobody foresaw this")]
+
+    def fails_once(*asked: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return judge(*asked)
+
+    monkeypatch.setattr(partition, "_judge_and_append", fails_once)
+    with partition._lock if held else nullcontext():
+        stream.send(0)
+        stream.send(0)
+        stream.send(1)
+        if held:
+            assert stream.ack()["number"] == 2
+    acks = [ack for ack in (stream.ack() for _ in range(2 if held else 3)) if ack["number"] != 2]
+    assert isinstance(from_wire(acks[0]["error"]), InternalError)
+    assert [(each["number"], each.get("offset")) for each in acks] == [(0, None), (1, 0)]
     stream.writer.close()
 
 
