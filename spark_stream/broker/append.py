@@ -129,9 +129,8 @@ class Append:
             self._answer(BrokerBusy(f"no memory to append a batch of {self.size} bytes"))
         except Exception:
             logger.exception("append to %s/%d", self._hosted.topic.name, self.partition)
-            self._answer(
-                InternalError(f"the append to {self._hosted.topic.name}/{self.partition} failed")
-            )
+            where = f"{self._hosted.topic.name}/{self.partition}"
+            self._answer(InternalError(f"the append to {where} failed; it may be in the log"))
         else:
             self._acknowledge(taken.appended, int(target.leader_epoch))
             taken.wake()
