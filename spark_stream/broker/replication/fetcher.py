@@ -213,7 +213,10 @@ class Fetcher:
         return ready, next_at
 
     def _tell(self, what: str) -> None:
-        """Logs why a stream ended; once, while it goes on for the same reason."""
-        if what != self._said:
+        """Logs why a stream ended; once, while it goes on for the same reason.
+
+        That it ended because there is nothing to follow any more is no news.
+        """
+        if what != self._said and not self._stopping:
             self._said = what
             logger.info("following broker %s: %s", self._leader, what)

@@ -217,6 +217,19 @@ def test_a_stream_at_rest_stays_the_same():
         assert len(copy.agreements) == 1
 
 
+def test_who_has_nothing_to_follow_any_more_says_nothing_of_its_leader(caplog):
+    caplog.set_level("INFO")
+    partition = LeadPartition()
+    with Node("1", {KEY: partition}) as leader, Node("2") as follower:
+        follower.addresses["1"] = leader.address
+        follower.fetchers.follow("1", Copy(KEY))
+        partition.wait_for(partition.append(b"x"))
+        (fetcher,) = follower.fetchers._fetchers.values()
+        follower.fetchers.unfollow(KEY)
+        eventually(lambda: not fetcher.is_alive)
+    assert "following broker 1" not in caplog.text
+
+
 @pytest.mark.parametrize("lost", ["answers", "all"])
 def test_a_peer_that_says_nothing_is_noticed_in_time_by_both_sides(lost, caplog):
     partition, copy = LeadPartition(), Copy(KEY)
