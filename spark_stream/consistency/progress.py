@@ -7,8 +7,9 @@ counts until its removal is on record.
 
 **Sessions.** A follower reports under a session, in the generation of its logs. What it reported
 counts for the member of that generation only, also when the session is over; a new session begins
-with what both logs share. Reports of earlier sessions are ignored. A replica that is moved away
-loses its log: what it had reported is forgotten with its session.
+with what both logs share. Reports of earlier sessions are ignored. A broker that is not alive has no
+session. A replica that is moved away loses its log: what it had reported is forgotten with its
+session.
 
 **Who leaves.** A member leaves that lacks an entry which the leader appended longer than
 ``lag_max_us`` ago, and one that is not alive in its generation.
@@ -212,6 +213,16 @@ class Progress:
             found.session = None
             found.admitted = False
             self._find_maximal()
+
+    def end_sessions_of_dead(self) -> None:
+        """Who died reports again under a new session before it joins.
+
+        The end of its connection may not have been noticed, and it may have come back without what
+        it had reported.
+        """
+        for number, each in list(self._sessions.items()):
+            if self._generation_of(each.member.broker) is None:
+                self.left(number)
 
     def changed(self, record: PartitionRecord, version: int) -> bool:
         """The record is this now, at this version. False: that is nothing new.

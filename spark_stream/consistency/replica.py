@@ -255,7 +255,10 @@ class Replica:
 
     def tick(self, now: int) -> Effects:
         """Some time has passed, or brokers have come or gone: who is in sync may change."""
-        return [] if self.progress is None else self._settle(now)
+        if self.progress is None:
+            return []
+        self.progress.end_sessions_of_dead()
+        return self._settle(now)
 
     def tick_due(self) -> int | None:
         """When ``tick`` may have something to say if nobody acknowledges meanwhile; None: never."""

@@ -181,6 +181,24 @@ def test_a_broker_that_comes_back_in_another_generation_takes_its_own_place():
     assert set(progress.maximal) == {B, again}
 
 
+def test_a_follower_that_died_and_is_back_joins_only_with_a_new_session():
+    """It may have lost what it had reported; nobody has noticed the end of its connection."""
+    alive = {"a": "1", "b": "1"}
+    progress = leading(isr=(A,), alive=alive)
+    progress.started(1, B, 5)
+    del alive["b"]
+    progress.end_sessions_of_dead()
+    alive["b"] = "1"
+    progress.end_sessions_of_dead()
+    assert progress.propose(5, 5, 1) is None
+    progress.reported(1, 5)
+    assert progress.propose(5, 5, 2) is None
+    progress.started(2, B, 0)
+    assert progress.propose(5, 5, 3) is None
+    progress.reported(2, 5)
+    assert progress.propose(5, 5, 4) == (A, B)
+
+
 def test_who_was_proposed_counts_before_the_record_says_so_and_not_after_a_refusal():
     progress = leading(isr=(A,))
     progress.started(1, B, 5)

@@ -94,6 +94,7 @@ class News:
 class Surroundings:
     """What all brokers of a run share.
 
+    ``look_at`` is called when a broker has done something in the middle of an event, and goes on.
     ``sees_ends``: whether the lease of a process that has ended is over at once.
     """
 
@@ -106,6 +107,7 @@ class Surroundings:
     chance: Random
     carried_out: Callable[[SimulatedBroker, RemoteStep, Answer], None]
     found_over: Callable[[str], None]
+    look_at: Callable[[SimulatedBroker], None]
     news: News
     sees_ends: bool
     brokers: dict[str, SimulatedBroker] = field(default_factory=dict)
@@ -343,6 +345,7 @@ class SimulatedBroker:
                 yield chance.random() * _LATE_S
                 with self._store.as_of(read):
                     self.host.refresh()
+                self._around.look_at(self)  # it may have led by that, and will follow in a moment
 
     def _note_proposal(self, partition: Partition, proposal: ProposeIsr | ProposeRecord) -> None:
         self._proposals.note(partition, proposal)

@@ -134,14 +134,17 @@ class Onlooker:
     def _note_start(self, line: Line, partition: Partition) -> None:
         """Where the log starts: what was before is gone, by retention or as its leader's is.
 
-        A line keeps it all the same. A follower that began anew may never have had it.
+        A line keeps it all the same. A follower that began anew may never have had it, or something
+        else in its place, which its offset tells from what it gave up itself.
         """
         before, start = line.start, int(partition.log.start.entry)
         if start == before:
             return
         committed = line.course.committed
         shared = line.shared(committed)
-        if shared < start <= len(committed.entries):
+        known = start <= len(line.entries)
+        own = known and line.entries[start - 1].end == partition.log.start.offset
+        if not own and shared < start <= len(committed.entries):
             line.cut(shared)
             for seen in committed.entries[len(line.entries) : start]:
                 line.add(seen)

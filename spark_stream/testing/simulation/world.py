@@ -39,7 +39,7 @@ from spark_stream.testing.simulation.network import Network
 from spark_stream.testing.simulation.schedule import Body, Schedule, Signal
 from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
 
-EVENTS_MAX: Final = 12_000  # a run that needs more hangs
+EVENTS_MAX: Final = 20_000  # a run that needs more hangs
 _WORK_S: Final = 60.0  # after so long the trouble ends, done or not
 _PATIENCE_S: Final = 240.0  # longer than any client goes on asking, and any sweep rests
 _REST_S: Final = 3.0  # what was decided last is finished, what was left over removed
@@ -74,6 +74,7 @@ class World:
             form.chance("steps"),
             lambda *step: self._onlooker.note_step(*step),
             lambda holder: self.notice("found_over", self._by_owner[holder]),
+            self.look_at,
             news,
             sees_ends=form.chance("ends").random() < 0.5,
         )

@@ -90,6 +90,8 @@ class ToldBoundsNeverGoBack(Invariant):
         self._told.pop(course.place, None)
 
     def told(self, course: Course, bounds: Bounds, epoch: int) -> None:
+        if not course.counts(epoch):
+            return  # an answer that was under way when an unclean election lost records
         known = self._told.setdefault(course.place, [])
         for earlier, before in known:
             if earlier <= epoch:
