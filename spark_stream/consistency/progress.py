@@ -7,9 +7,9 @@ counts until its removal is on record.
 
 **Sessions.** A follower reports under a session, in the generation of its logs. What it reported
 counts for the member of that generation only, also when the session is over; a new session begins
-with what both logs share. Reports of earlier sessions are ignored. A broker that is not alive has no
-session. A replica that is moved away loses its log: what it had reported is forgotten with its
-session.
+with what both logs share. Reports of earlier sessions are ignored. The session of a broker that is
+found dead is over. A replica that is moved away loses its log: what it had reported is forgotten
+with its session.
 
 **Who leaves.** A member leaves that lacks an entry which the leader appended longer than
 ``lag_max_us`` ago, and one that is not alive in its generation.
