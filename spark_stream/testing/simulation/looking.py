@@ -135,18 +135,18 @@ class Onlooker:
         """Where the log starts: what was before is gone, by retention or as its leader's is.
 
         A line keeps it all the same. A follower that began anew may never have had it, or something
-        else in its place, which its offset tells from what it gave up itself.
+        else in its place; one that gave up its own may be at another offset.
         """
         before, start = line.start, int(partition.log.start.entry)
         if start == before:
             return
         committed = line.course.committed
         shared = line.shared(committed)
-        known = start <= len(line.entries)
-        own = known and line.entries[start - 1].end == partition.log.start.offset
-        if not own and shared < start <= len(committed.entries):
+        theirs = committed.entries[shared:start]
+        is_known = bool(theirs) and shared + len(theirs) == start
+        if is_known and theirs[-1].end == partition.log.start.offset:
             line.cut(shared)
-            for seen in committed.entries[len(line.entries) : start]:
+            for seen in theirs:
                 line.add(seen)
         line.begin_at(start)
         self._tell(f"{line.name} starts at entry {start}")
