@@ -117,7 +117,6 @@ class Progress:
         self.inherited_end = inherited_end
         self.settings = settings
         self.proposed: tuple[Member, ...] | None = None
-        self._proposed_at = version  # for which version of the record
         self._over = False
         self._generation_of = generation_of
         self._followers: dict[Member, _Follower] = {}
@@ -257,8 +256,9 @@ class Progress:
 
     def refused(self, proposed_at: int, record: PartitionRecord, version: int) -> None:
         """The proposal for that version was not taken, and will not be: the record was this one."""
+        is_present = proposed_at == self.version  # any later version has ended it
         self.changed(record, version)
-        if proposed_at == self._proposed_at:
+        if is_present:
             self.proposed = None
             self._find_maximal()
 
@@ -291,7 +291,7 @@ class Progress:
                 members[each.member.broker] = each.member
         isr = tuple(members[broker] for broker in self.record.replicas if broker in members)
         if set(isr) != set(self.record.isr):
-            self.proposed, self._proposed_at = isr, self.version
+            self.proposed = isr
         self._find_maximal()
         return self.proposed
 

@@ -12,7 +12,7 @@ from spark_stream.cluster.topics import Topics
 from spark_stream.errors import InvalidTopic, LeaderUnavailable
 from spark_stream.scripts.topics import alter_topic, delete_topic
 from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
-from tests.scripts.on_store import OnStore
+from tests.scripts.on_store import Driven, OnStore
 from tests.scripts.topic_stories import (
     ASSIGNMENT,
     B2,
@@ -30,6 +30,15 @@ from tests.scripts.topic_stories import (
     placed,
     sweep,
 )
+
+
+def growing(on: OnStore, partitions: int, steps: int) -> Driven:
+    """A script that gives the topic, made just now, more partitions: so many steps on its way."""
+    on.run(creation(MADE))
+    late = on.start(alter_topic("flights", grow(partitions), on_third))
+    for _ in range(steps):
+        late.advance()
+    return late
 
 
 def test_a_topic_gets_more_partitions(on):
@@ -66,10 +75,7 @@ def test_a_topic_that_somebody_else_changed_meanwhile_is_not_overwritten(on):
 @pytest.mark.parametrize("steps", range(1, 20))
 def test_of_two_that_add_partitions_at_once_one_does(on, other, steps):
     """However far the late one is: the partitions are where one of them placed them."""
-    on.run(creation(MADE))
-    late = on.start(alter_topic("flights", grow(6), on_third))
-    for _ in range(steps):
-        late.advance()
+    late = growing(on, 6, steps)
     six = Topics(on.store).get("flights").partitions == 6
     for ask in (lambda: other.run(alter_topic("flights", grow(8), added)), late.end):
         with suppress(InvalidTopic):
@@ -113,10 +119,7 @@ def test_of_two_that_add_partitions_by_turns_one_does_at_most_and_its_records_st
 
 @pytest.mark.parametrize("steps", range(1, 20))
 def test_a_topic_that_was_deleted_meanwhile_is_not_altered_and_leaves_nothing(on, other, steps):
-    on.run(creation(MADE))
-    late = on.start(alter_topic("flights", grow(9), on_third))
-    for _ in range(steps):
-        late.advance()
+    late = growing(on, 9, steps)
     other.run(delete_topic("flights"))
     with suppress(InvalidTopic):
         late.end()

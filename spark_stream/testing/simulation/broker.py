@@ -56,7 +56,7 @@ from spark_stream.testing.simulation.logs import DiskLogs, ListLogs, MachineLogs
 from spark_stream.testing.simulation.network import Call, Network, NoAnswer
 from spark_stream.testing.simulation.replication import SimulatedLinks, Stream
 from spark_stream.testing.simulation.schedule import NOW, Body, Schedule, Signal
-from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
+from spark_stream.testing.simulation.store import MemoryRecords, MortalStore
 from spark_stream.wire.messages import Ack, AppendTo, Envelope
 
 SWEEP_S: Final = 2.0
@@ -111,22 +111,6 @@ class Surroundings:
     news: News
     sees_ends: bool
     brokers: dict[str, SimulatedBroker] = field(default_factory=dict)
-
-
-class MortalStore(MemoryStore):
-    """A broker's way to the store, in which its process may end."""
-
-    def __init__(self, records: MemoryRecords, before: Callable[[], None]) -> None:
-        super().__init__(records)
-        self._before = before
-
-    def put(self, key: str, value: Mapping[str, Any], expected: int) -> int | None:
-        self._before()
-        return super().put(key, value, expected)
-
-    def delete(self, key: str, expected: int) -> bool:
-        self._before()
-        return super().delete(key, expected)
 
 
 class SimulatedBroker:

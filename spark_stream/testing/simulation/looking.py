@@ -142,11 +142,10 @@ class Onlooker:
             return
         committed = line.course.committed
         shared = line.shared(committed)
-        theirs = committed.entries[shared:start]
-        is_known = bool(theirs) and shared + len(theirs) == start
-        if is_known and theirs[-1].end == partition.log.start.offset:
+        known = shared < start <= len(committed.entries)
+        if known and committed.entries[start - 1].end == partition.log.start.offset:
             line.cut(shared)
-            for seen in theirs:
+            for seen in committed.entries[shared:start]:
                 line.add(seen)
         line.begin_at(start)
         self._tell(f"{line.name} starts at entry {start}")

@@ -7,7 +7,7 @@ what a broker's death leaves is what the records hold.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
@@ -150,6 +150,22 @@ class MemoryStore:
     def _check_open(self) -> None:
         if self._closed:
             raise StorageFailure("the metadata store in memory: it is closed")
+
+
+class MortalStore(MemoryStore):
+    """A broker's way to the store, in which its process may end."""
+
+    def __init__(self, records: MemoryRecords, before: Callable[[], None]) -> None:
+        super().__init__(records)
+        self._before = before
+
+    def put(self, key: str, value: Mapping[str, Any], expected: int) -> int | None:
+        self._before()
+        return super().put(key, value, expected)
+
+    def delete(self, key: str, expected: int) -> bool:
+        self._before()
+        return super().delete(key, expected)
 
 
 def _record(key: str, kept: tuple[str, int]) -> Record:
