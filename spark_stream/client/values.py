@@ -165,7 +165,9 @@ class PartitionOffsets:
 
     ``lineages`` has those of ``offsets``; ``surviving`` up to which offset the log has what each
     lineage that was asked about tells of; ``uncommitted`` the partitions with records of aborted
-    or open transactions in the ranges that were asked about.
+    or open transactions in the ranges that were asked about. ``sizes`` has the stored bytes of
+    the ranges that were asked about, and of the first record of each; ``reached`` how far a budget
+    of bytes goes.
     """
 
     topic_id: str
@@ -176,6 +178,8 @@ class PartitionOffsets:
     lineages: Mapping[int, Lineage] = field(default_factory=dict)
     surviving: Mapping[int, Mapping[Lineage, int]] = field(default_factory=dict)
     uncommitted: tuple[int, ...] = ()
+    sizes: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    reached: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

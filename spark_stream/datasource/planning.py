@@ -33,7 +33,7 @@ from spark_stream.datasource.offsets import (
 from spark_stream.datasource.options import SourceOptions
 from spark_stream.datasource.session import Session, located, session
 from spark_stream.errors import InvalidOption, SchemaMismatch, UnknownTopic, WrongCluster
-from spark_stream.wire.messages import CutTopic
+from spark_stream.wire.messages import AskedTopic, CutTopic
 from spark_stream.wire.schemas import empty_batch, fitted, is_default
 
 logger = logging.getLogger(__name__)
@@ -190,18 +190,19 @@ class Planner:
         self, seen: Iterable[Offsets], shown: Mapping[str, dict[int, tuple[int, int]]]
     ) -> Found:
         while True:
-            latest, missing = {}, set()
-            for name in self.options.topics:
-                try:
-                    latest[name] = self.topics.offsets(
-                        name,
+            looked = self.topics.look_up(
+                [
+                    AskedTopic.of(
+                        topic=name,
                         isolation=self.options.isolation,
-                        lineages=_lineages(name, seen),
-                        ranges=shown.get(name),
+                        lineages={n: list(each) for n, each in _lineages(name, seen).items()},
+                        ranges=shown.get(name, {}),
                     )
-                except UnknownTopic:
-                    missing.add(name)
-            found = Found(latest, frozenset(missing))
+                    for name in self.options.topics
+                ]
+            )
+            latest = looked.topics
+            found = Found(latest, frozenset(looked.unknown))
             if not self.atomic or not latest:
                 return found
             # A topic's own bounds are cuts of that topic; a transaction may span several.

@@ -349,14 +349,16 @@ class BrokerList(Message):
     brokers: list[BrokerAddress]
 
 
-class ListOffsets(Message):
-    """For each partition the offset that a place means, under an isolation level.
+class AskedTopic(Message):
+    """For each partition of a topic the offset that a place means, under an isolation level.
 
     ``timestamp`` in microseconds since the epoch: the first offset at or after it, or the
     isolation's bound where there is none. Without it ``at``: -2 earliest, -1 latest.
     ``partitions``: None is all. ``lineages``: of each partition those of which to tell up to where
     they survive.
     ``ranges``: partition → [start, end), of which to tell whether uncommitted records are in them.
+    ``sizes``: partition → [start, end), of which to tell the stored bytes. ``budgets``: partition →
+    [start, end, bytes]: how far does a reader at the start come with so many stored bytes?
     """
 
     topic: Name
@@ -366,16 +368,27 @@ class ListOffsets(Message):
     isolation: Isolation = Isolation.READ_UNCOMMITTED
     lineages: dict[PartitionField, list[LineageField]] = {}
     ranges: dict[PartitionField, tuple[OffsetField, OffsetField]] = {}
+    sizes: dict[PartitionField, tuple[OffsetField, OffsetField]] = {}
+    budgets: dict[PartitionField, tuple[OffsetField, OffsetField, OffsetField]] = {}
+
+
+class ListOffsets(Message):
+    """Asks about offsets of any topics. ``names``: the names of all topics are wanted too."""
+
+    topics: list[AskedTopic]
+    names: bool = False
 
 
 class Offsets(Message):
-    """What ListOffsets found, with what a streaming offset is made of.
+    """What was asked about a topic, with what a streaming offset is made of.
 
     ``epochs``: the leader epoch of each partition. ``lineages``: those of ``offsets``.
     ``surviving``: for each lineage that was asked about, up to which offset the log still has what
     it tells of. ``uncommitted``: partitions with records of aborted or open transactions in their
     ranges. ``elsewhere``: partitions that were asked for and are led by other brokers, which are to
     be asked for them.
+    ``sizes``: the stored bytes of a range that was asked about, and those of its first record.
+    ``reached``: up to which offset whole records take no more than their budget.
     """
 
     topic_id: str
@@ -387,6 +400,16 @@ class Offsets(Message):
     surviving: dict[int, list[int]] = {}
     uncommitted: list[int] = []
     elsewhere: list[LeaderFacts] = []
+    sizes: dict[int, tuple[int, int]] = {}
+    reached: dict[int, int] = {}
+
+
+class ListedOffsets(Message):
+    """What ListOffsets found, by topic; ``unknown``: the errors of topics that there are not."""
+
+    topics: dict[str, Offsets]
+    unknown: dict[str, dict[str, Any]] = {}
+    names: list[str] | None = None
 
 
 class Status(Message):
