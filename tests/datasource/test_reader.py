@@ -14,7 +14,8 @@ from spark_stream.client.reading.fetching import Fetched
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.datasource import reader
 from spark_stream.datasource.offsets import Range
-from spark_stream.datasource.options import Place, SourceOptions
+from spark_stream.datasource.options import SourceOptions
+from spark_stream.datasource.place import Place
 from spark_stream.datasource.reader import RangeReader
 from spark_stream.errors import BrokerUnavailable, DataLoss
 

@@ -1,0 +1,66 @@
+"""What a reader is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.datasource.options.checking import check_kind, checked
+from spark_stream.datasource.options.places import Named, topics_of
+from spark_stream.datasource.options.table import Use
+from spark_stream.datasource.options.values import topic_names
+from spark_stream.datasource.place import Place, place_of
+from spark_stream.errors import InvalidOption
+from spark_stream.wire.messages import EARLIEST, LATEST
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """What a reader was asked for."""
+
+    place: Place
+    topics: tuple[str, ...]
+    isolation: Isolation = Isolation.READ_UNCOMMITTED
+    starting: Named = EARLIEST
+    ending: Named = LATEST
+    max_offsets: int | None = None
+    fail_on_data_loss: bool = True
+    include_headers: bool = False
+    include_metadata: bool = False
+
+
+def source_options(given: Mapping[str, str], *, streaming: bool | None = None) -> SourceOptions:
+    """A reader's options; ``streaming=None`` while it is not known which kind of reader it will be.
+
+    Raises:
+        InvalidOption, Unsupported: naming the option, what it takes and what it got.
+    """
+    options = checked(given, Use.SOURCE, "source")
+    place, short = place_of(options.texts, names_topic="subscribe" in options)
+    subscribed = options.texts.get("subscribe", short)
+    if subscribed is None:
+        raise InvalidOption("which topic? Give subscribe, or load(topic)", option="subscribe")
+    topics = topic_names("subscribe", subscribed)
+    if streaming is not None:
+        check_kind(options, Use.STREAM_SOURCE if streaming else Use.BATCH_SOURCE)
+    starting, ending = options.value("startingOffsets"), options.value("endingOffsets")
+    for name, place_named in (("startingOffsets", starting), ("endingOffsets", ending)):
+        for topic in topics_of(place_named):
+            if topic not in topics:
+                raise InvalidOption(f"{name}: topic {topic!r} is not subscribed to", option=name)
+    if streaming is False and starting == LATEST:
+        raise InvalidOption("startingOffsets: a batch query cannot start at latest")
+    if ending == EARLIEST:
+        raise InvalidOption("endingOffsets: a query cannot end at earliest")
+    return SourceOptions(
+        place=place,
+        topics=topics,
+        isolation=options.value("isolation"),
+        starting=starting,
+        ending=ending,
+        max_offsets=options.value("maxOffsetsPerTrigger"),
+        fail_on_data_loss=options.value("failOnDataLoss"),
+        include_headers=options.value("includeHeaders"),
+        include_metadata=options.value("includeMetadata"),
+    )

@@ -1,0 +1,87 @@
+"""An option's text to its value. Every parser takes the option's name first, for its message."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from spark_stream.client.topics import level
+from spark_stream.consistency.isolation import PRODUCER_LEVELS, Isolation
+from spark_stream.errors import InvalidOption
+from spark_stream.wire.messages import INT64_MAX
+
+SINK_ID_LENGTH_MAX: Final = 200
+"""A transactional id has at most 255 characters, and a sink's has a prefix."""
+
+
+def as_given(name: str, text: str) -> str:
+    """The text itself."""
+    return text
+
+
+def stripped(name: str, text: str) -> str:
+    """The text without the blanks around it."""
+    return text.strip()
+
+
+def boolean(name: str, text: str) -> bool:
+    """``true`` or ``false``."""
+    if text.strip().lower() not in ("true", "false"):
+        raise InvalidOption(f"{name} takes true | false, not {text!r}", option=name)
+    return text.strip().lower() == "true"
+
+
+def positive(name: str, text: str) -> int:
+    """A whole number from 1 on."""
+    try:
+        number = int(text.strip())
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise InvalidOption(f"{name} takes a whole number from 1 on, not {text!r}", option=name)
+    return number
+
+
+def batch_id(name: str, text: str) -> int:
+    """A whole number from 0 on that fits 64 bits."""
+    found = text.strip()
+    if not (found.isascii() and found.isdecimal() and int(found) <= INT64_MAX):
+        raise InvalidOption(f"{name} takes a whole number from 0 on, not {text!r}", option=name)
+    return int(found)
+
+
+def keeps(name: str, text: str) -> bool:
+    """``fail`` or ``keep``."""
+    if text.strip().lower() not in ("fail", "keep"):
+        raise InvalidOption(f"{name} takes fail | keep, not {text!r}", option=name)
+    return text.strip().lower() == "keep"
+
+
+def sink_id(name: str, text: str) -> str:
+    """The name of a sink."""
+    found = text.strip()
+    if not 1 <= len(found) <= SINK_ID_LENGTH_MAX:
+        raise InvalidOption(
+            f"{name} takes a text of 1 to {SINK_ID_LENGTH_MAX} characters, not {text!r}",
+            option=name,
+        )
+    return found
+
+
+def topic_names(name: str, text: str) -> tuple[str, ...]:
+    """Names with commas between, each once."""
+    found = tuple(dict.fromkeys(each.strip() for each in text.split(",") if each.strip()))
+    if not found:
+        raise InvalidOption(
+            f"{name} is empty; give one topic, or several with commas between", option=name
+        )
+    return found
+
+
+def reading_level(name: str, text: str) -> Isolation:
+    """What a source may see."""
+    return level(text)
+
+
+def writing_level(name: str, text: str) -> Isolation:
+    """When a leader acknowledges."""
+    return level(text, PRODUCER_LEVELS)
