@@ -19,7 +19,7 @@ MAX_DELAY_DEFAULT_S: Final = 900.0
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a streaming query was asked to take of its backlog in one micro-batch; None: no limit."""
+    """What a streaming query was asked to take of its backlog in a micro-batch; None: no limit."""
 
     max_offsets: int | None = None
     max_bytes: int | None = None
@@ -29,8 +29,12 @@ class Limits:
     @property
     def any(self) -> bool:
         """Whether there is a limit at all."""
-        return any(each is not None for each in (self.max_offsets, self.max_bytes, self.min_offsets))
+        return any(
+            each is not None for each in (self.max_offsets, self.max_bytes, self.min_offsets)
+        )
 
+
+NO_LIMITS: Final = Limits()
 
 Place = tuple[str, int]
 """A topic and a partition."""

@@ -59,9 +59,7 @@ def _in_proportion(backlog: Mapping[K, int], limit: int) -> dict[K, int]:
     return taken
 
 
-def shared_bytes(
-    backlog: Mapping[K, tuple[int, int]], limit: int, turn: int = 0
-) -> dict[K, int]:
+def shared_bytes(backlog: Mapping[K, tuple[int, int]], limit: int, turn: int = 0) -> dict[K, int]:
     """How many bytes each partition gets: together ``limit`` at most, or the whole backlog if less.
 
     ``backlog`` has the bytes of each partition's records, and those of its first one; ``turn`` is

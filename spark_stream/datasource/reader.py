@@ -22,6 +22,7 @@ from spark_stream.datasource.plainly import plainly
 from spark_stream.datasource.planning import Planner
 from spark_stream.datasource.session import session
 from spark_stream.datasource.starts import resolved
+from spark_stream.datasource.tasks import Task, tasks
 from spark_stream.datasource.types import to_arrow
 from spark_stream.errors import DataLoss, IsologError, OffsetEvicted, UnknownTopic
 from spark_stream.wire.messages import EARLIEST, LATEST
@@ -40,14 +41,18 @@ class RangeReader:
     schema: StructType
 
     @plainly
-    def read(self, asked: Range) -> Iterator[pa.RecordBatch]:
-        """The records of the range, in batches that have exactly Spark's schema.
+    def read(self, task: Task) -> Iterator[pa.RecordBatch]:
+        """The records of the task's ranges, in batches that have exactly Spark's schema.
 
         Raises:
             DataLoss: records of the range are gone, and ``failOnDataLoss`` is set.
             SchemaMismatch: a column has another type than the query was planned with.
         """
         schema = to_arrow(self.schema)
+        for asked in task:
+            yield from self._read(asked, schema)
+
+    def _read(self, asked: Range, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         position = asked.start
         while position < asked.end:
             before = position
@@ -155,7 +160,8 @@ class IsologReader(DataSourceReader):
         }
         if self._planner.atomic and options.ending != LATEST:
             visible = self._planner.cut_below(visible)
-        return [InputPartition(each) for each in losses.readable(ranges(start, visible), now)]
+        readable = losses.readable(ranges(start, visible), now)
+        return [InputPartition(each) for each in tasks(readable, options.splitting)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # Where there is nothing to read, Spark makes up one partition without a range.

@@ -28,6 +28,9 @@ class Splitting:
     max_records: int | None = None
 
 
+NO_SPLITTING: Final = Splitting()
+
+
 def tasks(asked: Iterable[Range], splitting: Splitting) -> list[Task]:
     """The tasks that read the ranges: each record once, in the order of its partition.
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_stream.datasource.offsets import TopicOffsets
 from spark_stream.datasource.limits import limited_records
+from spark_stream.datasource.offsets import TopicOffsets
 from spark_stream.datasource.pacing import shared_bytes, shared_out
 
 backlogs = st.dictionaries(st.integers(0, 20), st.integers(0, 10**9), max_size=20)

@@ -57,7 +57,7 @@ def read(
     monkeypatch.setattr(reader, "session", lambda place: here)
     monkeypatch.setattr(reader, "fetch_range", leader.fetch_range)
     monkeypatch.setattr(reader, "fetch_once", leader.fetch_once)
-    found = RangeReader(SourceOptions(Place(path="x"), ("t",), **options), SCHEMA).read(asked)
+    found = RangeReader(SourceOptions(Place(path="x"), ("t",), **options), SCHEMA).read((asked,))
     return [number for batch in found for number in batch.column("n").to_pylist()]
 
 
