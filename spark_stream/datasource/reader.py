@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -14,6 +14,7 @@ from pyspark.sql.types import StructType
 
 from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.fetching import Fetched, Source, fetch_once, fetch_range
+from spark_stream.client.reading.fetching_many import Wanted, fetch_many
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.datasource.losses import gone_with_topic
 from spark_stream.datasource.offsets import Offsets, Range, ranges
@@ -31,6 +32,7 @@ from spark_stream.wire.schemas import fitted
 logger = logging.getLogger(__name__)
 
 _RETRY_PAUSE_S: Final = 0.1
+_ROWS_AT_ONCE: Final = 10_000
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,28 @@ class RangeReader:
             SchemaMismatch: a column has another type than the query was planned with.
         """
         schema = to_arrow(self.schema)
-        for asked in task:
+        if len(task) == 1:
+            yield from self._read(task[0], schema)
+        else:
+            yield from combined(self._read_many(task, schema))
+
+    def _read_many(self, task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """The ranges in one call as far as that goes, and what is left of each by itself."""
+        left = dict(enumerate(task))
+        sources = {}
+        for number, asked in left.items():
+            try:
+                sources[number] = self._source(asked, schema)
+            except IsologError:  # it is told when the range is read by itself
+                logger.debug("%s/%d is read by itself", asked.topic, asked.partition)
+        numbers = list(sources)
+        wanted = [Wanted(sources[n], task[n].start, task[n].end) for n in numbers]
+        for place, fetched in fetch_many(wanted):
+            number = numbers[place]
+            left[number] = replace(left[number], start=fetched.next)
+            if fetched.batch.num_rows:
+                yield fitted(fetched.batch, schema)
+        for asked in left.values():
             yield from self._read(asked, schema)
 
     def _read(self, asked: Range, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -131,6 +154,20 @@ def _visible(source: Source, start: int, end: int) -> Iterator[Fetched]:
             time.sleep(_RETRY_PAUSE_S)
         else:
             return
+
+
+def combined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Neighbouring small batches as one: each that Spark gets has a cost, large or small."""
+    held: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        held.append(batch)
+        rows += batch.num_rows
+        if rows >= _ROWS_AT_ONCE:
+            yield pa.concat_batches(held)
+            held, rows = [], 0
+    if held:
+        yield pa.concat_batches(held)
 
 
 class IsologReader(DataSourceReader):
