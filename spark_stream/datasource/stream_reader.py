@@ -38,7 +38,7 @@ from spark_stream.datasource.pacing import shared_out
 from spark_stream.datasource.plainly import plainly
 from spark_stream.datasource.planning import Planner
 from spark_stream.datasource.reader import RangeReader
-from spark_stream.datasource.starts import moves, resolved
+from spark_stream.datasource.starts import resolved
 from spark_stream.datasource.types import to_arrow
 from spark_stream.errors import Unsupported
 from spark_stream.wire.messages import EARLIEST
@@ -59,8 +59,8 @@ class IsologStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         if self._initial is None:  # Spark asks twice, and must get one answer
             starting = self._planner.options.starting
-            self._initial = resolved(self._planner, "startingOffsets", starting, EARLIEST)
-            self._pinned = not moves(starting, self._initial)
+            found = resolved(self._planner, "startingOffsets", starting, EARLIEST)
+            self._initial, self._pinned = found.offsets, not found.moving
         return self._planner.logged(self._initial)
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -77,13 +77,14 @@ class IsologStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @plainly
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        begin = self._planner.read_back(start)
+        begin: Offsets = self._planner.read_back(start)
         if not self._pinned:
             self._pinned = True
             if begin == self._initial:
                 return start
+        begin = self._planner.still_selected(begin)
         now = self._planner.latest(begin)
-        begin = self._planner.losses.kept(begin, now)
+        begin = self._planner.with_new_topics(self._planner.losses.kept(begin, now), now)
         ends: Offsets = self._planner.losses.ends(begin, now)
         if self._target is not None:
             ends = _capped(begin, ends, self._target)
@@ -106,7 +107,8 @@ class IsologStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         losses = self._planner.losses
         now = self._planner.latest(begin, until, reading=ranges(begin, until))
         asked = ranges(losses.kept(begin, now), losses.kept(until, now))
-        return [InputPartition(each) for each in losses.readable(asked, now)]
+        new = until.keys() - begin.keys()
+        return [InputPartition(each) for each in losses.readable(asked, now, new)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._ranges.read(partition.value)

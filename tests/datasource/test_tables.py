@@ -84,7 +84,11 @@ def test_each_side_takes_its_part() -> None:
         "sinkid": "s",
     }
     batch = source_options(source_part(given, streaming=False), streaming=False)
-    assert (batch.topics, batch.isolation, batch.max_offsets) == (("a", "b"), "read_atomic", None)
+    assert (batch.selection.names, batch.isolation, batch.max_offsets) == (
+        ("a", "b"),
+        "read_atomic",
+        None,
+    )
     stream = source_options(source_part(given, streaming=True), streaming=True)
     assert stream.max_offsets == 7
     job = sink_options(sink_part(given, streaming=False), streaming=False)
