@@ -18,13 +18,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
 import pyarrow as pa
 
 from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.topics import TopicsClient
 from spark_stream.client.values import TopicDescription, Written
-from spark_stream.client.writing.buffer import Buffer
+from spark_stream.client.writing.buffer import Buffer, Share
 from spark_stream.client.writing.channel import Author
 from spark_stream.client.writing.delivery import Delivery
 from spark_stream.client.writing.lanes import Identity
@@ -143,14 +142,15 @@ class Sender:
         Raises:
             BufferFull, InvalidRequest: no room in time; closed.
         """
+        share = Share(sum(self._room(rows) for _, rows, _ in parts), 1, len(parts))
         with self._lock:
-            self.buffer.reserve(sum(self._room(rows) for _, rows, _ in parts), len(parts))
+            self.buffer.reserve(share.size)
         whole = Gathering(known.name, len(parts), self.failures)
         with self._order:
             self._send_waiting(known.name)
             delivery = self._delivery(known)
             for partition, rows, first in parts:
-                self._enter_part(delivery, rows, partition, first, whole)
+                self._enter_part(delivery, rows, partition, first, whole, share)
         delivery.pump()
         return whole.promise
 
@@ -306,10 +306,10 @@ class Sender:
             self._drop(pending, failure)
             return
         delivery = self._delivery(known)
-        sizes = np.array(pending.sizes)
+        share = Share(sum(pending.sizes), len(pending.futures), len(parts))
         for place, part, rows in parts:
             futures = [pending.futures[row] for row in rows]
-            self._enter_records(delivery, part, place, futures, int(sizes[rows].sum()))
+            self._enter_records(delivery, part, place, futures, share)
         delivery.pump()
 
     def _drop(self, pending: Pending, error: IsologError) -> None:
@@ -346,15 +346,16 @@ class Sender:
         partition: int,
         first: int,
         whole: Gathering,
+        share: Share,
     ) -> None:
-        size, rows, topic = self._room(batch), batch.num_rows, delivery.topic.name
+        rows, topic = batch.num_rows, delivery.topic.name
 
         def settle(offset: int, error: IsologError | None) -> None:
             self._topics.outgrown(delivery.topic, delivery.partitions)
             if error is not None:
                 self._forget_if_gone(delivery, error)
             whole.settle(first, error or Written(topic, partition, offset, rows))
-            self.buffer.release(size, 1)
+            self.buffer.release_part(share)
 
         delivery.enter(batch, partition, settle)
 
@@ -364,7 +365,7 @@ class Sender:
         batch: pa.RecordBatch,
         partition: int,
         promises: list[Promise],
-        size: int,
+        share: Share,
     ) -> None:
         """Enters records that each have a promise of their own."""
         topic = delivery.topic.name
@@ -379,7 +380,7 @@ class Sender:
                 promise.settle(Written(topic, partition, offset + row))
             if error is not None:
                 self._refuse(promises[kept:], error)
-            self.buffer.release(size, len(promises))
+            self.buffer.release_part(share)
 
         delivery.enter(batch, partition, settle)
 

@@ -59,7 +59,14 @@ def test_a_record_goes_where_it_says_else_where_its_key_says_else_with_the_keyle
 
 
 @settings(max_examples=60)
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=30))
+@given(
+    st.lists(
+        st.integers(-1, 5)
+        | st.sampled_from([-(2**31), 255, 256, 65_534, 65_535, 65_536, 2**31 - 1]),
+        min_size=1,
+        max_size=30,
+    )
+)
 def test_a_split_batch_has_every_row_once_in_its_partition_in_its_order(places):
     batch = pa.record_batch({"row": pa.array(range(len(places)), pa.int64())})
     parts = list(split(batch, np.array(places, np.int32)))
@@ -74,3 +81,15 @@ def test_a_batch_for_one_partition_is_not_copied():
     ((partition, part, numbers),) = split(batch, np.full(3, 7, np.int32))
     assert part is batch
     assert (partition, numbers.tolist()) == (7, [0, 1, 2])
+
+
+@settings(max_examples=50)
+@given(rows, st.integers(0, 2), st.data())
+def test_a_slice_is_split_as_the_rows_it_has(records, before, data):
+    """Columns of nulls alone, and columns with nulls, included."""
+    batch = pending_of([(b"before", None, None, 0, None)] * before + records).batch()
+    batch = batch.slice(before)
+    places = data.draw(st.lists(st.integers(0, 3), min_size=len(batch), max_size=len(batch)))
+    for _, part, numbers in split(batch, np.array(places, np.int32)):
+        part.validate(full=True)
+        assert part.equals(pa.concat_batches([batch.slice(row, 1) for row in numbers.tolist()]))
