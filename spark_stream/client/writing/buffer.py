@@ -73,6 +73,16 @@ class Buffer:
                 )
             self._room.wait(min(left, _TICK_S))
 
+    def spare(self, size: int) -> int:
+        """Takes up to so much room, if nobody waits for any; the caller holds the lock."""
+        taken = 0 if self._crowded else max(0, min(size, self._limit - self._bytes))
+        self._bytes += taken
+        return taken
+
+    def settle_up(self, unused: int, records: int) -> None:
+        """Gives room back that was not needed, and counts records; the caller holds the lock."""
+        self._give_back(unused, -records)
+
     def release(self, size: int, records: int) -> None:
         """That much is settled."""
         with self.lock:

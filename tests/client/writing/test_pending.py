@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+import time
 
 import numpy as np
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spark_stream.client.writing.outcomes import Outcomes
 from spark_stream.client.writing.partitioner import partitions_of
 from spark_stream.client.writing.pending import Pending, split
+from spark_stream.client.writing.promises import Failures
 from spark_stream.wire.schemas import DEFAULT_SCHEMA
 
 maybe = st.none() | st.binary(max_size=5)
@@ -23,9 +25,9 @@ rows = st.lists(
 
 
 def pending_of(records) -> Pending:
-    pending = Pending()
-    for key, value, heads, at, partition in records:
-        pending.add(key, value, heads, at, partition, 10, Future())
+    pending = Pending(Outcomes("t", Failures()))
+    for number, (key, value, heads, at, partition) in enumerate(records):
+        assert pending.add(key, value, partition, heads, at).row == number
     return pending
 
 
@@ -42,7 +44,14 @@ def test_the_batch_has_the_records_as_they_came(records):
     found = batch.column("headers").to_pylist()
     for shown, (_, _, given_headers, _, _) in zip(found, records, strict=True):
         assert [(each["key"], each["value"]) for each in shown or []] == (given_headers or [])
-    assert pending.size == 10 * len(records)
+
+
+def test_a_record_without_a_time_gets_the_present_one_beside_those_that_have_one():
+    pending = pending_of([(None, b"a", None, None, None), (None, b"b", None, 5, None)])
+    before = time.time_ns() // 1000 - 60_000_000
+    now, given_time = pending.batch().column("timestamp").cast(pa.int64()).to_pylist()
+    assert before < now <= time.time_ns() // 1000
+    assert given_time == 5
 
 
 @settings(max_examples=50)
@@ -50,12 +59,16 @@ def test_the_batch_has_the_records_as_they_came(records):
 def test_a_record_goes_where_it_says_else_where_its_key_says_else_with_the_keyless(
     records, keyless
 ):
-    pending = pending_of(records)
     by_key = partitions_of(pa.array([key for key, *_ in records], pa.binary()), 5, keyless).tolist()
-    assert pending.places(pending.batch(), 5, keyless).tolist() == [
+    expected = [
         place if named is None else named
         for place, (*_, named) in zip(by_key, records, strict=True)
     ]
+    found = {}
+    for partition, part, numbers in pending_of(records).parts(5, keyless):
+        assert len(part) == len(numbers)
+        found |= dict.fromkeys(numbers.tolist(), partition)
+    assert [found[row] for row in range(len(records))] == expected
 
 
 @settings(max_examples=60)
