@@ -58,10 +58,8 @@ def test_a_listener_shows_the_lag_under_the_querys_isolation_level(
             PartitionLag(topic, 1, 20, 50),  # not what is in the open transaction
         ]
         seen = scraped(listener)
-        assert (
-            f'isolog_query_lag_records{{partition="0",query="{topic}",topic="{topic}"}} 60.0'
-            in seen
-        )
+        labels = f'partition="0",query="{topic}",topic="{topic}"'
+        assert f"isolog_query_lag_records{{{labels}}} 60.0" in seen
         assert f'isolog_query_input_rows_total{{query="{topic}"}} 60.0' in seen
         query.stop()
         wait_until(lambda: topic not in listener.lags(), "the end of the query is told of")
