@@ -31,7 +31,7 @@ from spark_stream.consistency.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.errors import IsologError, RequestTimeout
 from spark_stream.wire.limits import FETCH_BYTES_DEFAULT
 from spark_stream.wire.messages import Fetch
-from spark_stream.wire.schemas import empty_batch
+from spark_stream.wire.schemas import OFFSET, empty_batch
 
 _RETRY_PAUSE_S = 0.1
 
@@ -40,7 +40,8 @@ _RETRY_PAUSE_S = 0.1
 class Fetched:
     """Rows with the view's columns; the first has offset ``base``; read on at ``next``.
 
-    ``spans``, where offsets are missing in between: (first, count) of each run of rows.
+    ``spans``, where offsets are missing in between: (first, count) of each run of rows. Of filtered
+    rows ``scattered`` has the offset of each instead, if they were asked for.
     ``lineage``: that of ``next``.
     ``partitions``, at the end of a fetch: how many the topic has now.
     """
@@ -52,9 +53,12 @@ class Fetched:
     spans: Spans | None = None
     partitions: int | None = None
     lineage: Lineage = NOTHING_KNOWN
+    scattered: npt.NDArray[np.int64] | None = None
 
     def offsets(self) -> npt.NDArray[np.int64]:
         """The offset of each row."""
+        if self.scattered is not None:
+            return self.scattered
         return offsets_of(self.batch.num_rows, self.base, self.spans)
 
 
@@ -86,6 +90,7 @@ class Source:
             end=end,
             isolation=self.isolation,
             columns=self.view.asked,
+            filter=self.view.filter,
             max_bytes=max_bytes,
             wait_ms=wait_ms,
             end_lineage=self.lineage,
@@ -194,8 +199,17 @@ def fetch_once(
                 continue
             spans = facts.get("spans")
             batch = source.view.of_chunk(chunk.data, source.partition, base, spans)
+            scattered = _offsets_sent(chunk.data) if source.view.filter is not None else None
             watched.rest()  # while the reader has the batch nothing is asked of the broker
-            yield Fetched(source.partition, base, facts["next"], batch, spans, lineage=found)
+            yield Fetched(
+                source.partition,
+                base,
+                facts["next"],
+                batch,
+                spans,
+                lineage=found,
+                scattered=scattered,
+            )
             watched.wake()
     except (fl.FlightError, pa.ArrowException, OSError) as error:
         if under_way.asked:
@@ -264,6 +278,15 @@ def check_place(source: Source, start: int, end: int, lineage: Lineage = NOTHING
 def moved_to(source: Source, offset: int) -> Fetched:
     """No rows: the next ones begin at the offset."""
     return Fetched(source.partition, offset, offset, _empty(source.view))
+
+
+def _offsets_sent(batch: pa.RecordBatch) -> npt.NDArray[np.int64] | None:
+    """Those that the leader was asked for; None: it was not."""
+    if OFFSET.name not in batch.schema.names:
+        return None
+    column = batch.column(OFFSET.name)
+    # Not to_numpy: that imports pandas.
+    return np.frombuffer(column.buffers()[1], np.int64, len(column), 8 * column.offset)
 
 
 def _empty(view: View) -> pa.RecordBatch:
