@@ -21,7 +21,7 @@ from spark_stream.datasource.options import SourceOptions
 from spark_stream.datasource.plainly import plainly
 from spark_stream.datasource.planning import Planner
 from spark_stream.datasource.session import session
-from spark_stream.datasource.starts import resolved
+from spark_stream.datasource.starts import check_order, resolved
 from spark_stream.datasource.types import to_arrow
 from spark_stream.errors import DataLoss, IsologError, OffsetEvicted, UnknownTopic
 from spark_stream.wire.messages import EARLIEST, LATEST
@@ -139,12 +139,11 @@ class IsologReader(DataSourceReader):
     @plainly
     def partitions(self) -> list[InputPartition]:
         options, losses = self._planner.options, self._planner.losses
-        start: Offsets = resolved(
-            self._planner, "startingOffsets", options.starting, EARLIEST
-        ).offsets
+        start: Offsets = resolved(self._planner, options.starting, EARLIEST).offsets
         if not start:
             raise self._planner.no_topic("there is nothing to read")
-        end: Offsets = resolved(self._planner, "endingOffsets", options.ending, LATEST).offsets
+        end: Offsets = resolved(self._planner, options.ending, LATEST).offsets
+        check_order(options, start, end)
         now = self._planner.latest(start, end, reading=ranges(start, end))
         start, end = losses.kept(start, now), losses.kept(end, now)
         visible = {
@@ -157,7 +156,7 @@ class IsologReader(DataSourceReader):
             for name, topic in end.items()
             if name in now.latest
         }
-        if self._planner.atomic and options.ending != LATEST:
+        if self._planner.atomic and options.ending.place != LATEST:
             visible = self._planner.cut_below(visible)
         return [InputPartition(each) for each in losses.readable(ranges(start, visible), now)]
 

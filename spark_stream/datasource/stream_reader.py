@@ -59,7 +59,7 @@ class IsologStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         if self._initial is None:  # Spark asks twice, and must get one answer
             starting = self._planner.options.starting
-            found = resolved(self._planner, "startingOffsets", starting, EARLIEST)
+            found = resolved(self._planner, starting, EARLIEST)
             self._initial, self._pinned = found.offsets, not found.moving
         return self._planner.logged(self._initial)
 
