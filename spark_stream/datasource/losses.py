@@ -93,15 +93,22 @@ class Losses:
         )
         return left
 
-    def ends(self, start: Offsets, now: Found) -> dict[str, TopicOffsets]:
-        """How far the query can read now, given where it is; reports topics that are gone."""
+    def check_topics(self, start: Offsets, now: Found) -> None:
+        """Reports topics that are gone, or that are others than those of the start."""
         for name in sorted(now.missing):
             self.deleted(name)
-        ends = {name: start[name] for name in now.missing if name in start}
         for name, latest in now.latest.items():
             before = start.get(name)
             if before is not None and before.id != latest.topic_id:
                 self.made_anew(name, before.id, latest.topic_id)
+
+    def ends(self, start: Offsets, now: Found) -> dict[str, TopicOffsets]:
+        """How far the query can read now, given where it is; reports topics that are gone."""
+        self.check_topics(start, now)
+        ends = {name: start[name] for name in now.missing if name in start}
+        for name, latest in now.latest.items():
+            before = start.get(name)
+            if before is not None and before.id != latest.topic_id:
                 before = None
             found = TopicOffsets(latest.topic_id, latest.offsets, latest.lineages)
             ends[name] = found if before is None else _not_below(before, found)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from spark_stream.client.consumers import ConsumersClient
 from spark_stream.client.reading.columns import View, shown_schema
 from spark_stream.client.topics import TopicsClient
 from spark_stream.client.values import TopicDescription
@@ -58,6 +59,11 @@ class Planner:
     def topics(self) -> TopicsClient:
         """What this process asks about topics."""
         return self._session.topics
+
+    @property
+    def consumers(self) -> ConsumersClient:
+        """What this process asks about consumers' names."""
+        return self._session.consumers
 
     @classmethod
     def of(cls, options: SourceOptions) -> Planner:

@@ -16,6 +16,7 @@ from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.fetching import Fetched, Source, fetch_once, fetch_range
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.datasource.losses import gone_with_topic
+from spark_stream.datasource.naming import NamedQuery
 from spark_stream.datasource.offsets import Offsets, Range, ranges
 from spark_stream.datasource.options import SourceOptions
 from spark_stream.datasource.plainly import plainly
@@ -139,12 +140,11 @@ class IsologReader(DataSourceReader):
     @plainly
     def partitions(self) -> list[InputPartition]:
         options, losses = self._planner.options, self._planner.losses
-        start: Offsets = resolved(self._planner, options.starting, EARLIEST).offsets
-        if not start:
-            raise self._planner.no_topic("there is nothing to read")
+        start = self._start()
         end: Offsets = resolved(self._planner, options.ending, LATEST).offsets
         check_order(options, start, end)
         now = self._planner.latest(start, end, reading=ranges(start, end))
+        losses.check_topics(start, now)
         start, end = losses.kept(start, now), losses.kept(end, now)
         visible = {
             name: topic.moved(
@@ -158,7 +158,18 @@ class IsologReader(DataSourceReader):
         }
         if self._planner.atomic and options.ending.place != LATEST:
             visible = self._planner.cut_below(visible)
-        return [InputPartition(each) for each in losses.readable(ranges(start, visible), now)]
+        new = visible.keys() - start.keys()  # of a pattern, since the start was pinned
+        return [InputPartition(each) for each in losses.readable(ranges(start, visible), now, new)]
+
+    def _start(self) -> Offsets:
+        def first() -> Offsets:
+            found = resolved(self._planner, self._planner.options.starting, EARLIEST).offsets
+            if not found:
+                raise self._planner.no_topic("there is nothing to read")
+            return found
+
+        name = self._planner.options.consumer
+        return first() if name is None else NamedQuery(self._planner, name).pinned_start(first)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # Where there is nothing to read, Spark makes up one partition without a range.

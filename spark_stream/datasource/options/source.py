@@ -56,6 +56,7 @@ class SourceOptions:
     fail_on_data_loss: bool = True
     include_headers: bool = False
     include_metadata: bool = False
+    consumer: str | None = None
 
 
 def source_options(given: Mapping[str, str], *, streaming: bool | None = None) -> SourceOptions:
@@ -89,6 +90,7 @@ def source_options(given: Mapping[str, str], *, streaming: bool | None = None) -
         fail_on_data_loss=options.value("failOnDataLoss"),
         include_headers=options.value("includeHeaders"),
         include_metadata=options.value("includeMetadata"),
+        consumer=options.value("consumer"),
     )
 
 

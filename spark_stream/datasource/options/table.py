@@ -132,7 +132,13 @@ OPTIONS: Final = (
         "the same by topic and partition; wins over `endingOffsets`",
         moments,
     ),
-    Option("consumer", Use.SOURCE, "a name that pins the start", later=True),
+    Option(
+        "consumer",
+        Use.SOURCE,
+        "a name under which the store pins where the query first started, and shows how far a"
+        " stream has come (`isolog consumers`)",
+        values.consumer_name,
+    ),
     Option(
         "maxOffsetsPerTrigger",
         Use.STREAM_SOURCE,
