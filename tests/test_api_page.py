@@ -90,7 +90,7 @@ def test_the_defaults_of_options_are_the_pages() -> None:
     once = options.sink_options({"path": "x", "topic": "t", "transactional": "false"})
     (row,) = (row for row in option_rows() if row[0] == ["isolation"] and row[1] == "sink")
     assert row[2] == f"`{sink.isolation}` when transactional, else `{once.isolation}`"
-    assert source.max_offsets is None
+    assert not source.limits.any
 
 
 def test_the_isolation_levels() -> None:

@@ -15,9 +15,10 @@ import pyarrow as pa
 from spark_stream.client.consumers import ConsumersClient
 from spark_stream.client.reading.columns import View, shown_schema
 from spark_stream.client.topics import TopicsClient
-from spark_stream.client.values import TopicDescription
+from spark_stream.client.values import PartitionOffsets, TopicDescription
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.lineage import Lineage
+from spark_stream.datasource.limits import Place
 from spark_stream.datasource.losses import Losses
 from spark_stream.datasource.nulls import check_nullability
 from spark_stream.datasource.offsets import (
@@ -35,7 +36,7 @@ from spark_stream.datasource.options import SourceOptions
 from spark_stream.datasource.selection import Selection
 from spark_stream.datasource.session import Session, located, session
 from spark_stream.errors import InvalidOption, SchemaMismatch, UnknownTopic, WrongCluster
-from spark_stream.wire.messages import AskedTopic, CutTopic
+from spark_stream.wire.messages import INT64_MAX, AskedTopic, CutTopic
 from spark_stream.wire.schemas import empty_batch, fitted, is_default
 
 logger = logging.getLogger(__name__)
@@ -188,17 +189,23 @@ class Planner:
         """Whether bounds have to be cuts: offsets that no transaction lies on both sides of."""
         return self.options.isolation is Isolation.READ_ATOMIC
 
-    def latest(self, *seen: Offsets, reading: Iterable[Range] = ()) -> Found:
+    def latest(
+        self, *seen: Offsets, reading: Iterable[Range] = (), watched: Offsets | None = None
+    ) -> Found:
         """The present bounds of what is selected; topics that are gone are in ``missing``.
 
         Those of ``reading`` are looked at whether they are selected or not. With up to where the
         lineages of the offsets in ``seen`` survive. Where the level shows them, the first time that
-        uncommitted records are in the ranges of ``reading`` is told.
+        uncommitted records are in the ranges of ``reading`` is told. ``watched``: whether there are
+        any from these offsets on is in the answer, and not told.
         """
         asked = _by_topic(reading)
-        shown = {} if self._told or not self._shows_uncommitted else asked
+        shown: dict[str, dict[int, tuple[int, int]]] = {}
+        if self._shows_uncommitted and not self._told:
+            shown = asked if watched is None else _from_here_on(watched)
         found = self._looked(seen, shown, self._names(seen, asked))
-        self._tell_of_uncommitted(found)
+        if watched is None:
+            self._tell_of_uncommitted(found)
         return self._selected(found, asked)
 
     def _names(self, seen: Iterable[Offsets], asked: Iterable[str]) -> list[str]:
@@ -300,6 +307,30 @@ class Planner:
                 return replace(found, latest=moved)
             # A topic has got more partitions in between: look again.
 
+    def sizes(self, asked: list[Range]) -> dict[Place, tuple[int, int]]:
+        """The stored bytes of each range, and those of its first record.
+
+        Ranges of a topic that was deleted meanwhile are left out.
+        """
+        found = self._measured(
+            AskedTopic.of(topic=name, sizes=places) for name, places in _by_topic(asked).items()
+        )
+        return {(name, n): size for name, at in found.items() for n, size in at.sizes.items()}
+
+    def reached(self, asked: list[Range], budgets: Mapping[Place, int]) -> dict[Place, int]:
+        """How far whole records of each range take no more than its budget of bytes."""
+        found = self._measured(
+            AskedTopic.of(
+                topic=name,
+                budgets={n: (*ends, budgets.get((name, n), 0)) for n, ends in places.items()},
+            )
+            for name, places in _by_topic(asked).items()
+        )
+        return {(name, n): end for name, at in found.items() for n, end in at.reached.items()}
+
+    def _measured(self, asked: Iterable[AskedTopic]) -> Mapping[str, PartitionOffsets]:
+        return self.topics.look_up(list(asked)).topics
+
     def cut_below(self, ends: Offsets) -> dict[str, TopicOffsets]:
         """The greatest cut that is nowhere above the ends."""
         cut = self._cut({name: (topic.id, {}, topic.offsets) for name, topic in ends.items()})
@@ -352,6 +383,14 @@ def _lineages(name: str, seen: Iterable[Offsets]) -> dict[int, set[Lineage]]:
             if lineage:
                 found.setdefault(number, set()).add(lineage)
     return found
+
+
+def _from_here_on(begin: Offsets) -> dict[str, dict[int, tuple[int, int]]]:
+    """Topic → partition → where it begins, and the greatest offset that there may be."""
+    return {
+        name: {number: (offset, INT64_MAX) for number, offset in topic.offsets.items()}
+        for name, topic in begin.items()
+    }
 
 
 def _by_topic(reading: Iterable[Range]) -> dict[str, dict[int, tuple[int, int]]]:

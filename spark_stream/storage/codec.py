@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, Final
 
 import google_crc32c
@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from spark_stream.consistency.entries import CRC_SPAN, ENTRY, ENTRY_SIZE, Table
 from spark_stream.errors import BrokerBusy
+from spark_stream.storage.extremes import Layout
 from spark_stream.storage.settings import Compression
 
 END_OF_STREAM: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
@@ -171,6 +172,11 @@ class Codec:
     schema: pa.Schema
     compression: Compression = Compression.NONE
 
+    @cached_property
+    def layout(self) -> Layout:
+        """Of which columns least and greatest values are kept, and how."""
+        return Layout(self.schema)
+
     def header(self, facts: dict[str, str]) -> bytes:
         """The schema message that a segment starts with; ``facts`` go into the schema's metadata.
 
@@ -217,8 +223,9 @@ class Codec:
             batch = pa.ipc.read_record_batch(pa.py_buffer(message), self.schema)
             return (batch if columns is None else batch.select(list(columns))), 1
         wanted = None
-        if columns:
-            wanted = sorted(self.schema.get_field_index(name) for name in columns)
+        if columns is not None:  # where none is wanted, one tells how many rows there are
+            names = columns or self.schema.names[:1]
+            wanted = sorted(self.schema.get_field_index(name) for name in names)
         stream = pa.py_buffer(b"".join((memoryview(self.schema.serialize()), *messages)))
         options = pa.ipc.IpcReadOptions(included_fields=wanted)
         with pa.ipc.open_stream(stream, options=options) as reader:

@@ -6,6 +6,7 @@ Where they travel:
 
 =================  ====================================================================
 ``Fetch``          the ticket of a DoGet
+``FetchMany``      the ticket of a DoGet for several ranges
 ``ChunkFacts``     app_metadata of every batch that a DoGet answers with
 ``EndFacts``       app_metadata of its last, empty batch
 ``AppendTo``       the command descriptor of a DoPut
@@ -21,6 +22,7 @@ sinks in ``sink_messages``, and about steps that one broker asks of another in `
 from __future__ import annotations
 
 import json
+import re
 from typing import Annotated, Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -40,6 +42,8 @@ TimeoutField = Annotated[int, Field(ge=1, le=TRANSACTION_TIMEOUT_MS_MAX)]
 
 EARLIEST: Final = -2
 LATEST: Final = -1
+
+_SEVERAL: Final = re.compile(rb'"fetches"\s*:')
 
 
 class Message(BaseModel):
@@ -88,6 +92,10 @@ class Fetch(Message):
     ``end`` (:mod:`spark_stream.consistency.lineage`); DATA_LOSS if offsets below them were cut off
     since, and are other records now. ``leader_epoch``: the epoch in which the reader knows the
     leader that it asks.
+
+    ``filter``: a predicate in Spark's SQL over the columns that the topic shows; only records for
+    which it is true are sent. ``max_records`` counts those, ``max_bytes`` what is read for them.
+    The offsets of the rows are told only where the column ``_offset`` is asked for.
     """
 
     topic: Name
@@ -96,6 +104,7 @@ class Fetch(Message):
     end: OffsetField | None = None
     isolation: Isolation = Isolation.READ_UNCOMMITTED
     columns: list[Name] | None = None
+    filter: Annotated[str, Field(min_length=1)] | None = None
     max_records: Annotated[int, Field(ge=1, le=INT64_MAX)] | None = None
     max_bytes: Annotated[int, Field(ge=1, le=INT64_MAX)] | None = None
     wait_ms: Annotated[int, Field(ge=0, le=WAIT_MS_MAX)] = 0
@@ -104,6 +113,24 @@ class Fetch(Message):
     start_lineage: LineageField = ()
     end_lineage: LineageField = ()
     leader_epoch: OffsetField | None = None
+
+
+class FetchMany(Message):
+    """Several ranges in one answer, one after the other: all led by one broker, of equal columns.
+
+    No fetch of them waits or follows.
+    """
+
+    fetches: Annotated[list[Fetch], Field(min_length=1)]
+
+    @classmethod
+    def from_ticket(cls, ticket: bytes) -> Self | None:
+        """What the ticket says, if it is one for several ranges; None: it is a Fetch.
+
+        Of a JSON object only the name of a field has these bytes: quotes within texts are escaped,
+        and behind a value there is no colon.
+        """
+        return cls.from_bytes(ticket) if _SEVERAL.search(ticket) else None
 
 
 class BoundsFacts(Message):
@@ -118,16 +145,18 @@ class BoundsFacts(Message):
 class ChunkFacts(Message):
     """Rows ``base``, ``base + 1``, … of a partition; the next batch starts at or after ``next``.
 
-    ``lineage``: that of ``next``.
+    ``lineage``: that of ``next``. ``fetch``: which fetch of a FetchMany this answers.
 
     Where rows are missing (records of aborted transactions were dropped), ``spans`` has the offsets
-    that there are: [first, count] of each run of rows.
+    that there are: [first, count] of each run of rows. Of a fetch with a filter there are no spans:
+    ``base`` is the first row's offset, and a column has the others.
     """
 
     base: OffsetField
     next: OffsetField
     lineage: LineageField = ()
     spans: list[list[OffsetField]] | None = None
+    fetch: int | None = None
 
 
 class EndFacts(Message):
@@ -137,7 +166,8 @@ class EndFacts(Message):
 
     ``partitions``: how many the topic has now, so that a consumer learns when there are more.
     ``leader_epoch``: in which the leader answered. ``bounds``: None where they cannot be told,
-    because a new leader does not know yet what the one before has told.
+    because a new leader does not know yet what the one before has told. ``fetch``: which fetch of a
+    FetchMany ends here; ``error``: why it went no further.
     """
 
     next: OffsetField
@@ -146,6 +176,8 @@ class EndFacts(Message):
     bounds: BoundsFacts | None = None
     partitions: int | None = None
     leader_epoch: int | None = None
+    fetch: int | None = None
+    error: dict[str, Any] | None = None
 
 
 class CutTopic(Message):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
-
 from spark_stream.datasource.options import source_options
 from spark_stream.datasource.reader import IsologReader
 from spark_stream.datasource.stream_reader import IsologStreamReader
@@ -32,9 +30,8 @@ class Query:
 
     def planned(self) -> Any:
         """The end of the next micro-batch: Spark writes it down, then reads up to it."""
-        limit = self._given.get("maxOffsetsPerTrigger")
-        read_limit = ReadAllAvailable() if limit is None else ReadMaxRows(int(limit))
-        return json.loads(json.dumps(self.reader.latestOffset(self.at, read_limit)))
+        limit = self.reader.getDefaultReadLimit()
+        return json.loads(json.dumps(self.reader.latestOffset(self.at, limit)))
 
     def read(self, end: Any) -> list[int]:
         """The numbers of a micro-batch, which ends the checkpoint's present one."""

@@ -59,7 +59,7 @@ def read(
     monkeypatch.setattr(reader, "fetch_range", leader.fetch_range)
     monkeypatch.setattr(reader, "fetch_once", leader.fetch_once)
     chosen = SourceOptions(Place(path="x"), Selection(("t",)), **options)
-    found = RangeReader(chosen, SCHEMA).read(asked)
+    found = RangeReader(chosen, SCHEMA).read((asked,))
     return [number for batch in found for number in batch.column("n").to_pylist()]
 
 

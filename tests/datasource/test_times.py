@@ -207,7 +207,7 @@ def ranges(shared: Any, topic: str, **given: Any) -> dict[int, tuple[int, int]]:
     planner = Planner.of(source_options(place))
     chosen = source_options({**place, **texts}, streaming=False)
     planned = IsologReader(chosen, to_spark(planner.shown())).partitions()
-    return {each.value.partition: (each.value.start, each.value.end) for each in planned}
+    return {at.partition: (at.start, at.end) for each in planned for at in each.value}
 
 
 def test_an_end_by_time_is_exclusive(shared, timed):

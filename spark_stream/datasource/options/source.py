@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from spark_stream.consistency.isolation import Isolation
+from spark_stream.datasource.limits import NO_LIMITS, Limits
 from spark_stream.datasource.options.checking import Given, check_kind, checked
 from spark_stream.datasource.options.places import (
     Moment,
@@ -19,6 +20,7 @@ from spark_stream.datasource.options.table import Use
 from spark_stream.datasource.options.values import topic_names
 from spark_stream.datasource.place import Place, place_of
 from spark_stream.datasource.selection import Selection
+from spark_stream.datasource.tasks import NO_SPLITTING, Splitting
 from spark_stream.errors import InvalidOption
 from spark_stream.wire.messages import EARLIEST, LATEST
 
@@ -52,7 +54,8 @@ class SourceOptions:
     isolation: Isolation = Isolation.READ_UNCOMMITTED
     starting: Bound = FROM_EARLIEST
     ending: Bound = TO_LATEST
-    max_offsets: int | None = None
+    limits: Limits = NO_LIMITS
+    splitting: Splitting = NO_SPLITTING
     fail_on_data_loss: bool = True
     include_headers: bool = False
     include_metadata: bool = False
@@ -86,7 +89,10 @@ def source_options(given: Mapping[str, str], *, streaming: bool | None = None) -
         isolation=options.value("isolation"),
         starting=starting,
         ending=ending,
-        max_offsets=options.value("maxOffsetsPerTrigger"),
+        limits=_limits(options),
+        splitting=Splitting(
+            options.value("minPartitions"), options.value("maxRecordsPerPartition")
+        ),
         fail_on_data_loss=options.value("failOnDataLoss"),
         include_headers=options.value("includeHeaders"),
         include_metadata=options.value("includeMetadata"),
@@ -118,6 +124,27 @@ def _check_order(starting: Bound, ending: Bound) -> None:
                 f"{topic}/{number}: {ending.option} ({other}) is before {starting.option} ({one})",
                 option=ending.option,
             )
+
+
+def _limits(options: Given) -> Limits:
+    least, most = options.value("minOffsetsPerTrigger"), options.value("maxOffsetsPerTrigger")
+    if least is None and "maxTriggerDelay" in options:
+        raise InvalidOption(
+            "maxTriggerDelay is for minOffsetsPerTrigger: how long to wait for that many",
+            option="maxTriggerDelay",
+        )
+    if least is not None and most is not None and least > most:
+        raise InvalidOption(
+            f"minOffsetsPerTrigger is {least}, and maxOffsetsPerTrigger is {most}: the least cannot"
+            " be above the most",
+            option="minOffsetsPerTrigger",
+        )
+    return Limits(
+        max_offsets=most,
+        max_bytes=options.value("maxBytesPerTrigger"),
+        min_offsets=least,
+        max_delay_s=options.value("maxTriggerDelay"),
+    )
 
 
 def _check_selected(option: str, named: Named, selection: Selection) -> None:

@@ -142,14 +142,44 @@ OPTIONS: Final = (
     Option(
         "maxOffsetsPerTrigger",
         Use.STREAM_SOURCE,
-        "the most records that a micro-batch takes",
+        "the most records that a micro-batch takes, shared out over the partitions by backlog",
         values.positive,
     ),
-    Option("maxBytesPerTrigger", Use.STREAM_SOURCE, "the most bytes", later=True),
-    Option("minOffsetsPerTrigger", Use.STREAM_SOURCE, "the least records", later=True),
-    Option("maxTriggerDelay", Use.STREAM_SOURCE, "the longest wait for them", later=True),
-    Option("minPartitions", Use.SOURCE, "the least tasks", later=True),
-    Option("maxRecordsPerPartition", Use.SOURCE, "the most records of a task", later=True),
+    Option(
+        "maxBytesPerTrigger",
+        Use.STREAM_SOURCE,
+        "the most bytes, as they are stored, that a micro-batch takes; a record that is larger"
+        " alone is taken alone",
+        values.positive,
+    ),
+    Option(
+        "minOffsetsPerTrigger",
+        Use.STREAM_SOURCE,
+        "wait for so many records before a micro-batch begins; all that there is when the query"
+        " runs with `Trigger.AvailableNow`",
+        values.positive,
+    ),
+    Option(
+        "maxTriggerDelay",
+        Use.STREAM_SOURCE,
+        "wait for `minOffsetsPerTrigger` no longer than this from the first record that waits:"
+        " `500ms`, `30s`, `15m`, `2h`, `1d`",
+        values.duration_s,
+        "15m",
+    ),
+    Option(
+        "minPartitions",
+        Use.SOURCE,
+        "split ranges into so many Spark tasks at least, in proportion to their sizes; without it"
+        " ranges of few records share tasks",
+        values.positive,
+    ),
+    Option(
+        "maxRecordsPerPartition",
+        Use.SOURCE,
+        "the most records of a Spark task",
+        values.positive,
+    ),
     Option(
         "failOnDataLoss",
         Use.SOURCE,

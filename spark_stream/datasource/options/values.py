@@ -15,6 +15,8 @@ SINK_ID_LENGTH_MAX: Final = 200
 """A transactional id has at most 255 characters, and a sink's has a prefix."""
 
 CONSUMER_LENGTH_MAX: Final = 255
+_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION: Final = re.compile(rf"([0-9]{{1,12}}) *({'|'.join(_SECONDS)})")
 
 
 def as_given(name: str, text: str) -> str:
@@ -40,9 +42,20 @@ def positive(name: str, text: str) -> int:
         number = int(text.strip())
     except ValueError:
         number = 0
-    if number < 1:
+    if not 1 <= number <= INT64_MAX:
         raise InvalidOption(f"{name} takes a whole number from 1 on, not {text!r}", option=name)
     return number
+
+
+def duration_s(name: str, text: str) -> float:
+    """A time with its unit, in seconds."""
+    found = _DURATION.fullmatch(text.strip().lower())
+    if found is None:
+        raise InvalidOption(
+            f"{name} takes a time with its unit, such as 500ms, 30s, 15m, 2h or 1d, not {text!r}",
+            option=name,
+        )
+    return int(found[1]) * _SECONDS[found[2]]
 
 
 def batch_id(name: str, text: str) -> int:
