@@ -9,11 +9,12 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from spark_stream.batches import crc32c
 from spark_stream.consistency.entries import Entry, Kind
 from spark_stream.consistency.ids import LeaderEpoch
 from spark_stream.consistency.leader import Boundary
 from spark_stream.consistency.producers import Stamp
-from spark_stream.storage.codec import Codec, crc32c
+from spark_stream.storage.codec import Codec
 from spark_stream.storage.extremes import RECORDS_MIN, Rows
 from spark_stream.storage.settings import LogSettings
 
