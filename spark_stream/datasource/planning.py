@@ -120,11 +120,10 @@ class Planner:
                 found[name] = self.topics.describe(name)
                 self.selection.check_partitions(name, len(found[name].partitions))
             except UnknownTopic:
-                if not by_name:  # it was deleted a moment ago
-                    continue
-                if self.options.fail_on_data_loss:
+                # One of a pattern was deleted a moment ago. Of others it is told when it is known
+                # what the query has read of them.
+                if by_name and self.options.fail_on_data_loss:
                     raise
-                self.losses.deleted(name)
         return found
 
     def shown(self) -> pa.Schema:

@@ -16,7 +16,7 @@ from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.fetching import Fetched, Source, fetch_once, fetch_range
 from spark_stream.client.reading.fetching_many import Wanted, fetch_many
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.datasource.losses import gone_with_topic
+from spark_stream.datasource.losses import gone_with_topic, removed_by_retention
 from spark_stream.datasource.naming import NamedQuery
 from spark_stream.datasource.offsets import Offsets, Range, ranges
 from spark_stream.datasource.options import SourceOptions
@@ -87,17 +87,19 @@ class RangeReader:
                     if fetched.batch.num_rows:
                         yield fitted(fetched.batch, schema)
                 if position == before:
-                    raise self._gone(asked, position, asked.end)
+                    raise self._loss(
+                        asked,
+                        f"{asked.topic}/{asked.partition}: offsets {position} to {asked.end - 1}"
+                        " are gone: their leader has nothing there, and gives no reason",
+                    )
             except OffsetEvicted as error:
-                # Retention removed it before the query read it.
                 first = int(error.details["log_start_offset"])
-                self._lost(self._gone(asked, position, min(first, asked.end)), error)
+                removed = removed_by_retention(asked, position, first)
+                self._lost(self._loss(asked, removed), error)
                 position = first
             except UnknownTopic as error:
-                gone = DataLoss(
-                    gone_with_topic(asked, position), topic=asked.topic, partition=asked.partition
-                )
-                self._lost(gone, error)
+                gone = gone_with_topic(asked, position, self._present_id(asked.topic))
+                self._lost(self._loss(asked, gone), error)
                 return
             except DataLoss as error:
                 self._lost(error, error)
@@ -118,12 +120,15 @@ class RangeReader:
             here.topics.router, view, asked.topic_id, asked.partition, isolation, asked.lineage
         )
 
-    def _gone(self, asked: Range, first: int, end: int) -> DataLoss:
-        return DataLoss(
-            f"{asked.topic}/{asked.partition}: offsets {first} to {end - 1} are gone",
-            topic=asked.topic,
-            partition=asked.partition,
-        )
+    def _present_id(self, topic: str) -> str | None:
+        """The id of the topic that has the name now; None: none has."""
+        try:
+            return session(self.options.place).topics.describe(topic).id
+        except UnknownTopic:
+            return None
+
+    def _loss(self, asked: Range, message: str) -> DataLoss:
+        return DataLoss(message, topic=asked.topic, partition=asked.partition)
 
     def _lost(self, error: DataLoss, cause: Exception) -> None:
         if self.options.fail_on_data_loss:
