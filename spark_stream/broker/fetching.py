@@ -167,7 +167,8 @@ class FetchStream:
             if left is not None:
                 raise DataLoss(
                     f"{request.topic}/{request.partition}: offsets {left} to {offset - 1} were cut"
-                    f" off since they were seen, in leader epoch {lineage[-1][0]}",
+                    f" off since they were seen, in leader epoch {lineage[-1][0]}: the present"
+                    " leader does not have them",
                     topic=request.topic,
                     partition=request.partition,
                     left=left,

@@ -25,7 +25,10 @@ _INSTEAD: Final = (
     ("groupidprefix", _NO_GROUPS),
     ("kafkaconsumer.", _NOTHING),
     ("fetchoffset.", _NOTHING),
-    ("startingoffsetsbytimestampstrategy", _NOTHING),
+    (
+        "startingoffsetsbytimestampstrategy",
+        "leave it out: where no record is at or after the time, the query starts at the end",
+    ),
 )
 
 
