@@ -205,7 +205,7 @@ class Channel:
                 leader_epoch=epoch,
             )
             try:
-                stream.write(batch.batch, envelope.to_bytes())
+                stream.write(batch.whole(), envelope.to_bytes())
             except BaseException:  # the caller was interrupted: the batch goes again in time
                 with self._lock:
                     self._pumping = False

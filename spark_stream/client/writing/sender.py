@@ -23,6 +23,7 @@ import pyarrow as pa
 from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.topics import TopicsClient
 from spark_stream.client.values import TopicDescription, Written
+from spark_stream.client.writing.batches import joining_bytes
 from spark_stream.client.writing.buffer import Buffer, Share
 from spark_stream.client.writing.channel import Author
 from spark_stream.client.writing.delivery import Delivery
@@ -407,7 +408,7 @@ class Sender:
             whole.settle(first, error or Written(topic, partition, offset, rows))
             self.buffer.release_part(share)
 
-        delivery.enter(batch, partition, settle)
+        delivery.enter(batch, partition, settle, joining_bytes(batch, delivery.topic))
 
     def _enter_records(
         self,
