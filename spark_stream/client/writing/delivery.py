@@ -102,6 +102,11 @@ class Delivery:
         )
 
     @property
+    def outgrown(self) -> bool:
+        """Whether the topic has another number of partitions by now."""
+        return self.partitions != len(self._topic.partitions)
+
+    @property
     def topic(self) -> TopicDescription:
         """Where the batches go."""
         return self._topic

@@ -402,7 +402,8 @@ class Sender:
         rows, topic = batch.num_rows, delivery.topic.name
 
         def settle(offset: int, error: IsologError | None) -> None:
-            self._topics.outgrown(delivery.topic, delivery.partitions)
+            if delivery.outgrown:
+                self._topics.outgrown(delivery.topic, delivery.partitions)
             if error is not None:
                 self._forget_if_gone(delivery, error)
             whole.settle(first, error or Written(topic, partition, offset, rows))
@@ -423,7 +424,8 @@ class Sender:
         rows = batch.num_rows
 
         def settle(offset: int, error: IsologError | None) -> None:
-            self._topics.outgrown(delivery.topic, delivery.partitions)
+            if delivery.outgrown:
+                self._topics.outgrown(delivery.topic, delivery.partitions)
             if error is not None:
                 self._forget_if_gone(delivery, error)
             outcomes.settle(number, rows, partition, offset, error)
