@@ -143,7 +143,8 @@ class Channel:
                 target=self._run, name=f"isolog-append-{self._topic.name}", daemon=True
             )
             self._thread.start()
-        self._work.notify()
+        if not self._pumping:  # whoever is at it looks once more before it ends
+            self._work.notify()
 
     @property
     def waiting(self) -> bool:

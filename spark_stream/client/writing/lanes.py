@@ -169,9 +169,9 @@ class Lane:
 
     def used_up(self, identity: Identity | None) -> bool:
         """Whether the producer needs another identity, because this one has no epoch left."""
-        if identity is None or identity.transaction is not None or identity != self._given:
+        if not self._gap or self._used is None or self._used.epoch < EPOCH_MAX:
             return False
-        return self._gap and self._used is not None and self._used.epoch >= EPOCH_MAX
+        return identity is not None and identity.transaction is None and identity == self._given
 
     def late(self, now: float) -> bool:
         """Whether the time of a batch that was sent is over."""
