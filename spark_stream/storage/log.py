@@ -339,7 +339,8 @@ class PartitionLog:
             self._active.flush()
             self._forcing.mark(self._active.end)
         finally:
-            self._active.close()
+            for segment in self._segments:
+                segment.close()
             self._forcing.close()
 
     # -- reading --------------------------------------------------------------------------------
