@@ -31,7 +31,7 @@ SIDE_BY_SIDE = -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 FAST := not spark and not chaos and not notebook and not slow and not etcd
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java demo test test-fast stress chaos simulate lint format bench clean
+.PHONY: help venv java demo test test-fast stress chaos simulate lint format docs bench clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -72,6 +72,9 @@ lint: venv  ## Check style and types
 format: venv  ## Bring the code into shape
 	.venv/bin/ruff check --fix
 	.venv/bin/ruff format
+
+docs: venv  ## Write into the docs what is made from the code: the table of Spark's options
+	@.venv/bin/python -m spark_stream.datasource.options docs/spark.md
 
 bench: venv java  ## Measure speed against the ceiling of this machine (BENCH_ARGS)
 	@PYTHONPATH="$(CURDIR)" $(WITH_SPARK) .venv/bin/python -m bench $(BENCH_ARGS)

@@ -105,10 +105,15 @@ class FetchStream:
         cancelled: Callable[[], bool],
         waiting: WaitingReads,
         follow_s: float,
+        number: int | None = None,
     ) -> None:
-        """``follow_s``: for how long a fetch that follows waits for the next record."""
+        """``follow_s``: for how long a fetch that follows waits for the next record.
+
+        ``number``: which one it is of the fetches of a call.
+        """
         hosted = host.topic(request.topic, request.topic_id)
         self._host = host
+        self._number = number
         self._topic = hosted.topic
         self._partition: Partition = hosted.partition(request.partition)
         self._request = request
@@ -264,17 +269,27 @@ class FetchStream:
                 # What was read before another epoch began is this one's.
                 check_leader_epoch(self._partition, self._epoch)
                 self._position, self._lineage = chunk.next_offset, lineage
-                if not chunk.batch.num_rows:
-                    if self._cancelled():  # a filter may read for long and find nothing
-                        return
-                else:
-                    yield self._projection.applied(chunk), _facts(chunk, lineage).to_bytes()
+                if chunk.batch.num_rows:
+                    yield self._projection.applied(chunk), self._facts(chunk, lineage).to_bytes()
+                elif self._cancelled():  # a filter may read for long and find nothing
+                    return
         except DamagedSegment as error:
             self._partition.check_alone(error)
             raise
         except StorageFailure:
             self._visible()  # the segment may have been evicted meanwhile: that is the better error
             raise
+
+    def _facts(self, chunk: Chunk, lineage: Lineage) -> ChunkFacts:
+        spans = chunk.spans.tolist() if len(chunk.spans) > 1 else None
+        # There may be thousands of spans, and they are the log's own: nobody need check each.
+        return ChunkFacts.model_construct(
+            base=chunk.base_offset,
+            next=chunk.next_offset,
+            lineage=lineage,
+            spans=spans,
+            fetch=self._number,
+        )
 
     def _last(self) -> Answer:
         bounds, known = self._partition.bounds(), self._partition.replica.hw_known
@@ -285,17 +300,10 @@ class FetchStream:
             bounds=bounds_facts(bounds) if told else None,
             partitions=self._host.partitions_now(self._topic),
             leader_epoch=self._epoch,
+            fetch=self._number,
         )
         empty = empty_batch(self.schema)
         return empty, facts.to_bytes()
-
-
-def _facts(chunk: Chunk, lineage: Lineage) -> ChunkFacts:
-    spans = chunk.spans.tolist() if len(chunk.spans) > 1 else None
-    # There may be thousands of spans, and they are the log's own: nobody need check each.
-    return ChunkFacts.model_construct(
-        base=chunk.base_offset, next=chunk.next_offset, lineage=lineage, spans=spans
-    )
 
 
 def bounds_facts(bounds: Bounds) -> BoundsFacts:

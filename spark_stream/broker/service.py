@@ -16,6 +16,7 @@ from spark_stream.broker.actions import run_action
 from spark_stream.broker.activity import Activity
 from spark_stream.broker.appending import serve_appends, target_of
 from spark_stream.broker.fetching import Answer, FetchStream, projection_of
+from spark_stream.broker.fetching_many import FetchManyStream
 from spark_stream.broker.here import Here
 from spark_stream.broker.host import Host
 from spark_stream.broker.hosted import HostedTopic
@@ -37,7 +38,7 @@ from spark_stream.scripts.steps import read_bounds
 from spark_stream.wire.actions import ACTIONS
 from spark_stream.wire.addresses import location
 from spark_stream.wire.flight import to_flight
-from spark_stream.wire.messages import Fetch
+from spark_stream.wire.messages import Fetch, FetchMany
 from spark_stream.wire.replication_messages import BODY, OpenReplication
 from spark_stream.wire.step_messages import RunSteps
 
@@ -121,17 +122,21 @@ class FlightService(fl.FlightServerBase):
             if opened is not None and self._leading is not None:
                 said = self._leading.open(context.peer(), opened)
                 return fl.GeneratorStream(BODY, self._replicated(said))
-            request = Fetch.from_bytes(ticket.ticket)
-            stream = FetchStream(
-                self._host, request, context.is_cancelled, self._waiting, self._keepalive.limit_s
-            )
+            stream: FetchStream | FetchManyStream
+            several, cancelled = FetchMany.from_ticket(ticket.ticket), context.is_cancelled
+            if several is not None:
+                stream = FetchManyStream(self._host, several, cancelled, self._waiting)
+            else:
+                request = Fetch.from_bytes(ticket.ticket)
+                limit_s = self._keepalive.limit_s
+                stream = FetchStream(self._host, request, cancelled, self._waiting, limit_s)
             return fl.GeneratorStream(stream.schema, self._answers(stream, context.peer()))
 
     def _replicated(self, said: Iterator[Sent]) -> Iterator[Sent]:
         with self._activity.call(), translated("replication"):
             yield from said
 
-    def _answers(self, stream: FetchStream, peer: str) -> Iterator[Answer]:
+    def _answers(self, stream: FetchStream | FetchManyStream, peer: str) -> Iterator[Answer]:
         with (
             self._activity.call(),
             translated("fetch"),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -165,7 +165,9 @@ class PartitionOffsets:
 
     ``lineages`` has those of ``offsets``; ``surviving`` up to which offset the log has what each
     lineage that was asked about tells of; ``uncommitted`` the partitions with records of aborted
-    or open transactions in the ranges that were asked about.
+    or open transactions in the ranges that were asked about. ``sizes`` has the stored bytes of
+    the ranges that were asked about, and of the first record of each; ``reached`` how far a budget
+    of bytes goes.
     """
 
     topic_id: str
@@ -176,6 +178,18 @@ class PartitionOffsets:
     lineages: Mapping[int, Lineage] = field(default_factory=dict)
     surviving: Mapping[int, Mapping[Lineage, int]] = field(default_factory=dict)
     uncommitted: tuple[int, ...] = ()
+    sizes: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    reached: Mapping[int, int] = field(default_factory=dict)
+
+    def of(self, partitions: Iterable[int]) -> PartitionOffsets:
+        """What was found of these partitions."""
+        wanted = set(partitions)
+        parts: dict[str, Any] = {
+            each.name: {n: at for n, at in getattr(self, each.name).items() if n in wanted}
+            for each in fields(self)
+            if each.name not in ("topic_id", "uncommitted")
+        }
+        return replace(self, **parts, uncommitted=tuple(n for n in self.uncommitted if n in wanted))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -14,6 +14,7 @@ from pyspark.sql.types import StructType
 
 from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.fetching import Fetched, Source, fetch_once, fetch_range
+from spark_stream.client.reading.fetching_many import Wanted, fetch_many
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.datasource.losses import gone_with_topic
 from spark_stream.datasource.offsets import Offsets, Range, ranges
@@ -22,6 +23,7 @@ from spark_stream.datasource.plainly import plainly
 from spark_stream.datasource.planning import Planner
 from spark_stream.datasource.session import session
 from spark_stream.datasource.starts import resolved
+from spark_stream.datasource.tasks import Task, tasks
 from spark_stream.datasource.types import to_arrow
 from spark_stream.errors import DataLoss, IsologError, OffsetEvicted, UnknownTopic
 from spark_stream.wire.messages import EARLIEST, LATEST
@@ -30,6 +32,7 @@ from spark_stream.wire.schemas import fitted
 logger = logging.getLogger(__name__)
 
 _RETRY_PAUSE_S: Final = 0.1
+_ROWS_AT_ONCE: Final = 10_000
 
 
 @dataclass(frozen=True)
@@ -40,14 +43,39 @@ class RangeReader:
     schema: StructType
 
     @plainly
-    def read(self, asked: Range) -> Iterator[pa.RecordBatch]:
-        """The records of the range, in batches that have exactly Spark's schema.
+    def read(self, task: Task) -> Iterator[pa.RecordBatch]:
+        """The records of the task's ranges, in batches that have exactly Spark's schema.
 
         Raises:
             DataLoss: records of the range are gone, and ``failOnDataLoss`` is set.
             SchemaMismatch: a column has another type than the query was planned with.
         """
         schema = to_arrow(self.schema)
+        if len(task) == 1:
+            yield from self._read(task[0], schema)
+        else:
+            yield from combined(self._read_many(task, schema))
+
+    def _read_many(self, task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """The ranges in one call as far as that goes, and what is left of each by itself."""
+        left = dict(enumerate(task))
+        sources = {}
+        for number, asked in left.items():
+            try:
+                sources[number] = self._source(asked, schema)
+            except IsologError:  # it is told when the range is read by itself
+                logger.debug("%s/%d is read by itself", asked.topic, asked.partition)
+        numbers = list(sources)
+        wanted = [Wanted(sources[n], task[n].start, task[n].end) for n in numbers]
+        for place, fetched in fetch_many(wanted):
+            number = numbers[place]
+            left[number] = replace(left[number], start=fetched.next)
+            if fetched.batch.num_rows:
+                yield fitted(fetched.batch, schema)
+        for asked in left.values():
+            yield from self._read(asked, schema)
+
+    def _read(self, asked: Range, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         position = asked.start
         while position < asked.end:
             before = position
@@ -128,6 +156,20 @@ def _visible(source: Source, start: int, end: int) -> Iterator[Fetched]:
             return
 
 
+def combined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Neighbouring small batches as one: each that Spark gets has a cost, large or small."""
+    held: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        held.append(batch)
+        rows += batch.num_rows
+        if rows >= _ROWS_AT_ONCE:
+            yield pa.concat_batches(held)
+            held, rows = [], 0
+    if held:
+        yield pa.concat_batches(held)
+
+
 class IsologReader(DataSourceReader):
     """The batch source: the range is fixed when the query is planned."""
 
@@ -139,8 +181,12 @@ class IsologReader(DataSourceReader):
     @plainly
     def partitions(self) -> list[InputPartition]:
         options, losses = self._planner.options, self._planner.losses
-        start: Offsets = resolved(self._planner, "startingOffsets", options.starting, EARLIEST)
-        end: Offsets = resolved(self._planner, "endingOffsets", options.ending, LATEST)
+        start: Offsets = resolved(
+            self._planner, "startingOffsets", options.starting, EARLIEST
+        ).offsets
+        if not start:
+            raise self._planner.no_topic("there is nothing to read")
+        end: Offsets = resolved(self._planner, "endingOffsets", options.ending, LATEST).offsets
         now = self._planner.latest(start, end, reading=ranges(start, end))
         start, end = losses.kept(start, now), losses.kept(end, now)
         visible = {
@@ -155,7 +201,8 @@ class IsologReader(DataSourceReader):
         }
         if self._planner.atomic and options.ending != LATEST:
             visible = self._planner.cut_below(visible)
-        return [InputPartition(each) for each in losses.readable(ranges(start, visible), now)]
+        readable = losses.readable(ranges(start, visible), now)
+        return [InputPartition(each) for each in tasks(readable, options.splitting)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # Where there is nothing to read, Spark makes up one partition without a range.

@@ -6,6 +6,7 @@ Where they travel:
 
 =================  ====================================================================
 ``Fetch``          the ticket of a DoGet
+``FetchMany``      the ticket of a DoGet for several ranges
 ``ChunkFacts``     app_metadata of every batch that a DoGet answers with
 ``EndFacts``       app_metadata of its last, empty batch
 ``AppendTo``       the command descriptor of a DoPut
@@ -21,6 +22,7 @@ sinks in ``sink_messages``, and about steps that one broker asks of another in `
 from __future__ import annotations
 
 import json
+import re
 from typing import Annotated, Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -40,6 +42,8 @@ TimeoutField = Annotated[int, Field(ge=1, le=TRANSACTION_TIMEOUT_MS_MAX)]
 
 EARLIEST: Final = -2
 LATEST: Final = -1
+
+_SEVERAL: Final = re.compile(rb'"fetches"\s*:')
 
 
 class Message(BaseModel):
@@ -111,6 +115,24 @@ class Fetch(Message):
     leader_epoch: OffsetField | None = None
 
 
+class FetchMany(Message):
+    """Several ranges in one answer, one after the other: all led by one broker, of equal columns.
+
+    No fetch of them waits or follows.
+    """
+
+    fetches: Annotated[list[Fetch], Field(min_length=1)]
+
+    @classmethod
+    def from_ticket(cls, ticket: bytes) -> Self | None:
+        """What the ticket says, if it is one for several ranges; None: it is a Fetch.
+
+        Of a JSON object only the name of a field has these bytes: quotes within texts are escaped,
+        and behind a value there is no colon.
+        """
+        return cls.from_bytes(ticket) if _SEVERAL.search(ticket) else None
+
+
 class BoundsFacts(Message):
     """The bounds of a partition as the leader saw them."""
 
@@ -123,7 +145,7 @@ class BoundsFacts(Message):
 class ChunkFacts(Message):
     """Rows ``base``, ``base + 1``, … of a partition; the next batch starts at or after ``next``.
 
-    ``lineage``: that of ``next``.
+    ``lineage``: that of ``next``. ``fetch``: which fetch of a FetchMany this answers.
 
     Where rows are missing (records of aborted transactions were dropped), ``spans`` has the offsets
     that there are: [first, count] of each run of rows. Of a fetch with a filter there are no spans:
@@ -134,6 +156,7 @@ class ChunkFacts(Message):
     next: OffsetField
     lineage: LineageField = ()
     spans: list[list[OffsetField]] | None = None
+    fetch: int | None = None
 
 
 class EndFacts(Message):
@@ -143,7 +166,8 @@ class EndFacts(Message):
 
     ``partitions``: how many the topic has now, so that a consumer learns when there are more.
     ``leader_epoch``: in which the leader answered. ``bounds``: None where they cannot be told,
-    because a new leader does not know yet what the one before has told.
+    because a new leader does not know yet what the one before has told. ``fetch``: which fetch of a
+    FetchMany ends here; ``error``: why it went no further.
     """
 
     next: OffsetField
@@ -152,6 +176,8 @@ class EndFacts(Message):
     bounds: BoundsFacts | None = None
     partitions: int | None = None
     leader_epoch: int | None = None
+    fetch: int | None = None
+    error: dict[str, Any] | None = None
 
 
 class CutTopic(Message):
@@ -355,14 +381,16 @@ class BrokerList(Message):
     brokers: list[BrokerAddress]
 
 
-class ListOffsets(Message):
-    """For each partition the offset that a place means, under an isolation level.
+class AskedTopic(Message):
+    """For each partition of a topic the offset that a place means, under an isolation level.
 
     ``timestamp`` in microseconds since the epoch: the first offset at or after it, or the
     isolation's bound where there is none. Without it ``at``: -2 earliest, -1 latest.
     ``partitions``: None is all. ``lineages``: of each partition those of which to tell up to where
     they survive.
     ``ranges``: partition → [start, end), of which to tell whether uncommitted records are in them.
+    ``sizes``: partition → [start, end), of which to tell the stored bytes. ``budgets``: partition →
+    [start, end, bytes]: how far does a reader at the start come with so many stored bytes?
     """
 
     topic: Name
@@ -372,16 +400,27 @@ class ListOffsets(Message):
     isolation: Isolation = Isolation.READ_UNCOMMITTED
     lineages: dict[PartitionField, list[LineageField]] = {}
     ranges: dict[PartitionField, tuple[OffsetField, OffsetField]] = {}
+    sizes: dict[PartitionField, tuple[OffsetField, OffsetField]] = {}
+    budgets: dict[PartitionField, tuple[OffsetField, OffsetField, OffsetField]] = {}
+
+
+class ListOffsets(Message):
+    """Asks about offsets of any topics. ``names``: the names of all topics are wanted too."""
+
+    topics: list[AskedTopic]
+    names: bool = False
 
 
 class Offsets(Message):
-    """What ListOffsets found, with what a streaming offset is made of.
+    """What was asked about a topic, with what a streaming offset is made of.
 
     ``epochs``: the leader epoch of each partition. ``lineages``: those of ``offsets``.
     ``surviving``: for each lineage that was asked about, up to which offset the log still has what
     it tells of. ``uncommitted``: partitions with records of aborted or open transactions in their
     ranges. ``elsewhere``: partitions that were asked for and are led by other brokers, which are to
     be asked for them.
+    ``sizes``: the stored bytes of a range that was asked about, and those of its first record.
+    ``reached``: up to which offset whole records take no more than their budget.
     """
 
     topic_id: str
@@ -393,6 +432,16 @@ class Offsets(Message):
     surviving: dict[int, list[int]] = {}
     uncommitted: list[int] = []
     elsewhere: list[LeaderFacts] = []
+    sizes: dict[int, tuple[int, int]] = {}
+    reached: dict[int, int] = {}
+
+
+class ListedOffsets(Message):
+    """What ListOffsets found, by topic; ``unknown``: the errors of topics that there are not."""
+
+    topics: dict[str, Offsets]
+    unknown: dict[str, dict[str, Any]] = {}
+    names: list[str] | None = None
 
 
 class Status(Message):

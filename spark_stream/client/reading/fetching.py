@@ -13,8 +13,9 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -183,33 +184,20 @@ def fetch_once(
             except StopIteration:
                 return
             facts = json.loads(chunk.app_metadata.to_pybytes())
-            base = facts.get("base", facts["next"])
-            found = tuple(map(tuple, facts["lineage"]))
             if chunk.data is None or facts.get("end"):
                 router.answered(route, facts.get("leader_epoch", route.epoch))
                 watched.rest()
                 yield Fetched(
                     source.partition,
-                    base,
+                    facts["next"],
                     facts["next"],
                     _empty(source.view),
                     partitions=facts.get("partitions"),
-                    lineage=found,
+                    lineage=tuple(map(tuple, facts["lineage"])),
                 )
                 continue
-            spans = facts.get("spans")
-            batch = source.view.of_chunk(chunk.data, source.partition, base, spans)
-            scattered = _offsets_sent(chunk.data) if source.view.filter is not None else None
             watched.rest()  # while the reader has the batch nothing is asked of the broker
-            yield Fetched(
-                source.partition,
-                base,
-                facts["next"],
-                batch,
-                spans,
-                lineage=found,
-                scattered=scattered,
-            )
+            yield shown(source, chunk.data, facts)
             watched.wake()
     except (fl.FlightError, pa.ArrowException, OSError) as error:
         if under_way.asked:
@@ -220,6 +208,20 @@ def fetch_once(
     finally:
         watched.end()
         under_way.end()
+
+
+def shown(source: Source, data: pa.RecordBatch, facts: Mapping[str, Any]) -> Fetched:
+    """A chunk as the reader sees it; ``facts``: what came with it."""
+    base, spans = facts["base"], facts.get("spans")
+    return Fetched(
+        source.partition,
+        base,
+        facts["next"],
+        source.view.of_chunk(data, source.partition, base, spans),
+        spans,
+        lineage=tuple(map(tuple, facts["lineage"])),
+        scattered=_offsets_sent(data) if source.view.filter is not None else None,
+    )
 
 
 def fetch_range(
