@@ -28,7 +28,7 @@ from spark_stream.storage.chunks import Chunk
 from spark_stream.storage.damage import Damage
 from spark_stream.storage.disk import HOST_DISK, Disk
 from spark_stream.storage.endings import Endings
-from spark_stream.storage.filtering import RowFilter, Selection
+from spark_stream.storage.filtering import Filtering, RowFilter
 from spark_stream.storage.flush_timer import FlushTimer
 from spark_stream.storage.log_format import UNLIMITED, LogFormat, Prepared, marker_at
 from spark_stream.storage.moments import first_offset_at
@@ -371,9 +371,9 @@ class PartitionLog:
             DamagedSegment: the next record of the range is damaged.
         """
         budget, log_format = Budget(max_records, max_bytes), self.format
-        selection = None
+        filtering = None
         if rows is not None:
-            selection = Selection(rows, log_format.schema, log_format.timestamp_column)
+            filtering = Filtering(rows, log_format.schema, log_format.timestamp_column)
         position = start
         for segment in self.segments:
             if position >= end or budget.spent():
@@ -382,7 +382,7 @@ class PartitionLog:
                 continue
             with self._damage.noted():
                 for chunk in read_segment(
-                    segment, position, end, columns, budget, committed, selection
+                    segment, position, end, columns, budget, committed, filtering
                 ):
                     position = chunk.next_offset
                     yield chunk

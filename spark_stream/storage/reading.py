@@ -19,7 +19,7 @@ from spark_stream.consistency.entries import Kind, at_offset
 from spark_stream.consistency.ids import Offset
 from spark_stream.errors import DamagedSegment
 from spark_stream.storage.chunks import Chunk
-from spark_stream.storage.filtering import Selection
+from spark_stream.storage.filtering import Filtering
 from spark_stream.storage.segment import Segment
 
 # Large enough that a batch's fixed costs vanish, small enough that a few of them fit anywhere.
@@ -67,11 +67,11 @@ class Visible:
         end: Offset,
         *,
         committed: bool,
-        selection: Selection | None = None,
+        filtering: Filtering | None = None,
     ) -> Visible:
         """Those of ``[start, end)``, or of a first part of it; it is not empty and can be read.
 
-        Batches that can hold nothing of a selection are left out like aborted ones.
+        Batches that can hold nothing of a filtering are left out like aborted ones.
         """
         table = segment.table
         aborted = segment.aborted(table) if committed else None
@@ -83,8 +83,8 @@ class Visible:
         seen = rows["kind"] == Kind.DATA
         if aborted is not None:
             seen &= ~aborted[first:last]
-        if selection is not None:
-            seen &= selection.candidates(segment, table, first, last)
+        if filtering is not None:
+            seen &= filtering.candidates(segment, table, first, last)
         places = np.flatnonzero(seen)
         whole = len(places) == len(rows)
         columns = (
@@ -122,18 +122,18 @@ def read_segment(
     columns: Sequence[str] | None,
     budget: Budget,
     committed: bool = False,
-    selection: Selection | None = None,
+    filtering: Filtering | None = None,
 ) -> Iterator[Chunk]:
     """The records of ``[start, end)`` in this segment, in order, until the budget is spent.
 
-    With a selection a chunk has the rows that match, maybe none; the budget's bytes are those read.
+    With a filtering a chunk has the rows that match, maybe none; the budget's bytes are those read.
 
     Raises:
         DamagedSegment: the first record of the range fails its checksum. Where a later one does,
             what is good before it is given, and the next read meets the damage.
     """
     try:
-        yield from _chunks(segment, start, end, columns, budget, committed, selection)
+        yield from _chunks(segment, start, end, columns, budget, committed, filtering)
     except DamagedSegment:
         if not budget.started:
             raise
@@ -146,12 +146,12 @@ def _chunks(
     columns: Sequence[str] | None,
     budget: Budget,
     committed: bool,
-    selection: Selection | None,
+    filtering: Filtering | None,
 ) -> Iterator[Chunk]:
     end = min(end, segment.end.offset)
     wanted = None if columns is None else list(columns)
     while start < end and not budget.spent():
-        visible = Visible.of(segment, start, end, committed=committed, selection=selection)
+        visible = Visible.of(segment, start, end, committed=committed, filtering=filtering)
         if not len(visible.places):
             yield _nothing(segment, start, visible.until, wanted)
             start = visible.until
@@ -160,7 +160,7 @@ def _chunks(
             while start < stops:
                 if budget.spent():
                     return
-                chunk = _chunk(segment, visible, low, high, start, wanted, budget, selection)
+                chunk = _chunk(segment, visible, low, high, start, wanted, budget, filtering)
                 start = chunk.next_offset
                 yield chunk
 
@@ -178,7 +178,7 @@ def _chunk(
     start: Offset,
     columns: list[str] | None,
     budget: Budget,
-    selection: Selection | None,
+    filtering: Filtering | None,
 ) -> Chunk:
     """The next chunk from ``start`` on of the items from ``first`` to ``last`` (exclusive)."""
     items = slice(first, last)
@@ -189,16 +189,16 @@ def _chunk(
     skip = int(edges[at] - counts[at]) + max(0, int(start - bases[at]))
     beyond = max(0, int(bases[-1] + counts[-1]) - visible.until)
     most = max(1, budget.records)
-    take = total - beyond - skip if selection else min(total - beyond - skip, most)
+    take = total - beyond - skip if filtering else min(total - beyond - skip, most)
     if size > budget.bytes:
         take = min(take, max(1, total * max(0, budget.bytes) // size))
     # Only the entries that the rows come from are loaded, and maybe not all of them.
     high = int(np.searchsorted(edges, skip + take, side="left")) + 1
-    reading = columns if selection is None else selection.reading(columns)
+    reading = columns if filtering is None else filtering.reading(columns)
     batch, taken = segment.decode(places[at:high], reading)
     high = at + taken
-    if selection is not None:
-        selection.learn(segment, segment.table, places[at:high], batch)
+    if filtering is not None:
+        filtering.learn(segment, segment.table, places[at:high], batch)
     take = min(take, int(edges[high - 1]) - skip)
     lead = skip - int(edges[at] - counts[at])
     if lead or take != batch.num_rows:
@@ -219,8 +219,8 @@ def _chunk(
         _spans(froms, kept),
         min(end, visible.until),
     )
-    if selection is not None:
-        chunk = selection.applied(chunk, columns, most)
+    if filtering is not None:
+        chunk = filtering.applied(chunk, columns, most)
     budget.records -= chunk.batch.num_rows
     return chunk
 

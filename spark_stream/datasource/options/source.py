@@ -36,6 +36,7 @@ class SourceOptions:
     fail_on_data_loss: bool = True
     include_headers: bool = False
     include_metadata: bool = False
+    filter: str | None = None
 
 
 def source_options(given: Mapping[str, str], *, streaming: bool | None = None) -> SourceOptions:
@@ -70,6 +71,7 @@ def source_options(given: Mapping[str, str], *, streaming: bool | None = None) -
         fail_on_data_loss=options.value("failOnDataLoss"),
         include_headers=options.value("includeHeaders"),
         include_metadata=options.value("includeMetadata"),
+        filter=options.value("filter"),
     )
 
 
