@@ -1,4 +1,4 @@
-"""Texts in Spark's SQL: what a filter says.
+"""Texts in Spark's SQL: what a filter says, and which columns a schema has.
 
 ==============  ==================================================================
 ``tree``        a predicate, as it was written: plain values
@@ -7,8 +7,10 @@
 ``binding``     a tree and a topic's columns: which comparison of which types
 ``predicates``  what binding gives: Arrow's masks, and the rule that skips batches
 ``filters``     from a text to what it means for a partition
+``writing``     a tree back to a text
+``ddl``         a schema's text to an Arrow schema and back
 ==============  ==================================================================
 
-Only ``grammar`` imports sqlglot, and nothing imports it before a text is to be read: a tenth of a
-second that a reader without a filter does not spend.
+sqlglot is imported when a text is to be read and not before: a tenth of a second that a reader
+without a filter does not spend.
 """
