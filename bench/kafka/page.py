@@ -1,0 +1,9 @@
+"""stub"""
+
+
+def table(facts):
+    return ""
+
+
+def write(facts):
+    pass
