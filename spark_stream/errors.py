@@ -71,6 +71,11 @@ class InvalidOption(IsologError):
     hint = "Correct the option; the message names it and what it takes."
 
 
+class InvalidFilter(IsologError):
+    code = "INVALID_FILTER"
+    hint = "Correct the filter; the message names the place, and what a filter takes there."
+
+
 class InvalidConfig(IsologError):
     code = "INVALID_CONFIG"
     hint = "Correct the setting; the message names it and what it takes."

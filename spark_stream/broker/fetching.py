@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 
 from spark_stream.broker.host import Host
@@ -34,10 +33,12 @@ from spark_stream.errors import (
     SchemaMismatch,
     StorageFailure,
 )
+from spark_stream.sql.filters import row_filter
+from spark_stream.storage.chunks import Chunk
+from spark_stream.storage.filtering import RowFilter
 from spark_stream.storage.log import UNLIMITED
-from spark_stream.storage.reading import Chunk
 from spark_stream.wire.messages import EARLIEST, LATEST, BoundsFacts, ChunkFacts, EndFacts, Fetch
-from spark_stream.wire.schemas import LEADER_COLUMNS, OFFSET, TIMESTAMP, empty_batch
+from spark_stream.wire.schemas import LEADER_COLUMNS, empty_batch
 
 Answer = tuple[pa.RecordBatch, bytes]
 
@@ -53,23 +54,10 @@ class Projection:
         """The chunk's rows with exactly these columns."""
         if self.stored is None:
             return chunk.batch
-        arrays = [
-            self._made(field.name, chunk)
-            if field.name in LEADER_COLUMNS and field.name not in chunk.batch.schema.names
-            else chunk.batch.column(field.name)
-            for field in self.schema
-        ]
+        arrays = [chunk.column(field.name) for field in self.schema]
         if not arrays:
             return chunk.batch
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-
-    def _made(self, name: str, chunk: Chunk) -> pa.Array:
-        if name == OFFSET.name:
-            values, kind = chunk.offsets(), OFFSET.type
-        else:
-            values, kind = np.repeat(chunk.timestamps, chunk.counts), TIMESTAMP.type
-        # Not pa.array(values): that imports pandas.
-        return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
 def projection_of(hosted: HostedTopic, columns: list[str] | None) -> Projection:
@@ -93,6 +81,18 @@ def projection_of(hosted: HostedTopic, columns: list[str] | None) -> Projection:
         raise InvalidRequest("a column is asked for twice")
     stored = tuple(field.name for field in fields if field.name in schema.names)
     return Projection(pa.schema(fields), stored)
+
+
+def row_filter_of(hosted: HostedTopic, request: Fetch) -> RowFilter | None:
+    """What the request's filter means for the partition.
+
+    Raises:
+        InvalidFilter: it is none, or does not fit the topic's columns.
+    """
+    if request.filter is None:
+        return None
+    topic = hosted.topic
+    return row_filter(request.filter, topic.name, topic.schema, request.partition)
 
 
 class FetchStream:
@@ -122,6 +122,7 @@ class FetchStream:
         self._clock = waiting.clock
         self._wait_s = follow_s if request.follow else request.wait_ms / 1000
         self._projection = projection_of(hosted, request.columns)
+        self._rows = row_filter_of(hosted, request)
         check_leader_epoch(self._partition, request.leader_epoch)
         self._epoch = int(self._partition.leader_epoch)  # of all that the stream tells
         self._position = self._start()
@@ -260,6 +261,7 @@ class FetchStream:
             max_records,
             self._request.max_bytes or UNLIMITED,
             committed=self._request.isolation in DROPS_ABORTED,
+            rows=self._rows,
         )
         try:
             for chunk in chunks:
@@ -267,7 +269,10 @@ class FetchStream:
                 # What was read before another epoch began is this one's.
                 check_leader_epoch(self._partition, self._epoch)
                 self._position, self._lineage = chunk.next_offset, lineage
-                if chunk.batch.num_rows:
+                if not chunk.batch.num_rows:
+                    if self._cancelled():  # a filter may read for long and find nothing
+                        return
+                else:
                     yield self._projection.applied(chunk), self._facts(chunk, lineage).to_bytes()
         except DamagedSegment as error:
             self._partition.check_alone(error)

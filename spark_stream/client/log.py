@@ -30,7 +30,7 @@ from spark_stream.client.values import (
 from spark_stream.client.writing.producer import Producer
 from spark_stream.client.writing.transactional import TransactionalProducer
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.errors import InvalidOption, Unsupported
+from spark_stream.errors import InvalidOption
 from spark_stream.wire.limits import REQUEST_TIMEOUT_S
 from spark_stream.wire.messages import Empty, Status
 
@@ -268,8 +268,12 @@ class Log(Closing):
         metadata: bool = False,
         headers: bool = False,
         on_loss: str = "fail",
+        filter: str | None = None,
     ) -> Consumer:
         """A consumer; ``columns``, ``metadata`` and ``headers`` are for its ``batches()``.
+
+        ``filter``: only the records for which this predicate, in Spark's SQL, is true. The leader
+        looks at the others; the position moves past them.
 
         With a ``name`` it goes on where the last position was stored under that name. ``on_loss``
         (``fail`` or ``continue``): what it does when records are gone.
@@ -286,6 +290,7 @@ class Log(Closing):
             headers=headers,
             name=name,
             on_loss=on_loss,
+            filter=filter,
         )
 
     # One topic gives a table, a list of them a dict of tables: an overload would say so to a type
@@ -307,10 +312,9 @@ class Log(Closing):
         Rows of a partition are in the order of their offsets, partitions one after another. ``end``
         is exclusive; ``latest`` is the bound of the isolation level at the time of the call.
         Under ``read_atomic`` all topics are read up to one cut, at or below ``end``: no transaction
-        is seen in part.
+        is seen in part. ``filter``: only the records for which this predicate, in Spark's SQL, is
+        true; ``docs/spark.md`` says what it takes.
         """
-        if filter is not None:
-            raise Unsupported("filter: this release does not filter at the leader yet")
         chosen = level(isolation)
         names = [topics] if isinstance(topics, str) else list(topics)
         spans = self._spans(names, start, end, chosen)
@@ -319,7 +323,14 @@ class Log(Closing):
         tables = {}
         for name in names:
             span = spans[name]
-            view = View.of(name, span.topic.schema, columns, metadata=metadata, headers=headers)
+            view = View.of(
+                name,
+                span.topic.schema,
+                columns,
+                metadata=metadata,
+                headers=headers,
+                filter=filter,
+            )
             tables[name] = self._table(view, span, chosen)
         return tables[topics] if isinstance(topics, str) else tables
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -180,6 +180,16 @@ class PartitionOffsets:
     uncommitted: tuple[int, ...] = ()
     sizes: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     reached: Mapping[int, int] = field(default_factory=dict)
+
+    def of(self, partitions: Iterable[int]) -> PartitionOffsets:
+        """What was found of these partitions."""
+        wanted = set(partitions)
+        parts: dict[str, Any] = {
+            each.name: {n: at for n, at in getattr(self, each.name).items() if n in wanted}
+            for each in fields(self)
+            if each.name not in ("topic_id", "uncommitted")
+        }
+        return replace(self, **parts, uncommitted=tuple(n for n in self.uncommitted if n in wanted))
 
 
 @dataclass(frozen=True, slots=True)

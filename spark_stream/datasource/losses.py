@@ -8,7 +8,7 @@ first offset that is left.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from spark_stream.client.values import PartitionOffsets
@@ -118,8 +118,14 @@ class Losses:
             topic=name,
         )
 
-    def readable(self, asked: Iterable[Range], now: Found) -> list[Range]:
-        """The ranges less what retention removed or what was deleted; reports that."""
+    def readable(
+        self, asked: Iterable[Range], now: Found, new: Collection[str] = ()
+    ) -> list[Range]:
+        """The ranges less what retention removed or what was deleted; reports that.
+
+        Topics that are ``new`` to the query are read from their first record that is left, and
+        nothing of them is lost.
+        """
         kept = []
         for each in asked:
             latest = now.latest.get(each.topic)
@@ -130,6 +136,8 @@ class Losses:
                 continue
             first = latest.log_start_offsets.get(each.partition, 0)
             start = each.start
+            if start < first and each.topic in new:
+                start = first
             if start < first:
                 self.report(
                     f"{where}: offsets {start} to {min(first, each.end) - 1} were removed by"

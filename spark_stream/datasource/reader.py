@@ -181,8 +181,12 @@ class IsologReader(DataSourceReader):
     @plainly
     def partitions(self) -> list[InputPartition]:
         options, losses = self._planner.options, self._planner.losses
-        start: Offsets = resolved(self._planner, "startingOffsets", options.starting, EARLIEST)
-        end: Offsets = resolved(self._planner, "endingOffsets", options.ending, LATEST)
+        start: Offsets = resolved(
+            self._planner, "startingOffsets", options.starting, EARLIEST
+        ).offsets
+        if not start:
+            raise self._planner.no_topic("there is nothing to read")
+        end: Offsets = resolved(self._planner, "endingOffsets", options.ending, LATEST).offsets
         now = self._planner.latest(start, end, reading=ranges(start, end))
         start, end = losses.kept(start, now), losses.kept(end, now)
         visible = {

@@ -44,7 +44,7 @@ from spark_stream.datasource.options import SourceOptions
 from spark_stream.datasource.plainly import plainly
 from spark_stream.datasource.planning import Planner
 from spark_stream.datasource.reader import RangeReader
-from spark_stream.datasource.starts import moves, resolved
+from spark_stream.datasource.starts import resolved
 from spark_stream.datasource.tasks import tasks
 from spark_stream.datasource.types import to_arrow
 from spark_stream.errors import Unsupported
@@ -91,8 +91,8 @@ class IsologStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         if self._initial is None:  # Spark asks twice, and must get one answer
             starting = self._planner.options.starting
-            self._initial = resolved(self._planner, "startingOffsets", starting, EARLIEST)
-            self._pinned = not moves(starting, self._initial)
+            found = resolved(self._planner, "startingOffsets", starting, EARLIEST)
+            self._initial, self._pinned = found.offsets, not found.moving
         return self._planner.logged(self._initial)
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -115,14 +115,17 @@ class IsologStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._pinned = True
             if asked == self._initial:
                 return start
-        now = self._planner.latest(asked, watched=asked)
-        begin = self._planner.losses.kept(asked, now)
+        selected = self._planner.still_selected(asked)
+        now = self._planner.latest(selected, watched=selected)
+        begin = self._planner.with_new_topics(self._planner.losses.kept(selected, now), now)
         ends = self._ends(begin, self._planner.losses.ends(begin, now), limit)
+        if ends is None:
+            return start
         self._planned = _Planned(asked, ends, now)
         return self._planner.logged(ends)
 
-    def _ends(self, begin: Offsets, ends: Offsets, limit: ReadLimit) -> Offsets:
-        """How far the next micro-batch goes, where the log ends at ``ends``."""
+    def _ends(self, begin: Offsets, ends: Offsets, limit: ReadLimit) -> Offsets | None:
+        """How far the next micro-batch goes, where the log ends at ``ends``; None: not yet."""
         if self._target is not None:
             ends = _capped(begin, ends, self._target)
         if isinstance(limit, ReadAllAvailable):
@@ -130,7 +133,7 @@ class IsologStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not isinstance(limit, ReadMaxRows):
             raise Unsupported(f"Spark asks for a read limit that isolog does not know: {limit}")
         if self._target is None and self._pace.awaits_more(begin, ends):
-            return begin
+            return None
         limited: Offsets = self._pace.limited(begin, ends)
         if self._planner.atomic and limited != ends:
             limited = self._planner.cut_between(begin, limited, ends)
@@ -150,10 +153,9 @@ class IsologStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         else:
             now = self._planner.latest(begin, until, reading=ranges(begin, until))
         asked = ranges(losses.kept(begin, now), losses.kept(until, now))
-        return [
-            InputPartition(each)
-            for each in tasks(losses.readable(asked, now), self._planner.options.splitting)
-        ]
+        new = until.keys() - begin.keys()
+        readable = losses.readable(asked, now, new)
+        return [InputPartition(each) for each in tasks(readable, self._planner.options.splitting)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._ranges.read(partition.value)

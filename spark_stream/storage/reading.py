@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import pyarrow as pa
 
 from spark_stream.consistency.entries import Kind, at_offset
 from spark_stream.consistency.ids import Offset
 from spark_stream.errors import DamagedSegment
+from spark_stream.storage.chunks import Chunk
+from spark_stream.storage.filtering import Selection
 from spark_stream.storage.segment import Segment
 
 # Large enough that a batch's fixed costs vanish, small enough that a few of them fit anywhere.
@@ -29,34 +30,6 @@ _ALONE_BYTES_MIN: Final = 256 << 10
 _SKIPPED_BYTES_MIN: Final = 256 << 10
 # How many entries a read looks at in one go, so that one that ends early looks at few.
 _WINDOW_ENTRIES: Final = 1 << 16
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Records in the order of their offsets: ``batch`` has the wanted columns.
-
-    ``spans`` are the runs of consecutive offsets among its rows: (base offset, count), int64, shape
-    (runs, 2); more than one only where aborted records lie between. ``timestamps`` (microseconds)
-    and ``counts`` have one item for each entry the batch came from: ``timestamps[i]`` is the
-    greatest record timestamp of the ``counts[i]`` rows of entry i.
-
-    ``next_offset`` is where to read on: behind the last row and the aborted records that follow it.
-    A chunk without rows says only that, and ``base_offset`` is where it began to look.
-    """
-
-    base_offset: Offset
-    batch: pa.RecordBatch
-    timestamps: np.ndarray
-    counts: np.ndarray
-    spans: np.ndarray
-    next_offset: Offset
-
-    def offsets(self) -> np.ndarray:
-        """The offset of every row, int64, shape (rows,)."""
-        counts = self.spans[:, 1]
-        before = np.cumsum(counts) - counts
-        rows = np.arange(self.batch.num_rows, dtype=np.int64)
-        return np.asarray(rows + np.repeat(self.spans[:, 0] - before, counts))
 
 
 @dataclass(slots=True)
@@ -87,8 +60,19 @@ class Visible:
     until: Offset
 
     @classmethod
-    def of(cls, segment: Segment, start: Offset, end: Offset, *, committed: bool) -> Visible:
-        """Those of ``[start, end)``, or of a first part of it; it is not empty and can be read."""
+    def of(
+        cls,
+        segment: Segment,
+        start: Offset,
+        end: Offset,
+        *,
+        committed: bool,
+        selection: Selection | None = None,
+    ) -> Visible:
+        """Those of ``[start, end)``, or of a first part of it; it is not empty and can be read.
+
+        Batches that can hold nothing of a selection are left out like aborted ones.
+        """
         table = segment.table
         aborted = segment.aborted(table) if committed else None
         first, last = at_offset(table, start), at_offset(table, Offset(end - 1)) + 1
@@ -99,6 +83,8 @@ class Visible:
         seen = rows["kind"] == Kind.DATA
         if aborted is not None:
             seen &= ~aborted[first:last]
+        if selection is not None:
+            seen &= selection.candidates(segment, table, first, last)
         places = np.flatnonzero(seen)
         whole = len(places) == len(rows)
         columns = (
@@ -136,15 +122,18 @@ def read_segment(
     columns: Sequence[str] | None,
     budget: Budget,
     committed: bool = False,
+    selection: Selection | None = None,
 ) -> Iterator[Chunk]:
     """The records of ``[start, end)`` in this segment, in order, until the budget is spent.
+
+    With a selection a chunk has the rows that match, maybe none; the budget's bytes are those read.
 
     Raises:
         DamagedSegment: the first record of the range fails its checksum. Where a later one does,
             what is good before it is given, and the next read meets the damage.
     """
     try:
-        yield from _chunks(segment, start, end, columns, budget, committed)
+        yield from _chunks(segment, start, end, columns, budget, committed, selection)
     except DamagedSegment:
         if not budget.started:
             raise
@@ -157,11 +146,12 @@ def _chunks(
     columns: Sequence[str] | None,
     budget: Budget,
     committed: bool,
+    selection: Selection | None,
 ) -> Iterator[Chunk]:
     end = min(end, segment.end.offset)
     wanted = None if columns is None else list(columns)
     while start < end and not budget.spent():
-        visible = Visible.of(segment, start, end, committed=committed)
+        visible = Visible.of(segment, start, end, committed=committed, selection=selection)
         if not len(visible.places):
             yield _nothing(segment, start, visible.until, wanted)
             start = visible.until
@@ -170,7 +160,7 @@ def _chunks(
             while start < stops:
                 if budget.spent():
                     return
-                chunk = _chunk(segment, visible, low, high, start, wanted, budget)
+                chunk = _chunk(segment, visible, low, high, start, wanted, budget, selection)
                 start = chunk.next_offset
                 yield chunk
 
@@ -188,6 +178,7 @@ def _chunk(
     start: Offset,
     columns: list[str] | None,
     budget: Budget,
+    selection: Selection | None,
 ) -> Chunk:
     """The next chunk from ``start`` on of the items from ``first`` to ``last`` (exclusive)."""
     items = slice(first, last)
@@ -197,19 +188,22 @@ def _chunk(
     at = int(np.searchsorted(bases + counts, start, side="right"))
     skip = int(edges[at] - counts[at]) + max(0, int(start - bases[at]))
     beyond = max(0, int(bases[-1] + counts[-1]) - visible.until)
-    take = min(total - beyond - skip, max(1, budget.records))
+    most = max(1, budget.records)
+    take = total - beyond - skip if selection else min(total - beyond - skip, most)
     if size > budget.bytes:
         take = min(take, max(1, total * max(0, budget.bytes) // size))
     # Only the entries that the rows come from are loaded, and maybe not all of them.
     high = int(np.searchsorted(edges, skip + take, side="left")) + 1
-    batch, taken = segment.decode(places[at:high], columns)
+    reading = columns if selection is None else selection.reading(columns)
+    batch, taken = segment.decode(places[at:high], reading)
     high = at + taken
+    if selection is not None:
+        selection.learn(segment, segment.table, places[at:high], batch)
     take = min(take, int(edges[high - 1]) - skip)
     lead = skip - int(edges[at] - counts[at])
     if lead or take != batch.num_rows:
         batch = batch.slice(lead, take)
     budget.started = True
-    budget.records -= take
     budget.bytes -= max(1, size * take // total)
     kept = np.diff(np.clip(edges[at:high], skip, skip + take), prepend=skip)
     froms = bases[at:high].copy()
@@ -217,7 +211,7 @@ def _chunk(
     end = Offset(int(froms[-1] + kept[-1]))
     if end == bases[high - 1] + counts[high - 1]:
         end = visible.following(first + high - 1)
-    return Chunk(
+    chunk = Chunk(
         Offset(int(froms[0])),
         batch,
         visible.timestamps[first + at : first + high],
@@ -225,6 +219,10 @@ def _chunk(
         _spans(froms, kept),
         min(end, visible.until),
     )
+    if selection is not None:
+        chunk = selection.applied(chunk, columns, most)
+    budget.records -= chunk.batch.num_rows
+    return chunk
 
 
 def _spans(bases: np.ndarray, counts: np.ndarray) -> np.ndarray:

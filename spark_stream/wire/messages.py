@@ -92,6 +92,10 @@ class Fetch(Message):
     ``end`` (:mod:`spark_stream.consistency.lineage`); DATA_LOSS if offsets below them were cut off
     since, and are other records now. ``leader_epoch``: the epoch in which the reader knows the
     leader that it asks.
+
+    ``filter``: a predicate in Spark's SQL over the columns that the topic shows; only records for
+    which it is true are sent. ``max_records`` counts those, ``max_bytes`` what is read for them.
+    The offsets of the rows are told only where the column ``_offset`` is asked for.
     """
 
     topic: Name
@@ -100,6 +104,7 @@ class Fetch(Message):
     end: OffsetField | None = None
     isolation: Isolation = Isolation.READ_UNCOMMITTED
     columns: list[Name] | None = None
+    filter: Annotated[str, Field(min_length=1)] | None = None
     max_records: Annotated[int, Field(ge=1, le=INT64_MAX)] | None = None
     max_bytes: Annotated[int, Field(ge=1, le=INT64_MAX)] | None = None
     wait_ms: Annotated[int, Field(ge=0, le=WAIT_MS_MAX)] = 0
@@ -143,7 +148,8 @@ class ChunkFacts(Message):
     ``lineage``: that of ``next``. ``fetch``: which fetch of a FetchMany this answers.
 
     Where rows are missing (records of aborted transactions were dropped), ``spans`` has the offsets
-    that there are: [first, count] of each run of rows.
+    that there are: [first, count] of each run of rows. Of a fetch with a filter there are no spans:
+    ``base`` is the first row's offset, and a column has the others.
     """
 
     base: OffsetField

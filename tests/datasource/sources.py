@@ -15,9 +15,9 @@ from tests.support import NUMBERS
 class Query:
     """A streaming query over ``bigint`` numbers; ``at`` is what its checkpoint has."""
 
-    def __init__(self, address: str, topics: str, at: Any = None, **options: Any) -> None:
+    def __init__(self, address: str, topics: str | None, at: Any = None, **options: Any) -> None:
         self.at = at
-        given = {"bootstrap": address, "subscribe": topics, **options}
+        given = _given(address, topics, options)
         self._given = {name: str(value) for name, value in given.items()}
         self.start()
 
@@ -50,9 +50,15 @@ class Query:
         return self.read(self.planned())
 
 
-def batch_read(address: str, topics: str, **options: Any) -> list[int]:
+def _given(address: str, topics: str | None, options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a query; without ``topics`` they say themselves what it reads."""
+    subscribed = {} if topics is None else {"subscribe": topics}
+    return {"bootstrap": address, **subscribed, **options}
+
+
+def batch_read(address: str, topics: str | None, **options: Any) -> list[int]:
     """What a batch query reads."""
-    given = {"bootstrap": address, "subscribe": topics, **options}
+    given = _given(address, topics, options)
     chosen = source_options({name: str(value) for name, value in given.items()}, streaming=False)
     reader = IsologReader(chosen, to_spark(NUMBERS))
     return [

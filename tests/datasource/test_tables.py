@@ -84,7 +84,8 @@ def test_each_side_takes_its_part() -> None:
         "sinkid": "s",
     }
     batch = source_options(source_part(given, streaming=False), streaming=False)
-    assert (batch.topics, batch.isolation, batch.limits.any) == (("a", "b"), "read_atomic", False)
+    assert batch.selection.names == ("a", "b")
+    assert (batch.isolation, batch.limits.any) == ("read_atomic", False)
     stream = source_options(source_part(given, streaming=True), streaming=True)
     assert stream.limits.max_offsets == 7
     job = sink_options(sink_part(given, streaming=False), streaming=False)

@@ -53,7 +53,7 @@ def test_a_default_is_a_text_that_the_option_takes(option) -> None:
 def test_defaults_of_the_table_are_those_of_the_values() -> None:
     """Who makes the options by hand gets what a query gets that gives none."""
     source = source_options({"path": "x", "subscribe": "t"})
-    assert source == SourceOptions(source.place, source.topics)
+    assert source == SourceOptions(source.place, source.selection)
     sink = sink_options({"path": "x", "topic": "t"})
     assert sink == SinkOptions(sink.place, sink.topic)
 

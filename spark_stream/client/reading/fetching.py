@@ -32,7 +32,7 @@ from spark_stream.consistency.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.errors import IsologError, RequestTimeout
 from spark_stream.wire.limits import FETCH_BYTES_DEFAULT
 from spark_stream.wire.messages import Fetch
-from spark_stream.wire.schemas import empty_batch
+from spark_stream.wire.schemas import OFFSET, empty_batch
 
 _RETRY_PAUSE_S = 0.1
 
@@ -41,7 +41,8 @@ _RETRY_PAUSE_S = 0.1
 class Fetched:
     """Rows with the view's columns; the first has offset ``base``; read on at ``next``.
 
-    ``spans``, where offsets are missing in between: (first, count) of each run of rows.
+    ``spans``, where offsets are missing in between: (first, count) of each run of rows. Of filtered
+    rows ``scattered`` has the offset of each instead, if they were asked for.
     ``lineage``: that of ``next``.
     ``partitions``, at the end of a fetch: how many the topic has now.
     """
@@ -53,9 +54,12 @@ class Fetched:
     spans: Spans | None = None
     partitions: int | None = None
     lineage: Lineage = NOTHING_KNOWN
+    scattered: npt.NDArray[np.int64] | None = None
 
     def offsets(self) -> npt.NDArray[np.int64]:
         """The offset of each row."""
+        if self.scattered is not None:
+            return self.scattered
         return offsets_of(self.batch.num_rows, self.base, self.spans)
 
 
@@ -87,6 +91,7 @@ class Source:
             end=end,
             isolation=self.isolation,
             columns=self.view.asked,
+            filter=self.view.filter,
             max_bytes=max_bytes,
             wait_ms=wait_ms,
             end_lineage=self.lineage,
@@ -215,6 +220,7 @@ def shown(source: Source, data: pa.RecordBatch, facts: Mapping[str, Any]) -> Fet
         source.view.of_chunk(data, source.partition, base, spans),
         spans,
         lineage=tuple(map(tuple, facts["lineage"])),
+        scattered=_offsets_sent(data) if source.view.filter is not None else None,
     )
 
 
@@ -274,6 +280,15 @@ def check_place(source: Source, start: int, end: int, lineage: Lineage = NOTHING
 def moved_to(source: Source, offset: int) -> Fetched:
     """No rows: the next ones begin at the offset."""
     return Fetched(source.partition, offset, offset, _empty(source.view))
+
+
+def _offsets_sent(batch: pa.RecordBatch) -> npt.NDArray[np.int64] | None:
+    """Those that the leader was asked for; None: it was not."""
+    if OFFSET.name not in batch.schema.names:
+        return None
+    column = batch.column(OFFSET.name)
+    # Not to_numpy: that imports pandas.
+    return np.frombuffer(column.buffers()[1], np.int64, len(column), 8 * column.offset)
 
 
 def _empty(view: View) -> pa.RecordBatch:

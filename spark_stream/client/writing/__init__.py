@@ -12,4 +12,5 @@
 ``delivery``       one topic's batches on their way, over as many streams as it takes
 ``appending``      one stream of appends and its acknowledgements
 ``promises``       the futures of what was written
+``outcomes``       the futures of records that were sent one by one and go together
 """

@@ -8,11 +8,21 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import dataclass
 from typing import Final
 
 from spark_stream.errors import BufferFull, InvalidRequest
 
 _TICK_S: Final = 0.25
+
+
+@dataclass(slots=True)
+class Share:
+    """Room for what is sent in ``parts``, which keep each other's memory."""
+
+    size: int
+    records: int
+    parts: int
 
 
 class Buffer:
@@ -63,12 +73,32 @@ class Buffer:
                 )
             self._room.wait(min(left, _TICK_S))
 
+    def spare(self, size: int) -> int:
+        """Takes up to so much room, if nobody waits for any; the caller holds the lock."""
+        taken = 0 if self._crowded else max(0, min(size, self._limit - self._bytes))
+        self._bytes += taken
+        return taken
+
+    def settle_up(self, unused: int, records: int) -> None:
+        """Gives room back that was not needed, and counts records; the caller holds the lock."""
+        self._give_back(unused, -records)
+
     def release(self, size: int, records: int) -> None:
         """That much is settled."""
         with self.lock:
-            self._bytes -= size
-            self.outstanding -= records
-            self._room.notify_all()
+            self._give_back(size, records)
+
+    def release_part(self, share: Share) -> None:
+        """A part is settled; the room that the parts share is free after the last of them."""
+        with self.lock:
+            share.parts -= 1
+            if not share.parts:
+                self._give_back(share.size, share.records)
+
+    def _give_back(self, size: int, records: int) -> None:
+        self._bytes -= size
+        self.outstanding -= records
+        self._room.notify_all()
 
     def await_settled(self, timeout: float | None) -> None:
         """Waits until everything taken before is settled.

@@ -6,6 +6,7 @@ place of the client where rows are touched one by one, because they come one by 
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,93 +15,131 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from spark_stream.client.writing.outcomes import Outcomes, RecordPromise
 from spark_stream.client.writing.partitioner import partitions_of
-from spark_stream.client.writing.promises import Promise
 from spark_stream.wire.schemas import DEFAULT_SCHEMA, HEADERS_TYPE, TIMESTAMP_TYPE
+
+Headers = list[tuple[str, bytes | None]]
+
+Part = tuple[int, pa.RecordBatch, npt.NDArray[np.int64]]
+"""A partition, the rows for it, and their numbers in the whole."""
 
 
 @dataclass(slots=True)
 class Pending:
-    """The records of one default-schema topic that are not sent yet."""
+    """The records of one default-schema topic that are not sent yet.
 
+    ``room``: what they have of the producer's buffer. ``left``: how much of that is not used yet,
+    so that a record below it needs neither more room nor another batch; the largest of them is
+    ``largest``. ``counted``: how many of the records the buffer has counted.
+    """
+
+    outcomes: Outcomes
+    partitions: int = 0
+    largest: int = 0
+    room: int = 0
+    left: int = 0
+    counted: int = 0
+    since: float = field(default_factory=time.monotonic)
     keys: list[bytes | None] = field(default_factory=list)
     values: list[bytes | None] = field(default_factory=list)
-    headers: list[list[tuple[str, bytes | None]] | None] = field(default_factory=list)
-    timestamps: list[int] = field(default_factory=list)
-    partitions: list[int] = field(default_factory=list)
-    futures: list[Promise] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
-    size: int = 0
-    since: float = 0.0
-    headed: bool = False
-    placed: bool = False
+    moments: list[int] = field(default_factory=list)
+    _headed: list[tuple[int, Headers]] = field(default_factory=list)
+    _placed: list[tuple[int, int]] = field(default_factory=list)
+    _timed: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the records."""
+        return self.room - self.left
 
     def add(
         self,
         key: bytes | None,
         value: bytes | None,
-        headers: list[tuple[str, bytes | None]] | None,
-        timestamp: int,
-        partition: int | None,
-        size: int,
-        future: Promise,
-    ) -> None:
-        """Adds a record; ``timestamp`` in microseconds, ``size`` in bytes."""
-        if not self.futures:
-            self.since = time.monotonic()
+        partition: int | None = None,
+        headers: Headers | None = None,
+        timestamp: int | None = None,
+    ) -> RecordPromise:
+        """Adds a record; ``timestamp`` in microseconds, now if it is left out."""
+        row = len(self.values)
+        if partition is not None:
+            self._placed.append((row, partition))
+        if headers:
+            self._headed.append((row, headers))
+        if timestamp is not None:
+            self._timed.append((row, timestamp))
         self.keys.append(key)
         self.values.append(value)
-        self.headers.append(headers)
-        self.timestamps.append(timestamp)
-        self.partitions.append(-1 if partition is None else partition)
-        self.futures.append(future)
-        self.sizes.append(size)
-        self.size += size
-        self.headed |= bool(headers)
-        self.placed |= partition is not None
+        self.moments.append(time.time_ns())
+        return RecordPromise(self.outcomes, row)
 
     def batch(self) -> pa.RecordBatch:
         """The records as one batch, in the order in which they came."""
-        rows = len(self.futures)
-        headers = (
-            pa.array(
-                [
-                    None if each is None else [{"key": k, "value": v} for k, v in each]
-                    for each in self.headers
-                ],
-                HEADERS_TYPE,
-            )
-            if self.headed
-            else pa.nulls(rows, HEADERS_TYPE)
-        )
+        rows = len(self.values)
+        moments = np.array(self.moments, np.int64) // 1000
+        for row, moment in self._timed:
+            moments[row] = moment
         arrays = [
-            pa.array(self.keys, pa.binary()),
+            pa.array(self.keys, pa.binary()) if self._keyed else pa.nulls(rows, pa.binary()),
             pa.array(self.values, pa.binary()),
-            headers,
-            pa.array(np.array(self.timestamps, np.int64), pa.int64()).cast(TIMESTAMP_TYPE),
+            self._headers(rows),
+            pa.Array.from_buffers(TIMESTAMP_TYPE, rows, [None, pa.py_buffer(moments)]),
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=DEFAULT_SCHEMA)
 
-    def places(self, batch: pa.RecordBatch, partitions: int, keyless: int) -> npt.NDArray[np.int32]:
-        """The partition of each record: the one it names, else its key's, else ``keyless``."""
-        found = partitions_of(batch.column("key"), partitions, keyless)
-        if self.placed:
-            named = np.array(self.partitions, np.int32)
-            found = np.where(named >= 0, named, found)
-        return found
+    def _headers(self, rows: int) -> pa.Array:
+        if not self._headed:
+            return pa.nulls(rows, HEADERS_TYPE)
+        found: list[list[dict[str, str | bytes | None]] | None] = [None] * rows
+        for row, headers in self._headed:
+            found[row] = [{"key": name, "value": value} for name, value in headers]
+        return pa.array(found, HEADERS_TYPE)
+
+    @property
+    def _keyed(self) -> bool:
+        return self.keys.count(None) < len(self.keys)
+
+    def parts(self, partitions: int, keyless: int) -> list[Part]:
+        """The records by partition: the one they name, else their key's, else ``keyless``."""
+        batch = self.batch()
+        if not self._keyed and not self._placed:
+            return [(keyless, batch, np.arange(len(batch)))]
+        places = partitions_of(batch.column("key"), partitions, keyless)
+        for row, partition in self._placed:
+            places[row] = partition
+        return list(split(batch, places))
 
 
-def split(
-    batch: pa.RecordBatch, places: npt.NDArray[np.int32]
-) -> Iterator[tuple[int, pa.RecordBatch, npt.NDArray[np.int64]]]:
-    """The batch by partition: (partition, its rows in their order, their row numbers)."""
-    first = int(places[0])
-    if (places == first).all():
+def split(batch: pa.RecordBatch, places: npt.NDArray[np.int32]) -> Iterator[Part]:
+    """The batch by partition; the rows of each part are in their order.
+
+    The rows are put in order once, and each part is a slice of that: it keeps the memory of all.
+    """
+    first, last = int(places.min()), int(places.max())
+    if first == last:
         yield first, batch, np.arange(len(places))
         return
-    order = np.argsort(places, kind="stable")
+    order = np.argsort(_narrowed(places, first, last), kind="stable")
     ordered = places[order]
-    edges = np.flatnonzero(np.diff(ordered, prepend=ordered[0] - 1))
-    for start, end in zip(edges, [*edges[1:], len(order)], strict=True):
-        rows = order[start:end]
-        yield int(ordered[start]), batch.take(pa.array(rows)), rows
+    sorted_batch = _taken(batch, order)
+    edges = [0, *(np.flatnonzero(np.diff(ordered)) + 1).tolist(), len(order)]
+    for start, end in itertools.pairwise(edges):
+        yield int(ordered[start]), sorted_batch.slice(start, end - start), order[start:end]
+
+
+def _narrowed(places: npt.NDArray[np.int32], first: int, last: int) -> npt.NDArray[np.integer]:
+    """The same order in numbers of 8 or 16 bits, which NumPy sorts by their digits, if they fit."""
+    if last - first >= 1 << 16:
+        return places
+    return (places - first).astype(np.min_scalar_type(last - first))
+
+
+def _taken(batch: pa.RecordBatch, order: npt.NDArray[np.int64]) -> pa.RecordBatch:
+    """The batch's rows in this order. A column of nulls alone is in any order."""
+    rows = pa.array(order)
+    columns = [
+        column if column.null_count == len(column) else column.take(rows)
+        for column in batch.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)

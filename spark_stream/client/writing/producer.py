@@ -124,12 +124,21 @@ class Producer:
             TypeError: value or key is neither bytes, str nor None.
             BufferFull: no room in the buffer within the timeout.
         """
-        key, value = as_bytes("key", key), as_bytes("value", value)
+        # Most records are simple and come in a flood: this way is short.
+        if not isinstance(value, bytes):
+            value = as_bytes("value", value)
+        size = _RECORD_FIXED_BYTES if value is None else _RECORD_FIXED_BYTES + len(value)
+        if key is not None:
+            key = as_bytes("key", key) or b""
+            size += len(key)
+        if headers is None and timestamp is None:
+            promise = self._sender.join(topic, key, value, partition, size)
+            if promise is not None:
+                return promise
         listed = as_headers(headers)
-        size = _RECORD_FIXED_BYTES + len(value or b"") + len(key or b"")
         size += sum(len(name.encode()) + len(data or b"") for name, data in listed or ())
         try:
-            moment = timestamp_us(timestamp)
+            moment = None if timestamp is None else timestamp_us(timestamp)
             known = self._checked(topic, partition, size)
         except IsologError as error:
             return self._sender.settled(error)

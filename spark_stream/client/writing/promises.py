@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from spark_stream.client.values import Written
 from spark_stream.errors import IsologError
@@ -30,13 +30,39 @@ _CALLBACKS: Final = ThreadPoolExecutor(1, "isolog-callbacks")  # its thread star
 _FAILURES_KEPT: Final = 1024
 
 
+class Untold(Protocol):
+    """A failure, of one future or of several, until their holders have taken the error."""
+
+    @property
+    def error(self) -> IsologError:
+        """What is raised for it."""
+
+    @property
+    def told(self) -> bool:
+        """Whether all have taken it."""
+
+    @property
+    def holder(self) -> Callable[[], object | None]:
+        """Answers None once nobody can take it any more."""
+
+
+class Told(Protocol):
+    """The failure of one future."""
+
+    def mark_told(self) -> None:
+        """Whoever holds the future has taken the error from there."""
+
+
 @dataclass(slots=True, eq=False)
 class Failure:
-    """An error, and whether whoever holds its future has taken it from there."""
+    """The failure of a future of its own."""
 
     error: IsologError
     holder: weakref.ref[Promise]
     told: bool = False
+
+    def mark_told(self) -> None:
+        self.told = True
 
 
 class Failures:
@@ -44,20 +70,18 @@ class Failures:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: list[Failure] = []
+        self._kept: list[Untold] = []
         self._tidy_at = _FAILURES_KEPT
         self.first: IsologError | None = None
         """The first error since :meth:`forget`, told or not."""
 
-    def note(self, promise: Promise, error: IsologError) -> Failure:
-        """The promise is about to fail."""
-        failure = Failure(error, weakref.ref(promise))
+    def note(self, failure: Untold) -> None:
+        """It is about to be told to the futures."""
         with self._lock:
-            self.first = self.first or error
+            self.first = self.first or failure.error
             self._kept.append(failure)
             if len(self._kept) >= self._tidy_at:
                 self._tidy()
-        return failure
 
     def tell(self) -> None:
         """Raises the first error that nobody was told of, if any; all count as told then."""
@@ -84,16 +108,17 @@ class Failures:
 class Promise(Future[Written]):
     """A future whose callbacks do not run on the thread that settles it."""
 
+    _failure: Told | None = None
+
     def __init__(self, failures: Failures) -> None:
         super().__init__()
         self._failures = failures
-        self._failure: Failure | None = None
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """As every future's; an error that is taken here is told, and no flush raises it again."""
         error = super().exception(timeout)
         if self._failure is not None:
-            self._failure.told = True
+            self._failure.mark_told()
         return error
 
     def result(self, timeout: float | None = None) -> Written:
@@ -113,8 +138,15 @@ class Promise(Future[Written]):
 
     def settle(self, outcome: Written | IsologError) -> None:
         """Sets the result or the error; nothing if the caller cancelled the future."""
+        failure = None
         if isinstance(outcome, IsologError):
-            self._failure = self._failures.note(self, outcome)
+            failure = Failure(outcome, weakref.ref(self))
+            self._failures.note(failure)
+        self.fulfil(outcome, failure)
+
+    def fulfil(self, outcome: Written | IsologError, failure: Told | None) -> None:
+        """As :meth:`settle`, with a failure that is noted already."""
+        self._failure = failure
         if not self.set_running_or_notify_cancel():
             return
         if isinstance(outcome, IsologError):

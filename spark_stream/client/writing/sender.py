@@ -18,23 +18,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
 import pyarrow as pa
 
 from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.topics import TopicsClient
 from spark_stream.client.values import TopicDescription, Written
-from spark_stream.client.writing.buffer import Buffer
+from spark_stream.client.writing.buffer import Buffer, Share
 from spark_stream.client.writing.channel import Author
 from spark_stream.client.writing.delivery import Delivery
 from spark_stream.client.writing.lanes import Identity
-from spark_stream.client.writing.pending import Pending, split
+from spark_stream.client.writing.outcomes import Outcomes, RecordPromise
+from spark_stream.client.writing.pending import Pending
 from spark_stream.client.writing.promises import Failures, Gathering, Promise
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.errors import (
     InternalError,
     IsologError,
-    RecordNotAttempted,
     UnknownTopic,
 )
 from spark_stream.wire.messages import AppendTo
@@ -43,6 +42,9 @@ _TICK_S: Final = 0.25
 # A batch counts as this part of the buffer at least: who appends tiny ones in a loop then waits
 # for acknowledgements rather than pile up more than can be sent before their time is over.
 _LEAST_PART: Final = 512
+# How much of the buffer is taken beforehand for records that are still to come: at most one part
+# in so many.
+_GRAB: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ class Sender:
         self.failures = Failures()
         self._lock = self.buffer.lock
         self._pending: dict[str, list[Pending]] = {}
+        self._open: dict[str, Pending] = {}  # those of them that records may join
         self._deliveries: dict[str, Delivery] = {}  # by topic id
         self._brokers: set[str] = set()  # where they go
         self._asking: dict[Delivery, None] = {}  # those that want to be served, in their order
@@ -101,23 +104,38 @@ class Sender:
         """The partition whose turn it is to take what has no key."""
         return next(self._keyless) % partitions
 
+    def join(
+        self, topic: str, key: bytes | None, value: bytes | None, partition: int | None, size: int
+    ) -> RecordPromise | None:
+        """Takes a record of ``size`` bytes that goes with those of its topic that wait.
+
+        None, and it is not taken: none wait, or there is something to see to first (:meth:`send`).
+        """
+        with self._lock:
+            pending = self._open.get(topic)
+            if pending is None or size >= pending.left or size > pending.largest:
+                return None
+            if partition is not None and not 0 <= partition < pending.partitions:
+                return None
+            pending.left -= size
+            return pending.add(key, value, partition)
+
     def send(
         self,
         known: TopicDescription,
         key: bytes | None,
         value: bytes | None,
         headers: list[tuple[str, bytes | None]] | None,
-        timestamp: int,
+        timestamp: int | None,
         partition: int | None,
         size: int,
-    ) -> Promise:
+    ) -> RecordPromise:
         """Takes a record; ``timestamp`` in microseconds, ``size`` in bytes.
 
         Raises:
             BufferFull, InvalidRequest: no room in time; closed.
         """
         topic = known.name
-        future = Promise(self.failures)
         with self._lock:
             # Nagle's rule: with nothing under way a record goes at once, from this very thread;
             # while something is, records gather. So a lone record is quick, and a flood makes
@@ -126,16 +144,34 @@ class Sender:
             live = delivery is not None and delivery.live
             alone = live and not (self.buffer.outstanding or self._settings.linger_s)
             self.buffer.reserve(size)
-            pending = Pending() if alone else self._gathering(topic)
-            first = not pending.futures
-            pending.add(key, value, headers, timestamp, partition, size, future)
-            # The sender wakes by itself after the linger; wake it only when that changes its plan.
-            if not alone and (first or pending.size >= self._settings.batch_bytes):
-                self.buffer.work.notify()
+            pending = self._new_pending(known) if alone else self._gathering(known)
+            first = not pending.values
+            promise = pending.add(key, value, partition, headers, timestamp)
+            pending.room += size
+            pending.counted += 1
+            if not alone:
+                full = pending.size >= self._settings.batch_bytes
+                self._go_on_with(pending, topic, full=full)
+                # The sender wakes by itself after the linger; wake it only when that changes its
+                # plan.
+                if first or full:
+                    self.buffer.work.notify()
         if alone:
             with self._order:
                 self._send_pending(topic, pending)
-        return future
+        return promise
+
+    def _go_on_with(self, pending: Pending, topic: str, *, full: bool) -> None:
+        """Records may join it while it has room; the caller holds the lock."""
+        if full:
+            self._open.pop(topic, None)
+            return
+        most = min(self._settings.batch_bytes - pending.size, self._settings.buffer_bytes // _GRAB)
+        if pending.left < most:
+            found = self.buffer.spare(most - pending.left)
+            pending.room += found
+            pending.left += found
+        self._open[topic] = pending
 
     def append(self, known: TopicDescription, parts: Sequence[Part]) -> Promise:
         """Takes a batch, split by partition.
@@ -143,14 +179,15 @@ class Sender:
         Raises:
             BufferFull, InvalidRequest: no room in time; closed.
         """
+        share = Share(sum(self._room(rows) for _, rows, _ in parts), 1, len(parts))
         with self._lock:
-            self.buffer.reserve(sum(self._room(rows) for _, rows, _ in parts), len(parts))
+            self.buffer.reserve(share.size)
         whole = Gathering(known.name, len(parts), self.failures)
         with self._order:
             self._send_waiting(known.name)
             delivery = self._delivery(known)
             for partition, rows, first in parts:
-                self._enter_part(delivery, rows, partition, first, whole)
+                self._enter_part(delivery, rows, partition, first, whole, share)
         delivery.pump()
         return whole.promise
 
@@ -176,6 +213,9 @@ class Sender:
         with self._order:
             with self._lock:
                 waiting, self._pending = self._pending, {}
+                for pending in itertools.chain.from_iterable(waiting.values()):
+                    self._seal(pending)
+                self._open.clear()
             for pending in itertools.chain.from_iterable(waiting.values()):
                 self._drop(pending, error)
             for delivery in list(self._deliveries.values()):
@@ -279,43 +319,53 @@ class Sender:
 
     # -- gathering ------------------------------------------------------------------------------
 
-    def _gathering(self, topic: str) -> Pending:
+    def _new_pending(self, known: TopicDescription) -> Pending:
+        outcomes = Outcomes(known.name, self.failures)
+        return Pending(outcomes, len(known.partitions), int(known.config["max.record.bytes"]))
+
+    def _gathering(self, known: TopicDescription) -> Pending:
         """Where the topic's next record waits: no batch grows far above ``batch_bytes``."""
-        waiting = self._pending.setdefault(topic, [])
+        waiting = self._pending.setdefault(known.name, [])
         if not waiting or waiting[-1].size >= self._settings.batch_bytes:
-            waiting.append(Pending())
+            waiting.append(self._new_pending(known))
         return waiting[-1]
+
+    def _seal(self, pending: Pending) -> None:
+        """Nothing joins it any more, and it keeps no more room than it needs; under the lock."""
+        self.buffer.settle_up(pending.left, len(pending.values) - pending.counted)
+        pending.room, pending.left = pending.size, 0
 
     def _send_waiting(self, topic: str) -> None:
         """Sends the topic's records that wait; whoever calls holds ``_order``."""
         with self._lock:
             waiting = self._pending.pop(topic, [])
+            self._open.pop(topic, None)
+            for pending in waiting:
+                self._seal(pending)
         for pending in waiting:
             self._send_pending(topic, pending)
 
     def _send_pending(self, topic: str, pending: Pending) -> None:
         try:
             known = self._topics.known(topic)
-            batch = pending.batch()
-            places = pending.places(
-                batch, len(known.partitions), self.keyless(len(known.partitions))
-            )
-            parts = list(split(batch, places))
+            count = len(known.partitions)
+            parts = pending.parts(count, self.keyless(count))
         except Exception as error:
             failure = error if isinstance(error, IsologError) else InternalError(repr(error))
             self._drop(pending, failure)
             return
         delivery = self._delivery(known)
-        sizes = np.array(pending.sizes)
-        for place, part, rows in parts:
-            futures = [pending.futures[row] for row in rows]
-            self._enter_records(delivery, part, place, futures, int(sizes[rows].sum()))
+        share = Share(pending.size, len(pending.values), len(parts))
+        if len(parts) > 1:
+            pending.outcomes.spread([rows for _, _, rows in parts])
+        for number, (partition, batch, _) in enumerate(parts):
+            self._enter_records(delivery, batch, partition, pending.outcomes, number, share)
         delivery.pump()
 
     def _drop(self, pending: Pending, error: IsologError) -> None:
-        for future in pending.futures:
-            future.settle(error)
-        self.buffer.release(sum(pending.sizes), len(pending.futures))
+        rows = len(pending.values)
+        pending.outcomes.settle(0, rows, -1, -1, error)
+        self.buffer.release(pending.size, rows)
 
     # -- handing over ---------------------------------------------------------------------------
 
@@ -346,15 +396,16 @@ class Sender:
         partition: int,
         first: int,
         whole: Gathering,
+        share: Share,
     ) -> None:
-        size, rows, topic = self._room(batch), batch.num_rows, delivery.topic.name
+        rows, topic = batch.num_rows, delivery.topic.name
 
         def settle(offset: int, error: IsologError | None) -> None:
             self._topics.outgrown(delivery.topic, delivery.partitions)
             if error is not None:
                 self._forget_if_gone(delivery, error)
             whole.settle(first, error or Written(topic, partition, offset, rows))
-            self.buffer.release(size, 1)
+            self.buffer.release_part(share)
 
         delivery.enter(batch, partition, settle)
 
@@ -363,33 +414,21 @@ class Sender:
         delivery: Delivery,
         batch: pa.RecordBatch,
         partition: int,
-        promises: list[Promise],
-        size: int,
+        outcomes: Outcomes,
+        number: int,
+        share: Share,
     ) -> None:
-        """Enters records that each have a promise of their own."""
-        topic = delivery.topic.name
+        """Enters records that each have a promise of their own: the part of this number."""
+        rows = batch.num_rows
 
         def settle(offset: int, error: IsologError | None) -> None:
-            kept = len(promises)
             self._topics.outgrown(delivery.topic, delivery.partitions)
             if error is not None:
                 self._forget_if_gone(delivery, error)
-                kept = error.kept
-            for row, promise in enumerate(promises[:kept]):
-                promise.settle(Written(topic, partition, offset + row))
-            if error is not None:
-                self._refuse(promises[kept:], error)
-            self.buffer.release(size, len(promises))
+            outcomes.settle(number, rows, partition, offset, error)
+            self.buffer.release_part(share)
 
         delivery.enter(batch, partition, settle)
-
-    @staticmethod
-    def _refuse(promises: list[Promise], error: IsologError) -> None:
-        """Refuses the first with the error; the others too, unless it is about one record only."""
-        about_one = error.details.get("record") is not None
-        message = f"not tried, for an earlier one was refused: {error.message}"
-        for row, promise in enumerate(promises):
-            promise.settle(RecordNotAttempted(message) if row and about_one else error)
 
     def _forget_if_gone(self, delivery: Delivery, error: IsologError) -> None:
         if isinstance(error, UnknownTopic):

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.datasource.limits import NO_LIMITS, Limits
 from spark_stream.datasource.options.checking import Given, check_kind, checked
-from spark_stream.datasource.options.places import Named, topics_of
+from spark_stream.datasource.options.places import Named, partitions_of, topics_of
 from spark_stream.datasource.options.table import Use
 from spark_stream.datasource.options.values import topic_names
 from spark_stream.datasource.place import Place, place_of
+from spark_stream.datasource.selection import Selection
 from spark_stream.datasource.tasks import NO_SPLITTING, Splitting
 from spark_stream.errors import InvalidOption
 from spark_stream.wire.messages import EARLIEST, LATEST
+
+SELECTING: Final = ("subscribe", "subscribePattern", "assign")
+"""The options that say which topics: a query has exactly one of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +27,7 @@ class SourceOptions:
     """What a reader was asked for."""
 
     place: Place
-    topics: tuple[str, ...]
+    selection: Selection
     isolation: Isolation = Isolation.READ_UNCOMMITTED
     starting: Named = EARLIEST
     ending: Named = LATEST
@@ -40,25 +45,21 @@ def source_options(given: Mapping[str, str], *, streaming: bool | None = None) -
         InvalidOption, Unsupported: naming the option, what it takes and what it got.
     """
     options = checked(given, Use.SOURCE, "source")
-    place, short = place_of(options.texts, names_topic="subscribe" in options)
-    subscribed = options.texts.get("subscribe", short)
-    if subscribed is None:
-        raise InvalidOption("which topic? Give subscribe, or load(topic)", option="subscribe")
-    topics = topic_names("subscribe", subscribed)
+    selecting = [name for name in SELECTING if name in options]
+    place, short = place_of(options.texts, names_topic=bool(selecting))
+    selection = _selection(options, selecting, short)
     if streaming is not None:
         check_kind(options, Use.STREAM_SOURCE if streaming else Use.BATCH_SOURCE)
     starting, ending = options.value("startingOffsets"), options.value("endingOffsets")
-    for name, place_named in (("startingOffsets", starting), ("endingOffsets", ending)):
-        for topic in topics_of(place_named):
-            if topic not in topics:
-                raise InvalidOption(f"{name}: topic {topic!r} is not subscribed to", option=name)
+    for name, named in (("startingOffsets", starting), ("endingOffsets", ending)):
+        _check_selected(name, named, selection)
     if streaming is False and starting == LATEST:
         raise InvalidOption("startingOffsets: a batch query cannot start at latest")
     if ending == EARLIEST:
         raise InvalidOption("endingOffsets: a query cannot end at earliest")
     return SourceOptions(
         place=place,
-        topics=topics,
+        selection=selection,
         isolation=options.value("isolation"),
         starting=starting,
         ending=ending,
@@ -91,3 +92,35 @@ def _limits(options: Given) -> Limits:
         min_offsets=least,
         max_delay_s=options.value("maxTriggerDelay"),
     )
+
+
+def _check_selected(option: str, named: Named, selection: Selection) -> None:
+    for topic in topics_of(named):
+        why = selection.why_not(topic)
+        if why is not None:
+            raise InvalidOption(f"{option}: topic {topic!r} {why}", option=option)
+    for topic, number in sorted(partitions_of(named)):
+        if not selection.takes(topic, number):
+            raise InvalidOption(f"{option}: {topic}/{number} is not assigned", option=option)
+
+
+def _selection(options: Given, selecting: list[str], short: str | None) -> Selection:
+    """Which topics; ``short`` is what ``load`` was given where that is no directory."""
+    if len(selecting) > 1:
+        raise InvalidOption(
+            f"{' and '.join(selecting)}: give one of the two, to say which topics are read"
+            if len(selecting) == 2
+            else "subscribe, subscribePattern and assign: give one of the three",
+            option=selecting[1],
+        )
+    if not selecting and short is None:
+        raise InvalidOption(
+            "which topic? Give subscribe, subscribePattern or assign, or load(topic)",
+            option="subscribe",
+        )
+    if selecting == ["subscribePattern"]:
+        return Selection(pattern=options.value("subscribePattern"))
+    if selecting == ["assign"]:
+        assigned = options.value("assign")
+        return Selection(tuple(assigned), assigned=assigned)
+    return Selection(topic_names("subscribe", options.texts.get("subscribe", short or "")))

@@ -65,11 +65,22 @@ OPTIONS: Final = (
     Option(
         "subscribe",
         Use.SOURCE,
-        "the topics, with commas between",
+        "the topics, with commas between; one of this, `subscribePattern` and `assign` is needed",
         values.topic_names,
     ),
-    Option("subscribePattern", Use.SOURCE, "a regular expression of topics", later=True),
-    Option("assign", Use.SOURCE, "partitions by topic", later=True),
+    Option(
+        "subscribePattern",
+        Use.SOURCE,
+        "a regular expression (Python's `re`): all topics whose whole name it matches, those that"
+        " are made while the query runs included",
+        values.pattern,
+    ),
+    Option(
+        "assign",
+        Use.SOURCE,
+        'these partitions and no others: `{"a":[0,2]}`',
+        values.assigned,
+    ),
     Option(
         "isolation",
         Use.SOURCE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Final
 
@@ -90,6 +91,47 @@ def topic_names(name: str, text: str) -> tuple[str, ...]:
             f"{name} is empty; give one topic, or several with commas between", option=name
         )
     return found
+
+
+def pattern(name: str, text: str) -> str:
+    """A regular expression, in the syntax of Python's ``re``."""
+    try:
+        re.compile(text)
+    except re.error as error:
+        at = "" if error.pos is None else f" at position {error.pos}: {text[error.pos :]!r}"
+        raise InvalidOption(
+            f"{name}: {text!r} is no regular expression: {error.msg}{at}", option=name
+        ) from None
+    except (OverflowError, RecursionError) as error:
+        raise InvalidOption(
+            f"{name}: {text!r} is no regular expression: {error}", option=name
+        ) from None
+    if not text:
+        raise InvalidOption(f"{name} is empty, and matches no topic", option=name)
+    return text
+
+
+def assigned(name: str, text: str) -> dict[str, tuple[int, ...]]:
+    """Partitions by topic."""
+    try:
+        parsed = json.loads(text, object_pairs_hook=list)  # to see a name that comes twice
+        pairs = [(str(topic), list(numbers)) for topic, numbers in parsed]
+        well = bool(pairs) and all(type(n) is int and n >= 0 for _, each in pairs for n in each)
+    except (ValueError, TypeError):
+        well = False
+    if not well or any(not numbers for _, numbers in pairs):
+        raise InvalidOption(
+            f'{name} takes {{"topic": [0, 2]}}, partitions of one topic or several, not {text!r}',
+            option=name,
+        )
+    topics = [topic for topic, _ in pairs]
+    for topic, numbers in pairs:
+        twice = next((n for n in numbers if numbers.count(n) > 1), None)
+        if twice is not None:
+            raise InvalidOption(f"{name}: {topic}/{twice} is there twice", option=name)
+        if topics.count(topic) > 1:
+            raise InvalidOption(f"{name}: topic {topic!r} is there twice", option=name)
+    return {topic: tuple(sorted(numbers)) for topic, numbers in pairs}
 
 
 def reading_level(name: str, text: str) -> Isolation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -46,7 +47,7 @@ def test_the_hashes_are_those_that_kafka_publishes():
     assert [signed(int(each)) for each in hashes] == list(KAFKAS.values())
 
 
-keys = st.lists(st.binary(max_size=20) | st.binary(min_size=60, max_size=70), max_size=12)
+keys = st.lists(st.binary(max_size=20) | st.binary(min_size=60, max_size=140), max_size=12)
 KINDS = [pa.binary(), pa.large_binary()]
 
 
@@ -57,6 +58,41 @@ def test_every_key_has_the_hash_that_the_algorithm_gives_it(keys, before, after,
     array = pa.array([b"before"] * before + keys + [b"after"] * after, kind)
     hashes = murmur2(array.slice(before, len(keys)))
     assert hashes.tolist() == [murmur2_of(key) for key in keys]
+
+
+@settings(max_examples=100)
+@given(st.integers(0, 23), st.data(), st.integers(0, 3), st.sampled_from(KINDS))
+def test_keys_of_one_length_have_the_hashes_that_the_algorithm_gives_them(
+    length, data, before, kind
+):
+    keys = data.draw(st.lists(st.binary(min_size=length, max_size=length), max_size=9))
+    array = pa.array([b"odd"] * before + keys, kind).slice(before)
+    assert murmur2(array).tolist() == [murmur2_of(key) for key in keys]
+
+
+@settings(max_examples=100)
+@given(st.lists(st.binary(max_size=9), min_size=1, max_size=9), st.integers(0, 3))
+def test_nothing_behind_the_last_key_is_read_and_its_buffer_may_begin_anywhere(keys, shift):
+    """The buffer ends with the last key, at any address."""
+    whole = pa.array(keys, pa.binary())
+    size = sum(len(key) for key in keys)
+    moved = pa.py_buffer(b"." * shift + b"".join(keys)).slice(shift, size)
+    array = pa.Array.from_buffers(pa.binary(), len(keys), [None, whole.buffers()[1], moved])
+    assert murmur2(array).tolist() == [murmur2_of(key) for key in keys]
+
+
+def test_nothing_outside_of_the_buffer_is_read_for_offsets_that_are_not_valid():
+    offsets = pa.py_buffer(np.array([0, 400, 6], np.int32))
+    broken = pa.Array.from_buffers(pa.binary(), 2, [None, offsets, pa.py_buffer(b"abcdef")])
+    with pytest.raises(IndexError):
+        murmur2(broken)
+
+
+@pytest.mark.parametrize("longest", [7, 8])
+def test_more_keys_than_are_hashed_at_once(longest):
+    """Blocks with keys of one length, and of several."""
+    keys = [b"%07d" % number for number in range(9_000)] + [b"%0*d" % (longest, 7)] * 9_000
+    assert murmur2(pa.array(keys)).tolist() == [murmur2_of(key) for key in keys]
 
 
 @given(st.lists(st.text(max_size=9)), st.sampled_from([pa.string(), pa.large_string()]))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+import time
 
 import numpy as np
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spark_stream.client.writing.outcomes import Outcomes
 from spark_stream.client.writing.partitioner import partitions_of
 from spark_stream.client.writing.pending import Pending, split
+from spark_stream.client.writing.promises import Failures
 from spark_stream.wire.schemas import DEFAULT_SCHEMA
 
 maybe = st.none() | st.binary(max_size=5)
@@ -23,9 +25,9 @@ rows = st.lists(
 
 
 def pending_of(records) -> Pending:
-    pending = Pending()
-    for key, value, heads, at, partition in records:
-        pending.add(key, value, heads, at, partition, 10, Future())
+    pending = Pending(Outcomes("t", Failures()))
+    for number, (key, value, heads, at, partition) in enumerate(records):
+        assert pending.add(key, value, partition, heads, at).row == number
     return pending
 
 
@@ -42,7 +44,14 @@ def test_the_batch_has_the_records_as_they_came(records):
     found = batch.column("headers").to_pylist()
     for shown, (_, _, given_headers, _, _) in zip(found, records, strict=True):
         assert [(each["key"], each["value"]) for each in shown or []] == (given_headers or [])
-    assert pending.size == 10 * len(records)
+
+
+def test_a_record_without_a_time_gets_the_present_one_beside_those_that_have_one():
+    pending = pending_of([(None, b"a", None, None, None), (None, b"b", None, 5, None)])
+    before = time.time_ns() // 1000 - 60_000_000
+    now, given_time = pending.batch().column("timestamp").cast(pa.int64()).to_pylist()
+    assert before < now <= time.time_ns() // 1000
+    assert given_time == 5
 
 
 @settings(max_examples=50)
@@ -50,16 +59,27 @@ def test_the_batch_has_the_records_as_they_came(records):
 def test_a_record_goes_where_it_says_else_where_its_key_says_else_with_the_keyless(
     records, keyless
 ):
-    pending = pending_of(records)
     by_key = partitions_of(pa.array([key for key, *_ in records], pa.binary()), 5, keyless).tolist()
-    assert pending.places(pending.batch(), 5, keyless).tolist() == [
+    expected = [
         place if named is None else named
         for place, (*_, named) in zip(by_key, records, strict=True)
     ]
+    found = {}
+    for partition, part, numbers in pending_of(records).parts(5, keyless):
+        assert len(part) == len(numbers)
+        found |= dict.fromkeys(numbers.tolist(), partition)
+    assert [found[row] for row in range(len(records))] == expected
 
 
 @settings(max_examples=60)
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=30))
+@given(
+    st.lists(
+        st.integers(-1, 5)
+        | st.sampled_from([-(2**31), 255, 256, 65_534, 65_535, 65_536, 2**31 - 1]),
+        min_size=1,
+        max_size=30,
+    )
+)
 def test_a_split_batch_has_every_row_once_in_its_partition_in_its_order(places):
     batch = pa.record_batch({"row": pa.array(range(len(places)), pa.int64())})
     parts = list(split(batch, np.array(places, np.int32)))
@@ -74,3 +94,15 @@ def test_a_batch_for_one_partition_is_not_copied():
     ((partition, part, numbers),) = split(batch, np.full(3, 7, np.int32))
     assert part is batch
     assert (partition, numbers.tolist()) == (7, [0, 1, 2])
+
+
+@settings(max_examples=50)
+@given(rows, st.integers(0, 2), st.data())
+def test_a_slice_is_split_as_the_rows_it_has(records, before, data):
+    """Columns of nulls alone, and columns with nulls, included."""
+    batch = pending_of([(b"before", None, None, 0, None)] * before + records).batch()
+    batch = batch.slice(before)
+    places = data.draw(st.lists(st.integers(0, 3), min_size=len(batch), max_size=len(batch)))
+    for _, part, numbers in split(batch, np.array(places, np.int32)):
+        part.validate(full=True)
+        assert part.equals(pa.concat_batches([batch.slice(row, 1) for row in numbers.tolist()]))

@@ -1,0 +1,149 @@
+"""Records that go together: what their futures say, whenever somebody looks at them."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from concurrent.futures import CancelledError, Future, as_completed, wait
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_stream.client.values import Written
+from spark_stream.client.writing.outcomes import Outcomes, RecordPromise
+from spark_stream.client.writing.promises import Failures
+from spark_stream.errors import BrokerUnavailable, InvalidRecord, RecordNotAttempted
+
+
+def sent(rows: int, failures: Failures | None = None) -> tuple[Outcomes, list[RecordPromise]]:
+    outcomes = Outcomes("t", failures or Failures())
+    return outcomes, [RecordPromise(outcomes, row) for row in range(rows)]
+
+
+def refused(kept: int) -> InvalidRecord:
+    return InvalidRecord("bad", kept=kept, offset=None, record=kept)
+
+
+@settings(max_examples=80)
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=20),
+    st.sets(st.integers(0, 19)),
+    st.sets(st.integers(0, 3)),
+    st.data(),
+)
+def test_each_row_has_the_outcome_of_its_place_in_its_part(places, looked_early, failing, data):
+    outcomes, promises = sent(len(places))
+    watched = [promises[row] for row in looked_early if row < len(promises)]
+    half = len(watched) // 2
+    assert not any(each.done() for each in watched[:half])
+    parts = [np.flatnonzero(np.array(places) == number) for number in sorted(set(places))]
+    outcomes.spread(parts)
+    assert not any(each.done() for each in watched[half:])
+    order = data.draw(st.permutations(range(len(parts))))
+    for number in order:
+        rows = parts[number]
+        error = refused(len(rows) // 2) if number in failing else None
+        outcomes.settle(number, len(rows), 10 + number, 100 * number, error)
+    for number, rows in enumerate(parts):
+        kept = len(rows) // 2 if number in failing else len(rows)
+        for place, row in enumerate(rows.tolist()):
+            promise = promises[row]
+            assert promise.done()
+            if place < kept:
+                assert promise.result(0) == Written("t", 10 + number, 100 * number + place)
+            else:
+                kind = InvalidRecord if place == kept else RecordNotAttempted
+                assert isinstance(promise.exception(0), kind)
+
+
+def test_it_is_a_future_for_all_who_wait():
+    outcomes, (first, second, third) = sent(3)
+    assert isinstance(first, Future)
+    assert "pending" in repr(first)
+    told = threading.Event()
+    second.add_done_callback(lambda each: told.set() if each.result().offset == 8 else None)
+    threading.Timer(0.05, outcomes.settle, (0, 3, 1, 7, None)).start()
+    assert [each.result().offset for each in as_completed([first], 20)] == [7]
+    assert told.wait(20)
+    assert wait([first, second, third], 20).not_done == set()
+    assert third.result(0) == Written("t", 1, 9)
+    with pytest.raises(AttributeError, match="no attribute 'offset'"):
+        _ = first.offset
+
+
+def test_a_coroutine_may_wait_for_it():
+    outcomes, (promise,) = sent(1)
+
+    async def waiting() -> Written:
+        future = asyncio.wrap_future(promise)
+        outcomes.settle(0, 1, 0, 5, None)
+        return await asyncio.wait_for(future, 20)
+
+    assert asyncio.run(waiting()).offset == 5
+
+
+def test_a_cancelled_one_stays_so_and_the_others_have_their_outcomes():
+    outcomes, (cancelled, other) = sent(2)
+    assert cancelled.cancel()
+    outcomes.settle(0, 2, 0, 0, None)
+    with pytest.raises(CancelledError):
+        cancelled.result(0)
+    assert other.result(0).offset == 1
+    assert not other.cancel()
+
+
+def test_the_first_failure_that_nobody_took_is_told():
+    failures = Failures()
+    outcomes, promises = sent(3, failures)
+    early = promises[0]
+    assert not early.done()
+    outcomes.settle(0, 3, 0, 0, refused(0))
+    with pytest.raises(InvalidRecord):
+        early.result(0)
+    with pytest.raises(RecordNotAttempted):
+        failures.tell()
+    failures.tell()
+
+
+def test_a_failure_that_all_have_taken_is_told():
+    failures = Failures()
+    outcomes, promises = sent(2, failures)
+    outcomes.settle(0, 2, 0, 0, BrokerUnavailable("gone"))
+    assert [each.exception(0).message for each in promises] == ["gone", "gone"]
+    failures.tell()
+
+
+def test_failures_that_nobody_holds_take_no_room():
+    failures = Failures()
+    for _ in range(20_000):
+        outcomes, _ = sent(1, failures)
+        outcomes.settle(0, 1, 0, 0, BrokerUnavailable("gone"))
+    del outcomes, _
+    gc.collect()
+    assert sum(1 for each in gc.get_objects() if isinstance(each, BrokerUnavailable)) < 4_000
+    with pytest.raises(BrokerUnavailable):
+        failures.tell()
+
+
+@pytest.mark.parametrize("rows", [1, 50])
+def test_looking_while_it_is_settled_misses_nothing(rows):
+    """Many threads look at the same futures, at the moment when they are settled."""
+    for _ in range(30):
+        outcomes, promises = sent(rows)
+        barrier, found = threading.Barrier(4), []
+
+        def look(promises=promises, barrier=barrier, found=found) -> None:
+            barrier.wait()
+            found.extend(each.result(20).offset for each in promises)
+
+        threads = [threading.Thread(target=look) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        barrier.wait()
+        outcomes.settle(0, rows, 0, 0, None)
+        for thread in threads:
+            thread.join()
+        assert sorted(found) == sorted(list(range(rows)) * 3)
