@@ -73,8 +73,8 @@ format: venv  ## Bring the code into shape
 	.venv/bin/ruff check --fix
 	.venv/bin/ruff format
 
-docs: venv  ## Write into the docs what is made from the code: the table of Spark's options
-	@.venv/bin/python -m spark_stream.datasource.options docs/spark.md
+docs: venv  ## Write into the docs what is made from the code: the tables of Spark's options
+	@.venv/bin/python -m spark_stream.datasource.options docs/spark.md docs/kafka.md
 
 bench: venv java  ## Measure speed against the ceiling of this machine (BENCH_ARGS)
 	@PYTHONPATH="$(CURDIR)" $(WITH_SPARK) .venv/bin/python -m bench $(BENCH_ARGS)
