@@ -103,6 +103,12 @@ def gain(figures: Figures, contender: str, over: str) -> float | None:
     return statistics.median(our / their for our, their in zip(ours, theirs, strict=True))
 
 
+def contenders(measured: Sequence[Figures]) -> list[str]:
+    """Those who took part, in one order; ways that came later stand at the end."""
+    there = {name for each in measured for name in each["median"]}
+    return [*(name for name in CONTENDERS if name in there), *sorted(there - {*CONTENDERS})]
+
+
 def rotated(names: Sequence[str], turn: int) -> list[str]:
     """The order of a turn: everyone comes first in his turn."""
     first = turn % len(names)
