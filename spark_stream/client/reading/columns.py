@@ -67,6 +67,14 @@ def offsets_of(rows: int, base: int, spans: Spans | None = None) -> npt.NDArray[
     return np.repeat(firsts - behind, counts) + np.arange(rows, dtype=np.int64)
 
 
+def runs_of(offsets: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
+    """The runs of offsets that rise one by one: (first, count) of each."""
+    edges = np.flatnonzero(np.diff(offsets) != 1) + 1
+    firsts = np.concatenate((offsets[:1], offsets[edges]))
+    counts = np.diff(np.concatenate(([0], edges, [len(offsets)])))
+    return list(zip(firsts.tolist(), counts.tolist(), strict=True))
+
+
 @dataclass(frozen=True)
 class View:
     """A choice of columns of one topic: which of them to ask for, and how to make the others.
@@ -125,6 +133,10 @@ class View:
         shown = not {"offset", OFFSET.name}.isdisjoint(made & {*self.schema.names})
         needed = self.filter is not None and (shown or self.with_offsets)
         return [*names, OFFSET.name] if needed else names
+
+    def field(self, name: str) -> pa.Field:
+        """A column that the leader sends, whether it is shown or not."""
+        return self.schema.field(name) if name in self.schema.names else OFFSET
 
     def of_chunk(
         self, batch: pa.RecordBatch, partition: int, base: int, spans: Spans | None = None
