@@ -46,6 +46,7 @@ _LEAST_PART: Final = 512
 # How much of the buffer is taken beforehand for records that are still to come: at most one part
 # in so many.
 _GRAB: Final = 64
+_GRAB_FIRST_BYTES: Final = 4 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +168,11 @@ class Sender:
         if full:
             self._open.pop(topic, None)
             return
-        most = min(self._settings.batch_bytes - pending.size, self._settings.buffer_bytes // _GRAB)
+        most = min(
+            self._settings.batch_bytes - pending.size,
+            self._settings.buffer_bytes // _GRAB,
+            max(pending.size, _GRAB_FIRST_BYTES),  # a few records do not keep others waiting
+        )
         if pending.left < most:
             found = self.buffer.spare(most - pending.left)
             pending.room += found
