@@ -179,13 +179,14 @@ class Sender:
             pending.left += found
         self._open[topic] = pending
 
-    def append(self, known: TopicDescription, parts: Sequence[Part]) -> Promise:
-        """Takes a batch, split by partition.
+    def append(self, known: TopicDescription, parts: Sequence[Part], size: int) -> Promise:
+        """Takes a batch of ``size`` bytes, split by partition.
 
         Raises:
             BufferFull, InvalidRequest: no room in time; closed.
         """
-        share = Share(sum(self._room(rows) for _, rows, _ in parts), 1, len(parts))
+        least = self._settings.buffer_bytes // _LEAST_PART
+        share = Share(max(size, least * len(parts)), 1, len(parts))
         with self._lock:
             self.buffer.reserve(share.size)
         whole = Gathering(known.name, len(parts), self.failures)
@@ -390,10 +391,6 @@ class Sender:
                 )
                 self._deliveries[known.id] = found
             return found
-
-    def _room(self, batch: pa.RecordBatch) -> int:
-        """Bytes of the buffer that an appended batch takes."""
-        return max(int(batch.nbytes), self._settings.buffer_bytes // _LEAST_PART)
 
     def _enter_part(
         self,
