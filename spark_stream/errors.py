@@ -71,6 +71,11 @@ class InvalidOption(IsologError):
     hint = "Correct the option; the message names it and what it takes."
 
 
+class InvalidFilter(IsologError):
+    code = "INVALID_FILTER"
+    hint = "Correct the filter; the message names the place, and what a filter takes there."
+
+
 class InvalidConfig(IsologError):
     code = "INVALID_CONFIG"
     hint = "Correct the setting; the message names it and what it takes."
@@ -214,6 +219,11 @@ class ProducerFenced(IsologError):
 class ConsumerFenced(IsologError):
     code = "CONSUMER_FENCED"
     hint = "A newer consumer has taken over this name: give every consumer one of its own."
+
+
+class UnknownConsumer(IsologError):
+    code = "UNKNOWN_CONSUMER"
+    hint = "`isolog consumers list` shows those there are."
 
 
 class TransactionAborted(IsologError):

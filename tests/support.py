@@ -22,7 +22,7 @@ import pyarrow.flight as fl
 import pytest
 
 import spark_stream as isolog
-from spark_stream.errors import BY_CODE, IsologError
+from spark_stream.errors import BY_CODE, IsologError, from_wire
 from spark_stream.wire.addresses import location
 from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT, allocator_settings
 
@@ -224,6 +224,14 @@ def act(client: fl.FlightClient, name: str, **body: Any) -> dict[str, Any]:
     """An action's result."""
     action = fl.Action(name, json.dumps(body).encode())
     return dict(json.loads(next(iter(client.do_action(action, CALL))).body.to_pybytes()))
+
+
+def listed(client: fl.FlightClient, topic: str, **asked: Any) -> dict[str, Any]:
+    """What ``list-offsets`` says of one topic; raises the topic's own error."""
+    found = act(client, "list-offsets", topics=[{"topic": topic, **asked}])
+    for error in found["unknown"].values():
+        raise from_wire(error)
+    return dict(found["topics"][topic])
 
 
 def ticket(topic: str, partition: int = 0, **fields: Any) -> fl.Ticket:

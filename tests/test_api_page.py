@@ -16,6 +16,7 @@ from spark_stream.client.values import PartitionDescription, Record, TopicDescri
 from spark_stream.consistency.isolation import CONSUMER_LEVELS
 from spark_stream.datasource import options
 from spark_stream.datasource.offsets import TopicOffsets, to_json
+from spark_stream.datasource.options.table import OPTIONS, Use, names_of_later, options_for
 from spark_stream.datasource.types import to_spark
 from spark_stream.storage.settings import SETTINGS
 from spark_stream.wire.schemas import DEFAULT_SCHEMA
@@ -52,21 +53,21 @@ def test_every_option_of_the_page_is_known_to_the_code_and_no_other() -> None:
     named = {name for names, *_ in option_rows() for name in names}
     named |= {"partitions", "replicationFactor"}  # in the row of createTopic
     named |= set(re.findall(r"the option `(\w+)`", NOTE))  # more than the page has
-    known = {*options._SOURCE, *options._SINK, *options._LATER} - {"checkpointLocation"}
+    of_spark, pattern = "checkpointLocation", "topic.<setting>"
+    known = {each.name for each in OPTIONS} - {of_spark, pattern}
     assert known == named
 
 
 @pytest.mark.parametrize("row", option_rows(), ids=lambda row: row[0][0])
 def test_an_option_is_for_whom_the_page_says(row: tuple[list[str], str, str, str]) -> None:
     names, whom, *_ = row
+    of_source, of_sink = options_for(Use.SOURCE), options_for(Use.SINK)
     for name in names:
-        if name in options._LATER:
+        if name in names_of_later():
             assert f"`{name}`" in NOTE or ("tls" in name and "`tls.*`" in NOTE)
             continue
-        assert (name in options._SOURCE) == (
-            whom == "both" or "source" in whom or name == "isolation"
-        )
-        assert (name in options._SINK) == (whom == "both" or "sink" in whom or name == "isolation")
+        assert (name in of_source) == (whom == "both" or "source" in whom or name == "isolation")
+        assert (name in of_sink) == (whom == "both" or "sink" in whom or name == "isolation")
 
 
 def test_the_defaults_of_options_are_the_pages() -> None:
@@ -74,8 +75,8 @@ def test_the_defaults_of_options_are_the_pages() -> None:
     sink = options.sink_options({"path": "x", "topic": "t"})
     shown = {
         "isolation": source.isolation,
-        "startingOffsets": {-2: "earliest", -1: "latest"}[int(str(source.starting))],
-        "endingOffsets": {-2: "earliest", -1: "latest"}[int(str(source.ending))],
+        "startingOffsets": {-2: "earliest", -1: "latest"}[int(str(source.starting.place))],
+        "endingOffsets": {-2: "earliest", -1: "latest"}[int(str(source.ending.place))],
         "failOnDataLoss": str(source.fail_on_data_loss).lower(),
         "includeHeaders": str(source.include_headers).lower(),
         "includeMetadata": str(source.include_metadata).lower(),
@@ -89,7 +90,7 @@ def test_the_defaults_of_options_are_the_pages() -> None:
     once = options.sink_options({"path": "x", "topic": "t", "transactional": "false"})
     (row,) = (row for row in option_rows() if row[0] == ["isolation"] and row[1] == "sink")
     assert row[2] == f"`{sink.isolation}` when transactional, else `{once.isolation}`"
-    assert source.max_offsets is None
+    assert not source.limits.any
 
 
 def test_the_isolation_levels() -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 
 from spark_stream.broker.host import Host
 from spark_stream.broker.hosted import HostedTopic
+from spark_stream.broker.mapped import in_groups, maps, places
 from spark_stream.broker.partition import Partition
 from spark_stream.broker.refusals import check_leader_epoch
 from spark_stream.broker.waiting import WaitingRead, WaitingReads
@@ -34,10 +34,12 @@ from spark_stream.errors import (
     SchemaMismatch,
     StorageFailure,
 )
+from spark_stream.sql.filters import row_filter
+from spark_stream.storage.chunks import Chunk
+from spark_stream.storage.filtering import RowFilter
 from spark_stream.storage.log import UNLIMITED
-from spark_stream.storage.reading import Chunk
 from spark_stream.wire.messages import EARLIEST, LATEST, BoundsFacts, ChunkFacts, EndFacts, Fetch
-from spark_stream.wire.schemas import LEADER_COLUMNS, OFFSET, TIMESTAMP, empty_batch
+from spark_stream.wire.schemas import LEADER_COLUMNS, empty_batch
 
 Answer = tuple[pa.RecordBatch, bytes]
 
@@ -53,23 +55,10 @@ class Projection:
         """The chunk's rows with exactly these columns."""
         if self.stored is None:
             return chunk.batch
-        arrays = [
-            self._made(field.name, chunk)
-            if field.name in LEADER_COLUMNS and field.name not in chunk.batch.schema.names
-            else chunk.batch.column(field.name)
-            for field in self.schema
-        ]
+        arrays = [chunk.column(field.name) for field in self.schema]
         if not arrays:
             return chunk.batch
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-
-    def _made(self, name: str, chunk: Chunk) -> pa.Array:
-        if name == OFFSET.name:
-            values, kind = chunk.offsets(), OFFSET.type
-        else:
-            values, kind = np.repeat(chunk.timestamps, chunk.counts), TIMESTAMP.type
-        # Not pa.array(values): that imports pandas.
-        return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
 def projection_of(hosted: HostedTopic, columns: list[str] | None) -> Projection:
@@ -95,6 +84,18 @@ def projection_of(hosted: HostedTopic, columns: list[str] | None) -> Projection:
     return Projection(pa.schema(fields), stored)
 
 
+def row_filter_of(hosted: HostedTopic, request: Fetch) -> RowFilter | None:
+    """What the request's filter means for the partition.
+
+    Raises:
+        InvalidFilter: it is none, or does not fit the topic's columns.
+    """
+    if request.filter is None:
+        return None
+    topic = hosted.topic
+    return row_filter(request.filter, topic.name, topic.schema, request.partition)
+
+
 class FetchStream:
     """One fetch: checked when it is made, then an iterator of answers."""
 
@@ -105,10 +106,18 @@ class FetchStream:
         cancelled: Callable[[], bool],
         waiting: WaitingReads,
         follow_s: float,
+        number: int | None = None,
+        boot_id: str | None = None,
     ) -> None:
-        """``follow_s``: for how long a fetch that follows waits for the next record."""
+        """``follow_s``: for how long a fetch that follows waits for the next record.
+
+        ``number``: which one it is of the fetches of a call. ``boot_id``: that of this machine, if
+        readers on it may map the files.
+        """
         hosted = host.topic(request.topic, request.topic_id)
         self._host = host
+        self._number = number
+        self._boot_id = boot_id
         self._topic = hosted.topic
         self._partition: Partition = hosted.partition(request.partition)
         self._request = request
@@ -117,6 +126,7 @@ class FetchStream:
         self._clock = waiting.clock
         self._wait_s = follow_s if request.follow else request.wait_ms / 1000
         self._projection = projection_of(hosted, request.columns)
+        self._rows = row_filter_of(hosted, request)
         check_leader_epoch(self._partition, request.leader_epoch)
         self._epoch = int(self._partition.leader_epoch)  # of all that the stream tells
         self._position = self._start()
@@ -157,7 +167,8 @@ class FetchStream:
             if left is not None:
                 raise DataLoss(
                     f"{request.topic}/{request.partition}: offsets {left} to {offset - 1} were cut"
-                    f" off since they were seen, in leader epoch {lineage[-1][0]}",
+                    f" off since they were seen, in leader epoch {lineage[-1][0]}: the present"
+                    " leader does not have them",
                     topic=request.topic,
                     partition=request.partition,
                     left=left,
@@ -248,6 +259,7 @@ class FetchStream:
     def _records(self, found: VisibleRange, max_records: int) -> Iterator[Answer]:
         if found.count == 0:
             return
+        locating = maps(self._request, self._boot_id, self._partition.log, found)
         chunks = self._partition.log.read(
             found.start,
             found.end,
@@ -255,21 +267,55 @@ class FetchStream:
             max_records,
             self._request.max_bytes or UNLIMITED,
             committed=self._request.isolation in DROPS_ABORTED,
+            rows=self._rows,
+            locating=locating,
         )
         try:
-            for chunk in chunks:
-                lineage = self._partition.lineage(chunk.next_offset)
-                # What was read before another epoch began is this one's.
-                check_leader_epoch(self._partition, self._epoch)
+            if locating:
+                yield from self._places(chunks)
+                return
+            for chunk, lineage in self._told(chunks):
                 self._position, self._lineage = chunk.next_offset, lineage
                 if chunk.batch.num_rows:
-                    yield self._projection.applied(chunk), _facts(chunk, lineage).to_bytes()
+                    yield self._projection.applied(chunk), self._facts(chunk, lineage).to_bytes()
+                elif self._cancelled():  # a filter may read for long and find nothing
+                    return
         except DamagedSegment as error:
             self._partition.check_alone(error)
             raise
         except StorageFailure:
             self._visible()  # the segment may have been evicted meanwhile: that is the better error
             raise
+
+    def _told(self, chunks: Iterator[Chunk]) -> Iterator[tuple[Chunk, Lineage]]:
+        """The chunks with their lineages; what was read before another epoch began is this one's.
+
+        Where they lie holds for as long as this epoch does: only a replica that follows cuts files.
+        """
+        for chunk in chunks:
+            lineage = self._partition.lineage(chunk.next_offset)
+            check_leader_epoch(self._partition, self._epoch)
+            yield chunk, lineage
+
+    def _places(self, chunks: Iterator[Chunk]) -> Iterator[Answer]:
+        """Where the chunks lie, in the place of their records."""
+        for group in in_groups(self._told(chunks)):
+            last, self._lineage = group[-1]
+            self._position = last.next_offset
+            if any(chunk.stored is not None for chunk, _ in group):
+                facts = places(group, self._request, self._number)
+                yield empty_batch(self.schema), facts.to_bytes()
+
+    def _facts(self, chunk: Chunk, lineage: Lineage) -> ChunkFacts:
+        spans = chunk.spans.tolist() if len(chunk.spans) > 1 else None
+        # There may be thousands of spans, and they are the log's own: nobody need check each.
+        return ChunkFacts.model_construct(
+            base=chunk.base_offset,
+            next=chunk.next_offset,
+            lineage=lineage,
+            spans=spans,
+            fetch=self._number,
+        )
 
     def _last(self) -> Answer:
         bounds, known = self._partition.bounds(), self._partition.replica.hw_known
@@ -280,17 +326,10 @@ class FetchStream:
             bounds=bounds_facts(bounds) if told else None,
             partitions=self._host.partitions_now(self._topic),
             leader_epoch=self._epoch,
+            fetch=self._number,
         )
         empty = empty_batch(self.schema)
         return empty, facts.to_bytes()
-
-
-def _facts(chunk: Chunk, lineage: Lineage) -> ChunkFacts:
-    spans = chunk.spans.tolist() if len(chunk.spans) > 1 else None
-    # There may be thousands of spans, and they are the log's own: nobody need check each.
-    return ChunkFacts.model_construct(
-        base=chunk.base_offset, next=chunk.next_offset, lineage=lineage, spans=spans
-    )
 
 
 def bounds_facts(bounds: Bounds) -> BoundsFacts:

@@ -15,7 +15,8 @@ import pyarrow.flight as fl
 from spark_stream.broker.actions import run_action
 from spark_stream.broker.activity import Activity
 from spark_stream.broker.appending import serve_appends, target_of
-from spark_stream.broker.fetching import Answer, FetchStream, projection_of
+from spark_stream.broker.fetching import Answer, FetchStream, projection_of, row_filter_of
+from spark_stream.broker.fetching_many import FetchManyStream
 from spark_stream.broker.here import Here
 from spark_stream.broker.host import Host
 from spark_stream.broker.hosted import HostedTopic
@@ -37,7 +38,7 @@ from spark_stream.scripts.steps import read_bounds
 from spark_stream.wire.actions import ACTIONS
 from spark_stream.wire.addresses import location
 from spark_stream.wire.flight import to_flight
-from spark_stream.wire.messages import Fetch
+from spark_stream.wire.messages import Fetch, FetchMany
 from spark_stream.wire.replication_messages import BODY, OpenReplication
 from spark_stream.wire.step_messages import RunSteps
 
@@ -74,8 +75,12 @@ class FlightService(fl.FlightServerBase):
         clock: Clock,
         memory_bytes: int,
         leading: Leading | None = None,
+        boot_id: str | None = None,
     ) -> None:
-        """``here`` and ``reachable`` take the port that was bound (0: none, a Unix socket)."""
+        """``here`` and ``reachable`` take the port that was bound (0: none, a Unix socket).
+
+        ``boot_id``: that of this machine, if readers on it may map the files.
+        """
         self._host = host
         self._desk = desk
         self._activity = activity
@@ -86,6 +91,7 @@ class FlightService(fl.FlightServerBase):
         self._here: Here | None = None
         self._memory_bytes = memory_bytes
         self._leading = leading
+        self._boot_id = boot_id
         super().__init__(bind)
         self._location = reachable(self.port)
         self._here = here(self.port)
@@ -121,17 +127,23 @@ class FlightService(fl.FlightServerBase):
             if opened is not None and self._leading is not None:
                 said = self._leading.open(context.peer(), opened)
                 return fl.GeneratorStream(BODY, self._replicated(said))
-            request = Fetch.from_bytes(ticket.ticket)
-            stream = FetchStream(
-                self._host, request, context.is_cancelled, self._waiting, self._keepalive.limit_s
-            )
+            stream: FetchStream | FetchManyStream
+            several, cancelled = FetchMany.from_ticket(ticket.ticket), context.is_cancelled
+            if several is not None:
+                stream = FetchManyStream(self._host, several, cancelled, self._waiting)
+            else:
+                request = Fetch.from_bytes(ticket.ticket)
+                limit_s = self._keepalive.limit_s
+                stream = FetchStream(
+                    self._host, request, cancelled, self._waiting, limit_s, boot_id=self._boot_id
+                )
             return fl.GeneratorStream(stream.schema, self._answers(stream, context.peer()))
 
     def _replicated(self, said: Iterator[Sent]) -> Iterator[Sent]:
         with self._activity.call(), translated("replication"):
             yield from said
 
-    def _answers(self, stream: FetchStream, peer: str) -> Iterator[Answer]:
+    def _answers(self, stream: FetchStream | FetchManyStream, peer: str) -> Iterator[Answer]:
         with (
             self._activity.call(),
             translated("fetch"),
@@ -200,6 +212,8 @@ class FlightService(fl.FlightServerBase):
             hosted.check_number(only.partition)
             path, fetches = [topic.name, str(only.partition)], [only]
         columns = only.columns if only is not None else None
+        if only is not None:
+            row_filter_of(hosted, only)  # so that a bad one is told now
         places = [Joined(topic.name, topic.id, each.partition) for each in fetches]
         bounds = self._desk.run(read_bounds(places))
         return fl.FlightInfo(

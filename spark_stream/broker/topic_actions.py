@@ -17,6 +17,7 @@ from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.isolation import Bounds, Isolation, upper_bound
 from spark_stream.consistency.lineage import Lineage
+from spark_stream.consistency.measures import reached, stored_bytes
 from spark_stream.consistency.transactions import Joined
 from spark_stream.errors import IsologError, LeaderEpochFenced, NotLeader, UnknownTopic
 from spark_stream.scripts.steps import Describe, Described, together
@@ -25,8 +26,10 @@ from spark_stream.version import VERSION
 from spark_stream.wire.messages import (
     EARLIEST,
     AlterTopic,
+    AskedTopic,
     CreateTopic,
     Empty,
+    ListedOffsets,
     ListOffsets,
     NamedTopic,
     Offsets,
@@ -72,7 +75,20 @@ def list_topics(here: Here, asked: Empty) -> TopicNames:
     return TopicNames(topics=here.host.names())
 
 
-def list_offsets(here: Here, asked: ListOffsets) -> Offsets:
+def list_offsets(here: Here, asked: ListOffsets) -> ListedOffsets:
+    found, unknown = {}, {}
+    if asked.names:
+        here.host.refresh()  # another broker may have made a topic a moment ago
+    for each in asked.topics:
+        try:
+            found[each.topic] = _offsets(here, each)
+        except UnknownTopic as error:
+            unknown[each.topic] = error.to_wire()
+    names = here.host.names() if asked.names else None
+    return ListedOffsets(topics=found, unknown=unknown, names=names)
+
+
+def _offsets(here: Here, asked: AskedTopic) -> Offsets:
     hosted = here.host.topic(asked.topic)
     numbers = range(hosted.topic.partitions) if asked.partitions is None else asked.partitions
     found: dict[int, _Looked] = {}
@@ -92,6 +108,8 @@ def list_offsets(here: Here, asked: ListOffsets) -> Offsets:
         surviving={number: at.surviving for number, at in found.items() if at.surviving},
         uncommitted=[number for number, at in found.items() if at.uncommitted],
         elsewhere=leaders_of(here.host, hosted.topic, elsewhere),
+        sizes={number: at.size for number, at in found.items() if at.size is not None},
+        reached={number: at.reached for number, at in found.items() if at.reached is not None},
     )
 
 
@@ -181,9 +199,11 @@ class _Looked:
     lineage: Lineage
     surviving: list[int]
     uncommitted: bool
+    size: tuple[int, int] | None
+    reached: int | None
 
 
-def _looked(partition: Partition, asked: ListOffsets) -> _Looked:
+def _looked(partition: Partition, asked: AskedTopic) -> _Looked:
     """All of one leader epoch.
 
     Raises:
@@ -199,13 +219,15 @@ def _looked(partition: Partition, asked: ListOffsets) -> _Looked:
         partition.lineage(offset),
         [int(partition.surviving(each)) for each in asked.lineages.get(number, ())],
         reading is not None and partition.shows_uncommitted(*map(Offset, reading)),
+        _size(partition, asked.sizes.get(number)),
+        _reached(partition, asked.budgets.get(number)),
     )
     partition.check_leads()
     check_leader_epoch(partition, epoch)
     return found
 
 
-def _place(partition: Partition, asked: ListOffsets) -> Offset:
+def _place(partition: Partition, asked: AskedTopic) -> Offset:
     if asked.isolation is not Isolation.READ_UNCOMMITTED:
         partition.check_hw_known()
     bounds = partition.bounds(asked.isolation)
@@ -214,6 +236,19 @@ def _place(partition: Partition, asked: ListOffsets) -> Offset:
         found = partition.log.offset_at(asked.timestamp)
         return limit if found is None else min(found, limit)
     return bounds.log_start_offset if asked.at == EARLIEST else limit
+
+
+def _size(partition: Partition, asked: tuple[int, int] | None) -> tuple[int, int] | None:
+    """The stored bytes of a range, and those of its first record."""
+    if asked is None:
+        return None
+    tables, (start, end) = partition.log.tables(), asked
+    first = max(start, int(partition.log.start.offset))
+    return stored_bytes(tables, start, end), stored_bytes(tables, first, min(end, first + 1))
+
+
+def _reached(partition: Partition, asked: tuple[int, int, int] | None) -> int | None:
+    return None if asked is None else int(reached(partition.log.tables(), *asked))
 
 
 def own_memory(process: psutil.Process) -> int:

@@ -14,6 +14,7 @@ import pyarrow as pa
 from spark_stream.client.closing import Closing
 from spark_stream.client.cluster import ClusterClient
 from spark_stream.client.connecting.connection import Connection
+from spark_stream.client.consumers import ConsumersClient
 from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.consumer import Consumer
 from spark_stream.client.reading.cuts import Key, cut_of
@@ -24,13 +25,14 @@ from spark_stream.client.transactions import TransactionsClient, described
 from spark_stream.client.values import (
     BrokerStatus,
     ClusterDescription,
+    ConsumerDescription,
     TopicDescription,
     TransactionDescription,
 )
 from spark_stream.client.writing.producer import Producer
 from spark_stream.client.writing.transactional import TransactionalProducer
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.errors import InvalidOption, Unsupported
+from spark_stream.errors import InvalidOption
 from spark_stream.wire.limits import REQUEST_TIMEOUT_S
 from spark_stream.wire.messages import Empty, Status
 
@@ -79,6 +81,7 @@ class Log(Closing):
         self._topics = TopicsClient(connection)
         self._cluster = ClusterClient(connection)
         self._transactions = TransactionsClient(connection)
+        self._consumers = ConsumersClient(connection, self._topics)
 
     # -- topics ---------------------------------------------------------------------------------
 
@@ -223,6 +226,24 @@ class Log(Closing):
         """
         return described(self._transactions.kill(transactional_id))
 
+    # -- consumers ------------------------------------------------------------------------------
+
+    def consumers(self) -> list[ConsumerDescription]:
+        """Every consumer's name that is known, of queries too: where each reads, what is left."""
+        return self._consumers.all()
+
+    def describe_consumer(self, name: str) -> list[ConsumerDescription]:
+        """What is known under a name (a query and a client may share one), or UnknownConsumer."""
+        return self._consumers.describe(name)
+
+    def delete_consumer(self, name: str) -> None:
+        """Forgets a name: where its query first started, how far it is, a client's positions.
+
+        Raises:
+            UnknownConsumer: nothing is known under it.
+        """
+        self._consumers.delete(name)
+
     # -- records --------------------------------------------------------------------------------
 
     @overload
@@ -268,8 +289,12 @@ class Log(Closing):
         metadata: bool = False,
         headers: bool = False,
         on_loss: str = "fail",
+        filter: str | None = None,
     ) -> Consumer:
         """A consumer; ``columns``, ``metadata`` and ``headers`` are for its ``batches()``.
+
+        ``filter``: only the records for which this predicate, in Spark's SQL, is true. The leader
+        looks at the others; the position moves past them.
 
         With a ``name`` it goes on where the last position was stored under that name. ``on_loss``
         (``fail`` or ``continue``): what it does when records are gone.
@@ -286,6 +311,7 @@ class Log(Closing):
             headers=headers,
             name=name,
             on_loss=on_loss,
+            filter=filter,
         )
 
     # One topic gives a table, a list of them a dict of tables: an overload would say so to a type
@@ -307,10 +333,9 @@ class Log(Closing):
         Rows of a partition are in the order of their offsets, partitions one after another. ``end``
         is exclusive; ``latest`` is the bound of the isolation level at the time of the call.
         Under ``read_atomic`` all topics are read up to one cut, at or below ``end``: no transaction
-        is seen in part.
+        is seen in part. ``filter``: only the records for which this predicate, in Spark's SQL, is
+        true; ``docs/spark.md`` says what it takes.
         """
-        if filter is not None:
-            raise Unsupported("filter: this release does not filter at the leader yet")
         chosen = level(isolation)
         names = [topics] if isinstance(topics, str) else list(topics)
         spans = self._spans(names, start, end, chosen)
@@ -319,7 +344,14 @@ class Log(Closing):
         tables = {}
         for name in names:
             span = spans[name]
-            view = View.of(name, span.topic.schema, columns, metadata=metadata, headers=headers)
+            view = View.of(
+                name,
+                span.topic.schema,
+                columns,
+                metadata=metadata,
+                headers=headers,
+                filter=filter,
+            )
             tables[name] = self._table(view, span, chosen)
         return tables[topics] if isinstance(topics, str) else tables
 
@@ -350,7 +382,8 @@ class Log(Closing):
             first, last = span.starts[number], span.ends[number]
             if first >= last:  # empty, unless there never was such an offset: the leader knows
                 check_place(source, first, last)
-            return [each.batch for each in fetch_range(source, first, last)]
+            found = (each.batch for each in fetch_range(source, first, last))
+            return [batch for batch in found if batch.num_rows]
 
         with ThreadPoolExecutor(_READERS_MAX) as readers:
             parts = list(readers.map(of_partition, sorted(span.starts)))

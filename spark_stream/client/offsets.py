@@ -1,16 +1,18 @@
-"""Offsets of a topic whose partitions may have several leaders: one look-up, one answer.
+"""Offsets of topics whose partitions may have several leaders: one look-up, one answer.
 
-Any broker is asked first. It answers for the partitions that it leads and names the leaders of the
-others, which are asked then. So a topic with one leader takes one call, and partitions that were
-added a moment ago are found as well.
+Any broker is asked first, about all topics at once. It answers for the partitions that it leads and
+names the leaders of the others, which are asked then, each once. So where there is one leader it
+takes one call, whatever the number of topics, and partitions that were added a moment ago are found
+as well.
 """
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
@@ -18,8 +20,14 @@ from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.connecting.link import left
 from spark_stream.client.connecting.router import Router
 from spark_stream.client.values import PartitionOffsets
-from spark_stream.errors import IsologError, LeaderUnavailable
-from spark_stream.wire.messages import LeaderFacts, ListOffsets, Offsets
+from spark_stream.errors import IsologError, LeaderUnavailable, from_wire
+from spark_stream.wire.messages import (
+    AskedTopic,
+    LeaderFacts,
+    ListedOffsets,
+    ListOffsets,
+    Offsets,
+)
 
 _PAUSE_FIRST_S: Final = 0.05
 _PAUSE_MAX_S: Final = 0.5
@@ -31,29 +39,86 @@ _BY_PARTITION: Final = (
     "log_end_offsets",
     "lineages",
     "surviving",
+    "sizes",
+    "reached",
 )
 
 
-def looked_up(connection: Connection, router: Router, asked: ListOffsets) -> PartitionOffsets:
+@dataclass(frozen=True, slots=True)
+class LookedUp:
+    """What was found, by topic; ``unknown``: the errors of topics that there are not.
+
+    ``names``: those of all topics, if they were asked for.
+    """
+
+    topics: Mapping[str, PartitionOffsets]
+    unknown: Mapping[str, IsologError]
+    names: tuple[str, ...]
+
+
+def looked_up(
+    connection: Connection, router: Router, asked: Sequence[AskedTopic], *, names: bool = False
+) -> LookedUp:
     """What the leaders of the partitions say, asked for as long as the connection's timeout.
 
     Raises:
-        UnknownTopic, UnknownPartition: there is none.
+        UnknownPartition: a topic has none of a number that was asked for.
         LeaderUnavailable, BrokerUnavailable, RequestTimeout: not all leaders answer in time.
     """
     deadline = time.monotonic() + connection.timeout_s
+    request = ListOffsets(topics=list(asked), names=names)
     pause = _PAUSE_FIRST_S
     for rounds in count():
-        first = connection.act("list-offsets", asked, Offsets, left(deadline))
+        first = connection.act("list-offsets", request, ListedOffsets, left(deadline))
         lookup = _LookUp(connection, router, asked, first, deadline, rounds)
         lookup.ask_leaders()
-        if not lookup.missing:
-            return lookup.found()
+        missing = lookup.missing()
+        if not missing:
+            unknown = {name: from_wire(error) for name, error in first.unknown.items()}
+            return LookedUp(lookup.found(), unknown, tuple(sorted(first.names or ())))
         if time.monotonic() + pause > deadline:
-            raise lookup.failure()
+            raise lookup.failure(missing)
         time.sleep(pause)
         pause = min(_PAUSE_MAX_S, 2 * pause)
     raise AssertionError("unreachable: the rounds do not end")
+
+
+class _Topic:
+    """What the answers of a round say about a topic."""
+
+    def __init__(self, router: Router, asked: AskedTopic, first: Offsets) -> None:
+        self._router = router
+        self.asked = asked
+        self.topic_id = first.topic_id
+        self.elsewhere = first.elsewhere
+        self.missing = {each.partition for each in first.elsewhere}
+        self._answers: list[Offsets] = []
+        self.take(first, first.offsets)
+
+    def take(self, answer: Offsets, numbers: Iterable[int]) -> None:
+        """Takes what the answer says, but for partitions whose leader it was once."""
+        old = {
+            number
+            for number, epoch in answer.epochs.items()
+            if not self._router.seen(self.asked.topic, self.topic_id, number, epoch)
+        }
+        self._answers.append(answer if not old else _without(answer, old))
+        self.missing.difference_update(set(numbers) & answer.offsets.keys())
+        self.missing.update(old)
+
+    def found(self) -> PartitionOffsets:
+        """All answers as one."""
+        if len(self._answers) == 1:
+            return _of(self._answers[0], self.asked)
+        merged = [_of(each, self.asked) for each in self._answers]
+        return PartitionOffsets(
+            self.topic_id,
+            **{
+                name: {n: at for each in merged for n, at in getattr(each, name).items()}
+                for name in _BY_PARTITION
+            },
+            uncommitted=tuple(sorted(n for each in merged for n in each.uncommitted)),
+        )
 
 
 class _LookUp:
@@ -63,92 +128,79 @@ class _LookUp:
         self,
         connection: Connection,
         router: Router,
-        asked: ListOffsets,
-        first: Offsets,
+        asked: Sequence[AskedTopic],
+        first: ListedOffsets,
         deadline: float,
         rounds: int,
     ) -> None:
         self._connection = connection
         self._router = router
-        self._asked = asked
         self._deadline = deadline
         self._rounds = rounds  # there were before
-        self._topic_id = first.topic_id
-        self._answers: list[Offsets] = []
         self._failure: IsologError | None = None
-        self.missing: set[int] = {each.partition for each in first.elsewhere}
-        self._elsewhere = first.elsewhere
-        self._take(first, first.offsets)
+        self._topics = {
+            each.topic: _Topic(router, each, first.topics[each.topic])
+            for each in asked
+            if each.topic in first.topics
+        }
 
     def ask_leaders(self) -> None:
         """Asks the leaders of what is missing, all at once."""
-        groups: dict[str, list[int]] = defaultdict(list)
-        for each in self._elsewhere:
-            if each.leader is not None and each.address and self._believed(each):
-                groups[each.address].append(each.partition)
+        groups: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+        for name, topic in self._topics.items():
+            for each in topic.elsewhere:
+                if each.leader is not None and each.address and self._believed(topic, each):
+                    groups[each.address][name].append(each.partition)
         if len(groups) < 2:
-            for address, numbers in groups.items():
-                self._ask(address, numbers)
+            for address, wanted in groups.items():
+                self._ask(address, wanted)
             return
         with ThreadPoolExecutor(min(_BROKERS_AT_ONCE, len(groups))) as askers:
             list(askers.map(self._ask, groups, groups.values()))
 
-    def _believed(self, leader: LeaderFacts) -> bool:
-        return self._router.told(self._asked.topic, self._topic_id, leader)
+    def _believed(self, topic: _Topic, leader: LeaderFacts) -> bool:
+        return self._router.told(topic.asked.topic, topic.topic_id, leader)
 
-    def _ask(self, address: str, numbers: list[int]) -> None:
-        asked = self._asked.model_copy(update={"partitions": numbers})
+    def _ask(self, address: str, wanted: Mapping[str, list[int]]) -> None:
+        asked = ListOffsets(
+            topics=[
+                self._topics[name].asked.model_copy(update={"partitions": numbers})
+                for name, numbers in wanted.items()
+            ]
+        )
         try:
             link = self._connection.at(address)
             turn = self._connection.turn(self._deadline, self._rounds)
-            answer = link.act("list-offsets", asked, Offsets, turn)
+            answer = link.act("list-offsets", asked, ListedOffsets, turn)
         except IsologError as error:
             if not error.retriable:
                 raise
             self._failure = error
             return
-        if answer.topic_id != self._topic_id:
-            name = self._asked.topic
-            self._failure = LeaderUnavailable(f"topic {name!r} was made anew", topic=name)
-            return
-        self._take(answer, numbers)
+        for name, numbers in wanted.items():
+            topic, found = self._topics[name], answer.topics.get(name)
+            if found is None or found.topic_id != topic.topic_id:
+                self._failure = LeaderUnavailable(f"topic {name!r} was made anew", topic=name)
+            else:
+                topic.take(found, numbers)
 
-    def _take(self, answer: Offsets, numbers: Iterable[int]) -> None:
-        """Takes what the answer says, but for partitions whose leader it was once."""
-        old = {
-            number
-            for number, epoch in answer.epochs.items()
-            if not self._router.seen(self._asked.topic, self._topic_id, number, epoch)
-        }
-        self._answers.append(answer if not old else _without(answer, old))
-        self.missing.difference_update(set(numbers) & answer.offsets.keys())
-        self.missing.update(old)
+    def missing(self) -> dict[str, set[int]]:
+        """Partitions, by topic, for which no leader has answered."""
+        return {name: topic.missing for name, topic in self._topics.items() if topic.missing}
 
-    def failure(self) -> IsologError:
+    def failure(self, missing: Mapping[str, set[int]]) -> IsologError:
         """Why partitions are missing."""
         if self._failure is not None:
             return self._failure
-        numbers = ", ".join(map(str, sorted(self.missing)))
+        name, lacking = next(iter(missing.items()))
+        numbers = ", ".join(map(str, sorted(lacking)))
         return LeaderUnavailable(
-            f"topic {self._asked.topic!r} has no leader now for partition {numbers}",
-            topic=self._asked.topic,
+            f"topic {name!r} has no leader now for partition {numbers}", topic=name
         )
 
-    def found(self) -> PartitionOffsets:
-        """All answers as one."""
-        if len(self._answers) == 1:
-            return _of(self._answers[0], self._asked)
-        merged = [_of(each, self._asked) for each in self._answers]
-        return PartitionOffsets(
-            self._topic_id,
-            {n: at for each in merged for n, at in each.offsets.items()},
-            {n: at for each in merged for n, at in each.epochs.items()},
-            {n: at for each in merged for n, at in each.log_start_offsets.items()},
-            {n: at for each in merged for n, at in each.log_end_offsets.items()},
-            {n: at for each in merged for n, at in each.lineages.items()},
-            {n: at for each in merged for n, at in each.surviving.items()},
-            tuple(sorted(n for each in merged for n in each.uncommitted)),
-        )
+    def found(self) -> dict[str, PartitionOffsets]:
+        """By topic what all its leaders have said."""
+        return {name: topic.found() for name, topic in self._topics.items()}
 
 
 def _without(answer: Offsets, numbers: set[int]) -> Offsets:
@@ -161,7 +213,7 @@ def _without(answer: Offsets, numbers: set[int]) -> Offsets:
     return answer.model_copy(update={**kept, "uncommitted": uncommitted})
 
 
-def _of(answer: Offsets, asked: ListOffsets) -> PartitionOffsets:
+def _of(answer: Offsets, asked: AskedTopic) -> PartitionOffsets:
     return PartitionOffsets(
         answer.topic_id,
         answer.offsets,
@@ -174,4 +226,6 @@ def _of(answer: Offsets, asked: ListOffsets) -> PartitionOffsets:
             for number, held in answer.surviving.items()
         },
         tuple(answer.uncommitted),
+        answer.sizes,
+        answer.reached,
     )

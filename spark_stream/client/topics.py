@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.connecting.router import Router
-from spark_stream.client.offsets import looked_up
+from spark_stream.client.offsets import LookedUp, looked_up
 from spark_stream.client.values import PartitionDescription, PartitionOffsets, TopicDescription
 from spark_stream.consistency.isolation import CONSUMER_LEVELS, Isolation
 from spark_stream.consistency.lineage import Lineage
@@ -28,9 +28,9 @@ from spark_stream.errors import (
 )
 from spark_stream.wire.messages import (
     AlterTopic,
+    AskedTopic,
     CreateTopic,
     Empty,
-    ListOffsets,
     NamedTopic,
     PartitionFacts,
     TopicFacts,
@@ -170,8 +170,8 @@ class TopicsClient:
         lineages: Mapping[int, Iterable[Lineage]] | None = None,
         ranges: Mapping[int, tuple[int, int]] | None = None,
     ) -> PartitionOffsets:
-        """For each partition the offset of a place; see ``wire.messages.ListOffsets``."""
-        asked = ListOffsets.of(
+        """For each partition the offset of a place; see ``wire.messages.AskedTopic``."""
+        asked = AskedTopic.of(
             topic=topic,
             partitions=partitions,
             at=at,
@@ -180,7 +180,14 @@ class TopicsClient:
             lineages={number: list(each) for number, each in (lineages or {}).items()},
             ranges=dict(ranges or {}),
         )
-        return looked_up(self._connection, self.router, asked)
+        found = self.look_up([asked])
+        for error in found.unknown.values():
+            raise error
+        return found.topics[topic]
+
+    def look_up(self, asked: Sequence[AskedTopic], *, names: bool = False) -> LookedUp:
+        """Offsets of several topics in one call; ``names``: and what topics there are."""
+        return looked_up(self._connection, self.router, asked, names=names)
 
     def _remembered(self, facts: TopicFacts) -> TopicDescription:
         topic = TopicDescription(

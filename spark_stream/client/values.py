@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -165,7 +165,9 @@ class PartitionOffsets:
 
     ``lineages`` has those of ``offsets``; ``surviving`` up to which offset the log has what each
     lineage that was asked about tells of; ``uncommitted`` the partitions with records of aborted
-    or open transactions in the ranges that were asked about.
+    or open transactions in the ranges that were asked about. ``sizes`` has the stored bytes of
+    the ranges that were asked about, and of the first record of each; ``reached`` how far a budget
+    of bytes goes.
     """
 
     topic_id: str
@@ -176,6 +178,61 @@ class PartitionOffsets:
     lineages: Mapping[int, Lineage] = field(default_factory=dict)
     surviving: Mapping[int, Mapping[Lineage, int]] = field(default_factory=dict)
     uncommitted: tuple[int, ...] = ()
+    sizes: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    reached: Mapping[int, int] = field(default_factory=dict)
+
+    def of(self, partitions: Iterable[int]) -> PartitionOffsets:
+        """What was found of these partitions."""
+        wanted = set(partitions)
+        parts: dict[str, Any] = {
+            each.name: {n: at for n, at in getattr(self, each.name).items() if n in wanted}
+            for each in fields(self)
+            if each.name not in ("topic_id", "uncommitted")
+        }
+        return replace(self, **parts, uncommitted=tuple(n for n in self.uncommitted if n in wanted))
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumedPartition:
+    """Where a named consumer, or a query, reads on in a partition.
+
+    ``end``: the bound of its isolation level now; None where the topic was deleted or made anew.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    end: int | None
+
+    @property
+    def lag(self) -> int | None:
+        """How many offsets are left to read."""
+        return None if self.end is None else max(0, self.end - self.offset)
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerDescription:
+    """What is known under a consumer's name; ``kind``: ``query`` (Spark's) or ``client``.
+
+    Of a query: the ``isolation`` that it reads under, the topics of its ``selection``, how its
+    first start was asked for (``starting``) and when it was, and when it last told how far it has
+    come. Times are in ms since the epoch. A client's lag is counted up to the logs' ends.
+    """
+
+    name: str
+    kind: str
+    isolation: str | None
+    selection: str | None
+    starting: str | None
+    started_ms: int | None
+    recorded_ms: int | None
+    partitions: tuple[ConsumedPartition, ...]
+
+    @property
+    def lag(self) -> int | None:
+        """How many offsets are left to read, as far as that is known."""
+        known = [each.lag for each in self.partitions if each.lag is not None]
+        return sum(known) if known else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,12 @@
 ``pacing``       how much of a backlog a micro-batch takes
 ``planning``     topics, schemas and offsets as a query needs them
 ``starts``       where a query starts and ends by its options
+``limits``       what a micro-batch takes at least and at most
+``tasks``        which ranges a Spark task reads
+``lag``          how far a query is behind, from its progress
+``listener``     watches queries: their lag in the driver's log, and as metrics
+``metrics``      what Prometheus may know of queries
+``progress``     progress bars for queries and batch jobs
 ``losses``       records that a query should read and that are gone, and what it does then
 ``reader``       the batch source, and how a range is read
 ``stream_reader``  the streaming source

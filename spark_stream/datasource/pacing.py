@@ -1,7 +1,12 @@
-"""How much of a backlog a micro-batch takes: a limit, shared out by the partitions' backlogs."""
+"""How much of a backlog a micro-batch takes: a limit, shared out by the partitions' backlogs.
+
+A batch that is planned again has to come out the same. So whose turn it is depends on nothing but
+where the query is: on how many records it has read before.
+"""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from typing import TypeVar
 
@@ -52,3 +57,31 @@ def _in_proportion(backlog: Mapping[K, int], limit: int) -> dict[K, int]:
     for key in by_remainder[:left]:
         taken[key] += 1
     return taken
+
+
+def shared_bytes(backlog: Mapping[K, tuple[int, int]], limit: int, turn: int = 0) -> dict[K, int]:
+    """How many bytes each partition gets: together ``limit`` at most, or the whole backlog if less.
+
+    ``backlog`` has the bytes of each partition's records, and those of its first one; ``turn`` is
+    how many records were read before. As many partitions as possible get their first record, and
+    the rest is shared out in proportion. The first in turn always gets its first record, even if
+    that alone is larger than the limit: so a query gets over every record.
+    """
+    if sum(size for size, _ in backlog.values()) <= limit:
+        return {key: size for key, (size, _) in backlog.items()}
+    keys = [key for key, (size, _) in backlog.items() if size]
+    # Whoever had the turn by the number of records, of which a batch may always have as many, might
+    # have it always.
+    at = random.Random(turn).randrange(len(keys))
+    given = dict.fromkeys(backlog, 0)
+    left = limit
+    for place, key in enumerate((*keys[at:], *keys[:at])):
+        first = backlog[key][1]
+        if first <= left or place == 0:
+            given[key] = first
+            left -= first
+    beyond = {key: backlog[key][0] - first for key, first in given.items() if first}
+    if left > 0:
+        for key, share in shared_out(beyond, left).items():
+            given[key] += share
+    return given

@@ -6,17 +6,19 @@ Everything here runs on the driver, and asks the log through this process's sess
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
+from spark_stream.client.consumers import ConsumersClient
 from spark_stream.client.reading.columns import View, shown_schema
 from spark_stream.client.topics import TopicsClient
-from spark_stream.client.values import TopicDescription
+from spark_stream.client.values import PartitionOffsets, TopicDescription
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.lineage import Lineage
+from spark_stream.datasource.limits import Place
 from spark_stream.datasource.losses import Losses
 from spark_stream.datasource.nulls import check_nullability
 from spark_stream.datasource.offsets import (
@@ -31,9 +33,10 @@ from spark_stream.datasource.offsets import (
     to_json,
 )
 from spark_stream.datasource.options import SourceOptions
+from spark_stream.datasource.selection import Selection
 from spark_stream.datasource.session import Session, located, session
 from spark_stream.errors import InvalidOption, SchemaMismatch, UnknownTopic, WrongCluster
-from spark_stream.wire.messages import CutTopic
+from spark_stream.wire.messages import INT64_MAX, AskedTopic, CutTopic
 from spark_stream.wire.schemas import empty_batch, fitted, is_default
 
 logger = logging.getLogger(__name__)
@@ -46,6 +49,8 @@ class Planner:
         self.options = options
         self.losses = Losses(options.fail_on_data_loss)
         self._told = False  # of uncommitted records: once a query
+        self._dropped: set[str] = set()  # what was told of as no longer selected
+        self._matching: tuple[str, ...] = ()  # the topics of a pattern that were seen last
 
     @property
     def _session(self) -> Session:
@@ -55,6 +60,11 @@ class Planner:
     def topics(self) -> TopicsClient:
         """What this process asks about topics."""
         return self._session.topics
+
+    @property
+    def consumers(self) -> ConsumersClient:
+        """What this process asks about consumers' names."""
+        return self._session.consumers
 
     @classmethod
     def of(cls, options: SourceOptions) -> Planner:
@@ -91,20 +101,29 @@ class Planner:
                     found=here,
                 )
 
+    @property
+    def selection(self) -> Selection:
+        """Which topics and partitions are read."""
+        return self.options.selection
+
     def described(self) -> dict[str, TopicDescription]:
-        """The topics that were subscribed to; those that were deleted are left out.
+        """The topics that are selected; those that were deleted are left out.
 
         Raises:
             UnknownTopic: one is not there, and ``failOnDataLoss`` is set.
+            InvalidOption: partitions are assigned that a topic does not have.
         """
         found = {}
-        for name in self.options.topics:
+        by_name = self.selection.pattern is None
+        for name in self.selection.of(() if by_name else self.topics.names()):
             try:
                 found[name] = self.topics.describe(name)
+                self.selection.check_partitions(name, len(found[name].partitions))
             except UnknownTopic:
-                if self.options.fail_on_data_loss:
+                # One of a pattern was deleted a moment ago. Of others it is told when it is known
+                # what the query has read of them.
+                if by_name and self.options.fail_on_data_loss:
                     raise
-                self.losses.deleted(name)
         return found
 
     def shown(self) -> pa.Schema:
@@ -116,11 +135,7 @@ class Planner:
         """
         schemas = {name: self._shown(each.schema) for name, each in self.described().items()}
         if not schemas:
-            raise UnknownTopic(
-                f"there is no topic {' or '.join(map(repr, self.options.topics))}: nobody knows the"
-                " columns",
-                hint="Make the topic anew, or name the columns with .schema(...).",
-            )
+            raise self.no_topic("nobody knows the columns")
         (first, schema), *others = schemas.items()
         for name, other in others:
             if not other.equals(schema):
@@ -130,6 +145,19 @@ class Planner:
                     hint="Choose the columns they share with .schema(...), or read each by itself.",
                 )
         return schema
+
+    def no_topic(self, consequence: str) -> UnknownTopic:
+        """The error of a query that has no topic where it needs one."""
+        if self.selection.pattern is not None:
+            return UnknownTopic(
+                f"no topic matches subscribePattern {self.selection.pattern!r}: {consequence}",
+                hint="A stream may wait for such a topic if it names its columns with .schema(...)."
+                " The pattern has to match the whole name.",
+            )
+        return UnknownTopic(
+            f"there is no topic {' or '.join(map(repr, self.selection.names))}: {consequence}",
+            hint="Make the topic anew, or name the columns with .schema(...).",
+        )
 
     def _shown(self, stored: pa.Schema) -> pa.Schema:
         options = self.options
@@ -149,9 +177,13 @@ class Planner:
         )
 
     def check_projection(self, wanted: pa.Schema) -> None:
-        """SchemaMismatch if a topic lacks a column of the query, or has it in another type."""
+        """Raises if the query does not fit a topic.
+
+        SchemaMismatch: the topic lacks a column, or has it in another type.
+        InvalidFilter: the filter does not fit its columns.
+        """
         for name, topic in self.described().items():
-            view = View.of(name, topic.schema, wanted.names)
+            view = View.of(name, topic.schema, wanted.names, filter=self.options.filter)
             fitted(empty_batch(view.schema), wanted)
             check_nullability(name, view.schema, wanted)
 
@@ -160,16 +192,68 @@ class Planner:
         """Whether bounds have to be cuts: offsets that no transaction lies on both sides of."""
         return self.options.isolation is Isolation.READ_ATOMIC
 
-    def latest(self, *seen: Offsets, reading: Iterable[Range] = ()) -> Found:
-        """The present bounds of all topics; those that are gone are in ``missing``.
+    def latest(
+        self, *seen: Offsets, reading: Iterable[Range] = (), watched: Offsets | None = None
+    ) -> Found:
+        """The present bounds of what is selected; topics that are gone are in ``missing``.
 
-        With up to where the lineages of the offsets in ``seen`` survive. Where the level shows
-        them, the first time that uncommitted records are in the ranges of ``reading`` is told.
+        Those of ``reading`` are looked at whether they are selected or not. With up to where the
+        lineages of the offsets in ``seen`` survive. Where the level shows them, the first time that
+        uncommitted records are in the ranges of ``reading`` is told. ``watched``: whether there are
+        any from these offsets on is in the answer, and not told.
         """
-        shown = {} if self._told or not self._shows_uncommitted else _by_topic(reading)
-        found = self._looked(seen, shown)
-        self._tell_of_uncommitted(found)
-        return found
+        asked = _by_topic(reading)
+        shown: dict[str, dict[int, tuple[int, int]]] = {}
+        if self._shows_uncommitted and not self._told:
+            shown = asked if watched is None else _from_here_on(watched)
+        found = self._looked(seen, shown, self._names(seen, asked))
+        if watched is None:
+            self._tell_of_uncommitted(found)
+        return self._selected(found, asked)
+
+    def _names(self, seen: Iterable[Offsets], asked: Iterable[str]) -> list[str]:
+        """The topics to look at: what a pattern matches is found on the way."""
+        names = self._matching if self.selection.pattern is not None else self.selection.names
+        read = (name for each in seen for name in each if self.selection.takes_topic(name))
+        return list(dict.fromkeys([*names, *read, *asked]))
+
+    def _selected(self, found: Found, asked: Mapping[str, Mapping[int, object]]) -> Found:
+        """What was found of selected partitions, and of those that were asked for by name."""
+        if not self.selection.assigned:
+            return found
+        latest = {
+            name: at.of(
+                n for n in at.offsets if self.selection.takes(name, n) or n in asked.get(name, ())
+            )
+            for name, at in found.latest.items()
+        }
+        return replace(found, latest=latest)
+
+    def still_selected(self, at: Offsets) -> dict[str, TopicOffsets]:
+        """The offsets of what is selected; tells once of what a checkpoint has and is no more."""
+        kept = self.selection.kept(at)
+        for name, topic in at.items():
+            left_out = sorted(topic.offsets.keys() - (kept[name].offsets if name in kept else {}))
+            whole = len(left_out) == len(topic.offsets)
+            if left_out and name not in self._dropped:
+                self._dropped.add(name)
+                what = f"topic {name!r}" if whole else f"{name}/{', '.join(map(str, left_out))}"
+                logger.warning(
+                    "%s is in the checkpoint, and %s no longer selects it: its further records are"
+                    " not read. If it is selected again later, it is read from its earliest record",
+                    what,
+                    self.selection.option,
+                )
+        return kept
+
+    def with_new_topics(self, begin: Offsets, now: Found) -> dict[str, TopicOffsets]:
+        """The offsets, and the earliest of topics that they do not know: there those begin."""
+        new = {
+            name: TopicOffsets(topic.topic_id, topic.log_start_offsets, {})
+            for name, topic in now.latest.items()
+            if name not in begin
+        }
+        return {**begin, **new}
 
     @property
     def _shows_uncommitted(self) -> bool:
@@ -187,21 +271,33 @@ class Planner:
             )
 
     def _looked(
-        self, seen: Iterable[Offsets], shown: Mapping[str, dict[int, tuple[int, int]]]
+        self,
+        seen: Iterable[Offsets],
+        shown: Mapping[str, dict[int, tuple[int, int]]],
+        names: Sequence[str],
     ) -> Found:
+        by_pattern = self.selection.pattern is not None
         while True:
-            latest, missing = {}, set()
-            for name in self.options.topics:
-                try:
-                    latest[name] = self.topics.offsets(
-                        name,
+            looked = self.topics.look_up(
+                [
+                    AskedTopic.of(
+                        topic=name,
                         isolation=self.options.isolation,
-                        lineages=_lineages(name, seen),
-                        ranges=shown.get(name),
+                        lineages={n: list(each) for n, each in _lineages(name, seen).items()},
+                        ranges=shown.get(name, {}),
                     )
-                except UnknownTopic:
-                    missing.add(name)
-            found = Found(latest, frozenset(missing))
+                    for name in names
+                ],
+                names=by_pattern,
+            )
+            if by_pattern:
+                self._matching = self.selection.of(looked.names)
+                if not set(self._matching) <= set(names):  # there are new ones
+                    names = list(dict.fromkeys([*names, *self._matching]))
+                    continue
+            latest = looked.topics
+            gone = looked.unknown.keys() & {each for at in seen for each in at}
+            found = Found(latest, frozenset(gone if by_pattern else looked.unknown))
             if not self.atomic or not latest:
                 return found
             # A topic's own bounds are cuts of that topic; a transaction may span several.
@@ -214,10 +310,37 @@ class Planner:
                 return replace(found, latest=moved)
             # A topic has got more partitions in between: look again.
 
+    def sizes(self, asked: list[Range]) -> dict[Place, tuple[int, int]]:
+        """The stored bytes of each range, and those of its first record.
+
+        Ranges of a topic that was deleted meanwhile are left out.
+        """
+        found = self._measured(
+            AskedTopic.of(topic=name, sizes=places) for name, places in _by_topic(asked).items()
+        )
+        return {(name, n): size for name, at in found.items() for n, size in at.sizes.items()}
+
+    def reached(self, asked: list[Range], budgets: Mapping[Place, int]) -> dict[Place, int]:
+        """How far whole records of each range take no more than its budget of bytes."""
+        found = self._measured(
+            AskedTopic.of(
+                topic=name,
+                budgets={n: (*ends, budgets.get((name, n), 0)) for n, ends in places.items()},
+            )
+            for name, places in _by_topic(asked).items()
+        )
+        return {(name, n): end for name, at in found.items() for n, end in at.reached.items()}
+
+    def _measured(self, asked: Iterable[AskedTopic]) -> Mapping[str, PartitionOffsets]:
+        return self.topics.look_up(list(asked)).topics
+
     def cut_below(self, ends: Offsets) -> dict[str, TopicOffsets]:
         """The greatest cut that is nowhere above the ends."""
         cut = self._cut({name: (topic.id, {}, topic.offsets) for name, topic in ends.items()})
-        return {name: topic.moved(cut[name]) for name, topic in ends.items()}
+        return {
+            name: topic.moved({number: cut[name][number] for number in topic.offsets})
+            for name, topic in ends.items()
+        }
 
     def cut_between(self, begin: Offsets, limited: Offsets, ends: Offsets) -> Offsets:
         """How far a reader at ``begin`` goes that wants to go no farther than ``limited``.
@@ -263,6 +386,14 @@ def _lineages(name: str, seen: Iterable[Offsets]) -> dict[int, set[Lineage]]:
             if lineage:
                 found.setdefault(number, set()).add(lineage)
     return found
+
+
+def _from_here_on(begin: Offsets) -> dict[str, dict[int, tuple[int, int]]]:
+    """Topic → partition → where it begins, and the greatest offset that there may be."""
+    return {
+        name: {number: (offset, INT64_MAX) for number, offset in topic.offsets.items()}
+        for name, topic in begin.items()
+    }
 
 
 def _by_topic(reading: Iterable[Range]) -> dict[str, dict[int, tuple[int, int]]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -14,22 +14,28 @@ from pyspark.sql.types import StructType
 
 from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.fetching import Fetched, Source, fetch_once, fetch_range
+from spark_stream.client.reading.fetching_many import Wanted, fetch_many
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.datasource.losses import gone_with_topic
+from spark_stream.datasource.losses import gone_with_topic, removed_by_retention
+from spark_stream.datasource.naming import NamedQuery
 from spark_stream.datasource.offsets import Offsets, Range, ranges
 from spark_stream.datasource.options import SourceOptions
 from spark_stream.datasource.plainly import plainly
 from spark_stream.datasource.planning import Planner
 from spark_stream.datasource.session import session
-from spark_stream.datasource.starts import resolved
+from spark_stream.datasource.starts import check_order, resolved
+from spark_stream.datasource.tasks import Task, tasks
 from spark_stream.datasource.types import to_arrow
 from spark_stream.errors import DataLoss, IsologError, OffsetEvicted, UnknownTopic
+from spark_stream.sql.filters import row_filter
+from spark_stream.sql.writing import both
 from spark_stream.wire.messages import EARLIEST, LATEST
 from spark_stream.wire.schemas import fitted
 
 logger = logging.getLogger(__name__)
 
 _RETRY_PAUSE_S: Final = 0.1
+_ROWS_AT_ONCE: Final = 10_000
 
 
 @dataclass(frozen=True)
@@ -40,14 +46,39 @@ class RangeReader:
     schema: StructType
 
     @plainly
-    def read(self, asked: Range) -> Iterator[pa.RecordBatch]:
-        """The records of the range, in batches that have exactly Spark's schema.
+    def read(self, task: Task) -> Iterator[pa.RecordBatch]:
+        """The records of the task's ranges, in batches that have exactly Spark's schema.
 
         Raises:
             DataLoss: records of the range are gone, and ``failOnDataLoss`` is set.
             SchemaMismatch: a column has another type than the query was planned with.
         """
         schema = to_arrow(self.schema)
+        if len(task) == 1:
+            yield from self._read(task[0], schema)
+        else:
+            yield from combined(self._read_many(task, schema))
+
+    def _read_many(self, task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """The ranges in one call as far as that goes, and what is left of each by itself."""
+        left = dict(enumerate(task))
+        sources = {}
+        for number, asked in left.items():
+            try:
+                sources[number] = self._source(asked, schema)
+            except IsologError:  # it is told when the range is read by itself
+                logger.debug("%s/%d is read by itself", asked.topic, asked.partition)
+        numbers = list(sources)
+        wanted = [Wanted(sources[n], task[n].start, task[n].end) for n in numbers]
+        for place, fetched in fetch_many(wanted):
+            number = numbers[place]
+            left[number] = replace(left[number], start=fetched.next)
+            if fetched.batch.num_rows:
+                yield fitted(fetched.batch, schema)
+        for asked in left.values():
+            yield from self._read(asked, schema)
+
+    def _read(self, asked: Range, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         position = asked.start
         while position < asked.end:
             before = position
@@ -58,17 +89,19 @@ class RangeReader:
                     if fetched.batch.num_rows:
                         yield fitted(fetched.batch, schema)
                 if position == before:
-                    raise self._gone(asked, position, asked.end)
+                    raise self._loss(
+                        asked,
+                        f"{asked.topic}/{asked.partition}: offsets {position} to {asked.end - 1}"
+                        " are gone: their leader has nothing there, and gives no reason",
+                    )
             except OffsetEvicted as error:
-                # Retention removed it before the query read it.
                 first = int(error.details["log_start_offset"])
-                self._lost(self._gone(asked, position, min(first, asked.end)), error)
+                removed = removed_by_retention(asked, position, first)
+                self._lost(self._loss(asked, removed), error)
                 position = first
             except UnknownTopic as error:
-                gone = DataLoss(
-                    gone_with_topic(asked, position), topic=asked.topic, partition=asked.partition
-                )
-                self._lost(gone, error)
+                gone = gone_with_topic(asked, position, self._present_id(asked.topic))
+                self._lost(self._loss(asked, gone), error)
                 return
             except DataLoss as error:
                 self._lost(error, error)
@@ -81,7 +114,7 @@ class RangeReader:
             topic = here.topics.describe(asked.topic)
         if topic.id != asked.topic_id:
             raise UnknownTopic(f"topic {asked.topic!r} was made anew", topic=asked.topic)
-        view = View.of(asked.topic, topic.schema, schema.names)
+        view = View.of(asked.topic, topic.schema, schema.names, filter=self.options.filter)
         isolation = self.options.isolation
         if isolation is Isolation.READ_ATOMIC:
             isolation = Isolation.READ_COMMITTED  # what is atomic is the range: it ends at a cut
@@ -89,12 +122,15 @@ class RangeReader:
             here.topics.router, view, asked.topic_id, asked.partition, isolation, asked.lineage
         )
 
-    def _gone(self, asked: Range, first: int, end: int) -> DataLoss:
-        return DataLoss(
-            f"{asked.topic}/{asked.partition}: offsets {first} to {end - 1} are gone",
-            topic=asked.topic,
-            partition=asked.partition,
-        )
+    def _present_id(self, topic: str) -> str | None:
+        """The id of the topic that has the name now; None: none has."""
+        try:
+            return session(self.options.place).topics.describe(topic).id
+        except UnknownTopic:
+            return None
+
+    def _loss(self, asked: Range, message: str) -> DataLoss:
+        return DataLoss(message, topic=asked.topic, partition=asked.partition)
 
     def _lost(self, error: DataLoss, cause: Exception) -> None:
         if self.options.fail_on_data_loss:
@@ -128,6 +164,20 @@ def _visible(source: Source, start: int, end: int) -> Iterator[Fetched]:
             return
 
 
+def combined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Neighbouring small batches as one: each that Spark gets has a cost, large or small."""
+    held: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        held.append(batch)
+        rows += batch.num_rows
+        if rows >= _ROWS_AT_ONCE:
+            yield pa.concat_batches(held)
+            held, rows = [], 0
+    if held:
+        yield pa.concat_batches(held)
+
+
 class IsologReader(DataSourceReader):
     """The batch source: the range is fixed when the query is planned."""
 
@@ -136,12 +186,31 @@ class IsologReader(DataSourceReader):
         self._ranges = RangeReader(self._planner.options, schema)
         self._planner.check_projection(to_arrow(schema))
 
+    @property
+    def schema(self) -> StructType:
+        """The query's columns."""
+        return self._ranges.schema
+
+    def keep_only(self, filter: str | None) -> None:
+        """Reads only what this filter keeps, of what the query's own keeps."""
+        options = self._ranges.options
+        self._ranges = replace(
+            self._ranges, options=replace(options, filter=both(options.filter, filter))
+        )
+
+    def check_filter(self, text: str) -> None:
+        """InvalidFilter if it does not fit the columns of a topic."""
+        for name, topic in self._planner.described().items():
+            row_filter(text, name, topic.schema)
+
     @plainly
     def partitions(self) -> list[InputPartition]:
         options, losses = self._planner.options, self._planner.losses
-        start: Offsets = resolved(self._planner, "startingOffsets", options.starting, EARLIEST)
-        end: Offsets = resolved(self._planner, "endingOffsets", options.ending, LATEST)
+        start = self._start()
+        end: Offsets = resolved(self._planner, options.ending, LATEST).offsets
+        check_order(options, start, end)
         now = self._planner.latest(start, end, reading=ranges(start, end))
+        losses.check_topics(start, now)
         start, end = losses.kept(start, now), losses.kept(end, now)
         visible = {
             name: topic.moved(
@@ -153,9 +222,21 @@ class IsologReader(DataSourceReader):
             for name, topic in end.items()
             if name in now.latest
         }
-        if self._planner.atomic and options.ending != LATEST:
+        if self._planner.atomic and options.ending.place != LATEST:
             visible = self._planner.cut_below(visible)
-        return [InputPartition(each) for each in losses.readable(ranges(start, visible), now)]
+        new = visible.keys() - start.keys()  # of a pattern, since the start was pinned
+        readable = losses.readable(ranges(start, visible), now, new)
+        return [InputPartition(each) for each in tasks(readable, options.splitting)]
+
+    def _start(self) -> Offsets:
+        def first() -> Offsets:
+            found = resolved(self._planner, self._planner.options.starting, EARLIEST).offsets
+            if not found:
+                raise self._planner.no_topic("there is nothing to read")
+            return found
+
+        name = self._planner.options.consumer
+        return first() if name is None else NamedQuery(self._planner, name).pinned_start(first)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # Where there is nothing to read, Spark makes up one partition without a range.

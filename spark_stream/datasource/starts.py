@@ -1,99 +1,182 @@
-"""Where a query starts and ends by its options: words, numbers or a progress, to offsets."""
+"""Where a query starts and ends by its options: words, numbers, times or a progress, to offsets."""
 
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from spark_stream.client.reading.positions import named_resolved
 from spark_stream.client.values import PartitionOffsets
 from spark_stream.consistency.lineage import Lineage
-from spark_stream.datasource.offsets import TopicOffsets
-from spark_stream.datasource.options import FromProgress, Named
+from spark_stream.datasource.offsets import Offsets, TopicOffsets, known_offsets
+from spark_stream.datasource.options.places import (
+    At,
+    FromProgress,
+    Moment,
+    Named,
+    said_at,
+    topics_of,
+)
+from spark_stream.datasource.options.source import Bound, SourceOptions
 from spark_stream.datasource.planning import Planner
-from spark_stream.errors import InvalidOption, OffsetOutOfRange
-from spark_stream.wire.messages import LATEST
+from spark_stream.errors import InvalidOption, OffsetOutOfRange, UnknownTopic
+from spark_stream.wire.messages import EARLIEST, LATEST
 
 logger = logging.getLogger(__name__)
 
 
-def resolved(planner: Planner, option: str, place: Named, unnamed: int) -> dict[str, TopicOffsets]:
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """The offsets that an option means now; ``moving``: asked later, it may mean other ones."""
+
+    offsets: dict[str, TopicOffsets]
+    moving: bool
+
+
+def resolved(planner: Planner, bound: Bound, unnamed: int) -> Resolved:
     """The offsets that the option means now; partitions left out take ``unnamed``.
 
-    Offsets of a progress keep their lineages.
+    Offsets of a progress keep their lineages. A moment after which there is no record means the
+    bound of the isolation level, as "latest" does.
 
     Raises:
         UnknownTopic: there is no such topic.
         InvalidOption: a partition that the topic does not have.
         OffsetOutOfRange: an offset above the log's end, where ``failOnDataLoss`` is set.
-        DataLoss: a progress of a topic that was made anew since, likewise.
+        DataLoss: a progress of a topic that was deleted or made anew since, likewise.
         WrongCluster: a progress of a query on another log.
     """
-    options = planner.options
+    option, place = bound.option, bound.place
     if isinstance(place, FromProgress):
         planner.check_log(place.logged, option)
-    bounds = planner.latest().latest if planner.atomic else {}
-    found = {}
-    for name in options.topics:
-        now = bounds.get(name) or planner.topics.offsets(name, isolation=options.isolation)
+    present = _present(planner, option, place)
+    found: dict[str, TopicOffsets] = {}
+    moving = place == LATEST
+    for name, now in present.items():
+        known: Named = place
         seen: Mapping[int, Lineage] = {}
         if isinstance(place, FromProgress):
-            named, seen = _of_progress(planner, name, place, now.topic_id)
-        else:
-            named = {} if isinstance(place, int) else place.get(name, {})
-        default = place if isinstance(place, int) else unnamed
-        wanted = dict.fromkeys(now.offsets, default)
-        for number in named:
-            if number not in wanted:
-                raise InvalidOption(
-                    f"{option}: topic {name!r} has partitions 0 to {len(wanted) - 1}, not {number}",
-                    option=option,
-                )
-        wanted |= named
-        if not seen:  # else the lineages tell, and more
-            wanted = {
-                number: _within(planner, option, name, number, offset, now)
-                for number, offset in wanted.items()
-            }
-        if name in bounds:  # "latest" is where a cut through all topics stands
-            wanted = {
-                number: now.offsets[number] if offset == LATEST else offset
-                for number, offset in wanted.items()
-            }
-        offsets = named_resolved(planner.topics, name, wanted, options.isolation)
+            known, seen = _of_progress(planner, name, place, now.topic_id)
+        wanted = _wanted(option, name, known, now, unnamed)
+        offsets = _offsets(planner, option, name, wanted, now, lineages=bool(seen))
         reached = {
             n: each
             for n, each in now.lineages.items()
             if each and (offsets[n] == now.offsets[n] or offsets[n] >= each[-1][1])
         }
         found[name] = TopicOffsets(now.topic_id, offsets, {**reached, **seen})
+        if not isinstance(place, FromProgress):
+            moving = moving or any(
+                _moves(at, offsets[number], now.offsets[number]) for number, at in wanted.items()
+            )
+    return Resolved(found, moving)
+
+
+def check_order(options: SourceOptions, start: Offsets, end: Offsets) -> None:
+    """InvalidOption if a partition ends before it starts; ``latest`` says of no end that it does.
+
+    Under a level with a lower bound than the start "latest" may be below it: nothing is read then.
+    """
+    starting, ending = options.starting, options.ending
+    for name, topic in end.items():
+        known = known_offsets(start, name, topic.id)
+        for number, last in topic.offsets.items():
+            said = said_at(ending.place, name, number)
+            if said in (None, LATEST) or last >= known.get(number, 0):
+                continue
+            raise InvalidOption(
+                f"{name}/{number}: the query would end ({ending.option}) at offset {last}, before"
+                f" it starts ({starting.option}), at offset {known[number]}",
+                option=ending.option,
+            )
+
+
+def _moves(said: At, offset: int, bound: int) -> bool:
+    """Whether what was said of a partition may mean another offset later."""
+    if isinstance(said, Moment):
+        return offset >= bound
+    return said == LATEST or (said >= 0 and said != offset)
+
+
+def _present(planner: Planner, option: str, place: Named) -> dict[str, PartitionOffsets]:
+    """The selected topics as they are now."""
+    found = dict(planner.latest().latest)
+    selection = planner.selection
+    for name in selection.names:
+        if name not in found:  # this raises, unless it has been made since
+            found[name] = planner.topics.offsets(name, isolation=planner.options.isolation)
+    for name in topics_of(place):
+        if name not in found:
+            if not isinstance(place, FromProgress):
+                raise UnknownTopic(f"{option}: there is no topic {name!r}", topic=name)
+            planner.losses.deleted(name, place.offsets[name])
     return found
 
 
-def moves(place: Named, found: Mapping[str, TopicOffsets]) -> bool:
-    """Whether the start would be another one if it were asked for later."""
-    if isinstance(place, FromProgress):
-        return False
-    if isinstance(place, int):
-        return place == LATEST
-    return any(
-        offset == LATEST or (offset >= 0 and found[name].offsets[number] != offset)
-        for name, places in place.items()
-        for number, offset in places.items()
-    )
+def _wanted(
+    option: str, name: str, place: Named, now: PartitionOffsets, unnamed: int
+) -> dict[int, At]:
+    """What the place says of each partition of the topic."""
+    if isinstance(place, Mapping):
+        for number in place.get(name, ()):
+            if number not in now.offsets:
+                raise InvalidOption(
+                    f"{option}: topic {name!r} has partitions 0 to {len(now.offsets) - 1}, not"
+                    f" {number}",
+                    option=option,
+                )
+    wanted = {}
+    for number in now.offsets:
+        said = said_at(place, name, number)
+        wanted[number] = unnamed if said is None else said
+    return wanted
+
+
+def _offsets(
+    planner: Planner,
+    option: str,
+    name: str,
+    wanted: Mapping[int, At],
+    now: PartitionOffsets,
+    *,
+    lineages: bool,
+) -> dict[int, int]:
+    """The offsets of the places; with ``lineages`` these tell what the log does not have."""
+    found: dict[int, int] = {}
+    by_moment: dict[Moment, list[int]] = defaultdict(list)
+    for number, at in wanted.items():
+        if isinstance(at, Moment):
+            by_moment[at].append(number)
+        elif at == EARLIEST:
+            found[number] = now.log_start_offsets[number]
+        elif at == LATEST:
+            found[number] = now.offsets[number]
+        else:
+            found[number] = at if lineages else _within(planner, option, name, number, at, now)
+    for moment, numbers in by_moment.items():
+        at_moment = planner.topics.offsets(
+            name,
+            timestamp_us=moment.microseconds,
+            isolation=planner.options.isolation,
+            partitions=numbers,
+        )
+        # What has come since the bounds were looked up comes later, and a cut stays a cut.
+        found |= {n: min(at, now.offsets[n]) for n, at in at_moment.offsets.items()}
+    return dict(sorted(found.items()))
 
 
 def _of_progress(
     planner: Planner, name: str, place: FromProgress, topic_id: str
-) -> tuple[Mapping[int, int], Mapping[int, Lineage]]:
+) -> tuple[Named, Mapping[int, Lineage]]:
     """What a progress says of the topic: offsets and their lineages."""
     topic = place.offsets.get(name)
     if topic is None:
         return {}, {}
     if topic.id != topic_id:
-        planner.losses.made_anew(name, topic.id, topic_id)
+        planner.losses.made_anew(name, topic, topic_id)
         return {}, {}
-    return topic.offsets, topic.lineages
+    return {name: topic.offsets}, topic.lineages
 
 
 def _within(

@@ -29,7 +29,8 @@ from spark_stream.errors import InvalidOption
 
 _PREFIX: Final = "isolog "
 _OPTION: Final = "option."
-_WHERE: Final = ("path", "bootstrap", "subscribe", "topic")
+_SELECTING: Final = ("subscribe", "subscribepattern", "assign")
+_WHERE: Final = ("path", "bootstrap", *_SELECTING, "topic")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,8 @@ def with_one_topic(given: Mapping[str, str]) -> dict[str, str]:
     """The options, where the topic to read is also the one to write to, unless they name both."""
     found = dict(given)
     if "topic" in found:
-        found.setdefault("subscribe", found["topic"])
+        if not any(name in found for name in _SELECTING):
+            found["subscribe"] = found["topic"]
     elif "subscribe" in found and "," not in found["subscribe"]:
         found["topic"] = found["subscribe"]
     return found
@@ -98,7 +100,8 @@ def kept_options(options: Mapping[str, str], schema: st.StructType) -> TableOpti
 
 def names_both_sides(options: Mapping[str, str]) -> bool:
     """Whether these options are for a source and a sink together, as those of a temporary view."""
-    return {"subscribe", "topic"} <= {name.lower() for name in options}
+    names = {name.lower() for name in options}
+    return "topic" in names and any(name in names for name in _SELECTING)
 
 
 def _parsed(column: str, comment: str) -> dict[str, str]:

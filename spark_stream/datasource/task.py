@@ -27,7 +27,8 @@ from spark_stream.datasource.branches import Written, drop, opened
 from spark_stream.datasource.content import Measure, measured, summed
 from spark_stream.datasource.driver import NO_PLAN, Plan
 from spark_stream.datasource.identity import BATCH, Identity, of_task
-from spark_stream.datasource.options import TOPIC_SETTING, SinkOptions
+from spark_stream.datasource.options import SinkOptions
+from spark_stream.datasource.options.checking import TOPIC_SETTING
 from spark_stream.datasource.renewal import TIMEOUT_MS, KeptOpen
 from spark_stream.datasource.routing import (
     by_topic,

@@ -24,6 +24,7 @@ from spark_stream.consistency.leader import Boundary
 from spark_stream.errors import IsologError
 from spark_stream.storage.codec import END_OF_STREAM, Codec, moved, sealed
 from spark_stream.storage.disk import Disk, DiskFile
+from spark_stream.storage.extremes import Rows
 from spark_stream.storage.forcing import Forcing
 from spark_stream.storage.segment import Segment, SegmentName
 
@@ -126,6 +127,11 @@ class ActiveSegment(Segment):
         self._publish(written, 1, entry.count, entry.appended)
         self._data_end += length
 
+    def note_extremes(self, entry: Entry, found: Rows | None) -> None:
+        """Keeps what is known of the values in a batch that was appended."""
+        if found is not None:
+            self.extremes.add(entry.entry_index, entry.count, entry.data_crc, found)
+
     def append_rows(self, rows: Table, data: pa.Buffer, *, forced: bool = False) -> None:
         """Writes entries of another replica's log, and the bytes of all their batches.
 
@@ -177,16 +183,18 @@ class ActiveSegment(Segment):
         """Closes the files; readers that are under way go on with a mapping."""
         self._arrow.close()
         self._entries.close()
+        self.extremes.close()
 
     def remove(self, force_names: Callable[[], None]) -> None:
         self.hold()
         self.close()
+        self.extremes.stop()
         if len(self._table):
             super().remove(force_names)
             return
         there = self._disk.names(self.name.directory)
         # The schema message goes last: it alone tells where an empty segment starts.
-        for path in (self.name.entries, self.name.arrow):
+        for path in (self.name.extremes, self.name.entries, self.name.arrow):
             if path.name in there:
                 self._disk.remove(path)
                 force_names()
@@ -202,6 +210,7 @@ class ActiveSegment(Segment):
             table,
             verified=True,
             file=self._file,
+            extremes=self.extremes,
         )
         segment.set_aborted(self.aborted(table))
         return segment

@@ -10,7 +10,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 
 from spark_stream.consistency.entries import (
@@ -18,7 +17,6 @@ from spark_stream.consistency.entries import (
     Kind,
     Table,
     at_offset,
-    first_at_or_after,
 )
 from spark_stream.consistency.ids import NO_TRANSACTION, EntryIndex, LeaderEpoch, Offset
 from spark_stream.consistency.leader import Boundary
@@ -26,13 +24,16 @@ from spark_stream.consistency.producers import NOBODY, Stamp
 from spark_stream.errors import EntriesGone, IsologError, StorageFailure
 from spark_stream.storage.active import ActiveSegment
 from spark_stream.storage.checking import Piece, Suspect, is_sound, pieces
+from spark_stream.storage.chunks import Chunk
 from spark_stream.storage.damage import Damage
 from spark_stream.storage.disk import HOST_DISK, Disk
 from spark_stream.storage.endings import Endings
+from spark_stream.storage.filtering import Filtering, RowFilter
 from spark_stream.storage.flush_timer import FlushTimer
 from spark_stream.storage.log_format import UNLIMITED, LogFormat, Prepared, marker_at
+from spark_stream.storage.moments import first_offset_at
 from spark_stream.storage.opening import Opened, open_files
-from spark_stream.storage.reading import Budget, Chunk, read_segment
+from spark_stream.storage.reading import Budget, Wanted, read_segments
 from spark_stream.storage.retention import SegmentFacts, due_by_age, is_too_old, removable
 from spark_stream.storage.rolling import rows_that_fit
 from spark_stream.storage.segment import Segment
@@ -159,6 +160,7 @@ class PartitionLog:
         end = self.end
         entry = batch.entry_at(end, leader_epoch, now, stamp)
         self._write(entry, batch.message)
+        self._active.note_extremes(entry, batch.extremes)
         return end.offset
 
     def mark(
@@ -337,7 +339,8 @@ class PartitionLog:
             self._active.flush()
             self._forcing.mark(self._active.end)
         finally:
-            self._active.close()
+            for segment in self._segments:
+                segment.close()
             self._forcing.close()
 
     # -- reading --------------------------------------------------------------------------------
@@ -351,6 +354,8 @@ class PartitionLog:
         max_bytes: int = UNLIMITED,
         *,
         committed: bool = False,
+        rows: RowFilter | None = None,
+        locating: bool = False,
     ) -> Iterator[Chunk]:
         """The records of ``[start, end)`` in order, in batches of a good size.
 
@@ -360,22 +365,21 @@ class PartitionLog:
         of a stretch, a chunk without rows says how far the read got: unless a limit or damage ends
         the read, the last chunk's ``next_offset`` is ``end``.
 
+        ``rows``: only what this filter keeps, and batches that hold nothing of it are not read;
+        ``max_records`` counts what it keeps.
+
+        ``locating``: chunks say where their rows lie and have none; not together with ``rows``.
+
         Raises:
             DamagedSegment: the next record of the range is damaged.
         """
-        budget = Budget(max_records, max_bytes)
-        position = start
-        for segment in self.segments:
-            if position >= end or budget.spent():
-                return
-            if position >= segment.end.offset:
-                continue
-            with self._damage.noted():
-                for chunk in read_segment(segment, position, end, columns, budget, committed):
-                    position = chunk.next_offset
-                    yield chunk
-            if position < min(end, segment.end.offset):
-                return  # the budget is spent, or damage follows
+        budget, log_format = Budget(max_records, max_bytes), self.format
+        filtering = None
+        if rows is not None:
+            filtering = Filtering(rows, log_format.schema, log_format.timestamp_column)
+        wanted = Wanted(columns, committed, filtering, locating)
+        with self._damage.noted():
+            yield from read_segments(self.segments, start, end, wanted, budget)
 
     def read_entries(
         self, first: EntryIndex, max_bytes: int, upto: EntryIndex | None = None
@@ -421,25 +425,9 @@ class PartitionLog:
         return False
 
     def offset_at(self, timestamp: int) -> Offset | None:
-        """The first offset whose record has a timestamp at or after this one; None: no record has.
-
-        Microseconds since the epoch. Timestamps need not rise with offsets: the first in the order
-        of offsets is meant, as with Kafka's offsetsForTimes.
-        """
-        column = self.format.timestamp_column
-        for segment in self.segments:
-            table = segment.table
-            row = first_at_or_after(table, timestamp)
-            if row is None:
-                continue
-            base = int(table[row]["base_offset"])
-            if column is None:
-                return Offset(base)
-            with self._damage.noted():
-                batch, _ = segment.decode(np.array([row]), [column])
-            late = batch.column(0).cast(pa.int64()).to_numpy(zero_copy_only=False) >= timestamp
-            return Offset(base + int(np.argmax(late)))
-        return None
+        """:meth:`ReplicaLog.offset_at`."""
+        with self._damage.noted():
+            return first_offset_at(self.segments, timestamp, self.format.timestamp_column)
 
     # -- housekeeping ---------------------------------------------------------------------------
 

@@ -9,25 +9,33 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from spark_stream.batches import crc32c
 from spark_stream.consistency.entries import Entry, Kind
 from spark_stream.consistency.ids import LeaderEpoch
 from spark_stream.consistency.leader import Boundary
 from spark_stream.consistency.producers import Stamp
-from spark_stream.storage.codec import Codec, crc32c
+from spark_stream.storage.codec import Codec
+from spark_stream.storage.extremes import RECORDS_MIN, Rows
 from spark_stream.storage.settings import LogSettings
 
 UNLIMITED: Final = 1 << 62
 _FEW: Final = 16
 
+_ROW_PART_MIN: Final = 16  # times a row of extremes: what is written beside a batch is far smaller
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A batch ready to be appended: encoding and checksum are done outside the partition's lock."""
+    """A batch ready to be appended: encoding and checksum are done outside the partition's lock.
+
+    ``extremes``: what is known of its values; None: nothing that would be worth its place.
+    """
 
     records: int
     message: pa.Buffer
     crc: int
     timestamp: int
+    extremes: Rows | None = None
 
     def entry_at(self, place: Boundary, leader_epoch: LeaderEpoch, now: int, stamp: Stamp) -> Entry:
         """The batch's entry at this place of a log; ``now`` in microseconds since the epoch."""
@@ -95,7 +103,19 @@ class LogFormat:
         if batch.num_rows == 0:
             raise ValueError("a batch has at least one record")
         message = self.codec.encode(batch)
-        return Prepared(batch.num_rows, message, crc32c(message), self._greatest(batch, now))
+        return Prepared(
+            batch.num_rows,
+            message,
+            crc32c(message),
+            self._greatest(batch, now),
+            self._extremes(batch, message.size),
+        )
+
+    def _extremes(self, batch: pa.RecordBatch, size: int) -> Rows | None:
+        """What costs little to find out now; a filtered read finds out the rest."""
+        layout = self.codec.layout
+        worth = batch.num_rows >= RECORDS_MIN and size >= _ROW_PART_MIN * layout.row.itemsize
+        return layout.described(batch, layout.quick) if worth and layout.quick else None
 
     def _greatest(self, batch: pa.RecordBatch, now: int) -> int:
         if self.timestamp_column is None:

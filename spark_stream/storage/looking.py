@@ -13,14 +13,15 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from spark_stream.batches import facts_of, header_length
 from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE, Table, valid_prefix
 from spark_stream.consistency.ids import EntryIndex, Offset
 from spark_stream.consistency.leader import Boundary
 from spark_stream.errors import DamagedSegment
 from spark_stream.storage.active import header_of
-from spark_stream.storage.codec import Codec, facts_of, header_length, intact_entries, intact_rows
+from spark_stream.storage.codec import Codec, intact_entries, intact_rows
 from spark_stream.storage.disk import Disk
-from spark_stream.storage.segment import SegmentName
+from spark_stream.storage.segment import EXTREMES, SegmentName
 from spark_stream.storage.tails import ENDING
 
 NOTHING = pa.py_buffer(b"")
@@ -229,6 +230,10 @@ def tidied(disk: Disk, directory: Path, names: list[str]) -> list[str]:
         if removed != name and is_segment_file(removed):  # a removal left half done
             segment = SegmentName(directory, base_of(removed))
             segment.finish_removal(disk, lambda: disk.sync_directory(directory))
+            tidy = False
+        known = name.removesuffix(EXTREMES)  # of a segment that is not there any more
+        if known != name and not {f"{known}.entries", f"{known}.arrow"} & set(names):
+            disk.remove(directory / name)
             tidy = False
     return names if tidy else disk.names(directory)
 

@@ -9,16 +9,17 @@ runs of entries.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-import pyarrow as pa
 
 from spark_stream.consistency.entries import Kind, at_offset
 from spark_stream.consistency.ids import Offset
 from spark_stream.errors import DamagedSegment
+from spark_stream.storage.chunks import Chunk, Stored
+from spark_stream.storage.filtering import Filtering
 from spark_stream.storage.segment import Segment
 
 # Large enough that a batch's fixed costs vanish, small enough that a few of them fit anywhere.
@@ -29,34 +30,6 @@ _ALONE_BYTES_MIN: Final = 256 << 10
 _SKIPPED_BYTES_MIN: Final = 256 << 10
 # How many entries a read looks at in one go, so that one that ends early looks at few.
 _WINDOW_ENTRIES: Final = 1 << 16
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Records in the order of their offsets: ``batch`` has the wanted columns.
-
-    ``spans`` are the runs of consecutive offsets among its rows: (base offset, count), int64, shape
-    (runs, 2); more than one only where aborted records lie between. ``timestamps`` (microseconds)
-    and ``counts`` have one item for each entry the batch came from: ``timestamps[i]`` is the
-    greatest record timestamp of the ``counts[i]`` rows of entry i.
-
-    ``next_offset`` is where to read on: behind the last row and the aborted records that follow it.
-    A chunk without rows says only that, and ``base_offset`` is where it began to look.
-    """
-
-    base_offset: Offset
-    batch: pa.RecordBatch
-    timestamps: np.ndarray
-    counts: np.ndarray
-    spans: np.ndarray
-    next_offset: Offset
-
-    def offsets(self) -> np.ndarray:
-        """The offset of every row, int64, shape (rows,)."""
-        counts = self.spans[:, 1]
-        before = np.cumsum(counts) - counts
-        rows = np.arange(self.batch.num_rows, dtype=np.int64)
-        return np.asarray(rows + np.repeat(self.spans[:, 0] - before, counts))
 
 
 @dataclass(slots=True)
@@ -87,8 +60,19 @@ class Visible:
     until: Offset
 
     @classmethod
-    def of(cls, segment: Segment, start: Offset, end: Offset, *, committed: bool) -> Visible:
-        """Those of ``[start, end)``, or of a first part of it; it is not empty and can be read."""
+    def of(
+        cls,
+        segment: Segment,
+        start: Offset,
+        end: Offset,
+        *,
+        committed: bool,
+        filtering: Filtering | None = None,
+    ) -> Visible:
+        """Those of ``[start, end)``, or of a first part of it; it is not empty and can be read.
+
+        Batches that can hold nothing of a filtering are left out like aborted ones.
+        """
         table = segment.table
         aborted = segment.aborted(table) if committed else None
         first, last = at_offset(table, start), at_offset(table, Offset(end - 1)) + 1
@@ -99,6 +83,8 @@ class Visible:
         seen = rows["kind"] == Kind.DATA
         if aborted is not None:
             seen &= ~aborted[first:last]
+        if filtering is not None:
+            seen &= filtering.candidates(segment, table, first, last)
         places = np.flatnonzero(seen)
         whole = len(places) == len(rows)
         columns = (
@@ -129,48 +115,66 @@ class Visible:
         return Offset(int(self.bases[item + 1])) if item + 1 < len(self.bases) else self.until
 
 
-def read_segment(
-    segment: Segment,
-    start: Offset,
-    end: Offset,
-    columns: Sequence[str] | None,
-    budget: Budget,
-    committed: bool = False,
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a read is after: these columns (None: all) of which records.
+
+    ``locating``: where the records lie, in their place; there is no filtering then.
+    """
+
+    columns: Sequence[str] | None = None
+    committed: bool = False
+    filtering: Filtering | None = None
+    locating: bool = False
+
+
+def read_segments(
+    segments: Iterable[Segment], start: Offset, end: Offset, wanted: Wanted, budget: Budget
 ) -> Iterator[Chunk]:
-    """The records of ``[start, end)`` in this segment, in order, until the budget is spent.
+    """The records of ``[start, end)`` in order, until the budget is spent or damage is met.
+
+    With a filtering a chunk has the rows that match, maybe none; the budget's bytes are those read.
 
     Raises:
         DamagedSegment: the first record of the range fails its checksum. Where a later one does,
             what is good before it is given, and the next read meets the damage.
     """
-    try:
-        yield from _chunks(segment, start, end, columns, budget, committed)
-    except DamagedSegment:
-        if not budget.started:
-            raise
+    position = start
+    for segment in segments:
+        if position >= end or budget.spent():
+            return
+        if position >= segment.end.offset:
+            continue
+        try:
+            for chunk in _chunks(segment, position, end, wanted, budget):
+                position = chunk.next_offset
+                yield chunk
+        except DamagedSegment:
+            if not budget.started:
+                raise
+            return
+        if position < min(end, segment.end.offset):
+            return  # the budget is spent
 
 
 def _chunks(
-    segment: Segment,
-    start: Offset,
-    end: Offset,
-    columns: Sequence[str] | None,
-    budget: Budget,
-    committed: bool,
+    segment: Segment, start: Offset, end: Offset, wanted: Wanted, budget: Budget
 ) -> Iterator[Chunk]:
     end = min(end, segment.end.offset)
-    wanted = None if columns is None else list(columns)
+    columns = None if wanted.columns is None else list(wanted.columns)
     while start < end and not budget.spent():
-        visible = Visible.of(segment, start, end, committed=committed)
+        visible = Visible.of(
+            segment, start, end, committed=wanted.committed, filtering=wanted.filtering
+        )
         if not len(visible.places):
-            yield _nothing(segment, start, visible.until, wanted)
+            yield _nothing(segment, start, visible.until, columns)
             start = visible.until
         for low, high in visible.runs():
             stops = visible.following(high - 1)
             while start < stops:
                 if budget.spent():
                     return
-                chunk = _chunk(segment, visible, low, high, start, wanted, budget)
+                chunk = _chunk(segment, visible, low, high, start, columns, wanted, budget)
                 start = chunk.next_offset
                 yield chunk
 
@@ -187,29 +191,40 @@ def _chunk(
     last: int,
     start: Offset,
     columns: list[str] | None,
+    wanted: Wanted,
     budget: Budget,
 ) -> Chunk:
     """The next chunk from ``start`` on of the items from ``first`` to ``last`` (exclusive)."""
-    items = slice(first, last)
+    items, filtering = slice(first, last), wanted.filtering
     bases, counts, places = visible.bases[items], visible.counts[items], visible.places[items]
     edges = np.cumsum(counts)
     total, size = int(edges[-1]), int(visible.lengths[items].sum())
     at = int(np.searchsorted(bases + counts, start, side="right"))
     skip = int(edges[at] - counts[at]) + max(0, int(start - bases[at]))
     beyond = max(0, int(bases[-1] + counts[-1]) - visible.until)
-    take = min(total - beyond - skip, max(1, budget.records))
+    most = max(1, budget.records)
+    take = total - beyond - skip if filtering else min(total - beyond - skip, most)
     if size > budget.bytes:
         take = min(take, max(1, total * max(0, budget.bytes) // size))
     # Only the entries that the rows come from are loaded, and maybe not all of them.
     high = int(np.searchsorted(edges, skip + take, side="left")) + 1
-    batch, taken = segment.decode(places[at:high], columns)
+    reading = columns if filtering is None else filtering.reading(columns)
+    stored: Stored | None = None
+    if wanted.locating:
+        stored, taken = segment.locate(places[at:high])
+        batch = segment.blank(columns)
+    else:
+        batch, taken = segment.decode(places[at:high], reading)
     high = at + taken
+    if filtering is not None:
+        filtering.learn(segment, segment.table, places[at:high], batch)
     take = min(take, int(edges[high - 1]) - skip)
     lead = skip - int(edges[at] - counts[at])
-    if lead or take != batch.num_rows:
+    if stored is not None:
+        stored = replace(stored, lead=lead)
+    elif lead or take != batch.num_rows:
         batch = batch.slice(lead, take)
     budget.started = True
-    budget.records -= take
     budget.bytes -= max(1, size * take // total)
     kept = np.diff(np.clip(edges[at:high], skip, skip + take), prepend=skip)
     froms = bases[at:high].copy()
@@ -217,14 +232,19 @@ def _chunk(
     end = Offset(int(froms[-1] + kept[-1]))
     if end == bases[high - 1] + counts[high - 1]:
         end = visible.following(first + high - 1)
-    return Chunk(
+    chunk = Chunk(
         Offset(int(froms[0])),
         batch,
         visible.timestamps[first + at : first + high],
         kept,
         _spans(froms, kept),
         min(end, visible.until),
+        stored=stored,
     )
+    if filtering is not None:
+        chunk = filtering.applied(chunk, columns, most)
+    budget.records -= chunk.batch.num_rows if stored is None else take
+    return chunk
 
 
 def _spans(bases: np.ndarray, counts: np.ndarray) -> np.ndarray:

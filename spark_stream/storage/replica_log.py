@@ -15,8 +15,9 @@ from spark_stream.consistency.producers import NOBODY, Stamp
 from spark_stream.errors import StorageFailure
 from spark_stream.storage.aside import Cut
 from spark_stream.storage.checking import Piece, Suspect
+from spark_stream.storage.chunks import Chunk
+from spark_stream.storage.filtering import RowFilter
 from spark_stream.storage.log_format import UNLIMITED, LogFormat, Prepared
-from spark_stream.storage.reading import Chunk
 from spark_stream.storage.stored import StoredEntries
 
 
@@ -137,6 +138,8 @@ class ReplicaLog(Protocol):
         max_bytes: int = UNLIMITED,
         *,
         committed: bool = False,
+        rows: RowFilter | None = None,
+        locating: bool = False,
     ) -> Iterator[Chunk]: ...
     def read_entries(
         self, first: EntryIndex, max_bytes: int, upto: EntryIndex | None = None
@@ -168,4 +171,9 @@ class ReplicaLog(Protocol):
         """
 
     def has_aborted(self, start: Offset, end: Offset) -> bool: ...
-    def offset_at(self, timestamp: int) -> Offset | None: ...
+    def offset_at(self, timestamp: int) -> Offset | None:
+        """The first offset whose record has a timestamp at or after this one; None: no record has.
+
+        Microseconds since the epoch. Timestamps need not rise with offsets: the first in the order
+        of offsets is meant, as with Kafka's offsetsForTimes.
+        """

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -19,15 +20,20 @@ from spark_stream.consistency.entries import ENTRY_SIZE, Kind, Table, next_offse
 from spark_stream.consistency.ids import EntryIndex, Offset
 from spark_stream.consistency.leader import Boundary
 from spark_stream.errors import DamagedSegment, IsologError
+from spark_stream.storage.chunks import Stored
 from spark_stream.storage.codec import Codec, first_broken_batch, gathered
 from spark_stream.storage.disk import Disk
+from spark_stream.storage.extreme_files import SegmentExtremes
 from spark_stream.storage.mapping import MappedFile
+from spark_stream.storage.settings import Compression
 from spark_stream.storage.stored import StoredEntries
+
+EXTREMES: Final = ".extremes"
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentName:
-    """Where a segment's two files are."""
+    """Where a segment's files are."""
 
     directory: Path
     base_offset: int
@@ -41,12 +47,17 @@ class SegmentName:
         return self.directory / f"{self.base_offset:020d}.entries"
 
     @property
+    def extremes(self) -> Path:
+        """What is known of the values in the batches; it may be missing."""
+        return self.directory / f"{self.base_offset:020d}{EXTREMES}"
+
+    @property
     def gone(self) -> Path:
         """The entries file of a segment that is being removed."""
         return self.directory / f"{self.base_offset:020d}.entries.gone"
 
     def remove(self, disk: Disk, force_names: Callable[[], None]) -> None:
-        """Deletes both files; readers that mapped them keep what they mapped."""
+        """Deletes the files; readers that mapped them keep what they mapped."""
         disk.rename(self.entries, self.gone)
         force_names()
         self.finish_removal(disk, force_names)
@@ -55,6 +66,7 @@ class SegmentName:
         """The rest of a removal, once the entries file has the name ``gone``."""
         disk.remove(self.arrow)
         force_names()
+        disk.remove(self.extremes)
         disk.remove(self.gone)
 
 
@@ -77,6 +89,7 @@ class Segment:
         verified: bool = False,
         has_tail: bool = False,
         file: MappedFile | None = None,
+        extremes: SegmentExtremes | None = None,
     ) -> None:
         """``has_tail``: its ``.arrow`` file, ``file``, has more bytes than its entries name."""
         self.name = name
@@ -85,6 +98,7 @@ class Segment:
         self._disk = disk
         self._codec = codec
         self._table = table
+        self.extremes = extremes or SegmentExtremes(disk, name.extremes, first, codec.layout)
         self._aborted: np.ndarray | None = None
         self._file = file or MappedFile(disk, name.arrow)
         self._verified: np.ndarray | None = None if verified else np.zeros(len(table), np.bool_)
@@ -196,6 +210,27 @@ class Segment:
         data, sound = self._load(places)
         return self._codec.decode(data, sound, columns)
 
+    def locate(self, places: np.ndarray) -> tuple[Stored, int]:
+        """Where the batches at these rows of the table lie; and how many of them are sound.
+
+        Raises:
+            DamagedSegment: the first batch fails its checksum.
+            StorageFailure: the file is gone.
+        """
+        rows = self._table[places]
+        if self._untrusted(places):
+            _, sound = self._load(places)
+            rows = rows[:sound]
+        starts, lengths = rows["position"], rows["length"]
+        apart = np.flatnonzero(starts[1:] != starts[:-1] + lengths[:-1]) + 1
+        edges = np.concatenate((np.zeros(1, np.int64), apart))
+        parts = np.stack((starts[edges], np.add.reduceat(lengths, edges)), axis=1)
+        device, inode = self._disk.identity(self.name.arrow)
+        first, crc = int(lengths[0]), int(rows[0]["data_crc"])
+        compressed = self._codec.compression is not Compression.NONE
+        found = Stored(self.name.arrow, device, inode, parts, len(rows), first, crc, compressed)
+        return found, len(rows)
+
     def blank(self, columns: list[str] | None) -> pa.RecordBatch:
         """A batch without rows, of the same columns as :meth:`decode` gives."""
         schema = self._codec.schema
@@ -286,6 +321,7 @@ class Segment:
             table,
             verified=self._verified is None,
             file=MappedFile(self._disk, self.name.arrow, self._file.mapped),
+            extremes=self.extremes,
         )
         shorter.has_tail = self.has_tail or self.data_end > shorter.data_end
         shorter.set_aborted(self.aborted(table))
@@ -297,10 +333,12 @@ class Segment:
         """Nothing: a segment is forced before it is closed."""
 
     def close(self) -> None:
-        """Nothing: only the active segment has open files."""
+        """Closes what is open: of a closed segment only what readers have learned is written."""
+        self.extremes.close()
 
     def remove(self, force_names: Callable[[], None]) -> None:
-        """Deletes both files; readers that have the segment go on with a mapping."""
+        """Deletes the files; readers that have the segment go on with a mapping."""
+        self.extremes.stop()
         with suppress(IsologError):  # without its file nothing can be read of it anyway
             self.hold()
         self.name.remove(self._disk, force_names)

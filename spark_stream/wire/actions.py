@@ -16,6 +16,12 @@ from spark_stream.wire.cluster_messages import (
     MoveReplicas,
     NamedBroker,
 )
+from spark_stream.wire.consumer_messages import (
+    NamedReaders,
+    PinnedStart,
+    PinStart,
+    RecordProgress,
+)
 from spark_stream.wire.messages import (
     AlterTopic,
     AtomicCut,
@@ -25,10 +31,10 @@ from spark_stream.wire.messages import (
     Empty,
     FindLeaders,
     Leaders,
+    ListedOffsets,
     ListOffsets,
     Message,
     NamedTopic,
-    Offsets,
     Status,
     TopicFacts,
     TopicNames,
@@ -74,7 +80,7 @@ ACTIONS: Final[dict[str, Action]] = {
     "delete-topic": Action(NamedTopic, Empty),
     "describe-topic": Action(NamedTopic, TopicFacts),
     "list-topics": Action(Empty, TopicNames),
-    "list-offsets": Action(ListOffsets, Offsets),
+    "list-offsets": Action(ListOffsets, ListedOffsets),
     "find-leaders": Action(FindLeaders, Leaders),
     "list-brokers": Action(Empty, BrokerList),
     "describe-cluster": Action(Empty, ClusterFacts),
@@ -102,5 +108,9 @@ ACTIONS: Final[dict[str, Action]] = {
     "check-consumer": Action(OwnedConsumer, Empty),
     "consumer-position": Action(NamedConsumer, Positions),
     "commit-position": Action(Positions, Empty),
+    "pin-start": Action(PinStart, PinnedStart),
+    "record-progress": Action(RecordProgress, Empty),
+    "list-consumers": Action(Empty, NamedReaders),
+    "delete-consumer": Action(NamedConsumer, Empty),
     "atomic-cut": Action(AtomicCut, Cut),
 }

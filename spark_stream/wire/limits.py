@@ -21,6 +21,10 @@ WAIT_MS_MAX: Final = 60_000
 FETCH_BYTES_DEFAULT: Final = 32 << 20
 """What a fetch of our client asks for: large enough to be free, small enough for a deadline."""
 
+FILTER_CHARACTERS_MAX: Final = 64 << 10
+"""The text of a filter: a list of some thousand values. To read so much takes a broker a second at
+most, and it remembers what it has read."""
+
 REQUEST_TIMEOUT_S: Final = 30.0
 """How long a client waits for an answer that should come at once."""
 

@@ -6,6 +6,7 @@ Where they travel:
 
 =================  ====================================================================
 ``Fetch``          the ticket of a DoGet
+``FetchMany``      the ticket of a DoGet for several ranges
 ``ChunkFacts``     app_metadata of every batch that a DoGet answers with
 ``EndFacts``       app_metadata of its last, empty batch
 ``AppendTo``       the command descriptor of a DoPut
@@ -21,6 +22,7 @@ sinks in ``sink_messages``, and about steps that one broker asks of another in `
 from __future__ import annotations
 
 import json
+import re
 from typing import Annotated, Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -40,6 +42,8 @@ TimeoutField = Annotated[int, Field(ge=1, le=TRANSACTION_TIMEOUT_MS_MAX)]
 
 EARLIEST: Final = -2
 LATEST: Final = -1
+
+_SEVERAL: Final = re.compile(rb'"fetches"\s*:')
 
 
 class Message(BaseModel):
@@ -87,7 +91,12 @@ class Fetch(Message):
     ``start_lineage``, ``end_lineage``: what the reader remembers of ``start``, where it is, and of
     ``end`` (:mod:`spark_stream.consistency.lineage`); DATA_LOSS if offsets below them were cut off
     since, and are other records now. ``leader_epoch``: the epoch in which the reader knows the
-    leader that it asks.
+    leader that it asks. ``machine``: the boot id of the machine that the reader is on; a leader on
+    the same may say where records lie, in their place (``ChunkFacts.stored``).
+
+    ``filter``: a predicate in Spark's SQL over the columns that the topic shows; only records for
+    which it is true are sent. ``max_records`` counts those, ``max_bytes`` what is read for them.
+    The offsets of the rows are told only where the column ``_offset`` is asked for.
     """
 
     topic: Name
@@ -96,6 +105,7 @@ class Fetch(Message):
     end: OffsetField | None = None
     isolation: Isolation = Isolation.READ_UNCOMMITTED
     columns: list[Name] | None = None
+    filter: Annotated[str, Field(min_length=1)] | None = None
     max_records: Annotated[int, Field(ge=1, le=INT64_MAX)] | None = None
     max_bytes: Annotated[int, Field(ge=1, le=INT64_MAX)] | None = None
     wait_ms: Annotated[int, Field(ge=0, le=WAIT_MS_MAX)] = 0
@@ -104,6 +114,25 @@ class Fetch(Message):
     start_lineage: LineageField = ()
     end_lineage: LineageField = ()
     leader_epoch: OffsetField | None = None
+    machine: Annotated[str, Field(min_length=1, max_length=100)] | None = None
+
+
+class FetchMany(Message):
+    """Several ranges in one answer, one after the other: all led by one broker, of equal columns.
+
+    No fetch of them waits or follows.
+    """
+
+    fetches: Annotated[list[Fetch], Field(min_length=1)]
+
+    @classmethod
+    def from_ticket(cls, ticket: bytes) -> Self | None:
+        """What the ticket says, if it is one for several ranges; None: it is a Fetch.
+
+        Of a JSON object only the name of a field has these bytes: quotes within texts are escaped,
+        and behind a value there is no colon.
+        """
+        return cls.from_bytes(ticket) if _SEVERAL.search(ticket) else None
 
 
 class BoundsFacts(Message):
@@ -115,19 +144,54 @@ class BoundsFacts(Message):
     log_end_offset: OffsetField
 
 
+class StoredFacts(Message):
+    """Where records lie: in the file at ``path``, which a reader on the leader's machine can map.
+
+    ``device`` and ``inode`` are the file's. ``parts``: start and length of each run of bytes, one
+    after the other; together they are ``entries`` messages. ``crc``: the CRC-32C of the first
+    ``first`` bytes, which are the first message. ``compressed``: maybe the messages' bodies are. Of
+    the first one's rows ``lead`` are not meant; ``rows`` of
+    those that follow are. ``base``, ``next``, ``lineage`` and ``spans`` as in ChunkFacts.
+    ``timestamps``, of each message, and ``counts``, how many of its rows are meant, are there if
+    ``_timestamp`` was asked for.
+    """
+
+    path: str
+    device: int
+    inode: int
+    parts: list[OffsetField]
+    entries: int
+    first: int
+    crc: int
+    compressed: bool
+    lead: int
+    rows: int
+    base: OffsetField
+    next: OffsetField
+    lineage: LineageField = ()
+    spans: list[list[OffsetField]] | None = None
+    timestamps: list[int] | None = None
+    counts: list[int] | None = None
+
+
 class ChunkFacts(Message):
     """Rows ``base``, ``base + 1``, … of a partition; the next batch starts at or after ``next``.
 
-    ``lineage``: that of ``next``.
+    ``lineage``: that of ``next``. ``fetch``: which fetch of a FetchMany this answers.
 
     Where rows are missing (records of aborted transactions were dropped), ``spans`` has the offsets
-    that there are: [first, count] of each run of rows.
+    that there are: [first, count] of each run of rows. Of a fetch with a filter there are no spans:
+    ``base`` is the first row's offset, and a column has the others.
+
+    ``stored``: the batch has no rows, and this is where they lie.
     """
 
     base: OffsetField
     next: OffsetField
     lineage: LineageField = ()
     spans: list[list[OffsetField]] | None = None
+    fetch: int | None = None
+    stored: list[StoredFacts] | None = None
 
 
 class EndFacts(Message):
@@ -137,7 +201,8 @@ class EndFacts(Message):
 
     ``partitions``: how many the topic has now, so that a consumer learns when there are more.
     ``leader_epoch``: in which the leader answered. ``bounds``: None where they cannot be told,
-    because a new leader does not know yet what the one before has told.
+    because a new leader does not know yet what the one before has told. ``fetch``: which fetch of a
+    FetchMany ends here; ``error``: why it went no further.
     """
 
     next: OffsetField
@@ -146,6 +211,8 @@ class EndFacts(Message):
     bounds: BoundsFacts | None = None
     partitions: int | None = None
     leader_epoch: int | None = None
+    fetch: int | None = None
+    error: dict[str, Any] | None = None
 
 
 class CutTopic(Message):
@@ -349,14 +416,16 @@ class BrokerList(Message):
     brokers: list[BrokerAddress]
 
 
-class ListOffsets(Message):
-    """For each partition the offset that a place means, under an isolation level.
+class AskedTopic(Message):
+    """For each partition of a topic the offset that a place means, under an isolation level.
 
     ``timestamp`` in microseconds since the epoch: the first offset at or after it, or the
     isolation's bound where there is none. Without it ``at``: -2 earliest, -1 latest.
     ``partitions``: None is all. ``lineages``: of each partition those of which to tell up to where
     they survive.
     ``ranges``: partition → [start, end), of which to tell whether uncommitted records are in them.
+    ``sizes``: partition → [start, end), of which to tell the stored bytes. ``budgets``: partition →
+    [start, end, bytes]: how far does a reader at the start come with so many stored bytes?
     """
 
     topic: Name
@@ -366,16 +435,27 @@ class ListOffsets(Message):
     isolation: Isolation = Isolation.READ_UNCOMMITTED
     lineages: dict[PartitionField, list[LineageField]] = {}
     ranges: dict[PartitionField, tuple[OffsetField, OffsetField]] = {}
+    sizes: dict[PartitionField, tuple[OffsetField, OffsetField]] = {}
+    budgets: dict[PartitionField, tuple[OffsetField, OffsetField, OffsetField]] = {}
+
+
+class ListOffsets(Message):
+    """Asks about offsets of any topics. ``names``: the names of all topics are wanted too."""
+
+    topics: list[AskedTopic]
+    names: bool = False
 
 
 class Offsets(Message):
-    """What ListOffsets found, with what a streaming offset is made of.
+    """What was asked about a topic, with what a streaming offset is made of.
 
     ``epochs``: the leader epoch of each partition. ``lineages``: those of ``offsets``.
     ``surviving``: for each lineage that was asked about, up to which offset the log still has what
     it tells of. ``uncommitted``: partitions with records of aborted or open transactions in their
     ranges. ``elsewhere``: partitions that were asked for and are led by other brokers, which are to
     be asked for them.
+    ``sizes``: the stored bytes of a range that was asked about, and those of its first record.
+    ``reached``: up to which offset whole records take no more than their budget.
     """
 
     topic_id: str
@@ -387,6 +467,16 @@ class Offsets(Message):
     surviving: dict[int, list[int]] = {}
     uncommitted: list[int] = []
     elsewhere: list[LeaderFacts] = []
+    sizes: dict[int, tuple[int, int]] = {}
+    reached: dict[int, int] = {}
+
+
+class ListedOffsets(Message):
+    """What ListOffsets found, by topic; ``unknown``: the errors of topics that there are not."""
+
+    topics: dict[str, Offsets]
+    unknown: dict[str, dict[str, Any]] = {}
+    names: list[str] | None = None
 
 
 class Status(Message):

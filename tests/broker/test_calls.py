@@ -15,7 +15,7 @@ from spark_stream.errors import UnknownTopic
 from spark_stream.wire.actions import ACTIONS
 from spark_stream.wire.limits import CONTROL_BYTES_MAX
 from spark_stream.wire.schemas import DEFAULT_SCHEMA
-from tests.support import CALL, NUMBERS, act, answers, fetched, numbers, ticket, typed
+from tests.support import CALL, NUMBERS, act, answers, fetched, listed, numbers, ticket, typed
 
 
 @pytest.fixture
@@ -99,20 +99,20 @@ def test_a_path_that_names_nothing(flight, hundred, path, code):
 @pytest.mark.parametrize("field", ["at", "timestamp", "partitions"])
 @pytest.mark.parametrize("value", [10**30, -(10**30), 2**63, -(2**63) - 1, 1.5, True, "0", [2**40]])
 def test_offsets_of_a_place_that_is_none(flight, hundred, field, value):
-    code = code_of(lambda: act(flight, "list-offsets", topic=hundred, **{field: value}))
+    code = code_of(lambda: listed(flight, hundred, **{field: value}))
     assert code == "INVALID_REQUEST"
 
 
 @pytest.mark.parametrize("timestamp", [2**63 - 1, -(2**63)])
 def test_the_first_and_the_last_moment_there_are(flight, hundred, timestamp):
-    found = act(flight, "list-offsets", topic=hundred, timestamp=timestamp, partitions=[0])
+    found = listed(flight, hundred, timestamp=timestamp, partitions=[0])
     assert found["offsets"] == {"0": 100 if timestamp > 0 else 0}
 
 
 def test_offsets_of_some_partitions(flight, hundred):
-    assert act(flight, "list-offsets", topic=hundred, partitions=[])["offsets"] == {}
-    assert act(flight, "list-offsets", topic=hundred, partitions=[1, 1])["offsets"] == {"1": 0}
-    code = code_of(lambda: act(flight, "list-offsets", topic=hundred, partitions=[0, 2]))
+    assert listed(flight, hundred, partitions=[])["offsets"] == {}
+    assert listed(flight, hundred, partitions=[1, 1])["offsets"] == {"1": 0}
+    code = code_of(lambda: listed(flight, hundred, partitions=[0, 2]))
     assert code == "UNKNOWN_PARTITION"
 
 

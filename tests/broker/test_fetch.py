@@ -16,10 +16,10 @@ from tests.support import (
     CALL,
     NUMBERS,
     BrokerProcess,
-    act,
     answers,
     eventually,
     fetched,
+    listed,
     numbers,
     ticket,
     typed,
@@ -205,7 +205,7 @@ def test_latest_and_timestamps_resolve_under_every_isolation(
     for isolation in LEVELS:
 
         def at(isolation: str = isolation, **asked: int) -> int:
-            found = act(flight, "list-offsets", topic=topic, isolation=isolation, **asked)
+            found = listed(flight, topic, isolation=isolation, **asked)
             return int(found["offsets"]["0"])
 
         assert at(at=-2) == 0

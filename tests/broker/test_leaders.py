@@ -19,7 +19,7 @@ from spark_stream.errors import (
 )
 from tests.broker.pairs import pair
 from tests.broker.stamped import refused
-from tests.support import CALL, NUMBERS, BrokerProcess, act, fetched, numbers
+from tests.support import CALL, NUMBERS, BrokerProcess, act, fetched, listed, numbers
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_offsets_of_partitions_that_others_lead_are_left_to_those(brokers):
     for asked in brokers:
         flight = asked.flight()
         for topic, leader in zip("ab", brokers, strict=True):
-            found = act(flight, "list-offsets", topic=topic, partitions=[1])
+            found = listed(flight, topic, partitions=[1])
             here = asked is leader
             assert list(found["offsets"]) == (["1"] if here else [])
             elsewhere = [(each["partition"], each["address"]) for each in found["elsewhere"]]

@@ -16,7 +16,7 @@ from spark_stream.errors import (
     UnknownTransaction,
 )
 from tests.broker.stamped import Appender, Owner, bounds, refused, seen
-from tests.support import NUMBERS, BrokerProcess, act, eventually, fetched
+from tests.support import NUMBERS, BrokerProcess, act, eventually, fetched, listed
 
 COMMITTED = "read_committed"
 LEVELS = ("read_uncommitted", "read_replicated", "read_committed", "read_atomic")
@@ -92,18 +92,14 @@ def test_rows_with_gaps_say_their_offsets(flight, t):
 def test_latest_is_the_bound_of_the_callers_level(flight, t):
     owner = Owner(flight).begin()
     owner.put(t, 1, 5)
-    found = {
-        level: act(flight, "list-offsets", topic=t, isolation=level)["offsets"]["0"]
-        for level in LEVELS
-    }
+    found = {level: listed(flight, t, isolation=level)["offsets"]["0"] for level in LEVELS}
     assert found == dict(zip(LEVELS, (5, 5, 0, 0), strict=True))
     at = {
-        level: act(flight, "list-offsets", topic=t, timestamp=0, isolation=level)["offsets"]["0"]
-        for level in LEVELS
+        level: listed(flight, t, timestamp=0, isolation=level)["offsets"]["0"] for level in LEVELS
     }
     assert at == dict.fromkeys(LEVELS, 0)
     owner.commit()
-    assert act(flight, "list-offsets", topic=t, isolation=COMMITTED)["offsets"]["0"] == 5
+    assert listed(flight, t, isolation=COMMITTED)["offsets"]["0"] == 5
 
 
 # -- over partitions and topics -------------------------------------------------------------------

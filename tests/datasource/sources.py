@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
-
 from spark_stream.datasource.options import source_options
 from spark_stream.datasource.reader import IsologReader
 from spark_stream.datasource.stream_reader import IsologStreamReader
@@ -17,9 +15,9 @@ from tests.support import NUMBERS
 class Query:
     """A streaming query over ``bigint`` numbers; ``at`` is what its checkpoint has."""
 
-    def __init__(self, address: str, topics: str, at: Any = None, **options: Any) -> None:
+    def __init__(self, address: str, topics: str | None, at: Any = None, **options: Any) -> None:
         self.at = at
-        given = {"bootstrap": address, "subscribe": topics, **options}
+        given = _given(address, topics, options)
         self._given = {name: str(value) for name, value in given.items()}
         self.start()
 
@@ -32,9 +30,8 @@ class Query:
 
     def planned(self) -> Any:
         """The end of the next micro-batch: Spark writes it down, then reads up to it."""
-        limit = self._given.get("maxOffsetsPerTrigger")
-        read_limit = ReadAllAvailable() if limit is None else ReadMaxRows(int(limit))
-        return json.loads(json.dumps(self.reader.latestOffset(self.at, read_limit)))
+        limit = self.reader.getDefaultReadLimit()
+        return json.loads(json.dumps(self.reader.latestOffset(self.at, limit)))
 
     def read(self, end: Any) -> list[int]:
         """The numbers of a micro-batch, which ends the checkpoint's present one."""
@@ -53,9 +50,15 @@ class Query:
         return self.read(self.planned())
 
 
-def batch_read(address: str, topics: str, **options: Any) -> list[int]:
+def _given(address: str, topics: str | None, options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a query; without ``topics`` they say themselves what it reads."""
+    subscribed = {} if topics is None else {"subscribe": topics}
+    return {"bootstrap": address, **subscribed, **options}
+
+
+def batch_read(address: str, topics: str | None, **options: Any) -> list[int]:
     """What a batch query reads."""
-    given = {"bootstrap": address, "subscribe": topics, **options}
+    given = _given(address, topics, options)
     chosen = source_options({name: str(value) for name, value in given.items()}, streaming=False)
     reader = IsologReader(chosen, to_spark(NUMBERS))
     return [

@@ -10,11 +10,13 @@ import pytest
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.datasource import planning
 from spark_stream.datasource.offsets import TopicOffsets
-from spark_stream.datasource.options import Place, SourceOptions
+from spark_stream.datasource.options import SourceOptions
+from spark_stream.datasource.place import Place
 from spark_stream.datasource.planning import Planner
+from spark_stream.datasource.selection import Selection
 from spark_stream.wire.messages import CutTopic
 
-OPTIONS = SourceOptions(Place(path="x"), ("a", "b"), Isolation.READ_ATOMIC)
+OPTIONS = SourceOptions(Place(path="x"), Selection(("a", "b")), Isolation.READ_ATOMIC)
 
 
 class Leader:

@@ -104,7 +104,7 @@ def test_a_topic_that_goes_between_planning_and_reading(
                 [list(query.reader.read(each)) for each in partitions]
             return
         read = [sum(batch.num_rows for batch in query.reader.read(each)) for each in partitions]
-    assert read == [0, 10]
+    assert sum(read) == 10
     assert "offsets 0 to 9 went with their topic" in caplog.text
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spark_stream.datasource.limits import limited_records
 from spark_stream.datasource.offsets import TopicOffsets
-from spark_stream.datasource.pacing import shared_out
-from spark_stream.datasource.stream_reader import _limited
+from spark_stream.datasource.pacing import shared_bytes, shared_out
 
 backlogs = st.dictionaries(st.integers(0, 20), st.integers(0, 10**9), max_size=20)
 limits = st.integers(1, 10**9) | st.integers(1, 30)
@@ -76,8 +76,8 @@ def test_a_batch_that_is_planned_again_comes_out_the_same_and_the_next_one_moves
     ends = {"a": at(50, 40), "b": at(30)}
     begin, seen = {"a": at(7, 3), "b": at(0)}, []
     for _ in range(6):
-        following = _limited(begin, ends, 1)
-        assert _limited(begin, ends, 1) == following
+        following = limited_records(begin, ends, 1)
+        assert limited_records(begin, ends, 1) == following
         seen.append((*following["a"].offsets.values(), *following["b"].offsets.values()))
         begin = following
     assert seen[2] == (8, 4, 1)
@@ -92,3 +92,38 @@ def test_every_backlog_is_drained_in_the_end(backlog: dict[int, int], limit: int
         left = {key: left[key] - share for key, share in taken.items()}
         rounds += 1
     assert rounds == -(-sum(backlog.values()) // limit)
+
+
+sizes = st.dictionaries(
+    st.integers(0, 20),
+    st.tuples(st.integers(1, 10**6), st.integers(1, 10**6)).map(lambda pair: (max(pair), min(pair)))
+    | st.just((0, 0)),
+    max_size=20,
+)
+
+
+@given(sizes, limits, st.integers(0, 1 << 62))
+def test_bytes_stay_below_their_limit_unless_one_record_alone_is_larger(
+    backlog: dict[int, tuple[int, int]], limit: int, turn: int
+) -> None:
+    given_ = shared_bytes(backlog, limit, turn)
+    assert list(given_) == list(backlog)
+    assert shared_bytes(backlog, limit, turn) == given_
+    assert all(0 <= share <= backlog[key][0] for key, share in given_.items())
+    served = {key: share for key, share in given_.items() if share}
+    assert all(share >= backlog[key][1] for key, share in served.items())
+    if any(size for size, _ in backlog.values()):
+        assert served
+    if sum(given_.values()) > limit:
+        ((key, share),) = served.items()
+        assert share == backlog[key][1]
+    for key, (size, first) in backlog.items():
+        if size and not given_[key]:
+            assert first > limit - sum(backlog[each][1] for each in served)
+
+
+def test_a_record_above_the_limit_gets_its_turn_though_others_never_end() -> None:
+    """A thousand batches of two records: were it their number that gave the turn, it would never
+    come to the second partition."""
+    turns = (shared_bytes({0: (10**6, 10), 1: (500, 500)}, 100, 2 * n)[1] for n in range(1000))
+    assert any(turns)

@@ -14,8 +14,10 @@ from spark_stream.client.reading.fetching import Fetched
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.datasource import reader
 from spark_stream.datasource.offsets import Range
-from spark_stream.datasource.options import Place, SourceOptions
+from spark_stream.datasource.options import SourceOptions
+from spark_stream.datasource.place import Place
 from spark_stream.datasource.reader import RangeReader
+from spark_stream.datasource.selection import Selection
 from spark_stream.errors import BrokerUnavailable, DataLoss
 
 NUMBERS = pa.schema([("n", pa.int64())])
@@ -56,7 +58,8 @@ def read(
     monkeypatch.setattr(reader, "session", lambda place: here)
     monkeypatch.setattr(reader, "fetch_range", leader.fetch_range)
     monkeypatch.setattr(reader, "fetch_once", leader.fetch_once)
-    found = RangeReader(SourceOptions(Place(path="x"), ("t",), **options), SCHEMA).read(asked)
+    chosen = SourceOptions(Place(path="x"), Selection(("t",)), **options)
+    found = RangeReader(chosen, SCHEMA).read((asked,))
     return [number for batch in found for number in batch.column("n").to_pylist()]
 
 

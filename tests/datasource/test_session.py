@@ -67,9 +67,9 @@ def test_a_task_that_finds_another_log_reads_nothing(logs: tuple[Place, Place]) 
     elsewhere = replace(planned.options.place, path=other.path)
     reader = RangeReader(replace(planned.options, place=elsewhere), SCHEMA)
     with pytest.raises(WrongCluster, match="another log"):
-        next(reader.read(Range("t", topic_id, 0, 0, 3)))
+        next(reader.read((Range("t", topic_id, 0, 0, 3),)))
     reader = RangeReader(planned.options, SCHEMA)
-    assert sum(batch.num_rows for batch in reader.read(Range("t", topic_id, 0, 0, 3))) == 3
+    assert sum(batch.num_rows for batch in reader.read((Range("t", topic_id, 0, 0, 3),))) == 3
 
 
 def test_a_task_that_finds_another_log_writes_nothing(logs: tuple[Place, Place]) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from spark_stream.datasource.options import SINK_ID_LENGTH_MAX, sink_options
+from spark_stream.datasource.options import sink_options
+from spark_stream.datasource.options.values import SINK_ID_LENGTH_MAX
 from spark_stream.errors import InvalidOption
 
 PLACE = {"path": "x", "topic": "t"}

@@ -84,9 +84,10 @@ def test_each_side_takes_its_part() -> None:
         "sinkid": "s",
     }
     batch = source_options(source_part(given, streaming=False), streaming=False)
-    assert (batch.topics, batch.isolation, batch.max_offsets) == (("a", "b"), "read_atomic", None)
+    assert batch.selection.names == ("a", "b")
+    assert (batch.isolation, batch.limits.any) == ("read_atomic", False)
     stream = source_options(source_part(given, streaming=True), streaming=True)
-    assert stream.max_offsets == 7
+    assert stream.limits.max_offsets == 7
     job = sink_options(sink_part(given, streaming=False), streaming=False)
     assert (job.topic, job.isolation, job.sink_id) == ("t", "read_committed", None)
     assert sink_options(sink_part(given, streaming=True)).sink_id == "s"

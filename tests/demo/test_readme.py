@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import spark_stream as isolog
-from spark_stream.datasource import options
+from spark_stream.datasource.options.table import Use, options_for
 from tests.conftest import ROOT, stop_broker
 from tests.demo.clusters import three_brokers
 from tests.demo.conftest import Shell
@@ -122,5 +122,5 @@ def test_the_table_of_options_is_complete() -> None:
     spark = README.partition("## Spark")[2].partition("### Isolation levels")[0]
     shown = set(re.findall(r"`(\w+)`", spark))
     of_spark = {"checkpointLocation"}
-    known = {*options._SOURCE, *options._SINK}
+    known = {name for name in options_for(Use.ALL) if "<" not in name}
     assert known - shown == of_spark

@@ -77,14 +77,16 @@ class Queries:
         self.spark = spark
         self.path = str(path)
 
-    def read(self, topic: str, schema: str | None = None, **options: object) -> DataFrame:
+    def read(self, topic: str | None, schema: str | None = None, **options: object) -> DataFrame:
+        """Reads a topic; without one the options say which."""
         reader = self.spark.read.format("isolog").option("path", self.path)
-        reader = reader.option("subscribe", topic).options(**options)
+        reader = (reader.option("subscribe", topic) if topic else reader).options(**options)
         return (reader.schema(schema) if schema else reader).load()
 
-    def stream(self, topic: str, schema: str | None = None, **options: object) -> DataFrame:
+    def stream(self, topic: str | None, schema: str | None = None, **options: object) -> DataFrame:
+        """Streams a topic; without one the options say which."""
         reader = self.spark.readStream.format("isolog").option("path", self.path)
-        reader = reader.option("subscribe", topic).options(**options)
+        reader = (reader.option("subscribe", topic) if topic else reader).options(**options)
         return (reader.schema(schema) if schema else reader).load()
 
     def write(self, frame: DataFrame, topic: str | None, **options: object) -> None:

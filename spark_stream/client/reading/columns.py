@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from spark_stream.errors import InternalError, SchemaMismatch
+from spark_stream.sql.filters import row_filter
 from spark_stream.wire.schemas import (
     DEFAULT_SCHEMA,
     HEADERS_TYPE,
@@ -66,13 +67,27 @@ def offsets_of(rows: int, base: int, spans: Spans | None = None) -> npt.NDArray[
     return np.repeat(firsts - behind, counts) + np.arange(rows, dtype=np.int64)
 
 
+def runs_of(offsets: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
+    """The runs of offsets that rise one by one: (first, count) of each."""
+    edges = np.flatnonzero(np.diff(offsets) != 1) + 1
+    firsts = np.concatenate((offsets[:1], offsets[edges]))
+    counts = np.diff(np.concatenate(([0], edges, [len(offsets)])))
+    return list(zip(firsts.tolist(), counts.tolist(), strict=True))
+
+
 @dataclass(frozen=True)
 class View:
-    """A choice of columns of one topic: which of them to ask for, and how to make the others."""
+    """A choice of columns of one topic: which of them to ask for, and how to make the others.
+
+    ``filter``: a choice of records too. ``with_offsets``: the offset of each is needed, also where
+    it is not shown.
+    """
 
     topic: str
     schema: pa.Schema
     default: bool
+    filter: str | None = None
+    with_offsets: bool = False
 
     @classmethod
     def of(
@@ -83,12 +98,20 @@ class View:
         *,
         metadata: bool = False,
         headers: bool = False,
+        filter: str | None = None,
     ) -> View:
-        """The view of these columns (None: all that are shown), or SchemaMismatch naming one."""
+        """The view of these columns (None: all that are shown), of the records that a filter keeps.
+
+        Raises:
+            SchemaMismatch: the topic lacks a column; it is named.
+            InvalidFilter: the filter is none, or does not fit the topic's columns.
+        """
+        if filter is not None:
+            row_filter(filter, topic, stored)
         everything = shown_schema(stored, metadata=True, headers=True)
         if columns is None:
             shown = shown_schema(stored, metadata=metadata, headers=headers)
-            return cls(topic, shown, is_default(stored))
+            return cls(topic, shown, is_default(stored), filter)
         for name in columns:
             if name not in everything.names:
                 raise SchemaMismatch(
@@ -97,13 +120,23 @@ class View:
                     column=name,
                 )
         schema = pa.schema([everything.field(name) for name in columns])
-        return cls(topic, schema, is_default(stored))
+        return cls(topic, schema, is_default(stored), filter)
 
     @property
     def asked(self) -> list[str]:
-        """The columns that the leader must send."""
+        """The columns that the leader must send.
+
+        Of filtered records it sends the offsets too, where they are needed: only it knows them.
+        """
         made = _MADE_DEFAULT if self.default else _MADE_TYPED
-        return [name for name in self.schema.names if name not in made]
+        names = [name for name in self.schema.names if name not in made]
+        shown = not {"offset", OFFSET.name}.isdisjoint(made & {*self.schema.names})
+        needed = self.filter is not None and (shown or self.with_offsets)
+        return [*names, OFFSET.name] if needed else names
+
+    def field(self, name: str) -> pa.Field:
+        """A column that the leader sends, whether it is shown or not."""
+        return self.schema.field(name) if name in self.schema.names else OFFSET
 
     def of_chunk(
         self, batch: pa.RecordBatch, partition: int, base: int, spans: Spans | None = None
@@ -113,10 +146,11 @@ class View:
         ``spans``: the runs of offsets that the rows have, if they are not all one run.
         """
         sent = set(batch.schema.names)
+        offsets = batch.column(OFFSET.name) if OFFSET.name in sent else None
         arrays = [
             batch.column(field.name)
             if field.name in sent
-            else self._made(field, batch.num_rows, partition, base, spans)
+            else self._made(field, batch.num_rows, partition, base, spans, offsets)
             for field in self.schema
         ]
         if not arrays:
@@ -124,9 +158,17 @@ class View:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _made(
-        self, field: pa.Field, rows: int, partition: int, base: int, spans: Spans | None
+        self,
+        field: pa.Field,
+        rows: int,
+        partition: int,
+        base: int,
+        spans: Spans | None,
+        sent: pa.Array | None,
     ) -> pa.Array:
         if field.name in ("offset", OFFSET.name):
+            if sent is not None:
+                return sent
             return _integers(offsets_of(rows, base, spans), pa.int64())
         if field.name in ("topic", TOPIC.name):
             return pa.repeat(pa.scalar(self.topic, pa.string()), rows)

@@ -15,6 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from numbers import Integral
 from typing import Final
 
@@ -39,6 +40,7 @@ from spark_stream.wire.messages import INT64_MAX
 from spark_stream.wire.schemas import is_default
 from spark_stream.wire.transaction_messages import ConsumerPosition, NamedConsumer
 
+_OF_A_RECORD: Final = ("key", "value", "timestamp", "headers")
 _CUT_PAUSE_FIRST_S: Final = 0.05
 _CUT_PAUSE_MAX_S: Final = 0.5
 
@@ -76,6 +78,7 @@ class Consumer(Closing):
         headers: bool = False,
         name: str | None = None,
         on_loss: str = FAIL,
+        filter: str | None = None,
     ) -> None:
         if not names:
             raise InvalidOption("a consumer needs at least one topic")
@@ -87,6 +90,7 @@ class Consumer(Closing):
                     f"a consumer's name is a text of 1 to 255 characters, not {name!r}"
                 ) from None
         self._connection = connection
+        self._filter = filter
         self._topics = topics
         self._transactions = TransactionsClient(connection)
         self._name = name
@@ -102,7 +106,7 @@ class Consumer(Closing):
             known = topics.describe(topic)
             self._stored[topic] = known.schema
             self._views[topic] = View.of(
-                topic, known.schema, columns, metadata=metadata, headers=headers
+                topic, known.schema, columns, metadata=metadata, headers=headers, filter=filter
             )
             self._ids[topic] = known.id
             found, lineages = seen(topics, topic, start, self._isolation)
@@ -139,7 +143,9 @@ class Consumer(Closing):
                     f"topic {name!r} is typed", topic=name, hint="Use batches() for it."
                 )
         views = {
-            name: View.of(name, stored, ["key", "value", "timestamp", "headers"])
+            name: replace(
+                View.of(name, stored, _OF_A_RECORD, filter=self._filter), with_offsets=True
+            )
             for name, stored in self._stored.items()
         }
         position = self._position

@@ -13,8 +13,9 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,12 +27,13 @@ from spark_stream.client.connecting.router import Router
 from spark_stream.client.connecting.routes import Route
 from spark_stream.client.connecting.under_way import UNDER_WAY
 from spark_stream.client.reading.columns import Spans, View, offsets_of
+from spark_stream.client.reading.mapping import LEADERS, CannotMap, MappedFile, mapped_batches
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.errors import IsologError, RequestTimeout
 from spark_stream.wire.limits import FETCH_BYTES_DEFAULT
 from spark_stream.wire.messages import Fetch
-from spark_stream.wire.schemas import empty_batch
+from spark_stream.wire.schemas import OFFSET, empty_batch
 
 _RETRY_PAUSE_S = 0.1
 
@@ -40,7 +42,8 @@ _RETRY_PAUSE_S = 0.1
 class Fetched:
     """Rows with the view's columns; the first has offset ``base``; read on at ``next``.
 
-    ``spans``, where offsets are missing in between: (first, count) of each run of rows.
+    ``spans``, where offsets are missing in between: (first, count) of each run of rows. Of filtered
+    rows ``scattered`` has the offset of each instead, if they were asked for.
     ``lineage``: that of ``next``.
     ``partitions``, at the end of a fetch: how many the topic has now.
     """
@@ -52,9 +55,12 @@ class Fetched:
     spans: Spans | None = None
     partitions: int | None = None
     lineage: Lineage = NOTHING_KNOWN
+    scattered: npt.NDArray[np.int64] | None = None
 
     def offsets(self) -> npt.NDArray[np.int64]:
         """The offset of each row."""
+        if self.scattered is not None:
+            return self.scattered
         return offsets_of(self.batch.num_rows, self.base, self.spans)
 
 
@@ -86,6 +92,7 @@ class Source:
             end=end,
             isolation=self.isolation,
             columns=self.view.asked,
+            filter=self.view.filter,
             max_bytes=max_bytes,
             wait_ms=wait_ms,
             end_lineage=self.lineage,
@@ -152,6 +159,36 @@ def fetch_once(
         BrokerUnavailable, RequestTimeout, NotLeader, LeaderUnavailable, …: retriable, from the
             last ``next``.
     """
+    position, maps = start, True
+    while True:
+        try:
+            for fetched in _fetch(
+                source, position, end, wait_ms, max_bytes, cancellation, lineage, maps=maps
+            ):
+                position, lineage = fetched.next, fetched.lineage
+                yield fetched
+        except CannotMap:  # never without mapping
+            maps = False
+        else:
+            return
+
+
+def _fetch(
+    source: Source,
+    start: int,
+    end: int | None,
+    wait_ms: int,
+    max_bytes: int,
+    cancellation: Cancellation | None,
+    lineage: Lineage,
+    *,
+    maps: bool,
+) -> Iterator[Fetched]:
+    """As :func:`fetch_once`; with ``maps`` the leader may say where records lie, which are mapped.
+
+    Raises:
+        CannotMap: they cannot; those up to the last ``next`` were given.
+    """
     router = source.router
     deadline = time.monotonic() + router.timeout_s
     asked = source.fetch(start, end, wait_ms, max_bytes)
@@ -162,7 +199,10 @@ def fetch_once(
     except IsologError as error:
         router.failed(route, error)
         raise
-    asked = asked.model_copy(update={"start_lineage": lineage, "leader_epoch": route.epoch})
+    machine = LEADERS.machine(route.address) if maps else None
+    asked = asked.model_copy(
+        update={"start_lineage": lineage, "leader_epoch": route.epoch, "machine": machine}
+    )
     timeout = router.timeout_s + wait_ms / 1000
     under_way = cancellation or Cancellation()
     watched = router.watch(lambda: route, wait_ms / 1000, lambda: under_way.leave(link, client))
@@ -178,25 +218,27 @@ def fetch_once(
             except StopIteration:
                 return
             facts = json.loads(chunk.app_metadata.to_pybytes())
-            base = facts.get("base", facts["next"])
-            found = tuple(map(tuple, facts["lineage"]))
             if chunk.data is None or facts.get("end"):
                 router.answered(route, facts.get("leader_epoch", route.epoch))
                 watched.rest()
                 yield Fetched(
                     source.partition,
-                    base,
+                    facts["next"],
                     facts["next"],
                     _empty(source.view),
                     partitions=facts.get("partitions"),
-                    lineage=found,
+                    lineage=tuple(map(tuple, facts["lineage"])),
                 )
                 continue
-            spans = facts.get("spans")
-            batch = source.view.of_chunk(chunk.data, source.partition, base, spans)
             watched.rest()  # while the reader has the batch nothing is asked of the broker
-            yield Fetched(source.partition, base, facts["next"], batch, spans, lineage=found)
+            if "stored" in facts:
+                yield from _mapped(source, facts["stored"])
+            else:
+                yield shown(source, chunk.data, facts)
             watched.wake()
+    except CannotMap as error:
+        LEADERS.failed(route.address, error)
+        raise
     except (fl.FlightError, pa.ArrowException, OSError) as error:
         if under_way.asked:
             return
@@ -208,11 +250,36 @@ def fetch_once(
         under_way.end()
 
 
+def _mapped(source: Source, runs: Iterable[Mapping[str, Any]]) -> Iterator[Fetched]:
+    """The records that lie where the leader says; raises CannotMap."""
+    file: MappedFile | None = None
+    for run in runs:
+        if file is None or not file.covers(run):
+            file = MappedFile(run, source.topic_id, source.partition)
+        for batch, facts in mapped_batches(run, file, source.view.asked):
+            yield shown(source, batch, facts)
+
+
+def shown(source: Source, data: pa.RecordBatch, facts: Mapping[str, Any]) -> Fetched:
+    """A chunk as the reader sees it; ``facts``: what came with it."""
+    base, spans = facts["base"], facts.get("spans")
+    return Fetched(
+        source.partition,
+        base,
+        facts["next"],
+        source.view.of_chunk(data, source.partition, base, spans),
+        spans,
+        lineage=tuple(map(tuple, facts["lineage"])),
+        scattered=_offsets_sent(data) if source.view.filter is not None else None,
+    )
+
+
 def fetch_range(
     source: Source, start: int, end: int, lineage: Lineage = NOTHING_KNOWN
 ) -> Iterator[Fetched]:
     """All that is visible of ``[start, end)``; returns when the range is done.
 
+    What has no rows tells how far the leader looked: nothing there is visible, or matches a filter.
     A bound below ``end`` (records that are not visible yet) ends it as well: the last ``next``
     tells.
     """
@@ -222,8 +289,9 @@ def fetch_range(
         before = position
         try:
             for fetched in fetch_once(source, position, end, lineage=lineage):
+                moved = fetched.next != position
                 position, lineage = fetched.next, fetched.lineage
-                if fetched.batch.num_rows:
+                if fetched.batch.num_rows or moved:
                     yield fetched
         except IsologError as error:
             if not error.retriable:
@@ -264,6 +332,15 @@ def check_place(source: Source, start: int, end: int, lineage: Lineage = NOTHING
 def moved_to(source: Source, offset: int) -> Fetched:
     """No rows: the next ones begin at the offset."""
     return Fetched(source.partition, offset, offset, _empty(source.view))
+
+
+def _offsets_sent(batch: pa.RecordBatch) -> npt.NDArray[np.int64] | None:
+    """Those that the leader was asked for; None: it was not."""
+    if OFFSET.name not in batch.schema.names:
+        return None
+    column = batch.column(OFFSET.name)
+    # Not to_numpy: that imports pandas.
+    return np.frombuffer(column.buffers()[1], np.int64, len(column), 8 * column.offset)
 
 
 def _empty(view: View) -> pa.RecordBatch:

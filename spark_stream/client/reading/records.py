@@ -42,7 +42,7 @@ def records_of(key: tuple[str, int], fetched: Fetched) -> Iterator[Record]:
 
 
 def _offsets(fetched: Fetched) -> Iterable[int]:
-    if fetched.spans is None:
+    if fetched.spans is None and fetched.scattered is None:
         return range(fetched.base, fetched.base + fetched.batch.num_rows)
     return [int(offset) for offset in fetched.offsets().tolist()]
 

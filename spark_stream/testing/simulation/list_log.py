@@ -24,10 +24,12 @@ from spark_stream.consistency.producers import NOBODY, Stamp
 from spark_stream.errors import EntriesGone, IsologError, StorageFailure
 from spark_stream.storage.aside import Cut
 from spark_stream.storage.checking import Piece, Suspect
+from spark_stream.storage.chunks import Chunk
 from spark_stream.storage.codec import sealed
+from spark_stream.storage.filtering import RowFilter
 from spark_stream.storage.flush_timer import FlushTimer
 from spark_stream.storage.log_format import UNLIMITED, LogFormat, Prepared, marker_at
-from spark_stream.storage.reading import Budget, Chunk
+from spark_stream.storage.reading import Budget
 from spark_stream.storage.replica_log import ReplicaLog
 from spark_stream.storage.retention import SegmentFacts, due_by_age, removable
 from spark_stream.storage.settings import Flush
@@ -287,7 +289,11 @@ class ListLog(ReplicaLog):
         max_bytes: int = UNLIMITED,
         *,
         committed: bool = False,
+        rows: RowFilter | None = None,
+        locating: bool = False,
     ) -> Iterator[Chunk]:
+        if rows is not None or locating:
+            raise NotImplementedError("no client of the simulator filters, or maps files")
         budget = Budget(max_records, max_bytes)
         first = bisect_right(self._entries, start, key=lambda kept: kept.end)
         for kept in self._entries[first:]:

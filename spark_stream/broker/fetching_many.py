@@ -1,0 +1,66 @@
+"""A DoGet for several ranges: one answer after the other in one stream, each with its number.
+
+A range of a few records costs its reader a call, whatever is in it. A Spark task that reads many of
+them makes one call to each leader instead. What goes wrong with one range ends that one alone: its
+end says so, and the next range follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+
+import pyarrow as pa
+
+from spark_stream.broker.fetching import Answer, FetchStream, projection_of
+from spark_stream.broker.host import Host
+from spark_stream.broker.waiting import WaitingReads
+from spark_stream.errors import InvalidRequest, IsologError
+from spark_stream.wire.messages import EndFacts, Fetch, FetchMany
+from spark_stream.wire.schemas import empty_batch
+
+
+class FetchManyStream:
+    """The fetches of one call; the first is checked when it is made."""
+
+    def __init__(
+        self,
+        host: Host,
+        request: FetchMany,
+        cancelled: Callable[[], bool],
+        waiting: WaitingReads,
+    ) -> None:
+        """Raises as a fetch, for the first; InvalidRequest: one of them waits or follows."""
+        self._host = host
+        self._fetches = request.fetches
+        self._cancelled = cancelled
+        self._waiting = waiting
+        for each in self._fetches:
+            if each.wait_ms or each.follow:
+                raise InvalidRequest("a fetch among several neither waits nor follows")
+        first = self._fetches[0]
+        self.schema = self._schema_of(first)
+
+    def _schema_of(self, asked: Fetch) -> pa.Schema:
+        return projection_of(self._host.topic(asked.topic, asked.topic_id), asked.columns).schema
+
+    def answers(self) -> Iterator[Answer]:
+        """The answers of all fetches, in their order."""
+        return chain.from_iterable(map(self._answers_of, range(len(self._fetches))))
+
+    def _answers_of(self, number: int) -> Iterator[Answer]:
+        asked = self._fetches[number]
+        if self._cancelled():
+            return
+        try:
+            stream = FetchStream(
+                self._host, asked, self._cancelled, self._waiting, follow_s=0, number=number
+            )
+            if not stream.schema.equals(self.schema):
+                raise InvalidRequest(
+                    f"fetch {number} asks for other columns than the first: {stream.schema.names}"
+                )
+            yield from stream.answers()
+        except IsologError as error:
+            facts = EndFacts(next=max(0, asked.start), fetch=number, error=error.to_wire())
+            yield empty_batch(self.schema), facts.to_bytes()

@@ -1,0 +1,31 @@
+"""The options of ``format("isolog")``: which there are, what they may be, what is wrong with one.
+
+Names are not case-sensitive. Every bad value has a message of its own, and an unknown name is
+refused with the nearest known one: an option that is silently ignored costs its user a day.
+
+``table``     every option once, as data: whom it is for, default, meaning, how it is parsed
+``values``    texts to numbers, truth values, names and levels
+``places``    texts to the offsets where a query starts or ends
+``checking``  names that a query may not have, and the values of those that it has
+``source``    what a reader is asked for; ``sink``: what a writer is
+``shared``    one set of options for a source and a sink: those of tables and views
+``page``      the tables of ``docs/spark.md`` and ``docs/kafka.md``; ``__main__`` writes them
+"""
+
+from __future__ import annotations
+
+from spark_stream.datasource.options.places import FromProgress, Named
+from spark_stream.datasource.options.shared import sink_part, source_part
+from spark_stream.datasource.options.sink import SinkOptions, sink_options
+from spark_stream.datasource.options.source import SourceOptions, source_options
+
+__all__ = [
+    "FromProgress",
+    "Named",
+    "SinkOptions",
+    "SourceOptions",
+    "sink_options",
+    "sink_part",
+    "source_options",
+    "source_part",
+]

@@ -1,0 +1,102 @@
+"""Names that a query may not have, each with its remedy; and the values of those that it has."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from spark_stream.datasource.kafka import instead_of
+from spark_stream.datasource.options.table import OPTIONS, Use, names_of_later, options_for
+from spark_stream.errors import InvalidOption, Unsupported
+
+TOPIC_SETTING: Final = "topic."
+"""Before the name of a setting of a topic that the sink makes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The options of a source, or of a sink: their texts by their proper names."""
+
+    side: Use
+    texts: Mapping[str, str]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.texts
+
+    def value(self, name: str) -> Any:
+        """The option's value, or its default's; None where it has neither."""
+        option = options_for(self.side)[name]
+        text = self.texts.get(name, option.default)
+        return None if text is None else option.parse(name, text)
+
+
+def checked(given: Mapping[str, str], side: Use, what: str) -> Given:
+    """The options by their proper names.
+
+    Raises:
+        InvalidOption: one of them is not for this side, is one of Kafka's, or nobody knows it.
+        Unsupported: it is still to come.
+    """
+    proper = _lowered(options_for(side))
+    later = _lowered(names_of_later())
+    others = _lowered(options_for(Use.ALL))
+    found = {}
+    for key, value in given.items():
+        name = key.lower()
+        if name in proper:
+            found[proper[name]] = value
+        elif name in later:
+            raise Unsupported(
+                f"option {later[name]!r} is still to come",
+                hint="Leave it out; docs/api.md says what there is.",
+                option=later[name],
+            )
+        elif name in others:
+            raise InvalidOption(f"option {others[name]!r} is not for a {what}", option=others[name])
+        elif (hint := instead_of(key)) is not None:
+            raise InvalidOption(
+                f"option {key!r} is one of Spark's Kafka connector; {hint}", option=key
+            )
+        else:
+            raise InvalidOption(f"unknown option {key!r}; {_guess(name, proper)}", option=key)
+    return Given(side, found)
+
+
+def check_kind(given: Given, kind: Use) -> None:
+    """InvalidOption if an option is for streams only and the query is none, or the other way."""
+    for name, option in options_for(given.side).items():
+        if name in given and not option.uses & kind:
+            called = "streaming" if kind & (Use.STREAM_SOURCE | Use.STREAM_SINK) else "batch"
+            raise InvalidOption(f"{name} is not for a {called} query", option=name)
+
+
+def topic_settings(given: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """The settings of a topic to be made (``topic.retention.ms``), by name, and all else."""
+    settings, rest = {}, {}
+    for key, value in given.items():
+        name = key.lower()
+        if name.startswith(TOPIC_SETTING):
+            settings[name.removeprefix(TOPIC_SETTING)] = value
+        else:
+            rest[key] = value
+    return settings, rest
+
+
+def counted_in_table(use: Use) -> set[str]:
+    """The names of a table's options that count for this use."""
+    return {each.name for each in OPTIONS if each.uses_in_table & use and not each.later}
+
+
+def _lowered(names: Iterable[str]) -> dict[str, str]:
+    """Lower case → proper name; a pattern of names (``topic.<setting>``) is none."""
+    return {name.lower(): name for name in names if "<" not in name}
+
+
+def _guess(name: str, proper: Mapping[str, str]) -> str:
+    """What somebody may have meant by an option that there is not."""
+    if "." in name and "createtopic" in proper:
+        return f"a setting of a topic that createTopic=true makes is given as 'topic.{name}'"
+    near = difflib.get_close_matches(name, proper, n=1, cutoff=0.65)
+    return f"did you mean {proper[near[0]]!r}?" if near else f"known: {', '.join(proper.values())}"

@@ -1,0 +1,90 @@
+"""What a writer is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.datasource.options.checking import TOPIC_SETTING, Given, checked, topic_settings
+from spark_stream.datasource.options.table import Use
+from spark_stream.datasource.place import Place, place_of
+from spark_stream.errors import InvalidOption
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """What a writer was asked for. ``topic`` is None where the column ``topic`` decides."""
+
+    place: Place
+    topic: str | None
+    transactional: bool = True
+    sink_id: str | None = None
+    isolation: Isolation = Isolation.READ_COMMITTED
+    create_topic: bool = False
+    partitions: int | None = None
+    replication_factor: int = 1
+    topic_config: tuple[tuple[str, str], ...] = ()
+    batch_id: int | None = None
+    keep_different: bool = False
+    checkpoint: str | None = None
+
+
+def sink_options(given: Mapping[str, str], *, streaming: bool = True) -> SinkOptions:
+    """A writer's options.
+
+    Raises:
+        InvalidOption, Unsupported: naming the option, what it takes and what it got.
+    """
+    settings, given = topic_settings(given)
+    options = checked(given, Use.SINK, "sink")
+    place, short = place_of(options.texts, names_topic="topic" in options)
+    transactional = options.value("transactional")
+    _check_identity(options, streaming=streaming, transactional=transactional)
+    create = options.value("createTopic")
+    if settings and not create:
+        name = f"{TOPIC_SETTING}{next(iter(settings))}"
+        raise InvalidOption(f"{name} is for createTopic=true", option=name)
+    for option in ("partitions", "replicationFactor"):
+        if option in options and not create:
+            raise InvalidOption(f"{option} is for createTopic=true", option=option)
+    unasked = Isolation.READ_COMMITTED if transactional else Isolation.READ_UNCOMMITTED
+    return SinkOptions(
+        place=place,
+        topic=options.value("topic") if "topic" in options or short is None else short.strip(),
+        transactional=transactional,
+        sink_id=options.value("sinkId"),
+        isolation=options.value("isolation") or unasked,
+        create_topic=create,
+        partitions=options.value("partitions"),
+        replication_factor=options.value("replicationFactor"),
+        topic_config=tuple(settings.items()),
+        batch_id=options.value("batchId"),
+        keep_different=options.value("differentReplay"),
+        checkpoint=options.value("checkpointLocation"),
+    )
+
+
+def _check_identity(options: Given, *, streaming: bool, transactional: bool) -> None:
+    """What belongs to ``sinkId``: a streaming query has its own batch ids, a batch write none."""
+    for option in ("sinkId", "batchId", "differentReplay"):
+        if option in options and not transactional:
+            raise InvalidOption(f"{option} is for transactional=true", option=option)
+    if streaming:
+        if "batchId" in options:
+            raise InvalidOption(
+                "batchId is for a batch write (foreachBatch); a streaming query has its own",
+                option="batchId",
+            )
+        return
+    for option, other in (("sinkId", "batchId"), ("batchId", "sinkId")):
+        if option in options and other not in options:
+            raise InvalidOption(
+                f"{option} without {other}: a batch write needs both, to be written once",
+                option=other,
+            )
+    if "differentReplay" in options and "batchId" not in options:
+        raise InvalidOption(
+            "differentReplay is for a streaming query, or a batch write with sinkId and batchId",
+            option="differentReplay",
+        )

@@ -1,0 +1,306 @@
+"""Every option once, as data: the parsing of options and the table in the docs are made from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Flag, auto
+from typing import Any, Final
+
+from spark_stream.datasource.options import values
+from spark_stream.datasource.options.places import moment, moments, offsets
+
+
+class Use(Flag):
+    """Whom an option is for."""
+
+    BATCH_SOURCE = auto()
+    STREAM_SOURCE = auto()
+    BATCH_SINK = auto()
+    STREAM_SINK = auto()
+    SOURCE = BATCH_SOURCE | STREAM_SOURCE
+    SINK = BATCH_SINK | STREAM_SINK
+    ALL = SOURCE | SINK
+
+
+NOBODY: Final = Use(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An option.
+
+    ``default`` is the text that counts where the option is left out; ``shown`` stands in the docs
+    in its place, where that text does not say it. ``in_table`` says for whom the option counts
+    where it is one of a table's: None as ``uses`` says, NOBODY if a table does not have it.
+    ``later`` is an option that is known by name, and refused as not there yet.
+    """
+
+    name: str
+    uses: Use
+    meaning: str
+    parse: Callable[[str, str], Any] = values.as_given
+    default: str | None = None
+    shown: str | None = None
+    in_table: Use | None = None
+    later: bool = False
+
+    @property
+    def uses_in_table(self) -> Use:
+        """For whom the option counts as one of a table's."""
+        return self.uses if self.in_table is None else self.in_table
+
+
+OPTIONS: Final = (
+    Option(
+        "bootstrap",
+        Use.ALL,
+        "`host:port[,host:port…]` of any brokers",
+    ),
+    Option(
+        "path",
+        Use.ALL,
+        "instead of `bootstrap`: a directory; its broker is started when needed",
+    ),
+    Option(
+        "subscribe",
+        Use.SOURCE,
+        "the topics, with commas between; one of this, `subscribePattern` and `assign` is needed",
+        values.topic_names,
+    ),
+    Option(
+        "subscribePattern",
+        Use.SOURCE,
+        "a regular expression (Python's `re`): all topics whose whole name it matches, those that"
+        " are made while the query runs included",
+        values.pattern,
+    ),
+    Option(
+        "assign",
+        Use.SOURCE,
+        'these partitions and no others: `{"a":[0,2]}`',
+        values.assigned,
+    ),
+    Option(
+        "isolation",
+        Use.SOURCE,
+        "which records are seen: `read_uncommitted`, `read_replicated`, `read_committed`,"
+        " `read_atomic`",
+        values.reading_level,
+        "read_uncommitted",
+    ),
+    Option(
+        "startingOffsets",
+        Use.SOURCE,
+        'where a new query begins: `earliest`, `latest`, `{"a":{"0":23,"1":-2}}` (-2 earliest, -1'
+        " latest), or a streaming offset as a query's progress shows it; a batch query cannot"
+        " start at `latest`",
+        offsets,
+        "earliest",
+    ),
+    Option(
+        "startingTimestamp",
+        Use.SOURCE,
+        "the first record at or after it, in each partition; milliseconds since 1970 (negative"
+        " before), or ISO 8601, in UTC where it names no zone; wins over"
+        " `startingOffsetsByTimestamp` and `startingOffsets`",
+        moment,
+    ),
+    Option(
+        "startingOffsetsByTimestamp",
+        Use.SOURCE,
+        'the same by topic and partition: `{"a":{"0":1700000000000}}`; wins over `startingOffsets`',
+        moments,
+    ),
+    Option(
+        "endingOffsets",
+        Use.BATCH_SOURCE,
+        "where the query ends: as `startingOffsets`, but for `earliest`",
+        offsets,
+        "latest",
+    ),
+    Option(
+        "endingTimestamp",
+        Use.BATCH_SOURCE,
+        "the query ends before the first record at or after it; wins over"
+        " `endingOffsetsByTimestamp` and `endingOffsets`",
+        moment,
+    ),
+    Option(
+        "endingOffsetsByTimestamp",
+        Use.BATCH_SOURCE,
+        "the same by topic and partition; wins over `endingOffsets`",
+        moments,
+    ),
+    Option(
+        "consumer",
+        Use.SOURCE,
+        "a name under which the store pins where the query first started, and shows how far a"
+        " stream has come (`isolog consumers`)",
+        values.consumer_name,
+    ),
+    Option(
+        "maxOffsetsPerTrigger",
+        Use.STREAM_SOURCE,
+        "the most records that a micro-batch takes, shared out over the partitions by backlog",
+        values.positive,
+    ),
+    Option(
+        "maxBytesPerTrigger",
+        Use.STREAM_SOURCE,
+        "the most bytes, as they are stored, that a micro-batch takes; a record that is larger"
+        " alone is taken alone",
+        values.positive,
+    ),
+    Option(
+        "minOffsetsPerTrigger",
+        Use.STREAM_SOURCE,
+        "wait for so many records before a micro-batch begins; all that there is when the query"
+        " runs with `Trigger.AvailableNow`",
+        values.positive,
+    ),
+    Option(
+        "maxTriggerDelay",
+        Use.STREAM_SOURCE,
+        "wait for `minOffsetsPerTrigger` no longer than this from the first record that waits:"
+        " `500ms`, `30s`, `15m`, `2h`, `1d`",
+        values.duration_s,
+        "15m",
+    ),
+    Option(
+        "minPartitions",
+        Use.SOURCE,
+        "split ranges into so many Spark tasks at least, in proportion to their sizes; without it"
+        " ranges of few records share tasks",
+        values.positive,
+    ),
+    Option(
+        "maxRecordsPerPartition",
+        Use.SOURCE,
+        "the most records of a Spark task",
+        values.positive,
+    ),
+    Option(
+        "failOnDataLoss",
+        Use.SOURCE,
+        "fail, or warn and go on, when records in the range are gone",
+        values.boolean,
+        "true",
+    ),
+    Option(
+        "includeHeaders",
+        Use.SOURCE,
+        "add the column `headers` (default-schema topics)",
+        values.boolean,
+        "false",
+    ),
+    Option(
+        "includeMetadata",
+        Use.SOURCE,
+        "add `_topic`, `_partition`, `_offset`, `_timestamp` (typed topics)",
+        values.boolean,
+        "false",
+    ),
+    Option(
+        "filter",
+        Use.SOURCE,
+        "only the records for which this predicate, in Spark's SQL, is true: the leader looks at"
+        " the others, and [what it takes](spark.md#filters)",
+        values.predicate,
+    ),
+    Option(
+        "topic",
+        Use.SINK,
+        "where to write; the option wins over the column",
+        values.stripped,
+        shown="column `topic`",
+    ),
+    Option(
+        "isolation",
+        Use.SINK,
+        "when the leader acknowledges: `read_uncommitted`, `read_committed`",
+        values.writing_level,
+        shown="`read_committed` when transactional, else `read_uncommitted`",
+        in_table=NOBODY,
+    ),
+    Option(
+        "transactional",
+        Use.SINK,
+        "each micro-batch (or batch job) exactly once and all or nothing; `false`: at least once",
+        values.boolean,
+        "true",
+    ),
+    Option(
+        "sinkId",
+        Use.SINK,
+        "the identity under which committed batches are remembered; needed with `batchId`",
+        values.sink_id,
+        shown="the query's id, from `checkpointLocation`",
+        in_table=Use.STREAM_SINK,
+    ),
+    Option(
+        "batchId",
+        Use.BATCH_SINK,
+        "with `sinkId`: this batch is written once, whatever is replayed (for `foreachBatch`)",
+        values.batch_id,
+        in_table=NOBODY,
+    ),
+    Option(
+        "differentReplay",
+        Use.SINK,
+        "what to do with a replayed batch that has other rows than were committed: `fail`, or"
+        " `keep` the committed ones; in a batch write, for `batchId`",
+        values.keeps,
+        "fail",
+        in_table=Use.STREAM_SINK,
+    ),
+    Option(
+        "createTopic",
+        Use.SINK,
+        "make a missing topic, and a missing log, with the DataFrame's columns",
+        values.boolean,
+        "false",
+    ),
+    Option(
+        "partitions",
+        Use.SINK,
+        "with `createTopic`: how many partitions the new topic has",
+        values.positive,
+        shown="1",
+    ),
+    Option(
+        "replicationFactor",
+        Use.SINK,
+        "with `createTopic`: how many replicas each partition has",
+        values.positive,
+        "1",
+    ),
+    Option(
+        "topic.<setting>",
+        Use.SINK,
+        "with `createTopic`: a [setting](api.md#settings-of-a-topic) of the new topic, as"
+        " `topic.retention.ms`",
+        shown="the broker's",
+    ),
+    Option(
+        "checkpointLocation",
+        Use.SINK,
+        "Spark's own, which it hands on: the query's id is there",
+    ),
+    Option("user", Use.ALL, "who is asking", later=True),
+    Option("password", Use.ALL, "who is asking", later=True),
+    Option("token", Use.ALL, "who is asking", later=True),
+    Option("tls.ca", Use.ALL, "how the connection is protected", later=True),
+    Option("tls.cert", Use.ALL, "how the connection is protected", later=True),
+    Option("tls.key", Use.ALL, "how the connection is protected", later=True),
+)
+
+
+def options_for(side: Use) -> dict[str, Option]:
+    """The options that a query of this side may have, by name."""
+    return {each.name: each for each in OPTIONS if each.uses & side and not each.later}
+
+
+def names_of_later() -> dict[str, Option]:
+    """The options that are still to come, by name."""
+    return {each.name: each for each in OPTIONS if each.later}

@@ -1,0 +1,163 @@
+"""An option's text to its value. Every parser takes the option's name first, for its message."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Final
+
+from spark_stream.client.topics import level
+from spark_stream.consistency.isolation import PRODUCER_LEVELS, Isolation
+from spark_stream.errors import InvalidOption
+from spark_stream.sql.filters import parsed
+from spark_stream.wire.messages import INT64_MAX
+
+SINK_ID_LENGTH_MAX: Final = 200
+"""A transactional id has at most 255 characters, and a sink's has a prefix."""
+
+CONSUMER_LENGTH_MAX: Final = 255
+_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION: Final = re.compile(rf"([0-9]{{1,12}}) *({'|'.join(_SECONDS)})")
+
+
+def as_given(name: str, text: str) -> str:
+    """The text itself."""
+    return text
+
+
+def stripped(name: str, text: str) -> str:
+    """The text without the blanks around it."""
+    return text.strip()
+
+
+def boolean(name: str, text: str) -> bool:
+    """``true`` or ``false``."""
+    if text.strip().lower() not in ("true", "false"):
+        raise InvalidOption(f"{name} takes true | false, not {text!r}", option=name)
+    return text.strip().lower() == "true"
+
+
+def predicate(name: str, text: str) -> str:
+    """A filter that can be read; whether it fits the columns is known when the topics are."""
+    parsed(text)
+    return text
+
+
+def positive(name: str, text: str) -> int:
+    """A whole number from 1 on."""
+    try:
+        number = int(text.strip())
+    except ValueError:
+        number = 0
+    if not 1 <= number <= INT64_MAX:
+        raise InvalidOption(f"{name} takes a whole number from 1 on, not {text!r}", option=name)
+    return number
+
+
+def duration_s(name: str, text: str) -> float:
+    """A time with its unit, in seconds."""
+    found = _DURATION.fullmatch(text.strip().lower())
+    if found is None:
+        raise InvalidOption(
+            f"{name} takes a time with its unit, such as 500ms, 30s, 15m, 2h or 1d, not {text!r}",
+            option=name,
+        )
+    return int(found[1]) * _SECONDS[found[2]]
+
+
+def batch_id(name: str, text: str) -> int:
+    """A whole number from 0 on that fits 64 bits."""
+    found = text.strip()
+    if not (found.isascii() and found.isdecimal() and int(found) <= INT64_MAX):
+        raise InvalidOption(f"{name} takes a whole number from 0 on, not {text!r}", option=name)
+    return int(found)
+
+
+def keeps(name: str, text: str) -> bool:
+    """``fail`` or ``keep``."""
+    if text.strip().lower() not in ("fail", "keep"):
+        raise InvalidOption(f"{name} takes fail | keep, not {text!r}", option=name)
+    return text.strip().lower() == "keep"
+
+
+def sink_id(name: str, text: str) -> str:
+    """The name of a sink."""
+    found = text.strip()
+    if not 1 <= len(found) <= SINK_ID_LENGTH_MAX:
+        raise InvalidOption(
+            f"{name} takes a text of 1 to {SINK_ID_LENGTH_MAX} characters, not {text!r}",
+            option=name,
+        )
+    return found
+
+
+def consumer_name(name: str, text: str) -> str:
+    """The name of a consumer."""
+    found = text.strip()
+    if not 1 <= len(found) <= CONSUMER_LENGTH_MAX:
+        raise InvalidOption(
+            f"{name} takes a text of 1 to {CONSUMER_LENGTH_MAX} characters, not {text!r}",
+            option=name,
+        )
+    return found
+
+
+def topic_names(name: str, text: str) -> tuple[str, ...]:
+    """Names with commas between, each once."""
+    found = tuple(dict.fromkeys(each.strip() for each in text.split(",") if each.strip()))
+    if not found:
+        raise InvalidOption(
+            f"{name} is empty; give one topic, or several with commas between", option=name
+        )
+    return found
+
+
+def pattern(name: str, text: str) -> str:
+    """A regular expression, in the syntax of Python's ``re``."""
+    try:
+        re.compile(text)
+    except re.error as error:
+        at = "" if error.pos is None else f" at position {error.pos}: {text[error.pos :]!r}"
+        raise InvalidOption(
+            f"{name}: {text!r} is no regular expression: {error.msg}{at}", option=name
+        ) from None
+    except (OverflowError, RecursionError) as error:
+        raise InvalidOption(
+            f"{name}: {text!r} is no regular expression: {error}", option=name
+        ) from None
+    if not text:
+        raise InvalidOption(f"{name} is empty, and matches no topic", option=name)
+    return text
+
+
+def assigned(name: str, text: str) -> dict[str, tuple[int, ...]]:
+    """Partitions by topic."""
+    try:
+        parsed = json.loads(text, object_pairs_hook=list)  # to see a name that comes twice
+        pairs = [(str(topic), list(numbers)) for topic, numbers in parsed]
+        well = bool(pairs) and all(type(n) is int and n >= 0 for _, each in pairs for n in each)
+    except (ValueError, TypeError):
+        well = False
+    if not well or any(not numbers for _, numbers in pairs):
+        raise InvalidOption(
+            f'{name} takes {{"topic": [0, 2]}}, partitions of one topic or several, not {text!r}',
+            option=name,
+        )
+    topics = [topic for topic, _ in pairs]
+    for topic, numbers in pairs:
+        twice = next((n for n in numbers if numbers.count(n) > 1), None)
+        if twice is not None:
+            raise InvalidOption(f"{name}: {topic}/{twice} is there twice", option=name)
+        if topics.count(topic) > 1:
+            raise InvalidOption(f"{name}: topic {topic!r} is there twice", option=name)
+    return {topic: tuple(sorted(numbers)) for topic, numbers in pairs}
+
+
+def reading_level(name: str, text: str) -> Isolation:
+    """What a source may see."""
+    return level(text)
+
+
+def writing_level(name: str, text: str) -> Isolation:
+    """When a leader acknowledges."""
+    return level(text, PRODUCER_LEVELS)

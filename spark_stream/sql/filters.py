@@ -1,0 +1,65 @@
+"""A filter: its text, read once, and what it means for a partition of a topic."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from functools import lru_cache
+from typing import Final
+
+import pyarrow as pa
+
+from spark_stream.errors import InvalidFilter
+from spark_stream.sql.binding import Columns, bind
+from spark_stream.sql.predicates import Field, RowFilter
+from spark_stream.sql.tree import Kind, Literal, Predicate
+from spark_stream.wire.limits import FILTER_CHARACTERS_MAX
+from spark_stream.wire.schemas import OFFSET, PARTITION, TIMESTAMP, TOPIC, is_default
+
+_REMEMBERED: Final = 256
+_KAFKAS_NAMES: Final = {OFFSET: "offset", TOPIC: "topic", PARTITION: "partition"}
+
+
+@lru_cache(_REMEMBERED)
+def parsed(text: str) -> Predicate:
+    """The predicate's tree.
+
+    Raises:
+        InvalidFilter: it is no SQL, or SQL that a filter does not take.
+    """
+    if len(text) > FILTER_CHARACTERS_MAX:
+        raise InvalidFilter(
+            f"filter: it has {len(text)} characters; {FILTER_CHARACTERS_MAX} are the most",
+            option="filter",
+        )
+    from spark_stream.sql.grammar import predicate  # not before there is a text to read
+
+    return predicate(text)
+
+
+def columns_of(topic: str, schema: pa.Schema, partition: int) -> Columns:
+    """What a filter may name: the columns that the topic shows, whoever makes them."""
+    columns: dict[str, Field | Literal] = {
+        field.name: Field(field.name, field.type) for field in schema
+    }
+    default = is_default(schema)
+    made: dict[pa.Field, Field | Literal] = {
+        OFFSET: Field(OFFSET.name, OFFSET.type),
+        TOPIC: Literal(Kind.STRING, topic, repr(topic)),
+        PARTITION: Literal(Kind.WHOLE, Fraction(partition), str(partition)),
+    }
+    if default:
+        columns["timestampType"] = Literal(Kind.WHOLE, Fraction(0), "0")
+        return columns | {_KAFKAS_NAMES[each]: found for each, found in made.items()}
+    columns |= {each.name: found for each, found in made.items()}
+    columns[TIMESTAMP.name] = Field(TIMESTAMP.name, TIMESTAMP.type)
+    return columns
+
+
+def row_filter(text: str, topic: str, schema: pa.Schema, partition: int = 0) -> RowFilter:
+    """The filter for one partition of a topic of this schema.
+
+    Raises:
+        InvalidFilter: as :func:`parsed`; or it names a column that the topic lacks, or compares
+            one with a value of another type.
+    """
+    return bind(parsed(text), columns_of(topic, schema, partition))

@@ -1,0 +1,224 @@
+"""The values that a text names, as Spark understands them: numbers, moments, casts of them.
+
+Moments without a zone are in UTC, whatever the time zone of a Spark session is: the leader that
+compares them knows no session.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from datetime import UTC, date, datetime, timedelta, timezone
+from decimal import Decimal
+from fractions import Fraction
+from typing import Final
+from zoneinfo import ZoneInfo
+
+from spark_stream.sql.tree import Kind, Literal, Value
+
+_DAY_S: Final = 86_400
+_EPOCH: Final = date(1970, 1, 1).toordinal()
+_WHOLE: Final = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
+_TRUE: Final = ("t", "true", "y", "yes", "1")
+_FALSE: Final = ("f", "false", "n", "no", "0")
+
+_MOMENT: Final = re.compile(
+    r"""(?P<year>\d{4}) (?:-(?P<month>\d{1,2}) (?:-(?P<day>\d{1,2})
+        (?: [T\ ] (?P<clock> \d{1,2}:\d{1,2} (?: :\d{1,2} (?:\.\d{0,9})? )? )? \s*(?P<zone>\S.*)? )?
+    )?)?""",
+    re.VERBOSE,
+)
+_CLOCK: Final = re.compile(r"(\d{1,2}):(\d{1,2})(?::(\d{1,2})(?:\.(\d{0,9}))?)?")
+_SHIFT: Final = re.compile(r"(?:UTC|GMT|UT)?([+-])(\d{1,2})(?::?(\d{2}))?")
+_NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_NOT_FINITE: Final = re.compile(r"([+-]?)(inf|infinity|nan)", re.IGNORECASE)
+
+
+class NotAValue(ValueError):
+    """A text is no value of a type; the message says why."""
+
+
+def number(text: str) -> Literal:
+    """A number as it is written: 1, 1.5, 1e3."""
+    if "e" in text.lower():
+        return Literal(Kind.DOUBLE, float(text), text)
+    kind = Kind.DECIMAL if "." in text else Kind.WHOLE
+    return Literal(kind, Fraction(Decimal(text)), text)
+
+
+def negated(literal: Literal) -> Literal:
+    """The number with the other sign."""
+    if isinstance(literal.value, bool) or not isinstance(literal.value, Fraction | float):
+        raise NotAValue(f"{literal.shown} is no number")
+    return Literal(literal.kind, -literal.value, f"-{literal.shown}")
+
+
+def cast(literal: Literal, kind: str, precision: tuple[int, int] = (10, 0)) -> Literal:
+    """The literal as a value of a type by Spark's name; ``precision`` (and scale) of a decimal.
+
+    Raises:
+        NotAValue: it has no such value, or nobody casts it.
+    """
+    value = literal.value
+    text = f"CAST({literal.shown} AS {kind.upper()})"
+    if value is None:
+        return Literal(Kind.NULL, None, text)
+    if kind in _WHOLE:
+        found = _exact(literal, kind)
+        whole = Fraction(int(found))  # towards zero, as Spark cuts
+        limit = 1 << (_WHOLE[kind] - 1)
+        if not -limit <= whole < limit or (literal.kind is Kind.STRING and whole != found):
+            raise NotAValue(f"{literal.shown} is no {kind}")
+        return Literal(Kind.WHOLE, whole, text)
+    if kind == "decimal":
+        found = _exact(literal, kind) * 10 ** precision[1]
+        rounded = int(abs(found) + Fraction(1, 2)) * (1 if found >= 0 else -1)
+        if abs(rounded) >= 10 ** precision[0]:
+            raise NotAValue(f"{literal.shown} is no decimal({precision[0]},{precision[1]})")
+        return Literal(Kind.DECIMAL, Fraction(rounded, 10 ** precision[1]), text)
+    if kind in ("float", "double"):
+        double = as_double(literal)
+        return Literal(Kind.DOUBLE, _single(double) if kind == "float" else double, text)
+    if kind == "string" and literal.kind is Kind.STRING:
+        return literal
+    if kind == "binary" and isinstance(value, str):
+        return Literal(Kind.BINARY, value.encode(), text)
+    if kind == "boolean":
+        return Literal(Kind.BOOLEAN, as_boolean(literal), text)
+    if kind == "date":
+        return Literal(Kind.DATE, as_day(literal), text)
+    if kind in ("timestamp", "timestamp_ltz", "timestamp_ntz"):
+        return Literal(Kind.TIMESTAMP, as_moment(literal), text)
+    if kind == "time":
+        return Literal(Kind.TIME, as_time(literal), text)
+    raise NotAValue(f"a filter casts no {literal.kind} to {kind}")
+
+
+def _exact(literal: Literal, kind: str) -> Fraction:
+    value = literal.value
+    if isinstance(value, Fraction) and literal.kind in (Kind.WHOLE, Kind.DECIMAL):
+        return value
+    if isinstance(value, float) and value - value == 0:
+        return Fraction(value)
+    if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
+        return Fraction(Decimal(value.strip()))
+    raise NotAValue(f"{literal.shown} is no {kind}")
+
+
+def as_whole(literal: Literal) -> Fraction:
+    """A string as Spark compares it with whole numbers."""
+    return Fraction(cast(literal, "bigint").value)  # type: ignore[arg-type]  # checked by the cast
+
+
+def as_double(literal: Literal) -> float:
+    """A number, or a text of one, as a double."""
+    value = literal.value
+    if isinstance(value, float):
+        return value
+    if isinstance(value, str):
+        text = value.strip()
+        if _NOT_FINITE.fullmatch(text) or _NUMBER.fullmatch(text):
+            return float(text)
+    if isinstance(value, Fraction) and literal.kind in (Kind.WHOLE, Kind.DECIMAL):
+        try:
+            return float(value)
+        except OverflowError:
+            return float("inf") if value > 0 else float("-inf")
+    raise NotAValue(f"{literal.shown} is no double")
+
+
+def as_boolean(literal: Literal) -> bool:
+    """A boolean, or a text of one."""
+    value = literal.value
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.strip().lower() in (*_TRUE, *_FALSE):
+        return value.strip().lower() in _TRUE
+    raise NotAValue(f"{literal.shown} is no boolean")
+
+
+def as_day(literal: Literal) -> Fraction:
+    """Midnight of a date, in seconds."""
+    value = literal.value
+    if literal.kind in (Kind.DATE, Kind.TIMESTAMP) and isinstance(value, Fraction):
+        return value // _DAY_S * _DAY_S * Fraction(1)
+    if isinstance(value, str):
+        return _moment(value) // _DAY_S * _DAY_S * Fraction(1)
+    raise NotAValue(f"{literal.shown} is no date")
+
+
+def as_moment(literal: Literal) -> Fraction:
+    """A timestamp, in seconds; a date is its midnight."""
+    value = literal.value
+    if literal.kind in (Kind.DATE, Kind.TIMESTAMP) and isinstance(value, Fraction):
+        return value
+    if isinstance(value, str):
+        return _moment(value)
+    raise NotAValue(f"{literal.shown} is no timestamp")
+
+
+def as_time(literal: Literal) -> Fraction:
+    """A time of day, in seconds."""
+    value = literal.value
+    if literal.kind is Kind.TIME and isinstance(value, Fraction):
+        return value
+    if isinstance(value, str):
+        return _clock(value.strip())
+    raise NotAValue(f"{literal.shown} is no time")
+
+
+def _moment(text: str) -> Fraction:
+    found = _MOMENT.fullmatch(text.strip())
+    if found is None:
+        raise NotAValue(f"{text!r} is no date or timestamp; one is '2024-01-31 12:00:00'")
+    try:
+        day = date(int(found["year"]), int(found["month"] or 1), int(found["day"] or 1))
+        seconds = _clock(found["clock"]) if found["clock"] else Fraction(0)
+        moment = Fraction((day.toordinal() - _EPOCH) * _DAY_S) + seconds
+        return moment - _shift(found["zone"], day, seconds) if found["zone"] else moment
+    except (ValueError, OverflowError) as error:
+        if isinstance(error, NotAValue):
+            raise
+        raise NotAValue(f"{text!r}: {error}") from None
+
+
+def _clock(text: str) -> Fraction:
+    found = _CLOCK.fullmatch(text)
+    if found is None:
+        raise NotAValue(f"{text!r} is no time of day; one is '12:00:00'")
+    hour, minute, second = (int(part or 0) for part in found.groups()[:3])
+    if hour > 23 or minute > 59 or second > 59:
+        raise NotAValue(f"{text!r} is no time of day")
+    parts = (found[4] or "")[:6].ljust(6, "0")  # Spark's moments are in microseconds
+    return Fraction(hour * 3600 + minute * 60 + second) + Fraction(int(parts), 1_000_000)
+
+
+def _shift(zone: str, day: date, seconds: Fraction) -> Fraction:
+    """By how much local time is ahead of UTC, in seconds."""
+    if zone in ("Z", "UTC", "GMT"):
+        return Fraction(0)
+    found = _SHIFT.fullmatch(zone)
+    if found is not None:
+        shift = timedelta(hours=int(found[2]), minutes=int(found[3] or 0))
+        where: timezone | ZoneInfo = timezone(shift if found[1] == "+" else -shift)
+    else:
+        try:
+            where = ZoneInfo(zone)
+        except (KeyError, ValueError, OSError):
+            raise NotAValue(f"there is no time zone {zone!r}") from None
+    local = datetime(day.year, day.month, day.day, tzinfo=UTC) + timedelta(seconds=int(seconds))
+    shift_s = local.replace(tzinfo=where).utcoffset() or timedelta(0)
+    return Fraction(shift_s // timedelta(seconds=1))
+
+
+def _single(value: float) -> float:
+    """The nearest float of 32 bits."""
+    try:
+        return float(struct.unpack("<f", struct.pack("<f", value))[0])
+    except OverflowError:
+        return float("inf") if value > 0 else float("-inf")
+
+
+def shown(value: Value) -> str:
+    """A Python value as SQL would write it, for messages."""
+    return repr(value) if isinstance(value, str) else str(value)

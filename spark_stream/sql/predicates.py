@@ -1,0 +1,361 @@
+"""A filter that is bound to a topic's columns: Arrow's mask of a batch, and the rule to skip it by.
+
+A mask is true, false or null for each row, and only true keeps it. Logic is SQL's, of three values.
+NaN is equal to itself and greater than all other numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import reduce
+from typing import Any, Final, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from spark_stream.consistency.pruning import (
+    PREFIX_BYTES,
+    Against,
+    Among,
+    Every,
+    Fixed,
+    NeverNull,
+    Null,
+    Opposite,
+    Order,
+    Rule,
+    Some,
+    Unknown,
+    bytes_key,
+    whole_key,
+)
+
+Lookup = Callable[[str], pa.Array]
+"""A column of the rows at hand, by its name."""
+
+_NULL: Final = pa.scalar(None, pa.bool_())
+
+
+class Bound(Protocol):
+    """A part of a bound filter. A mask may be one value for all rows."""
+
+    def mask(self, column: Lookup) -> Any: ...
+
+    @property
+    def rule(self) -> Rule: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A column, or a field of it: ``steps`` are the places within structs."""
+
+    name: str
+    type: pa.DataType
+    steps: tuple[int, ...] = ()
+
+    def array(self, column: Lookup) -> pa.Array:
+        """Its values; null where a struct around it is."""
+        values = column(self.name)
+        return pc.struct_field(values, self.steps) if self.steps else values
+
+    def rule(self, make: Callable[[str], Rule]) -> Rule:
+        """The rule that is made of the column's name, where least and greatest are its own."""
+        return Unknown() if self.steps else make(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """The same for every row; None: null."""
+
+    value: bool | None
+
+    def mask(self, column: Lookup) -> Any:
+        return pa.scalar(self.value, pa.bool_())
+
+    @property
+    def rule(self) -> Rule:
+        return Fixed(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Everywhere:
+    """The same for every row that has a value, and null for the others."""
+
+    field: Field
+    value: bool
+
+    def mask(self, column: Lookup) -> Any:
+        values = self.field.array(column)
+        return pc.if_else(values.is_valid(), pa.scalar(self.value), _NULL)
+
+    @property
+    def rule(self) -> Rule:
+        found = self.field.rule(Null)
+        # Null is false there and the constant elsewhere: that it is not null leaves the constant.
+        return Every((Opposite(found), Fixed(True))) if self.value else Fixed(False)
+
+
+@dataclass(frozen=True, slots=True)
+class Versus:
+    """A field against a constant. ``value`` has the type that both are compared as.
+
+    ``low``, ``high``, ``exact``: :class:`~spark_stream.consistency.pruning.Against`.
+    """
+
+    field: Field
+    order: Order
+    value: pa.Scalar
+    low: int
+    high: int
+    exact: bool
+
+    @property
+    def of_floats(self) -> bool:
+        """Whether both are compared as doubles: then there are two zeros, and NaN."""
+        return bool(pt.is_floating(self.value.type))
+
+    def mask(self, column: Lookup) -> Any:
+        values, value = as_type(self.field.array(column), self.value.type), self.value
+        if self.of_floats and value.as_py() != value.as_py():
+            return self._against_nan(values)
+        return _COMPARED[self.order](values, value)
+
+    def _against_nan(self, values: pa.Array) -> pa.Array:
+        if self.order is Order.EQUAL:
+            return pc.is_nan(values)
+        if self.order is Order.LESS:
+            return pc.invert(pc.is_nan(values))
+        return pc.if_else(values.is_valid(), pa.scalar(True), _NULL)
+
+    @property
+    def rule(self) -> Rule:
+        return self.field.rule(
+            lambda name: Against(name, self.order, self.low, self.high, self.exact)
+        )
+
+
+_COMPARED: Final[dict[Order, Callable[[Any, Any], Any]]] = {
+    Order.EQUAL: pc.equal,
+    Order.LESS: pc.less,
+    Order.LESS_OR_EQUAL: pc.less_equal,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """A field is one of many constants of one type, none of them NaN or null."""
+
+    parts: tuple[Versus, ...]
+
+    def mask(self, column: Lookup) -> Any:
+        first = self.parts[0]
+        values = as_type(first.field.array(column), first.value.type)
+        chosen = pa.array([part.value.as_py() for part in self.parts], first.value.type)
+        return pc.if_else(values.is_valid(), pc.is_in(values, value_set=chosen), _NULL)
+
+    @property
+    def rule(self) -> Rule:
+        return Some(tuple(part.rule for part in self.parts))
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two fields, compared as ``type``."""
+
+    order: Order
+    left: Field
+    right: Field
+    type: pa.DataType
+
+    def mask(self, column: Lookup) -> Any:
+        left = as_type(self.left.array(column), self.type)
+        right = as_type(self.right.array(column), self.type)
+        if not pt.is_floating(self.type):
+            return _COMPARED[self.order](left, right)
+        return self._of_floats(left, right)
+
+    def _of_floats(self, left: pa.Array, right: pa.Array) -> pa.Array:
+        no_left, no_right = pc.is_nan(left), pc.is_nan(right)
+        both = pc.and_(no_left, no_right)
+        if self.order is Order.EQUAL:
+            return pc.or_(pc.equal(left, right), both)
+        less = pc.or_(pc.less(left, right), pc.and_not(no_right, no_left))
+        if self.order is Order.LESS:
+            return less
+        return pc.or_(less, pc.or_(pc.equal(left, right), both))
+
+    @property
+    def rule(self) -> Rule:
+        return Unknown()
+
+
+@dataclass(frozen=True, slots=True)
+class Matching:
+    """A text (or bytes) against a pattern. ``prefix``: what all that match begin with."""
+
+    field: Field
+    function: Callable[..., Any]
+    pattern: str | bytes
+    prefix: bytes
+
+    def mask(self, column: Lookup) -> Any:
+        return self.function(self.field.array(column), self.pattern)
+
+    @property
+    def rule(self) -> Rule:
+        low = bytes_key(self.prefix)
+        short = self.prefix[:PREFIX_BYTES]
+        high = bytes_key(short + b"\xff" * (PREFIX_BYTES - len(short)))
+        return self.field.rule(lambda name: Among(name, low, high))
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """A field is null."""
+
+    field: Field
+
+    def mask(self, column: Lookup) -> Any:
+        return pc.is_null(self.field.array(column))
+
+    @property
+    def rule(self) -> Rule:
+        return self.field.rule(Null)
+
+
+@dataclass(frozen=True, slots=True)
+class NotANumber:
+    """A float is NaN; not null."""
+
+    field: Field
+
+    def mask(self, column: Lookup) -> Any:
+        return pc.fill_null(pc.is_nan(self.field.array(column)), False)
+
+    @property
+    def rule(self) -> Rule:
+        return Unknown()
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A boolean field by itself."""
+
+    field: Field
+
+    def mask(self, column: Lookup) -> Any:
+        return self.field.array(column)
+
+    @property
+    def rule(self) -> Rule:
+        true = whole_key(1)
+        return self.field.rule(lambda name: Against(name, Order.EQUAL, true, true, exact=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Negation:
+    part: Bound
+
+    def mask(self, column: Lookup) -> Any:
+        return pc.invert(self.part.mask(column))
+
+    @property
+    def rule(self) -> Rule:
+        return Opposite(self.part.rule)
+
+
+@dataclass(frozen=True, slots=True)
+class Certain:
+    """The part is this truth value; false where the part is null."""
+
+    part: Bound
+    value: bool
+
+    def mask(self, column: Lookup) -> Any:
+        mask = self.part.mask(column)
+        return pc.coalesce(mask if self.value else pc.invert(mask), pa.scalar(False))
+
+    @property
+    def rule(self) -> Rule:
+        return NeverNull(self.part.rule, self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Both:
+    """AND of all parts."""
+
+    parts: tuple[Bound, ...]
+
+    def mask(self, column: Lookup) -> Any:
+        return reduce(pc.and_kleene, (part.mask(column) for part in self.parts))
+
+    @property
+    def rule(self) -> Rule:
+        return Every(tuple(part.rule for part in self.parts))
+
+
+@dataclass(frozen=True, slots=True)
+class Either:
+    """OR of all parts."""
+
+    parts: tuple[Bound, ...]
+
+    def mask(self, column: Lookup) -> Any:
+        return reduce(pc.or_kleene, (part.mask(column) for part in self.parts))
+
+    @property
+    def rule(self) -> Rule:
+        return Some(tuple(part.rule for part in self.parts))
+
+
+def as_type(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    """The values as what they are compared as; as doubles they may be the nearest ones only."""
+    if values.type.equals(kind):
+        return values
+    if pt.is_decimal(kind) and pt.is_temporal(values.type):
+        return _in_nanoseconds(values, kind)
+    return values.cast(kind, safe=False)
+
+
+_NANOSECONDS: Final = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
+
+
+def _in_nanoseconds(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Moments since the epoch as decimals: none of them is too far away."""
+    if pt.is_date32(values.type):
+        counts, factor = values.cast(pa.int32()).cast(pa.int64()), 86_400 * 10**9
+    elif pt.is_date64(values.type):
+        counts, factor = values.cast(pa.int64()), 10**6
+    else:
+        counts, factor = _counts(values), _NANOSECONDS[values.type.unit]
+    factors = pa.scalar(Decimal(factor), pa.decimal256(15, 0))
+    return pc.multiply(counts.cast(pa.decimal256(20, 0)), factors).cast(kind)
+
+
+def _counts(values: pa.Array) -> pa.Array:
+    if pt.is_time32(values.type):
+        return values.cast(pa.int32()).cast(pa.int64())
+    return values.cast(pa.int64())
+
+
+@dataclass(frozen=True)
+class RowFilter:
+    """A filter as the log uses it: which stored columns it needs, which rows it keeps."""
+
+    bound: Bound
+    names: tuple[str, ...]
+
+    @property
+    def rule(self) -> Rule:
+        """Which batches it can keep a row of."""
+        return self.bound.rule
+
+    def keeps(self, column: Lookup, rows: int) -> pa.Array:
+        """True for each row that stays; no nulls."""
+        mask = self.bound.mask(column)
+        if isinstance(mask, pa.Scalar):
+            return pa.repeat(pa.scalar(bool(mask.as_py())), rows)
+        return pc.fill_null(mask, False)

@@ -1,0 +1,165 @@
+"""A predicate as it was written: a tree of plain values. Nothing here knows a schema.
+
+What SQL writes in two ways is here once: ``a != b`` is ``Not(Compare(EQUAL, a, b))``, ``a > b`` is
+``Compare(LESS, b, a)``, ``a BETWEEN b AND c`` is two comparisons.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from fractions import Fraction
+
+
+class Order(StrEnum):
+    """How two values are compared."""
+
+    EQUAL = "="
+    LESS = "<"
+    LESS_OR_EQUAL = "<="
+    SAME = "<=>"  # as EQUAL, and two nulls are the same: never null
+
+
+class Kind(StrEnum):
+    """What a literal is, before a column decides as what it is compared."""
+
+    NULL = "void"
+    BOOLEAN = "boolean"
+    WHOLE = "bigint"
+    DECIMAL = "decimal"
+    DOUBLE = "double"
+    STRING = "string"
+    BINARY = "binary"
+    DATE = "date"
+    TIMESTAMP = "timestamp"
+    TIME = "time"
+
+
+Value = bool | Fraction | float | str | bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """A value. WHOLE and DECIMAL are fractions; so are moments, in seconds (UTC) or of a day."""
+
+    kind: Kind
+    value: Value
+    text: str = ""
+
+    @property
+    def shown(self) -> str:
+        """As a message names it."""
+        return self.text or str(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column by its path: ``a.b`` is ("a", "b"). ``at``: where the text names it, from 1."""
+
+    path: tuple[str, ...]
+    at: int | None = None
+    as_text: bool = False  # CAST(column AS STRING), of bytes
+
+    @property
+    def shown(self) -> str:
+        """As a message names it."""
+        return ".".join(self.path)
+
+
+Operand = Column | Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """``left`` and ``right`` in this order."""
+
+    order: Order
+    left: Operand
+    right: Operand
+
+
+@dataclass(frozen=True, slots=True)
+class In:
+    """``operand`` is one of these."""
+
+    operand: Operand
+    items: tuple[Literal, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Like:
+    """``%`` is any text, ``_`` one character; ``escape`` takes their meaning away."""
+
+    operand: Operand
+    pattern: str
+    escape: str
+
+
+class Part(StrEnum):
+    """Where a text is looked for in another."""
+
+    START = "startswith"
+    END = "endswith"
+    ANYWHERE = "contains"
+
+
+@dataclass(frozen=True, slots=True)
+class Holds:
+    """``operand`` has this text (or these bytes) there."""
+
+    operand: Operand
+    part: Part
+    text: Literal
+
+
+@dataclass(frozen=True, slots=True)
+class IsNull:
+    """``operand`` is null."""
+
+    operand: Operand
+
+
+@dataclass(frozen=True, slots=True)
+class IsNan:
+    """``operand`` is not a number; false where it is null."""
+
+    operand: Operand
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """A boolean by itself: a column, or TRUE, FALSE, NULL."""
+
+    operand: Operand
+
+
+@dataclass(frozen=True, slots=True)
+class Is:
+    """``part`` is true (or false): never null."""
+
+    part: Predicate
+    value: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Not:
+    """Null where the part is null."""
+
+    part: Predicate
+
+
+@dataclass(frozen=True, slots=True)
+class And:
+    """False if one part is, else null if one is, else true."""
+
+    parts: tuple[Predicate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Or:
+    """True if one part is, else null if one is, else false."""
+
+    parts: tuple[Predicate, ...]
+
+
+Predicate = Compare | In | Like | Holds | IsNull | IsNan | Truth | Is | Not | And | Or

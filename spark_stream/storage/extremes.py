@@ -1,0 +1,226 @@
+"""The least and the greatest value of each column in a batch, as a row of fixed size.
+
+A row speaks of some entries of a segment that follow one another: of one large batch, or of many
+small ones together. What it says it says of the bytes with these checksums, and of no others. The
+columns are those whose values have keys (``consistency.pruning``): numbers, decimals, moments,
+booleans, and texts by their first bytes; not binaries, and nothing within structs and lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Context
+from functools import cached_property
+from typing import Any, Final
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from spark_stream.consistency.entries import Table
+from spark_stream.consistency.pruning import (
+    HIGHEST,
+    LOWEST,
+    Extremes,
+    Keys,
+    bytes_key,
+    bytes_key_above,
+    float_key,
+    whole_key,
+    words,
+)
+
+RECORDS_MIN: Final = 512
+"""A row for fewer records would not pay: to read those costs little."""
+
+_COLUMNS_MAX: Final = 64  # so that a row, and the time that it takes, has a bound
+_KNOWN: Final = 1
+
+COLUMN: Final = np.dtype(
+    [
+        ("least", "<u8", 2),
+        ("greatest", "<u8", 2),
+        ("nulls", "<u4"),
+        ("known", "<u4"),
+    ]
+)
+
+Rows = npt.NDArray[Any]
+
+_EXACTLY: Final = Context(prec=80)
+_NUMPY: Final[dict[int, np.dtype[Any]]] = {
+    kind.id: np.dtype(name)
+    for name, kinds in {
+        "<i1": [pa.int8()],
+        "<i2": [pa.int16()],
+        "<i4": [pa.int32(), pa.date32(), pa.time32("s")],
+        "<i8": [pa.int64(), pa.date64(), pa.time64("us"), pa.timestamp("us")],
+        "<u1": [pa.uint8()],
+        "<u2": [pa.uint16()],
+        "<u4": [pa.uint32()],
+        "<u8": [pa.uint64()],
+        "<f4": [pa.float32()],
+        "<f8": [pa.float64()],
+    }.items()
+    for kind in kinds
+}
+"""Types whose values lie side by side in a buffer, by the number that Arrow gives each type."""
+_WHOLE: Final = {4: pa.int32(), 8: pa.int64()}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which columns of a schema have extremes, and what a row of them looks like."""
+
+    schema: pa.Schema
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The columns, in the order of the row."""
+        names = [field.name for field in self.schema if _has_keys(field.type)]
+        return tuple(names[:_COLUMNS_MAX])
+
+    @cached_property
+    def row(self) -> np.dtype[Any]:
+        """``first``: the entry's index; ``data_crcs``: those of its entries, joined by xor."""
+        return np.dtype(
+            [
+                ("first", "<i8"),
+                ("entries", "<u4"),
+                ("records", "<u4"),
+                ("data_crcs", "<u4"),
+                ("reserved", "<u4"),
+                ("columns", COLUMN, (len(self.names),)),
+                ("reserved2", "<u4"),
+                ("row_crc", "<u4"),
+            ]
+        )
+
+    @cached_property
+    def mark(self) -> int:
+        """Tells this layout from those of other columns."""
+        text = "".join(f"{name}={self.schema.field(name).type}\n" for name in self.names)
+        return int(google_crc32c.value(text.encode()))
+
+    @cached_property
+    def quick(self) -> tuple[str, ...]:
+        """Those of them whose extremes are found in some microseconds: not texts, not decimals."""
+        return tuple(
+            name
+            for name in self.names
+            if pt.is_boolean(kind := self.schema.field(name).type) or kind.id in _NUMPY
+        )
+
+    def described(self, batch: pa.RecordBatch, names: Sequence[str]) -> Rows:
+        """The extremes of these columns, as an array of the type :data:`COLUMN`.
+
+        The columns that are not named, or that have none, stay unknown.
+        """
+        columns = np.zeros(len(self.names), COLUMN)
+        for place, name in enumerate(self.names):
+            if name in names:
+                columns[place] = _extremes(batch.column(name))
+        return columns
+
+    def packed(self, first: int, rows: Table, columns: Rows) -> bytes:
+        """The row for these entries, the first of which has the index ``first``."""
+        packed = np.zeros(1, self.row)
+        packed["first"] = first
+        packed["entries"] = len(rows)
+        packed["records"] = int(rows["count"].sum())
+        packed["data_crcs"] = np.bitwise_xor.reduce(rows["data_crc"])
+        packed["columns"] = columns
+        return self.sealed(packed.tobytes())
+
+    def packed_one(self, first: int, records: int, data_crc: int, columns: Rows) -> bytes:
+        """The row for one entry."""
+        packed = np.zeros(1, self.row)
+        packed[0] = (first, 1, records, data_crc, 0, columns, 0, 0)
+        return self.sealed(packed.tobytes())
+
+    def sealed(self, row: bytes) -> bytes:
+        """The row with its own checksum."""
+        crc = int(google_crc32c.value(row[:-4]))
+        return row[:-4] + crc.to_bytes(4, "little")
+
+    def intact(self, data: pa.Buffer) -> Rows:
+        """The rows in these bytes that have their checksum."""
+        size = self.row.itemsize
+        rows = np.frombuffer(data, self.row, count=data.size // size)
+        view, value = memoryview(data), google_crc32c.value
+        crcs = np.fromiter(
+            (value(bytes(view[at : at + size - 4])) for at in range(0, len(rows) * size, size)),
+            np.uint32,
+            len(rows),
+        )
+        good = crcs == rows["row_crc"]
+        return rows if good.all() else rows[good]
+
+    def extremes(self, rows: Rows, owners: npt.NDArray[np.int64], name: str) -> Extremes:
+        """What the rows say of a column; ``owners`` has the row of each entry, -1: none."""
+        found = rows["columns"][:, self.names.index(name)][owners]
+        known = (owners >= 0) & (found["known"] == _KNOWN)
+        nothing = Extremes.unknown(len(owners))
+        least, greatest, nulls = found["least"], found["greatest"], found["nulls"]
+        records = rows["records"][owners]
+        return Extremes(
+            Keys(least[:, 0], least[:, 1]).where(known, nothing.least),
+            Keys(greatest[:, 0], greatest[:, 1]).where(known, nothing.greatest),
+            ~known | (nulls > 0),
+            ~known | (nulls < records),
+        )
+
+
+def _has_keys(kind: pa.DataType) -> bool:
+    return bool(
+        pt.is_boolean(kind)
+        or pt.is_integer(kind)
+        or pt.is_float32(kind)
+        or pt.is_float64(kind)
+        or pt.is_decimal128(kind)
+        or pt.is_timestamp(kind)
+        or pt.is_date(kind)
+        or pt.is_time(kind)
+        or pt.is_string(kind)
+        or pt.is_large_string(kind)
+    )
+
+
+def _extremes(values: pa.Array) -> tuple[Any, ...]:
+    """An item of :data:`COLUMN`."""
+    nulls = values.null_count
+    if nulls == len(values):
+        return words(HIGHEST), words(LOWEST), nulls, _KNOWN
+    least, greatest = _keys(values, nulls)
+    return words(least), words(greatest), nulls, _KNOWN
+
+
+def _keys(values: pa.Array, nulls: int) -> tuple[int, int]:
+    kind = values.type
+    plain = _NUMPY.get(kind.id)
+    if plain is not None and nulls and plain.kind != "f":
+        found = pc.min_max(values.view(_WHOLE[plain.itemsize]) if pt.is_temporal(kind) else values)
+        return whole_key(found["min"].as_py()), whole_key(found["max"].as_py())
+    if plain is not None:
+        if nulls:
+            values = values.drop_null()
+        # Not to_numpy, which imports pandas.
+        size = plain.itemsize
+        found = np.frombuffer(values.buffers()[1], plain, len(values), size * values.offset)
+        if plain.kind != "f":
+            return whole_key(int(found.min())), whole_key(int(found.max()))
+        least, greatest = float(np.fmin.reduce(found)), float(np.maximum.reduce(found))
+        return float_key(least), float_key(greatest)  # fmin passes over NaN, maximum does not
+    found = pc.min_max(values)
+    least, greatest = found["min"].as_py(), found["max"].as_py()
+    if pt.is_decimal128(kind):
+        scaled = (int(each.scaleb(kind.scale, _EXACTLY)) for each in (least, greatest))
+        low, high = scaled
+        return whole_key(low), whole_key(high)
+    if pt.is_boolean(kind):
+        return whole_key(int(least)), whole_key(int(greatest))
+    return bytes_key(least.encode()), bytes_key_above(greatest.encode())

@@ -1,0 +1,125 @@
+"""Several ranges in one answer: as if each had been asked for by itself."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as fl
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import spark_stream as isolog
+from spark_stream.errors import InvalidRequest, SchemaMismatch, UnknownTopic
+from tests.support import NUMBERS, answers, fetched, numbers, typed
+
+
+@pytest.fixture(scope="module")
+def topics(shared) -> list[str]:
+    """Two topics of three partitions: with a batch in each, and aborted records in some."""
+    names = ["many-a", "many-b"]
+    with shared.connect() as log:
+        for name in names:
+            log.create_topic(name, partitions=3, schema=NUMBERS)
+            with log.producer() as producer:
+                for partition in range(3):
+                    producer.append(name, numbers(100 * partition, 7), partition=partition)
+        with log.producer(transactional_id="many") as producer:
+            producer.begin_transaction()
+            producer.append("many-a", numbers(1000, 5), partition=1)
+            producer.flush()
+            producer.abort_transaction()
+        with log.producer() as producer:
+            producer.append("many-a", numbers(2000, 5), partition=1)
+        log.create_topic("many-c", schema=pa.schema([("m", pa.string())]))
+    return names
+
+
+def asked_for(*fetches: dict[str, Any]) -> fl.Ticket:
+    return fl.Ticket(json.dumps({"fetches": list(fetches)}).encode())
+
+
+def one_by_one(flight: fl.FlightClient, fetch: dict[str, Any]) -> list[tuple[list[Any], Any]]:
+    """The rows of each chunk with its facts, without what only a fetch among several has."""
+    found, end = fetched(flight, **fetch)
+    return [(batch.to_pylist(), facts) for batch, facts in [*found, (pa.record_batch({}), end)]]
+
+
+fetches = st.fixed_dictionaries(
+    {
+        "topic": st.sampled_from(["many-a", "many-b"]),
+        "partition": st.integers(0, 2),
+        "start": st.integers(-2, 7),
+        "end": st.integers(0, 20),
+        "isolation": st.sampled_from(["read_uncommitted", "read_committed"]),
+    },
+    optional={"max_records": st.integers(1, 5)},
+)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(fetches, min_size=1, max_size=6))
+def test_every_range_is_answered_as_if_it_had_been_asked_for_alone(shared, topics, asked):
+    with shared.flight() as flight:
+        found: list[list[tuple[list[Any], Any]]] = [[] for _ in asked]
+        last = 0
+        for batch, facts in answers(flight, asked_for(*asked)):
+            number = facts.pop("fetch")
+            assert number >= last
+            last = number
+            found[number].append((batch.to_pylist(), facts))
+        assert found == [one_by_one(flight, fetch) for fetch in asked]
+
+
+def test_what_is_wrong_with_one_range_ends_that_one_alone(shared, topics):
+    good = {"topic": "many-a", "partition": 0}
+    asked = [
+        good,
+        {**good, "start": 99},
+        {**good, "topic": "none"},
+        {**good, "partition": 9},
+        {**good, "topic_id": "old"},
+        {**good, "leader_epoch": 77},
+        {**good, "topic": "many-c", "columns": ["m"]},
+        good,
+    ]
+    with shared.flight() as flight:
+        found = list(answers(flight, asked_for(*asked)))
+    rows = [(facts["fetch"], batch.num_rows) for batch, facts in found if batch.num_rows]
+    assert rows == [(0, 7), (7, 7)]
+    errors = {facts["fetch"]: facts["error"]["code"] for _, facts in found if "error" in facts}
+    assert errors == {
+        1: "OFFSET_OUT_OF_RANGE",
+        2: "UNKNOWN_TOPIC",
+        3: "UNKNOWN_PARTITION",
+        4: "UNKNOWN_TOPIC",
+        5: "UNKNOWN_LEADER_EPOCH",
+        6: "INVALID_REQUEST",
+    }
+
+
+@pytest.mark.parametrize(
+    ("fetches", "error"),
+    [
+        ([], InvalidRequest),
+        ([{"topic": "many-a", "partition": 0, "follow": True}], InvalidRequest),
+        ([{"topic": "many-a", "partition": 0, "wait_ms": 1}], InvalidRequest),
+        ([{"topic": "none", "partition": 0}], UnknownTopic),
+        ([{"topic": "many-a", "partition": 0, "columns": ["x"]}], SchemaMismatch),
+        ([{"topic": "many-a"}], InvalidRequest),
+        (["many-a"], InvalidRequest),
+    ],
+)
+def test_a_call_that_makes_no_sense_is_refused_as_a_whole(shared, topics, fetches, error):
+    with shared.flight() as flight, pytest.raises(fl.FlightError) as caught:
+        list(answers(flight, asked_for(*fetches)))
+    assert isinstance(typed(caught.value), error)
+
+
+def test_a_topic_may_have_the_name_of_the_field(shared):
+    with shared.connect() as log:
+        log.create_topic("fetches", schema=NUMBERS)
+        assert log.read("fetches").num_rows == 0
+    assert isinstance(log, isolog.Log)

@@ -1,0 +1,204 @@
+"""Limits of a micro-batch over a real log: records, bytes, a least with a delay, and together."""
+
+from __future__ import annotations
+
+import re
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+import spark_stream as isolog
+from spark_stream.datasource.limits import Limits, Pace
+from spark_stream.datasource.offsets import TopicOffsets
+from spark_stream.datasource.options import source_options
+from spark_stream.errors import InvalidOption
+from tests.datasource.sources import Query
+from tests.support import NUMBERS, numbers
+
+BIG = pa.schema([("n", pa.int64()), ("filler", pa.binary())])
+
+
+def fill(log: isolog.Log, topic: str, first: int, count: int, partition: int = 0) -> None:
+    with log.producer() as producer:
+        producer.append(topic, numbers(first, count), partition=partition)
+
+
+def fill_sized(log: isolog.Log, topic: str, first: int, sizes: list[int], partition: int) -> None:
+    """A record of each size, each a batch of its own."""
+    with log.producer() as producer:
+        for number, size in enumerate(sizes, first):
+            batch = pa.record_batch([[number], [bytes(size)]], schema=BIG)
+            producer.append(topic, batch, partition=partition)
+
+
+def batches_of(query: Query) -> list[list[int]]:
+    """All micro-batches until nothing is left."""
+    found = []
+    while batch := query.batch():
+        found.append(batch)
+    return found
+
+
+def test_a_limit_in_bytes_is_what_is_stored_and_whole_records(shared, log, topic):
+    log.create_topic(topic, schema=NUMBERS)
+    fill(log, topic, 0, 1000)
+    batches = batches_of(Query(shared.address, topic, maxBytesPerTrigger=2_000))
+    assert [number for batch in batches for number in batch] == list(range(1000))
+    # 8,000 bytes of numbers and a few of Arrow's own.
+    assert {len(batch) for batch in batches[:-1]} <= set(range(200, 251))
+
+
+def test_a_record_larger_than_the_limit_is_taken_alone(shared, log, topic):
+    log.create_topic(topic, partitions=2, schema=BIG)
+    fill_sized(log, topic, 0, [10, 50_000, 10, 10], partition=0)
+    fill_sized(log, topic, 4, [10, 10, 60_000, 10], partition=1)
+    batches = batches_of(Query(shared.address, topic, maxBytesPerTrigger=4_000))
+    assert sorted(number for batch in batches for number in batch) == list(range(8))
+    assert [1] in batches
+    assert [6] in batches
+
+
+SIZES = st.lists(st.sampled_from([1, 100, 3_000, 20_000]), max_size=6)
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    parts=st.lists(SIZES, min_size=1, max_size=3),
+    most=st.integers(500, 30_000),
+    records=st.integers(1, 5),
+)
+def test_limits_by_records_and_bytes_hold_together(shared, log, topic_names, parts, most, records):
+    topic = next(topic_names)
+    log.create_topic(topic, partitions=len(parts), schema=BIG)
+    sizes, first = {}, 0
+    for partition, part in enumerate(parts):
+        fill_sized(log, topic, first, part, partition)
+        sizes |= {first + at: size for at, size in enumerate(part)}
+        first += len(part)
+    query = Query(shared.address, topic, maxBytesPerTrigger=most, maxOffsetsPerTrigger=records)
+    batches = batches_of(query)
+    assert sorted(number for batch in batches for number in batch) == list(range(first))
+    for batch in batches:
+        assert len(batch) <= records
+        assert len(batch) == 1 or sum(sizes[number] for number in batch) <= most
+
+
+@pytest.fixture
+def topic_names(topic):
+    return (f"{topic}-{number}" for number in range(10_000))
+
+
+def test_all_that_is_available_means_no_limit(shared, log, topic):
+    log.create_topic(topic, schema=NUMBERS)
+    fill(log, topic, 0, 100)
+    query = Query(shared.address, topic, maxBytesPerTrigger=8, minOffsetsPerTrigger=1000)
+    end = query.reader.latestOffset(query.at, ReadAllAvailable())
+    assert query.read(end) == list(range(100))
+
+
+class Moments:
+    """A clock that stands still until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def at(*offsets: int) -> dict[str, TopicOffsets]:
+    return {"t": TopicOffsets("id", dict(enumerate(offsets)), {})}
+
+
+def test_the_least_is_waited_for_from_the_first_record_that_waits_on():
+    clock = Moments()
+    pace = Pace(Limits(min_offsets=10, max_delay_s=60), measure=None, monotonic=clock)
+    assert not pace.awaits_more(at(5, 5), at(5, 5))  # nothing waits
+    clock.now += 1000
+    assert pace.awaits_more(at(5, 5), at(8, 5))
+    clock.now += 59
+    assert pace.awaits_more(at(5, 5), at(8, 6))
+    assert not pace.awaits_more(at(5, 5), at(8, 12))  # as many as wanted
+    assert pace.awaits_more(at(8, 12), at(9, 12))  # the time begins anew
+    clock.now += 59
+    assert pace.awaits_more(at(8, 12), at(9, 12))
+    clock.now += 1
+    assert not pace.awaits_more(at(8, 12), at(9, 12))  # waited long enough
+    assert pace.awaits_more(at(9, 12), at(9, 13))
+
+
+def test_a_query_takes_nothing_before_there_is_the_least(shared, log, topic):
+    log.create_topic(topic, partitions=2, schema=NUMBERS)
+    query = Query(shared.address, topic, minOffsetsPerTrigger=10, maxOffsetsPerTrigger=12)
+    fill(log, topic, 0, 9)
+    assert query.planned() == query.at
+    fill(log, topic, 9, 5, partition=1)
+    assert len(query.batch()) == 12
+    assert query.planned() == query.at
+    query.start()  # again, from its checkpoint
+    assert query.planned() == query.at
+    query.reader.prepareForTriggerAvailableNow()
+    assert len(query.batch()) == 2
+
+
+def test_a_trigger_looks_at_the_log_once(shared, log, topic, monkeypatch):
+    names = [f"{topic}-{number}" for number in range(3)]
+    for name in names:
+        log.create_topic(name, partitions=4, schema=NUMBERS)
+    query = Query(shared.address, ",".join(names))
+    for name in names:
+        fill(log, name, 0, 5)
+    calls = []
+    topics = query.reader._planner.topics
+    look_up = topics.look_up
+    monkeypatch.setattr(
+        type(topics), "look_up", lambda self, *a, **k: calls.append(a) or look_up(*a, **k)
+    )
+    end = query.planned()
+    assert query.reader.partitions(query.at, end)
+    assert query.reader.reportLatestOffset() == end
+    assert len(calls) == 1
+
+
+BAD = [
+    ({"maxBytesPerTrigger": "0"}, "maxBytesPerTrigger takes a whole number from 1 on, not '0'"),
+    ({"maxOffsetsPerTrigger": str(2**63)}, "maxOffsetsPerTrigger takes a whole number from 1"),
+    ({"minOffsetsPerTrigger": "many"}, "minOffsetsPerTrigger takes a whole number from 1 on"),
+    (
+        {"minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "4"},
+        "minOffsetsPerTrigger is 5, and maxOffsetsPerTrigger is 4",
+    ),
+    (
+        {"minOffsetsPerTrigger": "5", "maxTriggerDelay": "15"},
+        "maxTriggerDelay takes a time with its unit, such as 500ms, 30s, 15m, 2h or 1d, not '15'",
+    ),
+    ({"maxTriggerDelay": "15m"}, "maxTriggerDelay is for minOffsetsPerTrigger"),
+    ({"minPartitions": "-1"}, "minPartitions takes a whole number from 1 on, not '-1'"),
+    ({"maxRecordsPerPartition": "0.5"}, "maxRecordsPerPartition takes a whole number from 1 on"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), BAD, ids=[" ".join(each) for each, _ in BAD])
+def test_a_bad_limit_is_refused_by_name(options, message):
+    with pytest.raises(InvalidOption, match=re.escape(message)):
+        source_options({"path": "/data", "subscribe": "t", **options}, streaming=True)
+
+
+@pytest.mark.parametrize("name", ["maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"])
+def test_limits_are_for_streams(name):
+    with pytest.raises(InvalidOption, match=f"{name} is not for a batch query"):
+        source_options({"path": "/data", "subscribe": "t", name: "5"}, streaming=False)
+
+
+def test_times_with_their_units():
+    given = {"path": "/data", "subscribe": "t", "minOffsetsPerTrigger": "5"}
+    found = [
+        source_options({**given, "maxTriggerDelay": text}, streaming=True).limits.max_delay_s
+        for text in ("250ms", "3 s", "2M", "2min", "1h", "1d")
+    ]
+    assert found == [0.25, 3, 120, 120, 3600, 86400]

@@ -1,0 +1,96 @@
+"""A task of many ranges: read in one call, and whatever goes wrong with one is told as ever."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from spark_stream.client.connecting.link import BrokerLink
+from spark_stream.datasource import reader as reading
+from spark_stream.errors import DataLoss
+from tests.datasource.sources import Query
+from tests.support import NUMBERS, numbers
+
+PARTITIONS = 8
+
+
+@pytest.fixture
+def query(shared, log, topic) -> Query:
+    """A query whose next micro-batch has ten records of each partition."""
+    log.create_topic(topic, partitions=PARTITIONS, schema=NUMBERS)
+    found = Query(shared.address, topic)
+    with log.producer() as producer:
+        for partition in range(PARTITIONS):
+            producer.append(topic, numbers(100 * partition, 10), partition=partition)
+    return found
+
+
+def of(partitions) -> list[int]:
+    return [100 * partition + n for partition in partitions for n in range(10)]
+
+
+def test_one_call_and_one_batch(query, monkeypatch):
+    def never(*asked):
+        raise AssertionError(f"a range was read by itself: {asked}")
+
+    monkeypatch.setattr(reading, "fetch_range", never)
+    end = query.planned()
+    (task,) = query.reader.partitions(query.at, end)
+    assert len(task.value) == PARTITIONS
+    (batch,) = query.reader.read(task)
+    assert batch.column("n").to_pylist() == of(range(PARTITIONS))
+
+
+def test_a_call_that_cannot_be_made_is_made_for_each_range(query, monkeypatch):
+    monkeypatch.setattr(reading, "fetch_many", lambda wanted: iter(()))
+    assert query.batch() == of(range(PARTITIONS))
+
+
+def test_a_call_that_breaks_off_is_gone_on_with_for_each_range(query, monkeypatch):
+    fetch_many = reading.fetch_many
+
+    def broken(wanted):
+        for count, each in enumerate(fetch_many(wanted)):
+            if count == 5:
+                return
+            yield each
+
+    monkeypatch.setattr(reading, "fetch_many", broken)
+    assert query.batch() == of(range(PARTITIONS))
+
+
+def test_a_broker_that_is_gone_is_waited_for(query, broker, monkeypatch):
+    client = BrokerLink.client
+    failures = iter([OSError("gone")])
+
+    def sometimes(self, *asked):
+        for error in failures:
+            raise self.translated(error, None)
+        return client(self, *asked)
+
+    end = query.planned()
+    tasks = query.reader.partitions(query.at, end)
+    monkeypatch.setattr(BrokerLink, "client", sometimes)
+    found = [n for task in tasks for batch in query.reader.read(task) for n in batch["n"]]
+    assert len(found) == 10 * PARTITIONS
+
+
+@pytest.mark.parametrize("fail", [True, False])
+def test_what_is_gone_of_a_range_is_named(shared, log, query, topic, caplog, fail):
+    other = f"{topic}-other"
+    log.create_topic(other, schema=NUMBERS)
+    query = Query(shared.address, f"{topic},{other}", failOnDataLoss=fail)
+    with log.producer() as producer:
+        producer.append(other, numbers(0, 10), partition=0)
+    end = query.planned()
+    tasks = query.reader.partitions(query.at, end)
+    log.delete_topic(other)
+    with caplog.at_level(logging.WARNING):
+        if fail:
+            with pytest.raises(DataLoss, match=f"{other}/0: offsets 0 to 9 went with their topic"):
+                [list(query.reader.read(task)) for task in tasks]
+            return
+        found = [n.as_py() for task in tasks for b in query.reader.read(task) for n in b["n"]]
+    assert found == of(range(PARTITIONS))
+    assert f"{other}/0: offsets 0 to 9 went with their topic" in caplog.text

@@ -1,0 +1,83 @@
+"""The source's options: which topics are named, and what is wrong with one that names none."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_stream.datasource.options import source_options
+from spark_stream.datasource.selection import Selection
+from spark_stream.errors import InvalidOption
+
+PLACE = {"path": "x"}
+
+
+def selection(**options: str) -> Selection:
+    return source_options({**PLACE, **options}).selection
+
+
+def test_topics_by_name_each_once() -> None:
+    assert selection(subscribe=" b, a,,b ") == Selection(("b", "a"))
+
+
+def test_topics_by_pattern_match_with_their_whole_name() -> None:
+    found = selection(subscribePattern="orders-.*|log")
+    assert [
+        name for name in ("orders-eu", "my-orders-eu", "log", "logs") if found.takes_topic(name)
+    ]
+    assert found.of(["log", "logs", "orders-eu", "orders"]) == ("log", "orders-eu")
+
+
+def test_partitions_by_number() -> None:
+    found = selection(assign='{"a": [2, 0], "b": [1]}')
+    assert found.names == ("a", "b")
+    assert [n for n in range(4) if found.takes("a", n)] == [0, 2]
+    assert not found.takes("c", 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "which topic"),
+        ({"subscribe": "a", "subscribePattern": "a"}, "subscribe and subscribePattern: give one"),
+        ({"subscribe": "a", "assign": '{"a":[0]}'}, "subscribe and assign: give one of the two"),
+        ({"subscribe": "a", "subscribePattern": "a", "assign": "{}"}, "give one of the three"),
+        ({"subscribe": " , "}, "subscribe is empty"),
+        ({"subscribePattern": ""}, "subscribePattern is empty"),
+        (
+            {"subscribePattern": "ab(c"},
+            "no regular expression: missing ), unterminated subpattern at position 2: '(c'",
+        ),
+        ({"subscribePattern": "*"}, "nothing to repeat at position 0"),
+        ({"assign": "a"}, "assign takes"),
+        ({"assign": "[]"}, "assign takes"),
+        ({"assign": "{}"}, "assign takes"),
+        ({"assign": '{"a":[]}'}, "assign takes"),
+        ({"assign": '{"a":0}'}, "assign takes"),
+        ({"assign": '{"a":[-1]}'}, "assign takes"),
+        ({"assign": '{"a":[true]}'}, "assign takes"),
+        ({"assign": '{"a":["0"]}'}, "assign takes"),
+        ({"assign": '{"a":[1,0,1]}'}, "a/1 is there twice"),
+        ({"assign": '{"a":[1],"a":[0]}'}, "topic 'a' is there twice"),
+    ],
+)
+def test_a_selection_that_says_nothing_or_two_things_is_refused(
+    options: dict[str, str], message: str
+) -> None:
+    with pytest.raises(InvalidOption) as caught:
+        selection(**options)
+    assert message in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"subscribe": "a"}, "topic 'b' is not subscribed to"),
+        ({"subscribePattern": "a.*"}, "topic 'b' does not match subscribePattern 'a.*'"),
+        ({"assign": '{"a":[0]}'}, "topic 'b' is not assigned"),
+        ({"assign": '{"b":[0]}'}, "b/1 is not assigned"),
+    ],
+)
+def test_a_start_of_what_is_not_read_is_refused(options: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidOption) as caught:
+        selection(startingOffsets='{"b": {"1": 5}}', **options)
+    assert f"startingOffsets: {message}" in caught.value.message
