@@ -15,6 +15,8 @@ TEST_PROCESSES ?= 3
 
 VENV := $(CURDIR)/.venv
 INSTALLED := .venv/.installed
+KAFKA_VENV := $(CURDIR)/.cache/kafka/venv
+KAFKA_INSTALLED := .cache/kafka/.installed
 
 # A Spark, or Python modules, that the calling shell points to would win over those of .venv.
 unexport SPARK_HOME SPARK_CONF_DIR PYTHONPATH PYTHONHOME VIRTUAL_ENV
@@ -31,10 +33,10 @@ SIDE_BY_SIDE = -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 FAST := not spark and not chaos and not notebook and not slow and not etcd
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java demo test test-fast stress chaos simulate lint format docs bench clean
+.PHONY: help venv java demo test test-fast stress chaos simulate lint format docs bench bench-kafka clean
 
 help:  ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo "  Settings: PYTHON (a Python 3.11 or newer; now $(PYTHON)), DEMO_ARGS, PYTEST_ARGS, BENCH_ARGS,"
 	@echo "  TEST_PROCESSES (how many run tests side by side; now $(TEST_PROCESSES)), SECONDS (of make stress),"
@@ -73,16 +75,20 @@ format: venv  ## Bring the code into shape
 	.venv/bin/ruff check --fix
 	.venv/bin/ruff format
 
-docs: venv  ## Write into the docs what is made from the code: the table of Spark's options
-	@.venv/bin/python -m spark_stream.datasource.options docs/spark.md
+docs: venv  ## Write into the docs what is made from the code: the tables of Spark's options, and of the bench
+	@.venv/bin/python -m spark_stream.datasource.options docs/spark.md docs/kafka.md
+	@.venv/bin/python -m bench.kafka.page
 
 bench: venv java  ## Measure speed against the ceiling of this machine (BENCH_ARGS)
 	@PYTHONPATH="$(CURDIR)" $(WITH_SPARK) .venv/bin/python -m bench $(BENCH_ARGS)
 
-clean:  ## Remove what runs and builds leave behind; .venv stays
+bench-kafka: $(KAFKA_INSTALLED) java  ## Measure next to a real Kafka and Spark's connector for it (QUICK=1, PAGE=1, BENCH_ARGS)
+	@PYTHONPATH="$(CURDIR)" $(subst $(VENV),$(KAFKA_VENV),$(WITH_SPARK)) $(KAFKA_VENV)/bin/python -m bench kafka $(if $(QUICK),--quick) $(if $(PAGE),--page) $(BENCH_ARGS)
+
+clean:  ## Remove what runs and builds leave behind; .venv and .cache stay
 	rm -rf build dist *.egg-info demo-output bench/results spark-warehouse metastore_db derby.log
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find . -path ./.venv -prune -o -type d \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
+	find . \( -path ./.venv -o -path ./.cache \) -prune -o -type d \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
 
 # Debian and Ubuntu pack venv apart from Python: then `-m venv` fails and leaves half an environment.
 $(INSTALLED): setup.cfg pyproject.toml
@@ -99,4 +105,12 @@ $(INSTALLED): setup.cfg pyproject.toml
 	@echo "installing into .venv (PySpark alone is 400 MB: some minutes the first time)"
 	@.venv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev,demo,bench,notebook]'
 	@.venv/bin/python scripts/compile_pyspark.py
+	@touch $@
+
+# Spark's Kafka connector goes with another PySpark than the rest runs on.
+$(KAFKA_INSTALLED): setup.cfg pyproject.toml | $(INSTALLED)
+	@.venv/bin/python -m venv $(KAFKA_VENV)
+	@echo "installing into .cache/kafka/venv"
+	@$(KAFKA_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[bench-kafka]'
+	@$(KAFKA_VENV)/bin/python scripts/compile_pyspark.py
 	@touch $@

@@ -17,7 +17,6 @@ from bench import (
     history_bench,
     native_bench,
     partitions_bench,
-    replication_bench,
     transactions_bench,
     turns,
     waiting_bench,
@@ -39,7 +38,13 @@ SIZES = ("dir", "rounds", "seconds", "gibibytes", "transactions", "idle")
 
 
 def main() -> None:
-    """Measures the parts asked for, alone or in turns with another commit."""
+    """Measures the parts asked for, alone or in turns with another commit; or next to Kafka."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if sys.argv[1:2] == ["kafka"]:
+        from bench.kafka import command  # needs more than is installed for the rest
+
+        command.main(sys.argv[2:])
+        return
     parser = argparse.ArgumentParser(prog="python -m bench")
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; all of them")
     parser.add_argument("--dir", type=Path, help="where the logs go (default: a temporary place)")
@@ -58,7 +63,6 @@ def main() -> None:
     if not set(given.parts) <= set(PARTS):
         parser.error(f"the parts are {', '.join(PARTS)}")
     parts = [part for part in PARTS if part in (given.parts or PARTS)]
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if given.in_turns:
         told = turns.Told()
         _measure(parts, given, Results(told.tell), told.begin)
@@ -100,6 +104,8 @@ def _measure(
                 if "partitions" in parts:
                     partitions_bench.run(place / "many", results, given.idle)
                 if "replication" in parts:
+                    from bench import replication_bench  # needs what the tests need
+
                     replication_bench.run(place / "replication", results, given.idle)
                 if "cluster" in parts:
                     from bench import cluster_bench  # earlier commits have no such clusters

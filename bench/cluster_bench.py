@@ -15,8 +15,8 @@ import psutil
 import pyarrow as pa
 
 import spark_stream as isolog
+from bench.records import values
 from bench.results import Results
-from bench.sources import values
 from spark_stream.testing.local_cluster import LocalCluster
 
 BROKERS = 3

@@ -9,8 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from bench.clock import now
+from bench.records import values
 from bench.results import Results
-from bench.sources import values
 from spark_stream.broker.host import PRODUCER_AGE_US
 from spark_stream.broker.partition import Partition
 from spark_stream.consistency.entries import Kind

@@ -11,8 +11,8 @@ import pyarrow.flight as fl
 
 import spark_stream as isolog
 from bench.clock import now
+from bench.records import values
 from bench.results import Results
-from bench.sources import values
 
 SIZES = (10, 100, 1000)
 BATCHES = (1, 100, 10_000)

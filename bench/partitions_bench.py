@@ -11,8 +11,8 @@ import psutil
 import pyarrow as pa
 
 import spark_stream as isolog
+from bench.records import values
 from bench.results import Results
-from bench.sources import values
 
 TOPICS = 4
 PARTITIONS = 1_000

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
     DataSourceStreamArrowWriter,
     DataSourceStreamReader,
     InputPartition,
@@ -17,52 +18,43 @@ from pyspark.sql.datasource import (
 from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
-VALUE_BYTES = 100
-SCHEMAS = {
-    "value": "value binary",
-    "kafka": (
-        "key binary, value binary, topic string, partition int, offset bigint,"
-        " timestamp timestamp, timestampType int"
-    ),
-}
+from bench.records import SCHEMAS, batch_of
 
 
-def values(rows: int, size: int = VALUE_BYTES) -> pa.Array:
-    """Binary values of one size that no compression could shrink."""
-    data = np.random.default_rng(7).bytes(rows * size)
-    offsets = np.arange(0, (rows + 1) * size, size, dtype=np.int32)
-    return pa.Array.from_buffers(
-        pa.binary(), rows, [None, pa.py_buffer(offsets), pa.py_buffer(data)]
-    )
+class Rows:
+    """``rows`` rows in ``tasks`` tasks, made of one batch again and again."""
 
-
-def batch_of(columns: str, rows: int) -> pa.RecordBatch:
-    """A batch with the columns of ``SCHEMAS[columns]``."""
-    if columns == "value":
-        return pa.record_batch({"value": values(rows)})
-    moments = pa.array(np.arange(rows), pa.int64()).cast(pa.timestamp("us", "UTC"))
-    return pa.record_batch(
-        {
-            "key": pa.nulls(rows, pa.binary()),
-            "value": values(rows),
-            "topic": pa.repeat(pa.scalar("bench"), rows),
-            "partition": pa.array(np.zeros(rows, np.int32)),
-            "offset": pa.array(np.arange(rows)),
-            "timestamp": moments,
-            "timestampType": pa.array(np.zeros(rows, np.int32)),
-        }
-    )
-
-
-class CeilingReader(DataSourceStreamReader):
-    """``rows`` rows a micro-batch in ``tasks`` tasks, made of one batch again and again."""
-
-    def __init__(self, options: dict[str, str]) -> None:
+    def __init__(self, options: dict[str, str], schema: StructType) -> None:
         self._rows = int(options["rows"])
         self._tasks = int(options.get("tasks", "2"))
         self._batch_rows = int(options.get("batchrows", "20000"))
         self._columns = options.get("columns", "value")
-        self._at = 0
+        self._names = schema.fieldNames()
+
+    def tasks(self) -> list[InputPartition]:
+        return [InputPartition(self._rows // self._tasks) for _ in range(self._tasks)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        left = partition.value
+        batch = batch_of(self._columns, min(left, self._batch_rows)).select(self._names)
+        while left:
+            rows = min(left, batch.num_rows)
+            yield batch.slice(0, rows)
+            left -= rows
+
+
+class CeilingReader(Rows, DataSourceReader):
+    """The rows, once."""
+
+    def partitions(self) -> list[InputPartition]:
+        return self.tasks()
+
+
+class CeilingStreamReader(Rows, DataSourceStreamReader):
+    """The rows in each of ``batches`` micro-batches."""
+
+    def __init__(self, options: dict[str, str], schema: StructType) -> None:
+        super().__init__(options, schema)
         self._limit = int(options.get("batches", "1000000"))
 
     def initialOffset(self) -> dict[str, Any]:
@@ -72,25 +64,24 @@ class CeilingReader(DataSourceStreamReader):
         return {"at": min(self._limit, start["at"] + 1)}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        each = self._rows // self._tasks
-        return [InputPartition(each) for _ in range(self._tasks) if start["at"] < end["at"]]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        left = partition.value
-        batch = batch_of(self._columns, min(left, self._batch_rows))
-        while left:
-            rows = min(left, batch.num_rows)
-            yield batch.slice(0, rows)
-            left -= rows
+        return self.tasks() if start["at"] < end["at"] else []
 
 
-class CountingWriter(DataSourceStreamArrowWriter):
+class Counts:
     """Takes the rows and counts them."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         for batch in iterator:
             _ = batch.num_rows
         return WriterCommitMessage()
+
+
+class CountingWriter(Counts, DataSourceArrowWriter):
+    """A batch job's."""
+
+
+class CountingStreamWriter(Counts, DataSourceStreamArrowWriter):
+    """A query's."""
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         pass
@@ -109,8 +100,14 @@ class CeilingSource(DataSource):
     def schema(self) -> str:
         return SCHEMAS[self.options.get("columns", "value")]
 
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return CeilingReader(dict(self.options), schema)
+
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return CeilingReader(dict(self.options))
+        return CeilingStreamReader(dict(self.options), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        return CountingWriter()
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
-        return CountingWriter()
+        return CountingStreamWriter()

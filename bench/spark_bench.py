@@ -5,21 +5,22 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 import spark_stream as isolog
+from bench.records import batch_of
 from bench.results import Results
-from bench.sources import CeilingSource, batch_of
+from bench.sources import CeilingSource
 
 ROWS = 4_000_000
 SMALL = 20
 
 
-def session() -> SparkSession:
+def session(jars: Sequence[Path] = ()) -> SparkSession:
     """Two cores, with the settings of conf/spark-defaults.conf that matter here."""
     spark = (
         SparkSession.builder.master("local[2]")
@@ -34,6 +35,7 @@ def session() -> SparkSession:
             "org.apache.spark.sql.execution.streaming.checkpointing"
             ".FileSystemBasedCheckpointFileManager",
         )
+        .config("spark.jars", ",".join(map(str, jars)))
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("ERROR")
@@ -78,7 +80,7 @@ class Bench:
         typed = columns == "value"
         schema = batch_of("value", 1).schema if typed else None
         log.create_topic(f"read-{columns}", partitions=2, schema=schema)
-        batch = batch_of("value", 20_000)
+        batch = batch_of("value" if typed else "keyed", 20_000)
         with log.producer() as producer:
             for number in range(ROWS // batch.num_rows):
                 producer.append(f"read-{columns}", batch, partition=number % 2)

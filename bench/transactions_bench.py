@@ -9,8 +9,8 @@ import pyarrow as pa
 
 import spark_stream as isolog
 from bench.clock import now
+from bench.records import values
 from bench.results import Results
-from bench.sources import values
 
 
 def run(log: isolog.Log, results: Results, seconds: float) -> None:

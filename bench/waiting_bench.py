@@ -16,8 +16,8 @@ import pyarrow.flight as fl
 
 import spark_stream as isolog
 from bench.clock import now
+from bench.records import values
 from bench.results import Results
-from bench.sources import values
 
 WAITING = 500
 ROUNDS = 4

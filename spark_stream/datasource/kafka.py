@@ -1,7 +1,12 @@
-"""Options of Spark's Kafka connector, and what to use instead of each."""
+"""Every option of Spark's Kafka connector, and what takes its place.
+
+An option that isolog does not have is refused with its remedy; the table of docs/kafka.md is made
+from the same rows.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 _NOTHING: Final = "leave it out: nothing is needed instead"
@@ -10,26 +15,158 @@ _NO_GROUPS: Final = (
 )
 _SECURITY: Final = "leave it out: this release has neither TLS nor authentication"
 
-# The first prefix (in lower case) that fits decides.
-_INSTEAD: Final = (
-    ("kafka.bootstrap.servers", "use bootstrap"),
-    ("kafka.isolation.level", "use isolation (of the source)"),
-    ("kafka.acks", "use isolation (of the sink)"),
-    ("kafka.transactional.id", "use sinkId, or nothing: the sink is transactional as it is"),
-    ("kafka.group.", _NO_GROUPS),
-    ("kafka.auto.offset.reset", "use startingOffsets"),
-    ("kafka.security.", _SECURITY),
-    ("kafka.sasl.", _SECURITY),
-    ("kafka.ssl.", _SECURITY),
-    ("kafka.", _NOTHING),
-    ("groupidprefix", _NO_GROUPS),
-    ("kafkaconsumer.", _NOTHING),
-    ("fetchoffset.", _NOTHING),
-    ("startingoffsetsbytimestampstrategy", _NOTHING),
+
+@dataclass(frozen=True, slots=True)
+class KafkaOption:
+    """An option of the Kafka connector, or a family of them (``kafka.ssl.*``).
+
+    ``side`` is ``source``, ``sink`` or ``both``; ``ours`` are the options that take its place,
+    which may have its name. ``remedy`` is what to do with a name that isolog does not have.
+    """
+
+    name: str
+    side: str
+    default: str
+    ours: tuple[str, ...] = ()
+    differs: str = ""
+    remedy: str = ""
+
+    def covers(self, name: str) -> bool:
+        """Whether it is this option, or one of this family, whatever the case of the letters."""
+        prefix = self.name.removesuffix("*").lower()
+        return (
+            name.lower().startswith(prefix) if self.name.endswith("*") else name.lower() == prefix
+        )
+
+
+def _same(name: str, side: str, default: str, differs: str = "") -> KafkaOption:
+    return KafkaOption(name, side, default, (name,), differs)
+
+
+# Before a family come the options of it that have a row of their own.
+KAFKAS: Final = (
+    KafkaOption(
+        "kafka.bootstrap.servers",
+        "both",
+        "-",
+        ("bootstrap", "path"),
+        "`path` instead needs no broker that was started before",
+        "use bootstrap",
+    ),
+    _same("subscribe", "source", "-"),
+    _same("subscribePattern", "source", "-", "a regular expression of Python, not of Java"),
+    _same("assign", "source", "-"),
+    _same(
+        "startingOffsets",
+        "source",
+        "`latest`; in a batch query `earliest`",
+        "the default is `earliest` in both; offsets count records only, so a number of Kafka's"
+        " means another record",
+    ),
+    _same("startingTimestamp", "source", "-", "wins over `startingOffsets`, as with Kafka"),
+    _same("startingOffsetsByTimestamp", "source", "-"),
+    KafkaOption(
+        "startingOffsetsByTimestampStrategy",
+        "source",
+        "`error`",
+        (),
+        "where no record is at or after the time, the query starts at the end",
+        "leave it out: where no record is at or after the time, the query starts at the end",
+    ),
+    _same("endingOffsets", "source", "`latest`"),
+    _same("endingTimestamp", "source", "-"),
+    _same("endingOffsetsByTimestamp", "source", "-"),
+    _same("failOnDataLoss", "source", "`true`", "the message names topic, partition and range"),
+    _same(
+        "maxOffsetsPerTrigger",
+        "source",
+        "-",
+        "Kafka's counts the markers of transactions as well; `maxBytesPerTrigger` limits bytes",
+    ),
+    _same("minOffsetsPerTrigger", "source", "-"),
+    _same(
+        "maxTriggerDelay",
+        "source",
+        "`15m`",
+        "counts from the first record that waits, Kafka's from the last micro-batch",
+    ),
+    _same("minPartitions", "source", "-", "without it ranges of few records share tasks"),
+    _same("maxRecordsPerPartition", "source", "-"),
+    _same("includeHeaders", "source", "`false`"),
+    KafkaOption(
+        "kafka.isolation.level",
+        "source",
+        "`read_uncommitted`",
+        ("isolation",),
+        "four levels: Kafka's two, `read_replicated` and `read_atomic`",
+        "use isolation (of the source)",
+    ),
+    KafkaOption(
+        "groupIdPrefix",
+        "source",
+        "`spark-kafka-source`",
+        (),
+        _NO_GROUPS,
+        _NO_GROUPS,
+    ),
+    KafkaOption("kafka.group.*", "source", "-", (), _NO_GROUPS, _NO_GROUPS),
+    KafkaOption(
+        "kafka.auto.offset.reset",
+        "source",
+        "refused",
+        ("startingOffsets",),
+        "",
+        "use startingOffsets",
+    ),
+    KafkaOption("kafkaConsumer.*", "source", "`pollTimeoutMs`: 120 s", (), _NOTHING, _NOTHING),
+    KafkaOption(
+        "fetchOffset.*",
+        "source",
+        "`numRetries`: 3, `retryIntervalMs`: 1000",
+        (),
+        _NOTHING,
+        _NOTHING,
+    ),
+    _same("topic", "sink", "column `topic`", "a missing topic is made with `createTopic`"),
+    KafkaOption(
+        "kafka.acks",
+        "sink",
+        "`all`",
+        ("isolation",),
+        "`read_committed` waits for the in-sync replicas, `read_uncommitted` for the leader alone",
+        "use isolation (of the sink)",
+    ),
+    KafkaOption(
+        "kafka.transactional.id",
+        "sink",
+        "-",
+        ("transactional", "sinkId"),
+        "nothing is needed: the sink is transactional as it is",
+        "use sinkId, or nothing: the sink is transactional as it is",
+    ),
+    KafkaOption("kafka.security.*", "both", "`PLAINTEXT`", (), _SECURITY, _SECURITY),
+    KafkaOption("kafka.sasl.*", "both", "-", (), _SECURITY, _SECURITY),
+    KafkaOption("kafka.ssl.*", "both", "-", (), _SECURITY, _SECURITY),
+    KafkaOption(
+        "kafka.compression.type",
+        "sink",
+        "`none`",
+        ("topic.<setting>",),
+        "a setting of the topic: `topic.compression` = `lz4` or `zstd`",
+        "use the topic's setting compression: topic.compression where createTopic makes the topic",
+    ),
+    KafkaOption(
+        "kafka.*",
+        "both",
+        "Kafka's",
+        (),
+        f"{_NOTHING} (fetches, batches, lingering and retries size themselves)",
+        _NOTHING,
+    ),
 )
 
 
 def instead_of(option: str) -> str | None:
-    """What to use instead of this option; None if it is not one of Kafka's."""
-    name = option.lower()
-    return next((hint for prefix, hint in _INSTEAD if name.startswith(prefix)), None)
+    """What to use instead of this option; None if it is not one of Kafka's, or is also ours."""
+    found = next((each for each in KAFKAS if each.covers(option)), None)
+    return found.remedy if found and found.remedy else None

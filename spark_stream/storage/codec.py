@@ -1,14 +1,11 @@
-"""Arrow batches to bytes and back, and the checksums over them. No file is touched here.
+"""Arrow batches to bytes and back, and the checksums over entries. No file is touched here.
 
-A batch is stored as one encapsulated Arrow IPC message. A whole run of neighbouring messages, put
-behind the schema message, is again an IPC stream: that is how many small batches become one without
-a loop over them.
+What the bytes are is in :mod:`spark_stream.batches`, which readers on a broker's machine share.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, Final
@@ -18,23 +15,27 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from spark_stream.batches import (
+    as_one,
+    crc32c,
+    decode_each,
+    decode_one,
+    decode_run,
+    facts_of,
+    schema_length,
+    with_facts,
+)
 from spark_stream.consistency.entries import CRC_SPAN, ENTRY, ENTRY_SIZE, Table
 from spark_stream.errors import BrokerBusy
 from spark_stream.storage.extremes import Layout
 from spark_stream.storage.settings import Compression
 
 END_OF_STREAM: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-_CHECKSUM: Final = "isolog.crc"
 
 _UNIT: Final = 8  # bytes; the length of a message in the file is a multiple of this
 
 # A few kilobytes may decompress to gigabytes: this is the most that is joined at once.
 _DECODED_BYTES_MAX: Final = 16 << 20
-
-
-def crc32c(data: pa.Buffer | bytes) -> int:
-    """CRC-32C (Castagnoli), unsigned."""
-    return int(google_crc32c.value(data))
 
 
 def sealed(packed: bytes) -> bytes:
@@ -182,10 +183,7 @@ class Codec:
 
         The names of all facts start with ``isolog.``; a checksum over them is put beside them.
         """
-        metadata = dict(self.schema.metadata or {})
-        facts = facts | {_CHECKSUM: _checksum_of(facts)}
-        metadata.update({key.encode(): value.encode() for key, value in facts.items()})
-        return bytes(self.schema.with_metadata(metadata).serialize())
+        return with_facts(self.schema, facts)
 
     def encode(self, batch: pa.RecordBatch) -> pa.Buffer:
         """One batch as an encapsulated IPC message, padded to 8 bytes.
@@ -207,7 +205,7 @@ class Codec:
         writer.write_batch(batch)
         written = sink.getvalue()
         # The writer puts the schema message first: in some releases when it is made, in some now.
-        return written.slice(_schema_length(written))
+        return written.slice(schema_length(written))
 
     def decode(
         self, messages: Sequence[memoryview], entries: int, columns: Sequence[str] | None
@@ -218,68 +216,19 @@ class Codec:
         place: the batch is a view of it. Of compressed messages only the first are taken, so
         that the batch stays small in memory.
         """
-        if entries == 1 and self.compression is Compression.NONE:
+        if self.compression is Compression.NONE:
+            if entries > 1:
+                return decode_run(messages, self.schema, columns), entries
             (message,) = messages
-            batch = pa.ipc.read_record_batch(pa.py_buffer(message), self.schema)
-            return (batch if columns is None else batch.select(list(columns))), 1
-        wanted = None
-        if columns is not None:  # where none is wanted, one tells how many rows there are
-            names = columns or self.schema.names[:1]
-            wanted = sorted(self.schema.get_field_index(name) for name in names)
-        stream = pa.py_buffer(b"".join((memoryview(self.schema.serialize()), *messages)))
-        options = pa.ipc.IpcReadOptions(included_fields=wanted)
-        with pa.ipc.open_stream(stream, options=options) as reader:
-            if self.compression is Compression.NONE:
-                table, taken = reader.read_all(), entries
-            else:
-                batches = _first_batches(reader)
-                table, taken = pa.Table.from_batches(batches), len(batches)
-        (batch,) = table.combine_chunks().to_batches()
-        return (batch if columns is None else batch.select(list(columns))), taken
+            return decode_one(message, self.schema, columns), 1
+        batches, size = [], 0
+        for batch in decode_each(messages, self.schema, columns):
+            batches.append(batch)
+            size += batch.nbytes
+            if size >= _DECODED_BYTES_MAX:
+                break
+        return as_one(pa.Table.from_batches(batches), columns), len(batches)
 
     def describes(self, header: pa.Buffer) -> bool:
         """Whether this is a sound schema message of this topic's schema."""
         return facts_of(header) is not None and self.schema.equals(pa.ipc.read_schema(header))
-
-
-def _first_batches(reader: pa.RecordBatchReader) -> list[pa.RecordBatch]:
-    batches, size = [], 0
-    for batch in reader:
-        batches.append(batch)
-        size += batch.nbytes
-        if size >= _DECODED_BYTES_MAX:
-            break
-    return batches
-
-
-def _checksum_of(facts: Mapping[str, str]) -> str:
-    lines = "".join(f"{name}={facts[name]}\n" for name in sorted(facts))
-    return f"{crc32c(lines.encode()):08x}"
-
-
-def facts_of(header: pa.Buffer) -> dict[str, str] | None:
-    """The facts that :meth:`Codec.header` wrote; None if the bytes are not such a message."""
-    try:
-        metadata = pa.ipc.read_schema(header).metadata or {}
-        facts = {
-            key.decode(): value.decode()
-            for key, value in metadata.items()
-            if key.startswith(b"isolog.")
-        }
-    except (pa.ArrowException, OSError, ValueError):
-        return None
-    return facts if facts.pop(_CHECKSUM, None) == _checksum_of(facts) else None
-
-
-def header_length(file: pa.Buffer) -> int | None:
-    """Bytes of the schema message at the start of an ``.arrow`` file; None where there is none."""
-    length = _schema_length(file) if file.size >= 8 else 0
-    if not 8 < length <= file.size:
-        return None
-    return length if facts_of(file.slice(0, length)) is not None else None
-
-
-def _schema_length(stream: pa.Buffer) -> int:
-    """Bytes of a stream's first message if that has no body, as a schema has none; else 0."""
-    mark, metadata = struct.unpack("<Ii", memoryview(stream)[:8])
-    return 8 + int(metadata) if mark == 0xFFFFFFFF else 0

@@ -19,11 +19,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from spark_stream.batches import crc32c
 from spark_stream.consistency.ids import EntryIndex, Offset
 from spark_stream.consistency.leader import Boundary
 from spark_stream.errors import IsologError, StorageFailure
 from spark_stream.storage import begun
-from spark_stream.storage.codec import crc32c
 from spark_stream.storage.disk import Disk, DiskFile
 
 MARK_NAME: Final = "flushed"

@@ -13,12 +13,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from spark_stream.batches import facts_of, header_length
 from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE, Table, valid_prefix
 from spark_stream.consistency.ids import EntryIndex, Offset
 from spark_stream.consistency.leader import Boundary
 from spark_stream.errors import DamagedSegment
 from spark_stream.storage.active import header_of
-from spark_stream.storage.codec import Codec, facts_of, header_length, intact_entries, intact_rows
+from spark_stream.storage.codec import Codec, intact_entries, intact_rows
 from spark_stream.storage.disk import Disk
 from spark_stream.storage.segment import EXTREMES, SegmentName
 from spark_stream.storage.tails import ENDING

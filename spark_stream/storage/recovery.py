@@ -30,6 +30,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from spark_stream.batches import header_length
 from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE, Table
 from spark_stream.consistency.ids import EntryIndex, Offset
 from spark_stream.consistency.leader import Boundary
@@ -40,7 +41,6 @@ from spark_stream.storage.codec import (
     END_OF_STREAM,
     Codec,
     first_broken_batch,
-    header_length,
     intact_rows,
 )
 from spark_stream.storage.disk import Disk

@@ -14,6 +14,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from spark_stream.batches import crc32c
 from spark_stream.consistency.entries import (
     CRC_SPAN,
     Entry,
@@ -24,7 +25,7 @@ from spark_stream.consistency.entries import (
 )
 from spark_stream.consistency.leader import Boundary
 from spark_stream.errors import DamagedEntries
-from spark_stream.storage.codec import crc32c, first_broken_batch, intact_entries, sealed
+from spark_stream.storage.codec import first_broken_batch, intact_entries, sealed
 
 _COLUMNS: Final = tuple(field.name for field in fields(Entry))
 _KINDS: Final = tuple(Kind)

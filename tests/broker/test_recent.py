@@ -6,12 +6,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from spark_stream.batches import crc32c
 from spark_stream.broker.links import LedPartitions, Session
 from spark_stream.broker.recent import PARTITION_BYTES, Recent, Room
 from spark_stream.broker.replication.partitions import PartitionKey
 from spark_stream.consistency.entries import Entry
 from spark_stream.consistency.ids import EntryIndex
-from spark_stream.storage.codec import crc32c
 from spark_stream.storage.stored import StoredEntries, check_entries
 from tests.broker.clusters import around, make
 from tests.broker.local_broker import LocalBroker, Surroundings

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_stream.datasource.options.page import BEGIN, with_table
+from spark_stream.datasource.options.page import begin, with_tables
 from spark_stream.datasource.options.sink import SinkOptions, sink_options
 from spark_stream.datasource.options.source import SourceOptions, source_options
 from spark_stream.datasource.options.table import OPTIONS, Use, options_for
@@ -19,7 +19,7 @@ PAGE = ROOT / "docs" / "spark.md"
 
 def test_the_page_has_the_table_of_the_code() -> None:
     page = PAGE.read_text()
-    assert with_table(page) == page, "run `make docs`"
+    assert with_tables(page) == page, "run `make docs`"
 
 
 def test_the_command_mends_a_page_that_is_out_of_date(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_the_command_mends_a_page_that_is_out_of_date(tmp_path: Path) -> None:
 
 def test_a_page_without_the_marks_is_refused() -> None:
     with pytest.raises(ValueError, match="lacks"):
-        with_table(PAGE.read_text().replace(BEGIN, ""))
+        with_tables(PAGE.read_text().replace(begin("options"), ""))
 
 
 def test_no_option_is_declared_twice_for_one_side() -> None:

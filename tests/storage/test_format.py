@@ -10,8 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from spark_stream.batches import crc32c
 from spark_stream.consistency.entries import CRC_SPAN, ENTRY, ENTRY_SIZE, Kind
-from spark_stream.storage.codec import END_OF_STREAM, crc32c
+from spark_stream.storage.codec import END_OF_STREAM
 from spark_stream.storage.directory import FORMAT_VERSION, open_directory
 from spark_stream.storage.log import PartitionLog
 from spark_stream.storage.settings import Compression

@@ -1,14 +1,13 @@
-"""The table of options in the docs, as the table in the code says it."""
+"""The tables of options in the docs, as the tables in the code say it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+from spark_stream.datasource.kafka import KAFKAS, KafkaOption
 from spark_stream.datasource.options.table import OPTIONS, Option, Use
-
-BEGIN: Final = "<!-- options: `make docs` writes what follows -->"
-END: Final = "<!-- options: end -->"
 
 _WHOM: Final = {
     Use.ALL: "both",
@@ -30,23 +29,74 @@ def rendered() -> str:
     return table if not later else f"{table}\n\nStill to come, and refused by name: {later}."
 
 
-def with_table(page: str) -> str:
-    """The page with the table between the two marks as it is now; ValueError without the marks."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise ValueError(f"the page lacks {BEGIN!r} or {END!r}")
-    return f"{before}{BEGIN}\n\n{rendered()}\n\n{END}{after}"
+def rendered_beside_kafkas() -> str:
+    """Every option of Spark's Kafka connector, and what takes its place."""
+    head = "| Kafka's option | for | default | isolog's | default | what differs |"
+    return "\n".join([head, "|---|---|---|---|---|---|", *map(_row_beside_kafkas, KAFKAS)])
 
 
-def write_table(path: Path) -> bool:
-    """Writes the table into the page; whether that changed it."""
+TABLES: Final[Mapping[str, Callable[[], str]]] = {
+    "options": rendered,
+    "Kafka's options": rendered_beside_kafkas,
+}
+"""What is written, by the name that stands in the marks around it."""
+
+
+def begin(name: str) -> str:
+    """The mark before a table."""
+    return f"<!-- {name}: `make docs` writes what follows -->"
+
+
+def end(name: str) -> str:
+    """The mark after a table."""
+    return f"<!-- {name}: end -->"
+
+
+def with_tables(page: str) -> str:
+    """The page with its tables as they are now; ValueError if it lacks their marks."""
+    found = [name for name in TABLES if begin(name) in page or end(name) in page]
+    if not found:
+        raise ValueError(f"the page lacks the marks of all tables: {', '.join(TABLES)}")
+    for name in found:
+        before, first, rest = page.partition(begin(name))
+        _, last, after = rest.partition(end(name))
+        if not (first and last):
+            raise ValueError(f"the page lacks {begin(name)!r} or {end(name)!r}")
+        page = f"{before}{first}\n\n{TABLES[name]()}\n\n{last}{after}"
+    return page
+
+
+def write_tables(path: Path) -> bool:
+    """Writes the tables into the page; whether that changed it."""
     page = path.read_text(encoding="utf-8")
-    written = with_table(page)
+    written = with_tables(page)
     path.write_text(written, encoding="utf-8")
     return written != page
 
 
 def _row(option: Option) -> str:
-    default = option.shown or ("-" if option.default is None else f"`{option.default}`")
-    return f"| `{option.name}` | {_WHOM[option.uses]} | {default} | {option.meaning} |"
+    return f"| `{option.name}` | {_WHOM[option.uses]} | {_default(option)} | {option.meaning} |"
+
+
+def _row_beside_kafkas(theirs: KafkaOption) -> str:
+    side = {"source": Use.SOURCE, "sink": Use.SINK, "both": Use.ALL}[theirs.side]
+    ours = [
+        each for name in theirs.ours for each in OPTIONS if each.name == name and each.uses & side
+    ]
+    names = ", ".join(
+        f"`{each.name}`" + (" (still to come)" if each.later else "") for each in ours
+    )
+    defaults = ", ".join(dict.fromkeys(_default(each) for each in ours if not each.later))
+    cells = (
+        f"`{theirs.name}`",
+        theirs.side,
+        theirs.default,
+        names or "-",
+        defaults or "-",
+        theirs.differs,
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _default(option: Option) -> str:
+    return option.shown or ("-" if option.default is None else f"`{option.default}`")

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from spark_stream.batches import crc32c
 from spark_stream.broker.replication.partitions import Agreement, PartitionKey
 from spark_stream.consistency.entries import ENTRY, Entry, Table
 from spark_stream.consistency.epochs import EpochHistory, EpochStarts, agreement
@@ -23,7 +24,6 @@ from spark_stream.errors import (
     StorageFailure,
     UnknownTopic,
 )
-from spark_stream.storage.codec import crc32c
 from spark_stream.storage.log import PartitionLog
 from spark_stream.storage.log_format import LogFormat
 from spark_stream.storage.stored import StoredEntries, digest

@@ -1,0 +1,148 @@
+"""A single Kafka broker of its own: KRaft, in a temporary folder, on ports of the system."""
+
+from __future__ import annotations
+
+import base64
+import os
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, Self
+
+import psutil
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from bench.kafka.jars import java
+
+HEAP: Final = ("-Xms1G", "-Xmx1G")
+"""What Kafka's own start script gives it; so are these:"""
+
+_JVM: Final = (
+    *HEAP,
+    "-server",
+    "-XX:+UseG1GC",
+    "-XX:MaxGCPauseMillis=20",
+    "-XX:InitiatingHeapOccupancyPercent=35",
+    "-XX:+ExplicitGCInvokesConcurrent",
+    "-Djava.awt.headless=true",
+)
+_START_S: Final = 60.0
+
+
+class KafkaBroker:
+    """One broker that is its own controller, with Kafka's defaults but for what one node needs."""
+
+    def __init__(self, jars: Sequence[Path], place: Path) -> None:
+        place.mkdir()
+        self._place = place
+        broker, controller = _free_ports(2)
+        self.bootstrap = f"127.0.0.1:{broker}"
+        settings = {
+            "process.roles": "broker,controller",
+            "node.id": "1",
+            "controller.quorum.bootstrap.servers": f"127.0.0.1:{controller}",
+            "listeners": f"PLAINTEXT://{self.bootstrap},CONTROLLER://127.0.0.1:{controller}",
+            "advertised.listeners": f"PLAINTEXT://{self.bootstrap}",
+            "controller.listener.names": "CONTROLLER",
+            "log.dirs": str(place / "log"),
+            # The rest is what a single node must have.
+            "offsets.topic.replication.factor": "1",
+            "transaction.state.log.replication.factor": "1",
+            "transaction.state.log.min.isr": "1",
+            "share.coordinator.state.topic.replication.factor": "1",
+            "share.coordinator.state.topic.min.isr": "1",
+            "group.initial.rebalance.delay.ms": "0",
+        }
+        written = place / "server.properties"
+        written.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+        classpath = ("-cp", os.pathsep.join(map(str, jars)))
+        cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        formats = ("format", "--standalone", "-t", cluster, "-c", str(written))
+        subprocess.run(
+            [java(), *classpath, "kafka.tools.StorageTool", *formats],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+        self._said = (place / "kafka.log").open("w")
+        self._process = subprocess.Popen(
+            [java(), *_JVM, *classpath, "kafka.Kafka", str(written)],
+            stdout=self._said,
+            stderr=subprocess.STDOUT,
+        )
+        self.process = psutil.Process(self._process.pid)
+        try:
+            self._wait_until_it_listens()
+            # Its clients complain of a broker that ends before they do; nobody needs to know.
+            self._admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
+            self._admin.list_topics(timeout=30)
+        except BaseException:
+            self._end()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def create_topic(
+        self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None
+    ) -> None:
+        """Makes the topic, and waits until its partitions have a leader."""
+        new = NewTopic(name, partitions, 1, config=dict(config or {}))
+        self._admin.create_topics([new])[name].result(30)
+        deadline = time.monotonic() + 30
+        while not self._leads(name, partitions):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"topic {name} has no leaders")
+            time.sleep(0.02)
+
+    def delete_topic(self, name: str) -> None:
+        self._admin.delete_topics([name])[name].result(30)
+
+    def bytes_of(self, topic: str) -> int:
+        """What the topic's files take on the disk, as far as they are filled."""
+        folders = self._place.glob(f"log/{topic}-*")
+        return sum(path.stat().st_size for folder in folders for path in folder.glob("*.log"))
+
+    def _leads(self, name: str, partitions: int) -> bool:
+        known = self._admin.list_topics(name, timeout=10).topics[name].partitions
+        return len(known) == partitions and all(each.leader == 1 for each in known.values())
+
+    def _wait_until_it_listens(self) -> None:
+        deadline = time.monotonic() + _START_S
+        while not _listens(self.bootstrap):
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                said = (self._place / "kafka.log").read_text()
+                raise RuntimeError(f"Kafka does not serve; it said:\n{said}")
+            time.sleep(0.1)
+
+    def _end(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._said.close()
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that nobody had a moment ago: Kafka cannot be asked which one it took."""
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in held]
+    for each in held:
+        each.close()
+    return ports
+
+
+def _listens(address: str) -> bool:
+    host, _, port = address.partition(":")
+    try:
+        socket.create_connection((host, int(port)), 1).close()
+    except OSError:
+        return False
+    return True

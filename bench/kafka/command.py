@@ -1,0 +1,134 @@
+"""``python -m bench kafka``: measures, writes the results as JSON, and the page if told to."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from bench.kafka import clients, costs, jars, page, reads, small, typed, writes
+from bench.kafka.broker import HEAP, KafkaBroker
+from bench.kafka.ours import IsologBroker
+from bench.kafka.turns import Turns
+from bench.kafka.world import PARTITIONS, TUNED_SINK, TUNED_SOURCE, World
+from bench.spark_bench import session
+
+PARTS: Final = ("read", "write", "typed", "small", "clients", "disk", "memory")
+_RESULTS: Final = Path(__file__).parent.parent / "results"
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measures the parts asked for."""
+    given = _parsed(arguments)
+    began = time.monotonic()
+    measured = _measure([each for each in PARTS if each in (given.parts or PARTS)], given)
+    facts = _facts(given) | {
+        "minutes": round((time.monotonic() - began) / 60, 1),
+        "measures": measured,
+    }
+    _RESULTS.mkdir(parents=True, exist_ok=True)
+    path = _RESULTS / f"kafka-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"
+    path.write_text(json.dumps(facts, indent=1) + "\n")
+    print(page.table(facts))
+    print(f"also in {path}", file=sys.stderr)
+    if given.page:
+        page.write(facts)
+
+
+def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench kafka", description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; all of them")
+    parser.add_argument("--rows", type=int, default=2_000_000, help="of the large measurements")
+    parser.add_argument("--turns", type=int, default=5, help="how often everyone is measured")
+    parser.add_argument("--batches", type=int, default=60, help="micro-batches of a small query")
+    parser.add_argument("--rounds", type=int, default=2_000, help="records of a latency")
+    parser.add_argument("--quick", action="store_true", help="little of all of that: some minutes")
+    parser.add_argument("--page", action="store_true", help="write docs/benchmarks.* from the run")
+    parser.add_argument("--shared", action="store_true", help="say that others used the machine")
+    parser.add_argument("--dir", type=Path, help="where the logs go (default: a temporary place)")
+    given = parser.parse_args(arguments)
+    if not set(given.parts) <= set(PARTS):
+        parser.error(f"the parts are {', '.join(PARTS)}")
+    if given.page and given.parts:
+        parser.error("the page has all parts: leave the parts out, or --page")
+    if given.quick:
+        given.rows, given.turns, given.batches, given.rounds = 200_000, 2, 20, 200
+    return given
+
+
+def _measure(parts: Sequence[str], given: argparse.Namespace) -> list[dict[str, Any]]:
+    found = jars.fetched(jars.default_cache())
+    turns = Turns(given.turns)
+    with tempfile.TemporaryDirectory(dir=given.dir, prefix="isolog-bench-") as folder:
+        place = Path(folder)
+        with (
+            KafkaBroker(found["broker"], place / "kafka") as kafka,
+            IsologBroker(place / "isolog") as ours,
+        ):
+            spark = session(found["connector"])
+            try:
+                world = World(spark, kafka, ours, place, given.rows)
+                run = {
+                    "read": lambda: reads.run(world, turns),
+                    "write": lambda: writes.run(world, turns),
+                    "typed": lambda: typed.run(world, turns),
+                    "small": lambda: small.run(world, turns, given.batches),
+                    "clients": lambda: clients.run(world, turns, given.rounds),
+                    "disk": lambda: costs.disk(world, turns),
+                    "memory": lambda: costs.memory(world, turns),
+                }
+                for part in parts:
+                    run[part]()
+            finally:
+                spark.stop()
+    return turns.measured
+
+
+def _facts(given: argparse.Namespace) -> dict[str, Any]:
+    """When, where, with what and how it was measured."""
+    names = ("pyspark", "pyarrow", "confluent-kafka", "isolog")
+    jar_names = jars.checksums(jars.CHECKSUMS.read_text())
+    return {
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": {
+            "cores": os.cpu_count(),
+            "memory_gib": round(psutil.virtual_memory().total / 2**30),
+            "system": platform.system(),
+            "architecture": platform.machine(),
+            "shared": given.shared,
+        },
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in names},
+            "kafka broker": _version_of("broker/kafka_2.13-", jar_names),
+            "spark-sql-kafka-0-10": _version_of("connector/spark-sql-kafka-0-10_2.13-", jar_names),
+            "kafka-clients of the connector": _version_of("connector/kafka-clients-", jar_names),
+        },
+        "settings": {
+            "rows": given.rows,
+            "turns": given.turns,
+            "batches": given.batches,
+            "rounds": given.rounds,
+            "partitions": PARTITIONS,
+            "tuned source": TUNED_SOURCE,
+            "tuned sink": TUNED_SINK,
+            "heap of the kafka broker": " ".join(HEAP),
+        },
+    }
+
+
+def _version_of(prefix: str, names: dict[str, str]) -> str:
+    return next(
+        name.removeprefix(prefix).removesuffix(".jar") for name in names if name.startswith(prefix)
+    )

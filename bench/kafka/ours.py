@@ -1,0 +1,69 @@
+"""A single isolog broker of its own, on a TCP port as Kafka's is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, Self
+
+import psutil
+import pyarrow as pa
+
+import spark_stream as isolog
+
+_READY: Final = "isolog broker ready "
+
+
+class IsologBroker:
+    """``isolog broker start`` with its defaults."""
+
+    def __init__(self, place: Path) -> None:
+        place.mkdir()
+        self._place = place
+        self._said = (place / "isolog.txt").open("w")
+        # A process of its own, by the interpreter of this bench.
+        run = "from spark_stream.cli import main; main()"
+        listen = ("--listen", "127.0.0.1:0")
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", run, "broker", "start", "--dir", str(place / "log"), *listen],
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line.startswith(_READY):
+            self._process.wait()
+            said = (place / "isolog.txt").read_text()
+            raise RuntimeError(f"isolog does not serve; it said:\n{line}{said}")
+        self.bootstrap = line.removeprefix(_READY).strip()
+        self.process = psutil.Process(self._process.pid)
+        self.log = isolog.connect(self.bootstrap)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.log.close()
+        self._process.terminate()
+        self._process.communicate()
+        self._said.close()
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        config: Mapping[str, str] | None = None,
+        schema: pa.Schema | None = None,
+    ) -> None:
+        self.log.create_topic(name, partitions, schema=schema, config=dict(config or {}))
+
+    def delete_topic(self, name: str) -> None:
+        self.log.delete_topic(name)
+
+    def bytes_of(self, topic: str) -> int:
+        """What the topic's files of records and entries take on the disk."""
+        folder = self._place / "log" / "topics" / topic
+        return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -1,0 +1,100 @@
+"""docs/kafka.md: every option of Spark's Kafka connector is there, with what the code does."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_stream.datasource.kafka import KAFKAS, KafkaOption, instead_of
+from spark_stream.datasource.options.page import end, rendered_beside_kafkas, with_tables
+from spark_stream.datasource.options.table import OPTIONS
+from tests.conftest import ROOT
+
+PAGE = ROOT / "docs" / "kafka.md"
+
+# The names that the connector of Spark 4.2 knows, beside `kafka.*`: the constants of its class
+# KafkaSourceProvider.
+CONNECTOR = (
+    "assign",
+    "endingOffsets",
+    "endingOffsetsByTimestamp",
+    "endingTimestamp",
+    "failOnDataLoss",
+    "fetchOffset.numRetries",
+    "fetchOffset.retryIntervalMs",
+    "groupIdPrefix",
+    "includeHeaders",
+    "kafkaConsumer.pollTimeoutMs",
+    "maxOffsetsPerTrigger",
+    "maxRecordsPerPartition",
+    "maxTriggerDelay",
+    "minOffsetsPerTrigger",
+    "minPartitions",
+    "startingOffsets",
+    "startingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    "startingTimestamp",
+    "subscribe",
+    "subscribePattern",
+    "topic",
+)
+
+# Of Kafka's own clients: what jobs set most.
+CLIENTS = (
+    "kafka.acks",
+    "kafka.auto.offset.reset",
+    "kafka.bootstrap.servers",
+    "kafka.compression.type",
+    "kafka.group.id",
+    "kafka.isolation.level",
+    "kafka.sasl.jaas.config",
+    "kafka.security.protocol",
+    "kafka.ssl.truststore.location",
+    "kafka.transactional.id",
+)
+
+
+def test_the_page_has_the_table_of_the_code() -> None:
+    page = PAGE.read_text()
+    assert with_tables(page) == page, "run `make docs`"
+    assert all(f"| `{each.name}` |" in page for each in KAFKAS)
+
+
+def test_a_page_that_lost_the_mark_after_its_table_is_refused() -> None:
+    with pytest.raises(ValueError, match="lacks"):
+        with_tables(PAGE.read_text().replace(end("Kafka's options"), ""))
+
+
+@pytest.mark.parametrize("name", [*CONNECTOR, *CLIENTS])
+def test_every_option_of_the_connector_has_a_row_that_says_more_than_the_last(name: str) -> None:
+    row = next(each for each in KAFKAS if each.covers(name))
+    assert row.name != "kafka.*"
+    assert row.ours or row.remedy
+
+
+def test_every_option_of_ours_that_kafkas_has_too_is_on_the_page_under_its_name() -> None:
+    both = {each.name for each in OPTIONS} & set(CONNECTOR)
+    assert len(both) >= 15
+    assert both == {each.name for each in KAFKAS if each.name in each.ours}
+
+
+@pytest.mark.parametrize("row", KAFKAS, ids=lambda row: row.name)
+def test_what_takes_its_place_is_an_option_of_ours(row: KafkaOption) -> None:
+    assert set(row.ours) <= {each.name for each in OPTIONS}
+    assert row.side in ("source", "sink", "both")
+
+
+@pytest.mark.parametrize("row", KAFKAS, ids=lambda row: row.name)
+def test_an_option_that_isolog_lacks_is_refused_with_the_words_of_its_row(row: KafkaOption) -> None:
+    """No row stands behind a family that would answer in its place."""
+    name = row.name.replace("*", "something")
+    ours = row.name in row.ours
+    assert instead_of(name) == (None if ours else row.remedy)
+    assert ours or row.remedy
+
+
+def test_an_option_that_is_still_to_come_is_marked_so() -> None:
+    later = {each.name for each in OPTIONS if each.later}
+    for line in rendered_beside_kafkas().splitlines()[2:]:
+        ours = line.split("|")[4]
+        named = [name for name in later if f"`{name}`" in ours]
+        assert ("still to come" in ours) == bool(named), line
