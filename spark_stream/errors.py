@@ -221,6 +221,11 @@ class ConsumerFenced(IsologError):
     hint = "A newer consumer has taken over this name: give every consumer one of its own."
 
 
+class UnknownConsumer(IsologError):
+    code = "UNKNOWN_CONSUMER"
+    hint = "`isolog consumers list` shows those there are."
+
+
 class TransactionAborted(IsologError):
     code = "TRANSACTION_ABORTED"
     hint = "Nothing of it is visible to read_committed: begin another transaction and write again."

@@ -7,10 +7,10 @@ from tests.support import BrokerProcess, numbers
 
 
 def grow(broker: BrokerProcess, topic: str, first: int, count: int, partition: int = 0) -> None:
-    """Appends records one by one: each is an entry."""
+    """Appends records one by one: each is an entry, for none waits to go with others."""
     with broker.connect() as log, log.producer() as producer:
         for number in range(first, first + count):
-            producer.append(topic, numbers(number, 1), partition=partition)
+            producer.append(topic, numbers(number, 1), partition=partition).result(20)
 
 
 def cut(broker: BrokerProcess, keep: int, partition: int = 0, topic: str = "*") -> None:

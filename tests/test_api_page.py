@@ -75,8 +75,8 @@ def test_the_defaults_of_options_are_the_pages() -> None:
     sink = options.sink_options({"path": "x", "topic": "t"})
     shown = {
         "isolation": source.isolation,
-        "startingOffsets": {-2: "earliest", -1: "latest"}[int(str(source.starting))],
-        "endingOffsets": {-2: "earliest", -1: "latest"}[int(str(source.ending))],
+        "startingOffsets": {-2: "earliest", -1: "latest"}[int(str(source.starting.place))],
+        "endingOffsets": {-2: "earliest", -1: "latest"}[int(str(source.ending.place))],
         "failOnDataLoss": str(source.fail_on_data_loss).lower(),
         "includeHeaders": str(source.include_headers).lower(),
         "includeMetadata": str(source.include_metadata).lower(),

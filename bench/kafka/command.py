@@ -10,12 +10,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
 import psutil
+from pyspark.sql import SparkSession
 
 from bench.kafka import clients, costs, jars, page, reads, small, typed, writes
 from bench.kafka.broker import HEAP, KafkaBroker
@@ -51,7 +53,7 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; all of them")
     parser.add_argument("--rows", type=int, default=2_000_000, help="of the large measurements")
     parser.add_argument("--turns", type=int, default=5, help="how often everyone is measured")
-    parser.add_argument("--batches", type=int, default=60, help="micro-batches of a small query")
+    parser.add_argument("--batches", type=int, default=40, help="micro-batches of a small query")
     parser.add_argument("--rounds", type=int, default=2_000, help="records of a latency")
     parser.add_argument("--quick", action="store_true", help="little of all of that: some minutes")
     parser.add_argument("--page", action="store_true", help="write docs/benchmarks.* from the run")
@@ -76,22 +78,28 @@ def _measure(parts: Sequence[str], given: argparse.Namespace) -> list[dict[str, 
             KafkaBroker(found["broker"], place / "kafka") as kafka,
             IsologBroker(place / "isolog") as ours,
         ):
-            spark = session(found["connector"])
+            world = World(session(found["connector"]), kafka, ours, place, given.rows)
+
+            def renewed(before: World) -> World:
+                before.spark.stop()
+                return replace(before, spark=session(found["connector"]))
+
+            run = {
+                "read": lambda: reads.run(world, turns),
+                "write": lambda: writes.run(world, turns),
+                "typed": lambda: typed.run(world, turns),
+                "small": lambda: small.run(world, turns, given.batches),
+                "clients": lambda: clients.run(world, turns, given.rounds),
+                "disk": lambda: costs.disk(world, turns),
+                "memory": lambda: costs.memory(world, turns, renewed),  # ends the world's session
+            }
             try:
-                world = World(spark, kafka, ours, place, given.rows)
-                run = {
-                    "read": lambda: reads.run(world, turns),
-                    "write": lambda: writes.run(world, turns),
-                    "typed": lambda: typed.run(world, turns),
-                    "small": lambda: small.run(world, turns, given.batches),
-                    "clients": lambda: clients.run(world, turns, given.rounds),
-                    "disk": lambda: costs.disk(world, turns),
-                    "memory": lambda: costs.memory(world, turns),
-                }
                 for part in parts:
                     run[part]()
             finally:
-                spark.stop()
+                last = SparkSession.getActiveSession()
+                if last is not None:
+                    last.stop()
     return turns.measured
 
 

@@ -52,7 +52,7 @@ Calls:
                    acknowledgement, ``joining``: one of a transaction
 ``fetching``       a DoGet; ``waiting``: the fetches that wait for records
 ``actions``        a DoAction; ``topic_actions``, ``leader_actions``, ``cluster_actions`` and
-                   ``transaction_actions`` carry it out
+                   ``transaction_actions``, ``consumer_actions`` carry it out
 ``here``           what actions act on
 ``keepalive``      ends the connections of clients that have stopped
 """

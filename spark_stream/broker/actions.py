@@ -1,8 +1,8 @@
 """Who runs an action: a function for each name of the one table, ``wire.actions``.
 
 An action is added there, here with its function (in ``topic_actions``, ``leader_actions``,
-``cluster_actions`` or ``transaction_actions``), and to the table in ``docs/flight.md``. Tests hold
-them against each other.
+``cluster_actions``, ``transaction_actions`` or ``consumer_actions``), and to the table in
+``docs/flight.md``. Tests hold them against each other.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from spark_stream.broker import cluster_actions as cluster
+from spark_stream.broker import consumer_actions as consumers
 from spark_stream.broker import leader_actions as leaders
 from spark_stream.broker import topic_actions as topics
 from spark_stream.broker import transaction_actions as acts
@@ -53,6 +54,10 @@ HANDLERS: Final[Mapping[str, Callable[[Here, Any], Message]]] = {
     "check-consumer": acts.check_consumer,
     "consumer-position": acts.consumer_position,
     "commit-position": acts.commit_position,
+    "pin-start": consumers.pin_start,
+    "record-progress": consumers.record_progress,
+    "list-consumers": consumers.list_consumers,
+    "delete-consumer": consumers.delete_consumer,
     "atomic-cut": acts.atomic_cut,
 }
 

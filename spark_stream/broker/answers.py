@@ -25,7 +25,8 @@ class Answers:
 
     def __init__(self, write: Callable[[bytes], None]) -> None:
         self._write = write
-        self._changed = threading.Condition(threading.Lock())  # guards what follows
+        self._lock = threading.Lock()  # guards what follows
+        self._changed = threading.Condition(self._lock)
         self._places: dict[int, deque[_Place]] = {}
         self._unanswered = 0
         self._failure: Exception | None = None
@@ -35,22 +36,28 @@ class Answers:
 
         Waits while too many batches of the stream have none.
         """
-        with self._changed:
-            self._changed.wait_for(lambda: self._unanswered < UNANSWERED_MAX)
+        with self._lock:
+            while self._unanswered >= UNANSWERED_MAX:
+                self._changed.wait()
             self._unanswered += 1
-            place = _Place()
-            self._places.setdefault(partition, deque()).append(place)
-        return lambda message: self._answer(partition, place, message)
+            place = _Place(self, partition)
+            queue = self._places.get(partition)
+            if queue is None:
+                queue = self._places[partition] = deque()
+            queue.append(place)
+        return place.answer
 
-    def _answer(self, partition: int, place: _Place, message: bytes) -> None:
-        with self._changed:
+    def answer(self, partition: int, place: _Place, message: bytes) -> None:
+        """The answer of this place; all whose turn it is leave."""
+        with self._lock:
             place.message = message
             queue = self._places[partition]
             while queue and (first := queue[0].message) is not None:
                 queue.popleft()
                 self._write_unless_gone(first)
+                if self._unanswered == UNANSWERED_MAX:
+                    self._changed.notify()
                 self._unanswered -= 1
-                self._changed.notify()
             if not queue:
                 del self._places[partition]  # a client may name any number of partitions
 
@@ -72,7 +79,12 @@ class Answers:
 class _Place:
     """Where a batch's answer waits for those before it; None: it is not there yet."""
 
-    __slots__ = ("message",)
+    __slots__ = ("_answers", "_partition", "message")
 
-    def __init__(self) -> None:
+    def __init__(self, answers: Answers, partition: int) -> None:
+        self._answers = answers
+        self._partition = partition
         self.message: bytes | None = None
+
+    def answer(self, message: bytes) -> None:
+        self._answers.answer(self._partition, self, message)

@@ -31,6 +31,7 @@ from spark_stream.errors import (
     UnknownOutcome,
 )
 from spark_stream.scripts.steps import Script
+from spark_stream.wire.append_messages import ack_bytes
 from spark_stream.wire.messages import Ack, AppendTo, Envelope, StampFacts
 
 logger = logging.getLogger(__name__)
@@ -85,7 +86,7 @@ class Append:
         False: others hold the partition, or it is in the log and :attr:`pending`. Appends of others
         take so little that a moment of patience is better than a thread.
         """
-        return (yield from self._advance(_PATIENCE_S, wait=False))
+        return self._advance(_PATIENCE_S, wait=False)
 
     def take(self) -> Script[None]:
         """Appends, however long others hold the partition, or acknowledges why not; never raises.
@@ -112,7 +113,12 @@ class Append:
                 target = self._hosted.partition(self.partition)
                 check_leader_epoch(target, self._envelope.leader_epoch)
             if self._taken is None:
-                self._taken = yield from self._take(target, patience_s)
+                batch = self._candidate_for(target, patience_s)
+                stamp = self._stamp
+                if stamp is None or stamp.transaction == NO_TRANSACTION:
+                    self._taken = yield batch
+                else:
+                    self._taken = yield from self._take_inside(batch, stamp)
             taken = self._taken
             if taken is None:
                 return False
@@ -153,18 +159,18 @@ class Append:
             kept=done.count,
         )
 
-    def _take(self, target: Partition, patience_s: float) -> Script[Taken | None]:
+    def _candidate_for(self, target: Partition, patience_s: float) -> TakeBatch:
         if self._candidate is None:
             assert self._batch is not None
             self._candidate = target.prepare(self._batch, self._stamp)
-        request, stamp = self._stream.request, self._stamp
-        batch = TakeBatch(target, self._candidate, stamp, request.isolation, patience_s)
-        if stamp is None or stamp.transaction == NO_TRANSACTION:
-            taken: Taken | None = yield batch
-            return taken
-        if request.transactional_id is None:
+        isolation = self._stream.request.isolation
+        return TakeBatch(target, self._candidate, self._stamp, isolation, patience_s)
+
+    def _take_inside(self, batch: TakeBatch, stamp: Stamp) -> Script[Taken | None]:
+        name = self._stream.request.transactional_id
+        if name is None:
             raise InvalidRequest("a batch in a transaction needs the stream's transactional_id")
-        return (yield from take_in_transaction(batch, stamp, request.transactional_id))
+        return (yield from take_in_transaction(batch, stamp, name))
 
     def _left(self) -> float:
         return self.deadline - self._stream.clock.monotonic()
@@ -179,13 +185,22 @@ class Append:
         )
 
     def _answer(self, error: IsologError) -> None:
-        self._write(
-            Ack(number=self._envelope.number, partition=self.partition, error=error.to_wire())
-        )
+        ack = Ack(number=self._envelope.number, partition=self.partition, error=error.to_wire())
+        self._answer_with(ack.to_bytes())
 
     def _acknowledge(self, done: Appended, leader_epoch: int) -> None:
-        self._write(
-            Ack(
+        if done.refused is None:
+            message = ack_bytes(
+                self._envelope.number,
+                self.partition,
+                done.offset,
+                done.count,
+                duplicate=done.duplicate,
+                partitions=self._hosted.topic.partitions,
+                leader_epoch=leader_epoch,
+            )
+        else:
+            message = Ack(
                 number=self._envelope.number,
                 partition=self.partition,
                 offset=done.offset,
@@ -193,12 +208,9 @@ class Append:
                 duplicate=done.duplicate,
                 partitions=self._hosted.topic.partitions,
                 leader_epoch=leader_epoch,
-                error=done.refused.to_wire() if done.refused else None,
-            )
-        )
-
-    def _write(self, ack: Ack) -> None:
-        self._answer_with(ack.to_bytes())
+                error=done.refused.to_wire(),
+            ).to_bytes()
+        self._answer_with(message)
 
 
 def _stamp(facts: StampFacts | None) -> Stamp | None:

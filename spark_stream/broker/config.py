@@ -64,6 +64,7 @@ class BrokerConfig(BaseSettings):
     peer_addresses: dict[str, str] = {}
     housekeeping_seconds: float = Field(default=1.0, gt=0.0, le=3600.0)
     producer_expiry_seconds: float = Field(default=86_400.0, gt=0.0, le=31_536_000.0)
+    mapped_reads: bool = True
     scrub_bytes_per_second: int = Field(default=8 << 20, ge=0, le=1 << 40)
     scrub_seconds: float = Field(default=86_400.0, gt=0.0, le=31_536_000.0)
     log_level: str = "INFO"

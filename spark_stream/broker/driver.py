@@ -32,6 +32,8 @@ _LOOKS: Final = 2  # how often a step looks for its leader
 RemoteStep = PartitionStep | BrokerStep
 """A step that another broker may have to carry out."""
 
+_REMOTE: Final = (PartitionStep, BrokerStep)
+
 
 class Peers(Protocol):
     """The other brokers of the store."""
@@ -64,13 +66,13 @@ class Driver:
             script.close()
 
     def _answer(self, step: Step) -> Any:
-        if isinstance(step, Together):
-            return self._together(step.steps)
-        if isinstance(step, PartitionStep | BrokerStep):
+        if isinstance(step, _REMOTE):
             (answer,) = self._together((step,))
             if isinstance(answer, IsologError):
                 raise answer
             return answer
+        if isinstance(step, Together):
+            return self._together(step.steps)
         return self._table.carry_out(step)
 
     def _together(self, steps: Sequence[RemoteStep]) -> list[Answer]:

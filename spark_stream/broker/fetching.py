@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from spark_stream.broker.host import Host
 from spark_stream.broker.hosted import HostedTopic
+from spark_stream.broker.mapped import in_groups, maps, places
 from spark_stream.broker.partition import Partition
 from spark_stream.broker.refusals import check_leader_epoch
 from spark_stream.broker.waiting import WaitingRead, WaitingReads
@@ -106,14 +107,17 @@ class FetchStream:
         waiting: WaitingReads,
         follow_s: float,
         number: int | None = None,
+        boot_id: str | None = None,
     ) -> None:
         """``follow_s``: for how long a fetch that follows waits for the next record.
 
-        ``number``: which one it is of the fetches of a call.
+        ``number``: which one it is of the fetches of a call. ``boot_id``: that of this machine, if
+        readers on it may map the files.
         """
         hosted = host.topic(request.topic, request.topic_id)
         self._host = host
         self._number = number
+        self._boot_id = boot_id
         self._topic = hosted.topic
         self._partition: Partition = hosted.partition(request.partition)
         self._request = request
@@ -163,7 +167,8 @@ class FetchStream:
             if left is not None:
                 raise DataLoss(
                     f"{request.topic}/{request.partition}: offsets {left} to {offset - 1} were cut"
-                    f" off since they were seen, in leader epoch {lineage[-1][0]}",
+                    f" off since they were seen, in leader epoch {lineage[-1][0]}: the present"
+                    " leader does not have them",
                     topic=request.topic,
                     partition=request.partition,
                     left=left,
@@ -254,6 +259,7 @@ class FetchStream:
     def _records(self, found: VisibleRange, max_records: int) -> Iterator[Answer]:
         if found.count == 0:
             return
+        locating = maps(self._request, self._boot_id, self._partition.log, found)
         chunks = self._partition.log.read(
             found.start,
             found.end,
@@ -262,12 +268,13 @@ class FetchStream:
             self._request.max_bytes or UNLIMITED,
             committed=self._request.isolation in DROPS_ABORTED,
             rows=self._rows,
+            locating=locating,
         )
         try:
-            for chunk in chunks:
-                lineage = self._partition.lineage(chunk.next_offset)
-                # What was read before another epoch began is this one's.
-                check_leader_epoch(self._partition, self._epoch)
+            if locating:
+                yield from self._places(chunks)
+                return
+            for chunk, lineage in self._told(chunks):
                 self._position, self._lineage = chunk.next_offset, lineage
                 if not chunk.batch.num_rows:
                     if self._cancelled():  # a filter may read for long and find nothing
@@ -280,6 +287,25 @@ class FetchStream:
         except StorageFailure:
             self._visible()  # the segment may have been evicted meanwhile: that is the better error
             raise
+
+    def _told(self, chunks: Iterator[Chunk]) -> Iterator[tuple[Chunk, Lineage]]:
+        """The chunks with their lineages; what was read before another epoch began is this one's.
+
+        Where they lie holds for as long as this epoch does: only a replica that follows cuts files.
+        """
+        for chunk in chunks:
+            lineage = self._partition.lineage(chunk.next_offset)
+            check_leader_epoch(self._partition, self._epoch)
+            yield chunk, lineage
+
+    def _places(self, chunks: Iterator[Chunk]) -> Iterator[Answer]:
+        """Where the chunks lie, in the place of their records."""
+        for group in in_groups(self._told(chunks)):
+            last, self._lineage = group[-1]
+            self._position = last.next_offset
+            if any(chunk.stored is not None for chunk, _ in group):
+                facts = places(group, self._request, self._number)
+                yield empty_batch(self.schema), facts.to_bytes()
 
     def _facts(self, chunk: Chunk, lineage: Lineage) -> ChunkFacts:
         spans = chunk.spans.tolist() if len(chunk.spans) > 1 else None

@@ -111,7 +111,7 @@ class WatchedReader:
     def __init__(self, reader: fl.MetadataRecordBatchReader, call: Call, memory_bytes: int) -> None:
         self._reader = reader
         self._memory_bytes = memory_bytes
-        self._call = call
+        self._reading = call.reading()
 
     @property
     def schema(self) -> pa.Schema:
@@ -121,7 +121,7 @@ class WatchedReader:
     def read_chunk(self) -> fl.FlightStreamChunk:
         """The next batch; StopIteration when the client has ended the stream."""
         try:
-            with self._call.reading():
+            with self._reading:
                 return self._reader.read_chunk()
         except pa.ArrowMemoryError:
             raise memory_error(self._memory_bytes) from None
@@ -132,7 +132,7 @@ class WatchedWriter:
 
     def __init__(self, writer: fl.FlightMetadataWriter, call: Call) -> None:
         self._writer = writer
-        self._call = call
+        self._writing = call.writing()
 
     def write(self, message: pa.Buffer | bytes) -> None:
         """Writes one acknowledgement; waits while the client reads none.
@@ -141,7 +141,7 @@ class WatchedWriter:
             FlightCancelledError: the client is gone.
         """
         try:
-            with self._call.writing():
+            with self._writing:
                 self._writer.write(message)
         except OSError as error:
             raise fl.FlightCancelledError(f"nobody reads acknowledgements: {error}") from None

@@ -167,6 +167,7 @@ class Broker:
                     clock,
                     config.memory_bytes,
                     self._leading,
+                    SystemMachine().boot_id() if config.mapped_reads else None,
                 )
             undo.callback(self._service.shutdown)
             self.address = self._named(self._service.port)

@@ -75,8 +75,12 @@ class FlightService(fl.FlightServerBase):
         clock: Clock,
         memory_bytes: int,
         leading: Leading | None = None,
+        boot_id: str | None = None,
     ) -> None:
-        """``here`` and ``reachable`` take the port that was bound (0: none, a Unix socket)."""
+        """``here`` and ``reachable`` take the port that was bound (0: none, a Unix socket).
+
+        ``boot_id``: that of this machine, if readers on it may map the files.
+        """
         self._host = host
         self._desk = desk
         self._activity = activity
@@ -87,6 +91,7 @@ class FlightService(fl.FlightServerBase):
         self._here: Here | None = None
         self._memory_bytes = memory_bytes
         self._leading = leading
+        self._boot_id = boot_id
         super().__init__(bind)
         self._location = reachable(self.port)
         self._here = here(self.port)
@@ -129,7 +134,9 @@ class FlightService(fl.FlightServerBase):
             else:
                 request = Fetch.from_bytes(ticket.ticket)
                 limit_s = self._keepalive.limit_s
-                stream = FetchStream(self._host, request, cancelled, self._waiting, limit_s)
+                stream = FetchStream(
+                    self._host, request, cancelled, self._waiting, limit_s, boot_id=self._boot_id
+                )
             return fl.GeneratorStream(stream.schema, self._answers(stream, context.peer()))
 
     def _replicated(self, said: Iterator[Sent]) -> Iterator[Sent]:

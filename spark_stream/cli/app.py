@@ -13,12 +13,20 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 
-from spark_stream.cli.commands import broker, cluster, consume, produce, topic, transactions
+from spark_stream.cli.commands import (
+    broker,
+    cluster,
+    consume,
+    consumers,
+    produce,
+    topic,
+    transactions,
+)
 from spark_stream.cli.streams import discard_output, occupy, problem_of
 from spark_stream.errors import InvalidOption, IsologError, Unsupported
 from spark_stream.version import VERSION
 
-TO_COME: Final = ("consumers", "log", "bench", "console")
+TO_COME: Final = ("log", "bench", "console")
 """Commands of the public face that this release does not have."""
 
 app = typer.Typer(
@@ -30,6 +38,7 @@ app = typer.Typer(
 )
 app.add_typer(broker.app, name="broker")
 app.add_typer(cluster.app, name="cluster")
+app.add_typer(consumers.app, name="consumers")
 app.add_typer(topic.app, name="topic")
 app.add_typer(transactions.app, name="transactions")
 app.command("produce")(produce.produce)

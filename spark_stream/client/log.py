@@ -14,6 +14,7 @@ import pyarrow as pa
 from spark_stream.client.closing import Closing
 from spark_stream.client.cluster import ClusterClient
 from spark_stream.client.connecting.connection import Connection
+from spark_stream.client.consumers import ConsumersClient
 from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.consumer import Consumer
 from spark_stream.client.reading.cuts import Key, cut_of
@@ -24,6 +25,7 @@ from spark_stream.client.transactions import TransactionsClient, described
 from spark_stream.client.values import (
     BrokerStatus,
     ClusterDescription,
+    ConsumerDescription,
     TopicDescription,
     TransactionDescription,
 )
@@ -79,6 +81,7 @@ class Log(Closing):
         self._topics = TopicsClient(connection)
         self._cluster = ClusterClient(connection)
         self._transactions = TransactionsClient(connection)
+        self._consumers = ConsumersClient(connection, self._topics)
 
     # -- topics ---------------------------------------------------------------------------------
 
@@ -222,6 +225,24 @@ class Log(Closing):
             UnknownTransaction, InvalidTransaction: there is none, or it is not open.
         """
         return described(self._transactions.kill(transactional_id))
+
+    # -- consumers ------------------------------------------------------------------------------
+
+    def consumers(self) -> list[ConsumerDescription]:
+        """Every consumer's name that is known, of queries too: where each reads, what is left."""
+        return self._consumers.all()
+
+    def describe_consumer(self, name: str) -> list[ConsumerDescription]:
+        """What is known under a name (a query and a client may share one), or UnknownConsumer."""
+        return self._consumers.describe(name)
+
+    def delete_consumer(self, name: str) -> None:
+        """Forgets a name: where its query first started, how far it is, a client's positions.
+
+        Raises:
+            UnknownConsumer: nothing is known under it.
+        """
+        self._consumers.delete(name)
 
     # -- records --------------------------------------------------------------------------------
 

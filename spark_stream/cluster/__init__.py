@@ -15,6 +15,7 @@ Records of the store:
 ``controller``    which broker elects leaders
 ``transactions``  transactions
 ``consumers``     named consumers' positions
+``queries``       queries that have a consumer's name
 ``numbers``       numbers that nobody else gets
 
 Beside the store:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable
 from dataclasses import replace
+from typing import Final
 
 from spark_stream.client.values import PartitionOffsets
 from spark_stream.consistency.lineage import NOTHING_KNOWN, Lineage, lost_above
@@ -17,6 +18,9 @@ from spark_stream.datasource.offsets import Found, Offsets, Range, TopicOffsets
 from spark_stream.errors import DataLoss
 
 logger = logging.getLogger(__name__)
+
+_NAMED_MAX: Final = 8
+"""So many partitions of a topic are named in a message."""
 
 
 class Losses:
@@ -87,34 +91,42 @@ class Losses:
             )
             return left
         self.report(
-            f"{read}, but offsets {left} to {offset - 1} were cut off (the log is in epoch"
-            f" {present} and ends at {end})",
+            f"{read}, but offsets {left} to {offset - 1} were cut off: the present leader does not"
+            f" have them (the log is in epoch {present} and ends at {end})",
             **details,
         )
         return left
 
+    def check_topics(self, start: Offsets, now: Found) -> None:
+        """Reports topics that are gone, or that are others than those of the start."""
+        for name in sorted(now.missing):
+            self.deleted(name, start.get(name))
+        for name, latest in now.latest.items():
+            before = start.get(name)
+            if before is not None and before.id != latest.topic_id:
+                self.made_anew(name, before, latest.topic_id)
+
     def ends(self, start: Offsets, now: Found) -> dict[str, TopicOffsets]:
         """How far the query can read now, given where it is; reports topics that are gone."""
-        for name in sorted(now.missing):
-            self.deleted(name)
+        self.check_topics(start, now)
         ends = {name: start[name] for name in now.missing if name in start}
         for name, latest in now.latest.items():
             before = start.get(name)
             if before is not None and before.id != latest.topic_id:
-                self.made_anew(name, before.id, latest.topic_id)
                 before = None
             found = TopicOffsets(latest.topic_id, latest.offsets, latest.lineages)
             ends[name] = found if before is None else _not_below(before, found)
         return ends
 
-    def deleted(self, name: str) -> None:
-        """The topic is not there."""
-        self.report(f"topic {name!r} was deleted", topic=name)
+    def deleted(self, name: str, before: TopicOffsets | None) -> None:
+        """The topic is not there; ``before``: up to where the query has read it."""
+        self.report(f"topic {name!r} was deleted{_rest_is_gone(name, before)}", topic=name)
 
-    def made_anew(self, name: str, before: str, now: str) -> None:
-        """The topic was deleted and made again since the query read it."""
+    def made_anew(self, name: str, before: TopicOffsets, now: str) -> None:
+        """The topic was deleted and made again since the query read it; ``now``: its id."""
         self.report(
-            f"topic {name!r} was deleted and made anew: its id was {before}, now it is {now}",
+            f"topic {name!r} was deleted and made anew: its id was {before.id}, now it is {now}"
+            f"{_rest_is_gone(name, before)}",
             topic=name,
         )
 
@@ -129,21 +141,17 @@ class Losses:
         kept = []
         for each in asked:
             latest = now.latest.get(each.topic)
-            where = f"{each.topic}/{each.partition}"
             details: dict[str, str | int] = {"topic": each.topic, "partition": each.partition}
             if latest is None or latest.topic_id != each.topic_id:
-                self.report(gone_with_topic(each, each.start), **details)
+                now_id = None if latest is None else latest.topic_id
+                self.report(gone_with_topic(each, each.start, now_id), **details)
                 continue
             first = latest.log_start_offsets.get(each.partition, 0)
             start = each.start
             if start < first and each.topic in new:
                 start = first
             if start < first:
-                self.report(
-                    f"{where}: offsets {start} to {min(first, each.end) - 1} were removed by"
-                    f" retention; the first left is {first}",
-                    **details,
-                )
+                self.report(removed_by_retention(each, start, first), **details)
                 start = first
             if start < each.end:
                 kept.append(replace(each, start=start))
@@ -157,9 +165,29 @@ def _not_below(before: TopicOffsets, bounds: TopicOffsets) -> TopicOffsets:
     return TopicOffsets(bounds.id, {**bounds.offsets, **above}, {**bounds.lineages, **lineages})
 
 
-def gone_with_topic(asked: Range, first: int) -> str:
-    """The message about a range, from ``first`` on, whose topic was deleted."""
+def _rest_is_gone(name: str, before: TopicOffsets | None) -> str:
+    """What a query had not read of a topic that is gone, to follow the message of that."""
+    if before is None or not before.offsets:
+        return ""
+    places = [f"offset {offset} of {name}/{n}" for n, offset in sorted(before.offsets.items())]
+    more = len(places) - _NAMED_MAX
+    if more > 0:
+        places = [*places[:_NAMED_MAX], f"{more} partitions more"]
+    return f"; what it had from {', '.join(places)} on is gone"
+
+
+def gone_with_topic(asked: Range, first: int, now_id: str | None) -> str:
+    """The message about a range, from ``first`` on, of a topic that is deleted, or another now."""
+    anew = f" and made anew: its id was {asked.topic_id}, now it is {now_id}" if now_id else ""
     return (
         f"{asked.topic}/{asked.partition}: offsets {first} to {asked.end - 1} went with their"
-        " topic, which was deleted"
+        f" topic, which was deleted{anew}"
+    )
+
+
+def removed_by_retention(asked: Range, first: int, left: int) -> str:
+    """The message about a range of which retention has removed what is before ``left``."""
+    return (
+        f"{asked.topic}/{asked.partition}: offsets {first} to {min(left, asked.end) - 1} were"
+        f" removed by retention; the first left is {left}"
     )

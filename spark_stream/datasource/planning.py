@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from spark_stream.client.consumers import ConsumersClient
 from spark_stream.client.reading.columns import View, shown_schema
 from spark_stream.client.topics import TopicsClient
 from spark_stream.client.values import PartitionOffsets, TopicDescription
@@ -59,6 +60,11 @@ class Planner:
     def topics(self) -> TopicsClient:
         """What this process asks about topics."""
         return self._session.topics
+
+    @property
+    def consumers(self) -> ConsumersClient:
+        """What this process asks about consumers' names."""
+        return self._session.consumers
 
     @classmethod
     def of(cls, options: SourceOptions) -> Planner:
@@ -114,11 +120,10 @@ class Planner:
                 found[name] = self.topics.describe(name)
                 self.selection.check_partitions(name, len(found[name].partitions))
             except UnknownTopic:
-                if not by_name:  # it was deleted a moment ago
-                    continue
-                if self.options.fail_on_data_loss:
+                # One of a pattern was deleted a moment ago. Of others it is told when it is known
+                # what the query has read of them.
+                if by_name and self.options.fail_on_data_loss:
                     raise
-                self.losses.deleted(name)
         return found
 
     def shown(self) -> pa.Schema:

@@ -16,13 +16,14 @@ from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.fetching import Fetched, Source, fetch_once, fetch_range
 from spark_stream.client.reading.fetching_many import Wanted, fetch_many
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.datasource.losses import gone_with_topic
+from spark_stream.datasource.losses import gone_with_topic, removed_by_retention
+from spark_stream.datasource.naming import NamedQuery
 from spark_stream.datasource.offsets import Offsets, Range, ranges
 from spark_stream.datasource.options import SourceOptions
 from spark_stream.datasource.plainly import plainly
 from spark_stream.datasource.planning import Planner
 from spark_stream.datasource.session import session
-from spark_stream.datasource.starts import resolved
+from spark_stream.datasource.starts import check_order, resolved
 from spark_stream.datasource.tasks import Task, tasks
 from spark_stream.datasource.types import to_arrow
 from spark_stream.errors import DataLoss, IsologError, OffsetEvicted, UnknownTopic
@@ -86,17 +87,19 @@ class RangeReader:
                     if fetched.batch.num_rows:
                         yield fitted(fetched.batch, schema)
                 if position == before:
-                    raise self._gone(asked, position, asked.end)
+                    raise self._loss(
+                        asked,
+                        f"{asked.topic}/{asked.partition}: offsets {position} to {asked.end - 1}"
+                        " are gone: their leader has nothing there, and gives no reason",
+                    )
             except OffsetEvicted as error:
-                # Retention removed it before the query read it.
                 first = int(error.details["log_start_offset"])
-                self._lost(self._gone(asked, position, min(first, asked.end)), error)
+                removed = removed_by_retention(asked, position, first)
+                self._lost(self._loss(asked, removed), error)
                 position = first
             except UnknownTopic as error:
-                gone = DataLoss(
-                    gone_with_topic(asked, position), topic=asked.topic, partition=asked.partition
-                )
-                self._lost(gone, error)
+                gone = gone_with_topic(asked, position, self._present_id(asked.topic))
+                self._lost(self._loss(asked, gone), error)
                 return
             except DataLoss as error:
                 self._lost(error, error)
@@ -117,12 +120,15 @@ class RangeReader:
             here.topics.router, view, asked.topic_id, asked.partition, isolation, asked.lineage
         )
 
-    def _gone(self, asked: Range, first: int, end: int) -> DataLoss:
-        return DataLoss(
-            f"{asked.topic}/{asked.partition}: offsets {first} to {end - 1} are gone",
-            topic=asked.topic,
-            partition=asked.partition,
-        )
+    def _present_id(self, topic: str) -> str | None:
+        """The id of the topic that has the name now; None: none has."""
+        try:
+            return session(self.options.place).topics.describe(topic).id
+        except UnknownTopic:
+            return None
+
+    def _loss(self, asked: Range, message: str) -> DataLoss:
+        return DataLoss(message, topic=asked.topic, partition=asked.partition)
 
     def _lost(self, error: DataLoss, cause: Exception) -> None:
         if self.options.fail_on_data_loss:
@@ -181,13 +187,11 @@ class IsologReader(DataSourceReader):
     @plainly
     def partitions(self) -> list[InputPartition]:
         options, losses = self._planner.options, self._planner.losses
-        start: Offsets = resolved(
-            self._planner, "startingOffsets", options.starting, EARLIEST
-        ).offsets
-        if not start:
-            raise self._planner.no_topic("there is nothing to read")
-        end: Offsets = resolved(self._planner, "endingOffsets", options.ending, LATEST).offsets
+        start = self._start()
+        end: Offsets = resolved(self._planner, options.ending, LATEST).offsets
+        check_order(options, start, end)
         now = self._planner.latest(start, end, reading=ranges(start, end))
+        losses.check_topics(start, now)
         start, end = losses.kept(start, now), losses.kept(end, now)
         visible = {
             name: topic.moved(
@@ -199,10 +203,21 @@ class IsologReader(DataSourceReader):
             for name, topic in end.items()
             if name in now.latest
         }
-        if self._planner.atomic and options.ending != LATEST:
+        if self._planner.atomic and options.ending.place != LATEST:
             visible = self._planner.cut_below(visible)
-        readable = losses.readable(ranges(start, visible), now)
+        new = visible.keys() - start.keys()  # of a pattern, since the start was pinned
+        readable = losses.readable(ranges(start, visible), now, new)
         return [InputPartition(each) for each in tasks(readable, options.splitting)]
+
+    def _start(self) -> Offsets:
+        def first() -> Offsets:
+            found = resolved(self._planner, self._planner.options.starting, EARLIEST).offsets
+            if not found:
+                raise self._planner.no_topic("there is nothing to read")
+            return found
+
+        name = self._planner.options.consumer
+        return first() if name is None else NamedQuery(self._planner, name).pinned_start(first)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # Where there is nothing to read, Spark makes up one partition without a range.

@@ -6,6 +6,7 @@ are made later included. Given partitions are read and no others, however many a
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -31,6 +32,14 @@ class Selection:
         if self.pattern is not None:
             return "subscribePattern"
         return "assign" if self.assigned else "subscribe"
+
+    def __str__(self) -> str:
+        """The same for all selections that mean the same."""
+        if self.pattern is not None:
+            return f"{self.option} {self.pattern}"
+        if self.assigned:
+            return f"{self.option} {json.dumps(self.assigned, sort_keys=True)}"
+        return f"{self.option} {','.join(sorted(self.names))}"
 
     def takes_topic(self, name: str) -> bool:
         """Whether a topic of this name is read."""

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from spark_stream.client.connecting.connection import Connection
+from spark_stream.client.consumers import ConsumersClient
 from spark_stream.client.topics import TopicsClient
 from spark_stream.client.transactions import TransactionsClient
 from spark_stream.datasource import host as hosts
@@ -34,6 +35,7 @@ class Session:
     connection: Connection
     topics: TopicsClient
     transactions: TransactionsClient
+    consumers: ConsumersClient
     cluster_id: str
 
 
@@ -108,7 +110,8 @@ def _connected(place: Place, create: bool) -> Session:
         ) from None
     topics, transactions = TopicsClient(connection), TransactionsClient(connection)
     assert connection.cluster_id is not None
-    return Session(connection, topics, transactions, connection.cluster_id)
+    consumers = ConsumersClient(connection, topics)
+    return Session(connection, topics, transactions, consumers, connection.cluster_id)
 
 
 def _check_host(place: Place) -> None:

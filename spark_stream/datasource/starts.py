@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from spark_stream.client.values import PartitionOffsets
 from spark_stream.consistency.lineage import Lineage
-from spark_stream.datasource.offsets import TopicOffsets
+from spark_stream.datasource.offsets import Offsets, TopicOffsets, known_offsets
 from spark_stream.datasource.options.places import (
     At,
     FromProgress,
@@ -18,6 +18,7 @@ from spark_stream.datasource.options.places import (
     said_at,
     topics_of,
 )
+from spark_stream.datasource.options.source import Bound, SourceOptions
 from spark_stream.datasource.planning import Planner
 from spark_stream.errors import InvalidOption, OffsetOutOfRange, UnknownTopic
 from spark_stream.wire.messages import EARLIEST, LATEST
@@ -33,7 +34,7 @@ class Resolved:
     moving: bool
 
 
-def resolved(planner: Planner, option: str, place: Named, unnamed: int) -> Resolved:
+def resolved(planner: Planner, bound: Bound, unnamed: int) -> Resolved:
     """The offsets that the option means now; partitions left out take ``unnamed``.
 
     Offsets of a progress keep their lineages. A moment after which there is no record means the
@@ -46,6 +47,7 @@ def resolved(planner: Planner, option: str, place: Named, unnamed: int) -> Resol
         DataLoss: a progress of a topic that was deleted or made anew since, likewise.
         WrongCluster: a progress of a query on another log.
     """
+    option, place = bound.option, bound.place
     if isinstance(place, FromProgress):
         planner.check_log(place.logged, option)
     present = _present(planner, option, place)
@@ -71,6 +73,25 @@ def resolved(planner: Planner, option: str, place: Named, unnamed: int) -> Resol
     return Resolved(found, moving)
 
 
+def check_order(options: SourceOptions, start: Offsets, end: Offsets) -> None:
+    """InvalidOption if a partition ends before it starts; ``latest`` says of no end that it does.
+
+    Under a level with a lower bound than the start "latest" may be below it: nothing is read then.
+    """
+    starting, ending = options.starting, options.ending
+    for name, topic in end.items():
+        known = known_offsets(start, name, topic.id)
+        for number, last in topic.offsets.items():
+            said = said_at(ending.place, name, number)
+            if said in (None, LATEST) or last >= known.get(number, 0):
+                continue
+            raise InvalidOption(
+                f"{name}/{number}: the query would end ({ending.option}) at offset {last}, before"
+                f" it starts ({starting.option}), at offset {known[number]}",
+                option=ending.option,
+            )
+
+
 def _moves(said: At, offset: int, bound: int) -> bool:
     """Whether what was said of a partition may mean another offset later."""
     if isinstance(said, Moment):
@@ -89,7 +110,7 @@ def _present(planner: Planner, option: str, place: Named) -> dict[str, Partition
         if name not in found:
             if not isinstance(place, FromProgress):
                 raise UnknownTopic(f"{option}: there is no topic {name!r}", topic=name)
-            planner.losses.deleted(name)
+            planner.losses.deleted(name, place.offsets[name])
     return found
 
 
@@ -153,7 +174,7 @@ def _of_progress(
     if topic is None:
         return {}, {}
     if topic.id != topic_id:
-        planner.losses.made_anew(name, topic.id, topic_id)
+        planner.losses.made_anew(name, topic, topic_id)
         return {}, {}
     return {name: topic.offsets}, topic.lineages
 

@@ -6,6 +6,7 @@ What Spark does, and what follows (facts in ``docs/spark.md``):
   ("latest") would then be another. So the first batch of a query with a moving start is empty, and
   ends where it starts: Spark writes that into its checkpoint, and there the start is pinned before
   the first record is read. A start above the logged end is then an empty range, with nothing lost.
+  With the option ``consumer`` the store has the start instead (``naming``).
 * limits count records (aborted ones as well, where their level hides them), and are shared out by
   backlog; ``ReadAllAvailable`` means no limit. Under read_atomic a batch ends at a cut: it may be
   smaller than the limit, and is larger where one transaction is. Spark's limits say too little
@@ -33,6 +34,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from spark_stream.datasource.limits import Pace
+from spark_stream.datasource.naming import NamedQuery
 from spark_stream.datasource.offsets import (
     Found,
     Offsets,
@@ -44,7 +46,7 @@ from spark_stream.datasource.options import SourceOptions
 from spark_stream.datasource.plainly import plainly
 from spark_stream.datasource.planning import Planner
 from spark_stream.datasource.reader import RangeReader
-from spark_stream.datasource.starts import resolved
+from spark_stream.datasource.starts import Resolved, resolved
 from spark_stream.datasource.tasks import tasks
 from spark_stream.datasource.types import to_arrow
 from spark_stream.errors import Unsupported
@@ -86,14 +88,21 @@ class IsologStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial: dict[str, TopicOffsets] | None = None
         self._pinned = True
         self._target: dict[str, TopicOffsets] | None = None
+        name = self._planner.options.consumer
+        self._named = None if name is None else NamedQuery(self._planner, name)
 
     @plainly
     def initialOffset(self) -> dict[str, Any]:
         if self._initial is None:  # Spark asks twice, and must get one answer
-            starting = self._planner.options.starting
-            found = resolved(self._planner, "startingOffsets", starting, EARLIEST)
-            self._initial, self._pinned = found.offsets, not found.moving
+            if self._named is None:
+                found = self._first_start()
+                self._initial, self._pinned = found.offsets, not found.moving
+            else:
+                self._initial = self._named.pinned_start(lambda: self._first_start().offsets)
         return self._planner.logged(self._initial)
+
+    def _first_start(self) -> Resolved:
+        return resolved(self._planner, self._planner.options.starting, EARLIEST)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         limits = self._planner.options.limits
@@ -111,6 +120,8 @@ class IsologStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @plainly
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         asked = self._planner.read_back(start)
+        if self._named is not None:
+            self._named.tell(asked)  # Spark plans a micro-batch when the one before it is done
         if not self._pinned:
             self._pinned = True
             if asked == self._initial:
@@ -161,7 +172,9 @@ class IsologStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._ranges.read(partition.value)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing: retention does not wait for readers, and Spark's checkpoint has the offsets."""
+        """Tells how far the query is: retention does not wait, and Spark's checkpoint has it."""
+        if self._named is not None:
+            self._named.tell(self._planner.read_back(end))
 
     def stop(self) -> None:
         """Nothing: the process's connection is shared with its other queries."""

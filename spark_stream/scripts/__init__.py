@@ -12,6 +12,7 @@ does.
 ``deciding``   take-over, begin, join, renewal, commit, abort, kill
 ``consumers``  named consumers: who owns a name, and where its consumer goes on
 ``positions``  the records of named consumers
+``queries``    queries under a consumer's name: where one first started, and is now
 ``sinks``      a sink's branches, and an end for what failed
 ``stopped``    the records of runs that were given up
 ``sweeping``   what nobody asks for: expiry, recovery, forgetting

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -18,6 +19,28 @@ _MADE: Final = {OFFSET: pa.int64(), TIMESTAMP: pa.timestamp("us", "UTC")}
 
 
 @dataclass(frozen=True, slots=True)
+class Stored:
+    """Where the batches of a chunk lie: in a file that readers of this machine can map.
+
+    ``device`` and ``inode`` tell the file from another that takes its name later. ``parts`` are
+    runs of bytes, (start, length), int64, shape (runs, 2); in them are ``entries`` messages, one
+    behind the other; ``compressed``: maybe their bodies are. ``crc`` is the CRC-32C of the first
+    message, whose length is ``first``. The chunk's rows begin ``lead`` rows behind the first of the
+    first message.
+    """
+
+    path: Path
+    device: int
+    inode: int
+    parts: np.ndarray
+    entries: int
+    first: int
+    crc: int
+    compressed: bool
+    lead: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """Records in the order of their offsets: ``batch`` has the wanted columns.
 
@@ -25,7 +48,8 @@ class Chunk:
     (runs, 2); more than one only where aborted records lie between. ``timestamps`` (microseconds)
     and ``counts`` have one item for each entry the batch came from: ``timestamps[i]`` is the
     greatest record timestamp of the ``counts[i]`` rows of entry i. ``scattered``: the offset of
-    every row, where a filter has left some out; there are no spans then.
+    every row, where a filter has left some out; there are no spans then. ``stored``: where the rows
+    lie, if it was asked for in their place; ``batch`` has no rows then.
 
     ``next_offset`` is where to read on: behind the last row and what follows it that is aborted or
     does not match. A chunk without rows says only that, and ``base_offset`` is where it began to
@@ -39,6 +63,7 @@ class Chunk:
     spans: np.ndarray
     next_offset: Offset
     scattered: np.ndarray | None = None
+    stored: Stored | None = None
 
     def offsets(self) -> np.ndarray:
         """The offset of every row, int64, shape (rows,)."""

@@ -33,7 +33,7 @@ from spark_stream.storage.flush_timer import FlushTimer
 from spark_stream.storage.log_format import UNLIMITED, LogFormat, Prepared, marker_at
 from spark_stream.storage.moments import first_offset_at
 from spark_stream.storage.opening import Opened, open_files
-from spark_stream.storage.reading import Budget, read_segment
+from spark_stream.storage.reading import Budget, Wanted, read_segments
 from spark_stream.storage.retention import SegmentFacts, due_by_age, is_too_old, removable
 from spark_stream.storage.rolling import rows_that_fit
 from spark_stream.storage.segment import Segment
@@ -354,6 +354,7 @@ class PartitionLog:
         *,
         committed: bool = False,
         rows: RowFilter | None = None,
+        locating: bool = False,
     ) -> Iterator[Chunk]:
         """The records of ``[start, end)`` in order, in batches of a good size.
 
@@ -366,6 +367,8 @@ class PartitionLog:
         ``rows``: only what this filter keeps, and batches that hold nothing of it are not read;
         ``max_records`` counts what it keeps.
 
+        ``locating``: chunks say where their rows lie and have none; not together with ``rows``.
+
         Raises:
             DamagedSegment: the next record of the range is damaged.
         """
@@ -373,20 +376,9 @@ class PartitionLog:
         selection = None
         if rows is not None:
             selection = Selection(rows, log_format.schema, log_format.timestamp_column)
-        position = start
-        for segment in self.segments:
-            if position >= end or budget.spent():
-                return
-            if position >= segment.end.offset:
-                continue
-            with self._damage.noted():
-                for chunk in read_segment(
-                    segment, position, end, columns, budget, committed, selection
-                ):
-                    position = chunk.next_offset
-                    yield chunk
-            if position < min(end, segment.end.offset):
-                return  # the budget is spent, or damage follows
+        wanted = Wanted(columns, committed, selection, locating)
+        with self._damage.noted():
+            yield from read_segments(self.segments, start, end, wanted, budget)
 
     def read_entries(
         self, first: EntryIndex, max_bytes: int, upto: EntryIndex | None = None

@@ -9,8 +9,8 @@ runs of entries.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -18,7 +18,7 @@ import numpy as np
 from spark_stream.consistency.entries import Kind, at_offset
 from spark_stream.consistency.ids import Offset
 from spark_stream.errors import DamagedSegment
-from spark_stream.storage.chunks import Chunk
+from spark_stream.storage.chunks import Chunk, Stored
 from spark_stream.storage.filtering import Selection
 from spark_stream.storage.segment import Segment
 
@@ -115,16 +115,23 @@ class Visible:
         return Offset(int(self.bases[item + 1])) if item + 1 < len(self.bases) else self.until
 
 
-def read_segment(
-    segment: Segment,
-    start: Offset,
-    end: Offset,
-    columns: Sequence[str] | None,
-    budget: Budget,
-    committed: bool = False,
-    selection: Selection | None = None,
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a read is after: these columns (None: all) of which records.
+
+    ``locating``: where the records lie, in their place; there is no selection then.
+    """
+
+    columns: Sequence[str] | None = None
+    committed: bool = False
+    selection: Selection | None = None
+    locating: bool = False
+
+
+def read_segments(
+    segments: Iterable[Segment], start: Offset, end: Offset, wanted: Wanted, budget: Budget
 ) -> Iterator[Chunk]:
-    """The records of ``[start, end)`` in this segment, in order, until the budget is spent.
+    """The records of ``[start, end)`` in order, until the budget is spent or damage is met.
 
     With a selection a chunk has the rows that match, maybe none; the budget's bytes are those read.
 
@@ -132,35 +139,42 @@ def read_segment(
         DamagedSegment: the first record of the range fails its checksum. Where a later one does,
             what is good before it is given, and the next read meets the damage.
     """
-    try:
-        yield from _chunks(segment, start, end, columns, budget, committed, selection)
-    except DamagedSegment:
-        if not budget.started:
-            raise
+    position = start
+    for segment in segments:
+        if position >= end or budget.spent():
+            return
+        if position >= segment.end.offset:
+            continue
+        try:
+            for chunk in _chunks(segment, position, end, wanted, budget):
+                position = chunk.next_offset
+                yield chunk
+        except DamagedSegment:
+            if not budget.started:
+                raise
+            return
+        if position < min(end, segment.end.offset):
+            return  # the budget is spent
 
 
 def _chunks(
-    segment: Segment,
-    start: Offset,
-    end: Offset,
-    columns: Sequence[str] | None,
-    budget: Budget,
-    committed: bool,
-    selection: Selection | None,
+    segment: Segment, start: Offset, end: Offset, wanted: Wanted, budget: Budget
 ) -> Iterator[Chunk]:
     end = min(end, segment.end.offset)
-    wanted = None if columns is None else list(columns)
+    columns = None if wanted.columns is None else list(wanted.columns)
     while start < end and not budget.spent():
-        visible = Visible.of(segment, start, end, committed=committed, selection=selection)
+        visible = Visible.of(
+            segment, start, end, committed=wanted.committed, selection=wanted.selection
+        )
         if not len(visible.places):
-            yield _nothing(segment, start, visible.until, wanted)
+            yield _nothing(segment, start, visible.until, columns)
             start = visible.until
         for low, high in visible.runs():
             stops = visible.following(high - 1)
             while start < stops:
                 if budget.spent():
                     return
-                chunk = _chunk(segment, visible, low, high, start, wanted, budget, selection)
+                chunk = _chunk(segment, visible, low, high, start, columns, wanted, budget)
                 start = chunk.next_offset
                 yield chunk
 
@@ -177,11 +191,11 @@ def _chunk(
     last: int,
     start: Offset,
     columns: list[str] | None,
+    wanted: Wanted,
     budget: Budget,
-    selection: Selection | None,
 ) -> Chunk:
     """The next chunk from ``start`` on of the items from ``first`` to ``last`` (exclusive)."""
-    items = slice(first, last)
+    items, selection = slice(first, last), wanted.selection
     bases, counts, places = visible.bases[items], visible.counts[items], visible.places[items]
     edges = np.cumsum(counts)
     total, size = int(edges[-1]), int(visible.lengths[items].sum())
@@ -195,13 +209,20 @@ def _chunk(
     # Only the entries that the rows come from are loaded, and maybe not all of them.
     high = int(np.searchsorted(edges, skip + take, side="left")) + 1
     reading = columns if selection is None else selection.reading(columns)
-    batch, taken = segment.decode(places[at:high], reading)
+    stored: Stored | None = None
+    if wanted.locating:
+        stored, taken = segment.locate(places[at:high])
+        batch = segment.blank(columns)
+    else:
+        batch, taken = segment.decode(places[at:high], reading)
     high = at + taken
     if selection is not None:
         selection.learn(segment, segment.table, places[at:high], batch)
     take = min(take, int(edges[high - 1]) - skip)
     lead = skip - int(edges[at] - counts[at])
-    if lead or take != batch.num_rows:
+    if stored is not None:
+        stored = replace(stored, lead=lead)
+    elif lead or take != batch.num_rows:
         batch = batch.slice(lead, take)
     budget.started = True
     budget.bytes -= max(1, size * take // total)
@@ -218,10 +239,11 @@ def _chunk(
         kept,
         _spans(froms, kept),
         min(end, visible.until),
+        stored=stored,
     )
     if selection is not None:
         chunk = selection.applied(chunk, columns, most)
-    budget.records -= chunk.batch.num_rows
+    budget.records -= chunk.batch.num_rows if stored is None else take
     return chunk
 
 

@@ -139,6 +139,7 @@ class ReplicaLog(Protocol):
         *,
         committed: bool = False,
         rows: RowFilter | None = None,
+        locating: bool = False,
     ) -> Iterator[Chunk]: ...
     def read_entries(
         self, first: EntryIndex, max_bytes: int, upto: EntryIndex | None = None

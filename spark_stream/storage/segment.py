@@ -20,10 +20,12 @@ from spark_stream.consistency.entries import ENTRY_SIZE, Kind, Table, next_offse
 from spark_stream.consistency.ids import EntryIndex, Offset
 from spark_stream.consistency.leader import Boundary
 from spark_stream.errors import DamagedSegment, IsologError
+from spark_stream.storage.chunks import Stored
 from spark_stream.storage.codec import Codec, first_broken_batch, gathered
 from spark_stream.storage.disk import Disk
 from spark_stream.storage.extreme_files import SegmentExtremes
 from spark_stream.storage.mapping import MappedFile
+from spark_stream.storage.settings import Compression
 from spark_stream.storage.stored import StoredEntries
 
 EXTREMES: Final = ".extremes"
@@ -207,6 +209,27 @@ class Segment:
         """
         data, sound = self._load(places)
         return self._codec.decode(data, sound, columns)
+
+    def locate(self, places: np.ndarray) -> tuple[Stored, int]:
+        """Where the batches at these rows of the table lie; and how many of them are sound.
+
+        Raises:
+            DamagedSegment: the first batch fails its checksum.
+            StorageFailure: the file is gone.
+        """
+        rows = self._table[places]
+        if self._untrusted(places):
+            _, sound = self._load(places)
+            rows = rows[:sound]
+        starts, lengths = rows["position"], rows["length"]
+        apart = np.flatnonzero(starts[1:] != starts[:-1] + lengths[:-1]) + 1
+        edges = np.concatenate((np.zeros(1, np.int64), apart))
+        parts = np.stack((starts[edges], np.add.reduceat(lengths, edges)), axis=1)
+        device, inode = self._disk.identity(self.name.arrow)
+        first, crc = int(lengths[0]), int(rows[0]["data_crc"])
+        compressed = self._codec.compression is not Compression.NONE
+        found = Stored(self.name.arrow, device, inode, parts, len(rows), first, crc, compressed)
+        return found, len(rows)
 
     def blank(self, columns: list[str] | None) -> pa.RecordBatch:
         """A batch without rows, of the same columns as :meth:`decode` gives."""

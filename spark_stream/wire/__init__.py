@@ -2,6 +2,7 @@
 
 ``messages``       tickets, append envelopes, acknowledgements, what is asked about topics
 ``transaction_messages``, ``sink_messages``  what producers and sinks ask about transactions
+``consumer_messages``  what is asked about consumers' names
 ``step_messages``  steps of a script that one broker asks of another
 ``actions``        every action with its messages: the one table
 ``flight``         errors as Flight carries them

@@ -16,6 +16,12 @@ from spark_stream.wire.cluster_messages import (
     MoveReplicas,
     NamedBroker,
 )
+from spark_stream.wire.consumer_messages import (
+    NamedReaders,
+    PinnedStart,
+    PinStart,
+    RecordProgress,
+)
 from spark_stream.wire.messages import (
     AlterTopic,
     AtomicCut,
@@ -102,5 +108,9 @@ ACTIONS: Final[dict[str, Action]] = {
     "check-consumer": Action(OwnedConsumer, Empty),
     "consumer-position": Action(NamedConsumer, Positions),
     "commit-position": Action(Positions, Empty),
+    "pin-start": Action(PinStart, PinnedStart),
+    "record-progress": Action(RecordProgress, Empty),
+    "list-consumers": Action(Empty, NamedReaders),
+    "delete-consumer": Action(NamedConsumer, Empty),
     "atomic-cut": Action(AtomicCut, Cut),
 }

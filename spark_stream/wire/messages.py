@@ -91,7 +91,8 @@ class Fetch(Message):
     ``start_lineage``, ``end_lineage``: what the reader remembers of ``start``, where it is, and of
     ``end`` (:mod:`spark_stream.consistency.lineage`); DATA_LOSS if offsets below them were cut off
     since, and are other records now. ``leader_epoch``: the epoch in which the reader knows the
-    leader that it asks.
+    leader that it asks. ``machine``: the boot id of the machine that the reader is on; a leader on
+    the same may say where records lie, in their place (``ChunkFacts.stored``).
 
     ``filter``: a predicate in Spark's SQL over the columns that the topic shows; only records for
     which it is true are sent. ``max_records`` counts those, ``max_bytes`` what is read for them.
@@ -113,6 +114,7 @@ class Fetch(Message):
     start_lineage: LineageField = ()
     end_lineage: LineageField = ()
     leader_epoch: OffsetField | None = None
+    machine: Annotated[str, Field(min_length=1, max_length=100)] | None = None
 
 
 class FetchMany(Message):
@@ -142,6 +144,36 @@ class BoundsFacts(Message):
     log_end_offset: OffsetField
 
 
+class StoredFacts(Message):
+    """Where records lie: in the file at ``path``, which a reader on the leader's machine can map.
+
+    ``device`` and ``inode`` are the file's. ``parts``: start and length of each run of bytes, one
+    after the other; together they are ``entries`` messages. ``crc``: the CRC-32C of the first
+    ``first`` bytes, which are the first message. ``compressed``: maybe the messages' bodies are. Of
+    the first one's rows ``lead`` are not meant; ``rows`` of
+    those that follow are. ``base``, ``next``, ``lineage`` and ``spans`` as in ChunkFacts.
+    ``timestamps``, of each message, and ``counts``, how many of its rows are meant, are there if
+    ``_timestamp`` was asked for.
+    """
+
+    path: str
+    device: int
+    inode: int
+    parts: list[OffsetField]
+    entries: int
+    first: int
+    crc: int
+    compressed: bool
+    lead: int
+    rows: int
+    base: OffsetField
+    next: OffsetField
+    lineage: LineageField = ()
+    spans: list[list[OffsetField]] | None = None
+    timestamps: list[int] | None = None
+    counts: list[int] | None = None
+
+
 class ChunkFacts(Message):
     """Rows ``base``, ``base + 1``, … of a partition; the next batch starts at or after ``next``.
 
@@ -150,6 +182,8 @@ class ChunkFacts(Message):
     Where rows are missing (records of aborted transactions were dropped), ``spans`` has the offsets
     that there are: [first, count] of each run of rows. Of a fetch with a filter there are no spans:
     ``base`` is the first row's offset, and a column has the others.
+
+    ``stored``: the batch has no rows, and this is where they lie.
     """
 
     base: OffsetField
@@ -157,6 +191,7 @@ class ChunkFacts(Message):
     lineage: LineageField = ()
     spans: list[list[OffsetField]] | None = None
     fetch: int | None = None
+    stored: list[StoredFacts] | None = None
 
 
 class EndFacts(Message):

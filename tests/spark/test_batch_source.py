@@ -189,7 +189,8 @@ def test_load_of_a_topic_is_short_for_subscribe(
         ({"startingOffsets": "latest"}, "cannot start at latest"),
         ({"endingOffsets": "earliest"}, "cannot end at earliest"),
         ({"maxOffsetsPerTrigger": "10"}, "not for a batch query"),
-        ({"startingTimestamp": "1"}, "is still to come"),
+        ({"startingTimestamp": "yesterday"}, "startingTimestamp takes milliseconds since 1970"),
+        ({"token": "secret"}, "is still to come"),
         ({"includeHeaders": "true"}, "typed topic has no headers"),
     ],
 )

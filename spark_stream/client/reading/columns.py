@@ -67,6 +67,14 @@ def offsets_of(rows: int, base: int, spans: Spans | None = None) -> npt.NDArray[
     return np.repeat(firsts - behind, counts) + np.arange(rows, dtype=np.int64)
 
 
+def runs_of(offsets: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
+    """The runs of offsets that rise one by one: (first, count) of each."""
+    edges = np.flatnonzero(np.diff(offsets) != 1) + 1
+    firsts = np.concatenate((offsets[:1], offsets[edges]))
+    counts = np.diff(np.concatenate(([0], edges, [len(offsets)])))
+    return list(zip(firsts.tolist(), counts.tolist(), strict=True))
+
+
 @dataclass(frozen=True)
 class View:
     """A choice of columns of one topic: which of them to ask for, and how to make the others.

@@ -13,7 +13,7 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ from spark_stream.client.connecting.router import Router
 from spark_stream.client.connecting.routes import Route
 from spark_stream.client.connecting.under_way import UNDER_WAY
 from spark_stream.client.reading.columns import Spans, View, offsets_of
+from spark_stream.client.reading.mapping import LEADERS, CannotMap, MappedFile, mapped_batches
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.errors import IsologError, RequestTimeout
@@ -158,6 +159,36 @@ def fetch_once(
         BrokerUnavailable, RequestTimeout, NotLeader, LeaderUnavailable, …: retriable, from the
             last ``next``.
     """
+    position, maps = start, True
+    while True:
+        try:
+            for fetched in _fetch(
+                source, position, end, wait_ms, max_bytes, cancellation, lineage, maps=maps
+            ):
+                position, lineage = fetched.next, fetched.lineage
+                yield fetched
+        except CannotMap:  # never without mapping
+            maps = False
+        else:
+            return
+
+
+def _fetch(
+    source: Source,
+    start: int,
+    end: int | None,
+    wait_ms: int,
+    max_bytes: int,
+    cancellation: Cancellation | None,
+    lineage: Lineage,
+    *,
+    maps: bool,
+) -> Iterator[Fetched]:
+    """As :func:`fetch_once`; with ``maps`` the leader may say where records lie, which are mapped.
+
+    Raises:
+        CannotMap: they cannot; those up to the last ``next`` were given.
+    """
     router = source.router
     deadline = time.monotonic() + router.timeout_s
     asked = source.fetch(start, end, wait_ms, max_bytes)
@@ -168,7 +199,10 @@ def fetch_once(
     except IsologError as error:
         router.failed(route, error)
         raise
-    asked = asked.model_copy(update={"start_lineage": lineage, "leader_epoch": route.epoch})
+    machine = LEADERS.machine(route.address) if maps else None
+    asked = asked.model_copy(
+        update={"start_lineage": lineage, "leader_epoch": route.epoch, "machine": machine}
+    )
     timeout = router.timeout_s + wait_ms / 1000
     under_way = cancellation or Cancellation()
     watched = router.watch(lambda: route, wait_ms / 1000, lambda: under_way.leave(link, client))
@@ -197,8 +231,14 @@ def fetch_once(
                 )
                 continue
             watched.rest()  # while the reader has the batch nothing is asked of the broker
-            yield shown(source, chunk.data, facts)
+            if "stored" in facts:
+                yield from _mapped(source, facts["stored"])
+            else:
+                yield shown(source, chunk.data, facts)
             watched.wake()
+    except CannotMap as error:
+        LEADERS.failed(route.address, error)
+        raise
     except (fl.FlightError, pa.ArrowException, OSError) as error:
         if under_way.asked:
             return
@@ -208,6 +248,16 @@ def fetch_once(
     finally:
         watched.end()
         under_way.end()
+
+
+def _mapped(source: Source, runs: Iterable[Mapping[str, Any]]) -> Iterator[Fetched]:
+    """The records that lie where the leader says; raises CannotMap."""
+    file: MappedFile | None = None
+    for run in runs:
+        if file is None or not file.covers(run):
+            file = MappedFile(run, source.topic_id, source.partition)
+        for batch, facts in mapped_batches(run, file, source.view.asked):
+            yield shown(source, batch, facts)
 
 
 def shown(source: Source, data: pa.RecordBatch, facts: Mapping[str, Any]) -> Fetched:

@@ -50,11 +50,28 @@ class WritingSide:
 
     def write(self, batch: pa.RecordBatch, envelope: bytes) -> Exception | None:
         """Sends a batch unless the writes have ended; the error if that fails."""
-        return self._touched(lambda: self._writer.write_with_metadata(batch, envelope))
+        with self._lock:
+            if self._ended:
+                return None
+            try:
+                with UNDER_WAY:
+                    self._writer.write_with_metadata(batch, envelope)
+            except _FLIGHT_ERRORS as error:
+                return self._failed(error)
+            return None
 
     def end(self) -> Exception | None:
         """Says that no more batches come; the error if that fails."""
-        return self._touched(self._writer.done_writing, last=True)
+        with self._lock:
+            if self._ended:
+                return None
+            self._ended = True
+            try:
+                with UNDER_WAY:
+                    self._writer.done_writing()
+            except _FLIGHT_ERRORS as error:
+                return self._failed(error)
+            return None
 
     def close(self) -> Exception | None:
         """Lets go of the stream, whose answers have ended; the error that ended it, if one did.
@@ -70,18 +87,9 @@ class WritingSide:
                 return error
             return self._failure
 
-    def _touched(self, touch: Callable[[], None], *, last: bool = False) -> Exception | None:
-        with self._lock:
-            if self._ended:
-                return None
-            self._ended = last
-            try:
-                with UNDER_WAY:
-                    touch()
-            except _FLIGHT_ERRORS as error:
-                self._ended, self._failure = True, error
-                return error
-            return None
+    def _failed(self, error: Exception) -> Exception:
+        self._ended, self._failure = True, error
+        return error
 
 
 class AppendStream:

@@ -24,7 +24,8 @@ from spark_stream.client.values import TopicDescription
 from spark_stream.client.writing.appending import AppendStream
 from spark_stream.client.writing.lanes import Identity, Lane, Outgoing
 from spark_stream.errors import BrokerUnavailable, IsologError, LeaderUnavailable
-from spark_stream.wire.messages import AppendTo, Envelope
+from spark_stream.wire.append_messages import envelope_bytes
+from spark_stream.wire.messages import AppendTo
 
 _PAUSE_FIRST_S: Final = 0.05
 _PAUSE_MAX_S: Final = 1.0
@@ -142,7 +143,8 @@ class Channel:
                 target=self._run, name=f"isolog-append-{self._topic.name}", daemon=True
             )
             self._thread.start()
-        self._work.notify()
+        if not self._pumping:  # whoever is at it looks once more before it ends
+            self._work.notify()
 
     @property
     def waiting(self) -> bool:
@@ -198,14 +200,9 @@ class Channel:
                     self._pumping = False
                     break
             stream, batch, epoch = found
-            envelope = Envelope(
-                number=batch.number,
-                partition=batch.partition,
-                stamp=batch.stamp,
-                leader_epoch=epoch,
-            )
+            envelope = envelope_bytes(batch.number, batch.partition, batch.stamp, epoch)
             try:
-                stream.write(batch.batch, envelope.to_bytes())
+                stream.write(batch.whole(), envelope)
             except BaseException:  # the caller was interrupted: the batch goes again in time
                 with self._lock:
                     self._pumping = False

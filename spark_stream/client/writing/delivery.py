@@ -102,14 +102,19 @@ class Delivery:
         )
 
     @property
+    def outgrown(self) -> bool:
+        """Whether the topic has another number of partitions by now."""
+        return self.partitions != len(self._topic.partitions)
+
+    @property
     def topic(self) -> TopicDescription:
         """Where the batches go."""
         return self._topic
 
-    def enter(self, batch: pa.RecordBatch, partition: int, settle: Settle) -> None:
+    def enter(self, batch: pa.RecordBatch, partition: int, settle: Settle, joins: int = 0) -> None:
         """Takes charge of a batch, which goes after the earlier ones of its partition.
 
-        :meth:`pump` sends it.
+        :meth:`pump` sends it. ``joins``: its bytes, if it may go with others as one batch.
         """
         deadline = time.monotonic() + self._request.timeout_ms / 1000
         with self._lock:
@@ -117,7 +122,7 @@ class Delivery:
             if placed is None:
                 placed = self._lanes[partition] = PlacedLane(partition, Lane())
                 self._homeless[partition] = placed
-            placed.lane.add(Outgoing(batch, partition, deadline, settle))
+            placed.lane.add(Outgoing(batch, partition, deadline, settle, joins=joins))
             if placed.channel is not None:
                 placed.channel.list(placed)
 
@@ -232,7 +237,7 @@ class Delivery:
                 reason = placed.reason or self._silence(placed.channel)
                 over += [(batch, reason) for batch in placed.lane.expired(now)]
         for batch, reason in over:
-            batch.settle(-1, self._outcome(batch, reason))
+            batch.settle_all(-1, self._outcome(batch, reason))
         if over:
             self._wanted(self)
 
@@ -241,7 +246,7 @@ class Delivery:
         with self._lock:
             left = [batch for each in self._lanes.values() for batch in each.lane.cleared()]
         for batch in left:
-            batch.settle(-1, error)
+            batch.settle_all(-1, error)
 
     def close(self) -> None:
         """Waits for the last acknowledgements."""
@@ -298,7 +303,7 @@ class Delivery:
             self._router.failed(route, error)
         if batch is not None:
             offset = ack.get("offset")
-            batch.settle(-1 if offset is None else int(offset), self._told(batch, error))
+            batch.settle_all(-1 if offset is None else int(offset), self._told(batch, error))
         if route is not None:
             self._wanted(self)
 
@@ -328,7 +333,7 @@ class Delivery:
         with self._lock:
             left = [batch for each in placed for batch in each.lane.cleared()]
         for batch in left:
-            batch.settle(-1, error)
+            batch.settle_all(-1, error)
 
     # -- outcomes ---------------------------------------------------------------------------------
 
@@ -344,7 +349,7 @@ class Delivery:
     def _unknown(self, batch: Outgoing, reason: IsologError) -> IsologError:
         name = self._topic.name
         return UnknownOutcome(
-            f"{name}/{batch.partition}: {batch.batch.num_rows} records were sent and not"
+            f"{name}/{batch.partition}: {batch.rows} records were sent and not"
             f" acknowledged: {reason.message}",
             topic=name,
             partition=batch.partition,

@@ -6,6 +6,8 @@ often it is sent again, so the leader can tell it from a new one. Invariants of 
 * batches are sent in their order, and answered in it;
 * at most ``WINDOW`` are sent and unanswered, because the leader remembers that many of a
   producer's last batches: of these it can tell which are sent for the second time;
+* small batches that wait for the window go together, as one batch with one stamp, where none of
+  them can be refused for its own sake;
 * a sequence is one more than that of the batch before; each epoch begins at 0;
 * a batch that was given up without an answer may or may not be in the log. If it is not, its
   sequence is a gap. So the other batches of its epoch are settled first; then the lane goes on in
@@ -16,17 +18,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import pyarrow as pa
 
 from spark_stream.consistency.producers import EPOCH_MAX, SEQUENCE_MAX, WINDOW, following
-from spark_stream.errors import IsologError, OutOfOrderSequence
+from spark_stream.errors import IsologError, OutOfOrderSequence, RecordNotAttempted
 from spark_stream.wire.messages import StampFacts
 
 Settle = Callable[[int, IsologError | None], None]
 """Called once a batch: with its first offset, or the error (and -1, or the first kept offset)."""
+
+JOINED_BYTES_MAX: Final = 1 << 20
+"""How much small batches that wait may become together."""
 
 _HALF: Final = SEQUENCE_MAX // 2
 
@@ -45,7 +50,8 @@ class Outgoing:
     """A batch until it is settled. ``deadline`` is on the monotonic clock.
 
     ``stamp`` is None until it is sent; ``number`` is that of its last sending. ``unanswered``: how
-    often it was sent without an answer; unless 0, it may be in the log.
+    often it was sent without an answer; unless 0, it may be in the log. ``joins``: its bytes, if it
+    may go with others as one batch. ``others``: those that go with it, behind its rows.
     """
 
     batch: pa.RecordBatch
@@ -55,6 +61,61 @@ class Outgoing:
     stamp: StampFacts | None = None
     number: int = -1
     unanswered: int = 0
+    joins: int = 0
+    others: list[Outgoing] = field(default_factory=list)
+
+    @property
+    def rows(self) -> int:
+        """How many records are sent."""
+        return sum(each.num_rows for each in self._batches())
+
+    def whole(self) -> pa.RecordBatch:
+        """What is sent."""
+        return pa.concat_batches(self._batches()) if self.others else self.batch
+
+    def _batches(self) -> list[pa.RecordBatch]:
+        return [self.batch, *(each.batch for each in self.others)]
+
+    def settle_all(self, offset: int, error: IsologError | None) -> None:
+        """Settles it and those that went with it."""
+        if not self.others:
+            self.settle(offset, error)
+            return
+        before = 0
+        for each in (self, *self.others):
+            rows = each.batch.num_rows
+            if error is None:
+                each.settle(offset + before, None)
+            else:
+                each.settle(*share_of(error, offset, before, rows))
+            before += rows
+
+
+def share_of(
+    error: IsologError, offset: int, before: int, rows: int
+) -> tuple[int, IsologError | None]:
+    """The outcome of a batch's rows behind ``before`` others, of an answer to all of them.
+
+    Such rows have no flaw that the client can see. But the topic's settings may have changed: those
+    behind a refused row are not tried.
+    """
+    kept = min(max(0, error.kept - before), rows)
+    if error.details.get("record") is not None:
+        if kept == rows:
+            return offset + before, None
+        if error.kept < before:
+            return -1, RecordNotAttempted(
+                f"not tried, for a batch before it was refused: {error.message}"
+            )
+    if not before and kept == error.kept:
+        return offset, error
+    details = error.details | {"kept": kept}
+    if error.offset is not None:
+        details["offset"] = error.offset + before if kept else None
+    if error.details.get("record") is not None:
+        details["record"] = error.details["record"] - before
+    found = offset + before if kept else -1
+    return found, type(error)(error.message, hint=error.hint, **details)
 
 
 class Lane:
@@ -87,16 +148,30 @@ class Lane:
         if batch.stamp is None:
             if identity is None or not self._ready_for(identity):
                 return None
+            self._join(batch)
             batch.stamp = self._stamp()
         batch.unanswered += 1
         self.sent += 1
         return batch
 
+    def _join(self, batch: Outgoing) -> None:
+        """Small batches that wait behind it go with it."""
+        at = self.sent + 1
+        while batch.joins and at < len(self._batches):
+            following = self._batches[at]
+            size = batch.joins + following.joins
+            if not following.joins or size > JOINED_BYTES_MAX or following.stamp is not None:
+                return
+            batch.others += [following, *following.others]
+            following.others = []
+            batch.joins = size
+            del self._batches[at]
+
     def used_up(self, identity: Identity | None) -> bool:
         """Whether the producer needs another identity, because this one has no epoch left."""
-        if identity is None or identity.transaction is not None or identity != self._given:
+        if not self._gap or self._used is None or self._used.epoch < EPOCH_MAX:
             return False
-        return self._gap and self._used is not None and self._used.epoch >= EPOCH_MAX
+        return identity is not None and identity.transaction is None and identity == self._given
 
     def late(self, now: float) -> bool:
         """Whether the time of a batch that was sent is over."""

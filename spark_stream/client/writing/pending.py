@@ -7,9 +7,11 @@ place of the client where rows are touched one by one, because they come one by 
 from __future__ import annotations
 
 import itertools
+import struct
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -77,20 +79,27 @@ class Pending:
     def batch(self) -> pa.RecordBatch:
         """The records as one batch, in the order in which they came."""
         rows = len(self.values)
-        moments = np.array(self.moments, np.int64) // 1000
-        for row, moment in self._timed:
-            moments[row] = moment
         arrays = [
-            pa.array(self.keys, pa.binary()) if self._keyed else pa.nulls(rows, pa.binary()),
-            pa.array(self.values, pa.binary()),
+            _binary(self.keys) if self._keyed else _no_keys(rows),
+            _binary(self.values),
             self._headers(rows),
-            pa.Array.from_buffers(TIMESTAMP_TYPE, rows, [None, pa.py_buffer(moments)]),
+            self._timestamps(rows),
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=DEFAULT_SCHEMA)
 
+    def _timestamps(self, rows: int) -> pa.Array:
+        if rows == 1 and not self._timed:
+            moments = pa.py_buffer(_LONG.pack(self.moments[0] // 1000))
+        else:
+            values = np.array(self.moments, np.int64) // 1000
+            for row, moment in self._timed:
+                values[row] = moment
+            moments = pa.py_buffer(values)
+        return pa.Array.from_buffers(TIMESTAMP_TYPE, rows, [None, moments])
+
     def _headers(self, rows: int) -> pa.Array:
         if not self._headed:
-            return pa.nulls(rows, HEADERS_TYPE)
+            return _no_headers(rows)
         found: list[list[dict[str, str | bytes | None]] | None] = [None] * rows
         for row, headers in self._headed:
             found[row] = [{"key": name, "value": value} for name, value in headers]
@@ -109,6 +118,33 @@ class Pending:
         for row, partition in self._placed:
             places[row] = partition
         return list(split(batch, places))
+
+
+# A lone record is in a hurry: what Arrow needs to look at a list is left out, and what is the same
+# for each is there already.
+
+
+def _binary(values: list[bytes | None]) -> pa.Array:
+    value = values[0]
+    if len(values) > 1 or value is None:
+        return pa.array(values, _BINARY)
+    offsets = pa.py_buffer(_OFFSETS.pack(0, len(value)))
+    return pa.Array.from_buffers(_BINARY, 1, [None, offsets, pa.py_buffer(value)])
+
+
+def _no_keys(rows: int) -> pa.Array:
+    return _ONE_WITHOUT_KEY if rows == 1 else pa.nulls(rows, _BINARY)
+
+
+def _no_headers(rows: int) -> pa.Array:
+    return _ONE_WITHOUT_HEADERS if rows == 1 else pa.nulls(rows, HEADERS_TYPE)
+
+
+_BINARY: Final = pa.binary()
+_OFFSETS: Final = struct.Struct("<2i")
+_LONG: Final = struct.Struct("<q")
+_ONE_WITHOUT_KEY: Final = pa.nulls(1, _BINARY)
+_ONE_WITHOUT_HEADERS: Final = pa.nulls(1, HEADERS_TYPE)
 
 
 def split(batch: pa.RecordBatch, places: npt.NDArray[np.int32]) -> Iterator[Part]:

@@ -23,6 +23,7 @@ import pyarrow as pa
 from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.topics import TopicsClient
 from spark_stream.client.values import TopicDescription, Written
+from spark_stream.client.writing.batches import joining_bytes
 from spark_stream.client.writing.buffer import Buffer, Share
 from spark_stream.client.writing.channel import Author
 from spark_stream.client.writing.delivery import Delivery
@@ -401,13 +402,14 @@ class Sender:
         rows, topic = batch.num_rows, delivery.topic.name
 
         def settle(offset: int, error: IsologError | None) -> None:
-            self._topics.outgrown(delivery.topic, delivery.partitions)
+            if delivery.outgrown:
+                self._topics.outgrown(delivery.topic, delivery.partitions)
             if error is not None:
                 self._forget_if_gone(delivery, error)
             whole.settle(first, error or Written(topic, partition, offset, rows))
             self.buffer.release_part(share)
 
-        delivery.enter(batch, partition, settle)
+        delivery.enter(batch, partition, settle, joining_bytes(batch, delivery.topic))
 
     def _enter_records(
         self,
@@ -422,7 +424,8 @@ class Sender:
         rows = batch.num_rows
 
         def settle(offset: int, error: IsologError | None) -> None:
-            self._topics.outgrown(delivery.topic, delivery.partitions)
+            if delivery.outgrown:
+                self._topics.outgrown(delivery.topic, delivery.partitions)
             if error is not None:
                 self._forget_if_gone(delivery, error)
             outcomes.settle(number, rows, partition, offset, error)

@@ -133,6 +133,16 @@ def _moment(said: object) -> Moment | None:
     return Moment(said * 1000)
 
 
+def shown(place: Named) -> str:
+    """The place for people."""
+    words = {at: word for word, at in _WORDS.items()}
+    if isinstance(place, int | Moment):
+        return words.get(place, str(place)) if isinstance(place, int) else str(place)
+    if isinstance(place, FromProgress):
+        return json.dumps(place.logged)
+    return json.dumps(place, default=str)
+
+
 def topics_of(place: Named) -> tuple[str, ...]:
     """The topics that a place names."""
     if isinstance(place, int | Moment):

@@ -9,7 +9,13 @@ from typing import Final
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.datasource.limits import NO_LIMITS, Limits
 from spark_stream.datasource.options.checking import Given, check_kind, checked
-from spark_stream.datasource.options.places import Named, partitions_of, topics_of
+from spark_stream.datasource.options.places import (
+    Moment,
+    Named,
+    partitions_of,
+    said_at,
+    topics_of,
+)
 from spark_stream.datasource.options.table import Use
 from spark_stream.datasource.options.values import topic_names
 from spark_stream.datasource.place import Place, place_of
@@ -22,6 +28,23 @@ SELECTING: Final = ("subscribe", "subscribePattern", "assign")
 """The options that say which topics: a query has exactly one of them."""
 
 
+STARTING: Final = ("startingTimestamp", "startingOffsetsByTimestamp", "startingOffsets")
+ENDING: Final = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
+"""Of those that are given the first counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Where a query starts or ends, and the option that says so."""
+
+    option: str
+    place: Named
+
+
+FROM_EARLIEST: Final = Bound("startingOffsets", EARLIEST)
+TO_LATEST: Final = Bound("endingOffsets", LATEST)
+
+
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
     """What a reader was asked for."""
@@ -29,13 +52,14 @@ class SourceOptions:
     place: Place
     selection: Selection
     isolation: Isolation = Isolation.READ_UNCOMMITTED
-    starting: Named = EARLIEST
-    ending: Named = LATEST
+    starting: Bound = FROM_EARLIEST
+    ending: Bound = TO_LATEST
     limits: Limits = NO_LIMITS
     splitting: Splitting = NO_SPLITTING
     fail_on_data_loss: bool = True
     include_headers: bool = False
     include_metadata: bool = False
+    consumer: str | None = None
 
 
 def source_options(given: Mapping[str, str], *, streaming: bool | None = None) -> SourceOptions:
@@ -50,13 +74,15 @@ def source_options(given: Mapping[str, str], *, streaming: bool | None = None) -
     selection = _selection(options, selecting, short)
     if streaming is not None:
         check_kind(options, Use.STREAM_SOURCE if streaming else Use.BATCH_SOURCE)
-    starting, ending = options.value("startingOffsets"), options.value("endingOffsets")
-    for name, named in (("startingOffsets", starting), ("endingOffsets", ending)):
-        _check_selected(name, named, selection)
-    if streaming is False and starting == LATEST:
-        raise InvalidOption("startingOffsets: a batch query cannot start at latest")
-    if ending == EARLIEST:
-        raise InvalidOption("endingOffsets: a query cannot end at earliest")
+    starting = _bound(options, STARTING, selection)
+    ending = _bound(options, ENDING, selection)
+    if streaming is False and starting.place == LATEST:
+        raise InvalidOption(
+            "startingOffsets: a batch query cannot start at latest", option=starting.option
+        )
+    if ending.place == EARLIEST:
+        raise InvalidOption("endingOffsets: a query cannot end at earliest", option=ending.option)
+    _check_order(starting, ending)
     return SourceOptions(
         place=place,
         selection=selection,
@@ -70,7 +96,34 @@ def source_options(given: Mapping[str, str], *, streaming: bool | None = None) -
         fail_on_data_loss=options.value("failOnDataLoss"),
         include_headers=options.value("includeHeaders"),
         include_metadata=options.value("includeMetadata"),
+        consumer=options.value("consumer"),
     )
+
+
+def _bound(options: Given, names: tuple[str, ...], selection: Selection) -> Bound:
+    """What the options say; those that another one wins over are checked all the same."""
+    bounds = [Bound(name, options.value(name)) for name in names if name in options]
+    for each in bounds:
+        _check_selected(each.option, each.place, selection)
+    return bounds[0] if bounds else Bound(names[-1], options.value(names[-1]))
+
+
+def _check_order(starting: Bound, ending: Bound) -> None:
+    """InvalidOption if the end lies before the start, as far as the options alone tell it."""
+    start, end = starting.place, ending.place
+    if isinstance(start, Moment) and isinstance(end, Moment) and end < start:
+        raise InvalidOption(
+            f"{ending.option} ({end}) is before {starting.option} ({start})", option=ending.option
+        )
+    for topic, number in sorted(partitions_of(start) | partitions_of(end)):
+        one, other = said_at(start, topic, number), said_at(end, topic, number)
+        of_offsets = isinstance(one, int) and isinstance(other, int) and 0 <= other < one
+        of_times = isinstance(one, Moment) and isinstance(other, Moment) and other < one
+        if of_offsets or of_times:
+            raise InvalidOption(
+                f"{topic}/{number}: {ending.option} ({other}) is before {starting.option} ({one})",
+                option=ending.option,
+            )
 
 
 def _limits(options: Given) -> Limits:

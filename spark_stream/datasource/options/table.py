@@ -8,7 +8,7 @@ from enum import Flag, auto
 from typing import Any, Final
 
 from spark_stream.datasource.options import values
-from spark_stream.datasource.options.places import offsets
+from spark_stream.datasource.options.places import moment, moments, offsets
 
 
 class Use(Flag):
@@ -98,8 +98,20 @@ OPTIONS: Final = (
         offsets,
         "earliest",
     ),
-    Option("startingTimestamp", Use.SOURCE, "a start by time", later=True),
-    Option("startingOffsetsByTimestamp", Use.SOURCE, "starts by time and partition", later=True),
+    Option(
+        "startingTimestamp",
+        Use.SOURCE,
+        "the first record at or after it, in each partition; milliseconds since 1970 (negative"
+        " before), or ISO 8601, in UTC where it names no zone; wins over"
+        " `startingOffsetsByTimestamp` and `startingOffsets`",
+        moment,
+    ),
+    Option(
+        "startingOffsetsByTimestamp",
+        Use.SOURCE,
+        'the same by topic and partition: `{"a":{"0":1700000000000}}`; wins over `startingOffsets`',
+        moments,
+    ),
     Option(
         "endingOffsets",
         Use.BATCH_SOURCE,
@@ -107,9 +119,26 @@ OPTIONS: Final = (
         offsets,
         "latest",
     ),
-    Option("endingTimestamp", Use.BATCH_SOURCE, "an end by time", later=True),
-    Option("endingOffsetsByTimestamp", Use.BATCH_SOURCE, "ends by time and partition", later=True),
-    Option("consumer", Use.SOURCE, "a name that pins the start", later=True),
+    Option(
+        "endingTimestamp",
+        Use.BATCH_SOURCE,
+        "the query ends before the first record at or after it; wins over"
+        " `endingOffsetsByTimestamp` and `endingOffsets`",
+        moment,
+    ),
+    Option(
+        "endingOffsetsByTimestamp",
+        Use.BATCH_SOURCE,
+        "the same by topic and partition; wins over `endingOffsets`",
+        moments,
+    ),
+    Option(
+        "consumer",
+        Use.SOURCE,
+        "a name under which the store pins where the query first started, and shows how far a"
+        " stream has come (`isolog consumers`)",
+        values.consumer_name,
+    ),
     Option(
         "maxOffsetsPerTrigger",
         Use.STREAM_SOURCE,

@@ -14,6 +14,7 @@ from spark_stream.wire.messages import INT64_MAX
 SINK_ID_LENGTH_MAX: Final = 200
 """A transactional id has at most 255 characters, and a sink's has a prefix."""
 
+CONSUMER_LENGTH_MAX: Final = 255
 _SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION: Final = re.compile(rf"([0-9]{{1,12}}) *({'|'.join(_SECONDS)})")
 
@@ -78,6 +79,17 @@ def sink_id(name: str, text: str) -> str:
     if not 1 <= len(found) <= SINK_ID_LENGTH_MAX:
         raise InvalidOption(
             f"{name} takes a text of 1 to {SINK_ID_LENGTH_MAX} characters, not {text!r}",
+            option=name,
+        )
+    return found
+
+
+def consumer_name(name: str, text: str) -> str:
+    """The name of a consumer."""
+    found = text.strip()
+    if not 1 <= len(found) <= CONSUMER_LENGTH_MAX:
+        raise InvalidOption(
+            f"{name} takes a text of 1 to {CONSUMER_LENGTH_MAX} characters, not {text!r}",
             option=name,
         )
     return found

@@ -211,6 +211,9 @@ class SimulatedDisk(Disk):
     def size(self, path: Path) -> int:
         return self.content(path).size
 
+    def identity(self, path: Path) -> tuple[int, int]:
+        raise NotImplementedError("nobody maps files of the simulator")
+
     def names(self, directory: Path) -> list[str]:
         found = {path.name for path in self._names if path.parent == directory}
         return sorted(found | {each.name for each in self._directories if each.parent == directory})

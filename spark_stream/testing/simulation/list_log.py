@@ -290,9 +290,10 @@ class ListLog(ReplicaLog):
         *,
         committed: bool = False,
         rows: RowFilter | None = None,
+        locating: bool = False,
     ) -> Iterator[Chunk]:
-        if rows is not None:
-            raise NotImplementedError("no client of the simulator filters")
+        if rows is not None or locating:
+            raise NotImplementedError("no client of the simulator filters, or maps files")
         budget = Budget(max_records, max_bytes)
         first = bisect_right(self._entries, start, key=lambda kept: kept.end)
         for kept in self._entries[first:]:

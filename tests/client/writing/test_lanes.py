@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_stream.client.writing.lanes import Identity, Lane, Outgoing
+from spark_stream.client.writing.lanes import JOINED_BYTES_MAX, Identity, Lane, Outgoing
 from spark_stream.consistency import producers
 from spark_stream.consistency.producers import (
     EPOCH_MAX,
@@ -20,7 +20,14 @@ from spark_stream.consistency.producers import (
     ProducerState,
     Stamp,
 )
-from spark_stream.errors import OutOfOrderSequence
+from spark_stream.errors import (
+    BrokerUnavailable,
+    InvalidRecord,
+    IsologError,
+    OutOfOrderSequence,
+    RecordNotAttempted,
+    UnknownOutcome,
+)
 from spark_stream.wire.messages import StampFacts
 
 ME = Identity(7, 0)
@@ -281,3 +288,82 @@ def test_against_a_leader_nothing_is_doubled_lost_or_out_of_order(events):
     assert acknowledged == sorted(set(acknowledged))
     assert set(acknowledged) <= set(log)
     assert set(log) - set(acknowledged) <= unknown
+
+
+# -- small batches that go together ---------------------------------------------------------------
+
+
+Outcome = tuple[int, IsologError | None]
+
+
+def small(rows: int, told: list[Outcome], joins: int = 8) -> Outgoing:
+    batch = pa.record_batch({"n": list(range(rows))})
+    return Outgoing(batch, 0, 1.0, lambda offset, error: told.append((offset, error)), joins=joins)
+
+
+def test_what_waits_for_the_window_goes_together_in_its_order():
+    lane, told = Lane(), []
+    for rows in range(1, WINDOW + 4):
+        lane.add(small(rows, told))
+        if rows <= WINDOW:
+            assert lane.next(ME) is not None
+    lane.add(small(2, told, joins=0))
+    assert lane.next(ME) is None
+    lane.pop().settle_all(0, None)
+    together = lane.next(ME)
+    assert together is not None
+    assert together.stamp is not None
+    assert together.stamp.sequence == WINDOW
+    expected = [number for rows in (6, 7, 8) for number in range(rows)]
+    assert together.whole().column("n").to_pylist() == expected
+    assert together.rows == len(expected)
+    assert len(lane) == WINDOW + 1
+    together.settle_all(100, None)
+    assert told == [(0, None), (100, None), (106, None), (113, None)]
+
+
+def test_what_is_not_small_and_what_has_a_stamp_stays_alone():
+    lane, told = Lane(), []
+    for joins in (8, 0, JOINED_BYTES_MAX, 8, 8):
+        lane.add(small(1, told, joins))
+    assert [len(batch.others) for batch in iter(lambda: lane.next(ME), None)] == [0, 0, 0, 1]
+    lane.lost()  # they keep their stamps, and so stay what they are
+    lane.add(small(1, told))
+    again = list(iter(lambda: lane.next(ME), None))
+    assert [len(batch.others) for batch in again] == [0, 0, 0, 1, 0]
+    assert [batch.stamp.sequence for batch in again if batch.stamp] == [0, 1, 2, 3, 4]
+
+
+@settings(max_examples=200)
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.data())
+def test_each_of_those_that_went_together_is_told_what_became_of_its_rows(sizes, data):
+    """A bad record, which only a setting that has changed can make; none; or something else."""
+    told: list[Outcome] = []
+    first = small(sizes[0], told)
+    first.others = [small(rows, told) for rows in sizes[1:]]
+    total = sum(sizes)
+    bad = data.draw(st.integers(0, total - 1))
+    starts = [sum(sizes[:index]) for index in range(len(sizes))]
+    details = {"kept": bad, "offset": 50 if bad else None, "record": bad}
+    first.settle_all(50 if bad else -1, InvalidRecord("x", **details))
+    for start, rows, (offset, error) in zip(starts, sizes, told, strict=True):
+        if start + rows <= bad:
+            assert (offset, error) == (50 + start, None)
+        elif start > bad:
+            assert isinstance(error, RecordNotAttempted)
+            assert error.kept == 0
+        else:
+            assert isinstance(error, InvalidRecord)
+            assert error.kept == error.details["record"] == bad - start
+            assert offset == error.offset if error.kept else error.offset is None
+    told.clear()
+    unknown = UnknownOutcome("x", kept=total, offset=50)
+    first.settle_all(50, unknown)
+    assert [(offset, error.offset, error.kept) for offset, error in told] == [
+        (50 + start, 50 + start, rows) for start, rows in zip(starts, sizes, strict=True)
+    ]
+    told.clear()
+    first.settle_all(-1, BrokerUnavailable("gone"))
+    assert [(offset, type(error), error.kept) for offset, error in told] == [
+        (-1, BrokerUnavailable, 0)
+    ] * len(sizes)

@@ -1,0 +1,85 @@
+"""DoActions on consumers' names: what is known of queries that have one, and of all of them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from spark_stream.broker.here import Here
+from spark_stream.cluster.queries import Query, ReadUpTo
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.scripts import queries
+from spark_stream.wire.consumer_messages import (
+    NamedReader,
+    NamedReaders,
+    PinnedStart,
+    PinStart,
+    ReadPosition,
+    RecordProgress,
+)
+from spark_stream.wire.messages import Empty
+from spark_stream.wire.transaction_messages import NamedConsumer
+
+
+def pin_start(here: Here, asked: PinStart) -> PinnedStart:
+    query = Query(**asked.model_dump(exclude={"consumer", "isolation"}), isolation=asked.isolation)
+    found = here.desk.run(queries.pin_start(asked.consumer, query, here.desk.now_ms()))
+    if found is None:
+        return PinnedStart(selection=asked.selection)
+    return PinnedStart(
+        selection=found.selection,
+        starting=found.starting,
+        start=found.start,
+        started_ms=found.started_ms,
+    )
+
+
+def record_progress(here: Here, asked: RecordProgress) -> Empty:
+    query = Query(
+        asked.instance,
+        asked.selection,
+        asked.isolation,
+        positions=tuple(ReadUpTo(**each.model_dump()) for each in asked.positions),
+    )
+    now_ms = here.desk.now_ms()
+    here.desk.run(queries.record_progress(asked.consumer, query, now_ms, claim=asked.claim))
+    return Empty()
+
+
+def list_consumers(here: Here, asked: Empty) -> NamedReaders:
+    found = here.desk.run(queries.read_named())
+    clients = [
+        NamedReader(
+            consumer=name,
+            query=False,
+            positions=[
+                ReadPosition(
+                    topic=each.topic,
+                    topic_id=each.topic_id,
+                    partition=each.partition,
+                    offset=each.offset,
+                )
+                for each in positions
+            ],
+        )
+        for name, positions in found.consumers.items()
+    ]
+    of_queries = [
+        NamedReader(
+            consumer=name,
+            query=True,
+            positions=[ReadPosition(**asdict(each)) for each in query.positions],
+            selection=query.selection,
+            isolation=Isolation(query.isolation),
+            starting=query.starting or None,
+            started_ms=query.started_ms,
+            recorded_ms=query.recorded_ms,
+        )
+        for name, query in found.queries.items()
+    ]
+    both = sorted([*clients, *of_queries], key=lambda each: (each.consumer, each.query))
+    return NamedReaders(consumers=both)
+
+
+def delete_consumer(here: Here, asked: NamedConsumer) -> Empty:
+    here.desk.run(queries.forget_name(asked.consumer))
+    return Empty()

@@ -1,0 +1,101 @@
+"""``isolog consumers``: list, describe, delete.
+
+Under a consumer's name the store remembers where a client's named consumer goes on, and where a
+Spark query with the option ``consumer`` first started and how far it has come.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Annotated
+
+import typer
+
+from spark_stream.cli.options import Bootstrap, Listing, LogPath, Output, log, note
+from spark_stream.cli.output.show_consumers import show_consumer, show_consumers
+from spark_stream.client.values import ConsumerDescription
+from spark_stream.errors import InvalidOption
+
+app = typer.Typer(no_args_is_help=True, help="List, describe and forget consumers' names.")
+
+ConsumerName = Annotated[
+    str, typer.Argument(metavar="NAME", help="A consumer's name.", show_default=False)
+]
+
+
+@app.command("list")
+def list_consumers(
+    bootstrap: Bootstrap = None, path: LogPath = None, output: Output = Listing.TABLE
+) -> None:
+    """Lists consumers by name: clients', and Spark queries with the option "consumer".
+
+    \b
+    isolog consumers list --path data/
+    isolog consumers list --output json | jq '.[] | select(.lag > 1000) | .name'
+    """
+    with log(bootstrap, path) as opened:
+        found = opened.consumers()
+    show_consumers(found, _now_ms(), output)
+
+
+@app.command()
+def describe(
+    name: ConsumerName,
+    bootstrap: Bootstrap = None,
+    path: LogPath = None,
+    output: Output = Listing.TABLE,
+) -> None:
+    """Shows where a consumer reads on in each partition, and how much is left.
+
+    A query's lag is counted under its isolation level, a client's up to the logs' ends.
+
+    \b
+    isolog consumers describe departures --path data/
+    """
+    with log(bootstrap, path) as opened:
+        found = opened.describe_consumer(name)
+    show_consumer(found, _now_ms(), output)
+
+
+@app.command()
+def delete(
+    name: ConsumerName,
+    bootstrap: Bootstrap = None,
+    path: LogPath = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Forgets a name: a query's pinned start, or where a client's consumer goes on.
+
+    A query that starts under the name with a new checkpoint then starts where its options say. One
+    that runs goes on, and is listed again with its next records. A client's consumer that runs has
+    lost its name, and is told so.
+
+    \b
+    isolog consumers delete departures --path data/ --yes
+    """
+    with log(bootstrap, path) as opened:
+        found = opened.describe_consumer(name)
+        if not yes:
+            _ask(name, found)
+        opened.delete_consumer(name)
+    note(f"forgot consumer {name}")
+
+
+def _ask(name: str, found: list[ConsumerDescription]) -> None:
+    what = " and ".join(
+        "where a query first started and how far it has come"
+        if each.kind == "query"
+        else "where a client goes on"
+        for each in found
+    )
+    if not sys.stdin.isatty():
+        raise InvalidOption(
+            f"consumer {name!r} is known for {what}: no terminal to ask on",
+            hint="Give --yes to forget it.",
+        )
+    typer.confirm(f"Forget of consumer {name} {what}?", abort=True, err=True)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,221 @@
+"""Reads next to the data: a reader on the leader's machine maps the files of the log.
+
+The leader says where the records lie (``StoredFacts``); nothing is read here that it has not named.
+A file is known by its device and inode, by what its header says of topic and partition, and by the
+checksum of the first batch that is read of it, never by its path alone: another one may lie there
+in another container, or take its name.
+
+What is mapped stays as it is. A published file never shrinks in place; one that is removed or
+replaced lives on for who has mapped it. A file that is gone, or that may not be opened, is no error
+of the read: the records are asked for instead.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from spark_stream.batches import (
+    crc32c,
+    decode_each,
+    decode_one,
+    decode_run,
+    facts_of,
+    header_length,
+)
+from spark_stream.client.reading.columns import offsets_of, runs_of
+from spark_stream.environment import SystemMachine
+from spark_stream.wire.schemas import TIMESTAMP
+
+logger = logging.getLogger(__name__)
+
+_LEFT_ALONE_S: Final = 60.0
+
+
+@cache
+def this_machine() -> str | None:
+    """The boot id of this machine, which a leader on it knows as well; None: it has none."""
+    return SystemMachine().boot_id()
+
+
+class CannotMap(Exception):
+    """The file is not here, is another one, or may not be read; nothing is wrong with the log.
+
+    ``lasting``: another file of the same broker will be no better.
+    """
+
+    def __init__(self, message: str, *, lasting: bool = False) -> None:
+        super().__init__(message)
+        self.lasting = lasting
+
+
+class Leaders:
+    """The leaders whose files this process maps: all but those where that has failed lately."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._left_alone: dict[str, float] = {}
+
+    def machine(self, address: str) -> str | None:
+        """What a leader is told of this machine; None: its files are not mapped."""
+        with self._lock:
+            until = self._left_alone.get(address)
+            if until is not None and self._monotonic() < until:
+                return None
+        return this_machine()
+
+    def failed(self, address: str, error: CannotMap) -> None:
+        """A file of this leader cannot be mapped."""
+        logger.debug("%s; its records are asked for instead", error)
+        if error.lasting:
+            with self._lock:
+                self._left_alone[address] = self._monotonic() + _LEFT_ALONE_S
+
+
+LEADERS: Final = Leaders()
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some of the records of a run: those from row ``start`` to before ``end`` of it."""
+
+    batch: pa.RecordBatch
+    start: int
+    end: int
+
+
+class MappedFile:
+    """One file, mapped as far as it is needed."""
+
+    def __init__(self, facts: Mapping[str, Any], topic_id: str, partition: int) -> None:
+        """Opens the file that the facts name, which is to be of this partition.
+
+        Raises:
+            CannotMap: it is not there, or it is another one.
+        """
+        self.path = str(facts["path"])
+        self.inode = (int(facts["device"]), int(facts["inode"]))
+        self._checked = False
+        self._data = self._mapped()
+        length = header_length(self._data)
+        if length is None:
+            raise CannotMap(f"{self.path} does not begin as a segment does")
+        header = self._data.slice(0, length)
+        told = facts_of(header) or {}
+        named = (told.get("isolog.topic_id"), told.get("isolog.partition"))
+        if named != (topic_id, str(partition)):
+            raise CannotMap(f"{self.path} belongs to another partition")
+        self.schema = pa.ipc.read_schema(header).remove_metadata()
+
+    def _mapped(self) -> pa.Buffer:
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            # A segment that was let go a moment ago leaves its folder there.
+            here = os.path.isdir(os.path.dirname(self.path))
+            lasting = not (here and isinstance(error, FileNotFoundError))
+            raise CannotMap(f"{self.path}: {error.strerror}", lasting=lasting) from None
+        try:
+            found = os.fstat(descriptor)
+            if (found.st_dev, found.st_ino) != self.inode:
+                raise CannotMap(f"{self.path} is not the file that the leader has", lasting=True)
+            return pa.py_buffer(mmap.mmap(descriptor, found.st_size, access=mmap.ACCESS_READ))
+        except (OSError, ValueError) as error:  # ValueError: it is empty
+            raise CannotMap(f"{self.path}: {error}") from None
+        finally:
+            os.close(descriptor)
+
+    def covers(self, facts: Mapping[str, Any]) -> bool:
+        """Whether this is the file that the facts name, mapped far enough."""
+        if (facts["device"], facts["inode"]) != self.inode or facts["path"] != self.path:
+            return False
+        start, length = facts["parts"][-2:]
+        return bool(start + length <= self._data.size)
+
+    def pieces(self, facts: Mapping[str, Any], columns: list[str]) -> Iterator[Piece]:
+        """The run's records, in their order, with these stored columns.
+
+        Raises:
+            CannotMap: what lies there is not what the leader has.
+        """
+        parts = facts["parts"]
+        if not self.covers(facts):
+            raise CannotMap(f"{self.path} ends before byte {parts[-2] + parts[-1]}")
+        view = memoryview(self._data)
+        messages = [view[at : at + size] for at, size in zip(parts[::2], parts[1::2], strict=True)]
+        if not self._checked:
+            first = messages[0][: facts["first"]]
+            if crc32c(pa.py_buffer(first)) != facts["crc"]:
+                raise CannotMap(f"{self.path} has other records at byte {parts[0]}")
+            self._checked = True
+        low, high = facts["lead"], facts["lead"] + facts["rows"]
+        row = 0
+        try:
+            for batch in self._decoded(facts, messages, columns):
+                start, end = max(row, low), min(row + batch.num_rows, high)
+                if start < end:
+                    part = batch.slice(start - row, end - start)
+                    yield Piece(part, start - low, end - low)
+                row += batch.num_rows
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise CannotMap(f"{self.path}: {error}") from None
+
+    def _decoded(
+        self, facts: Mapping[str, Any], messages: list[memoryview], columns: list[str]
+    ) -> Iterator[pa.RecordBatch]:
+        if facts["compressed"]:
+            return decode_each(messages, self.schema, columns)
+        if facts["entries"] == 1:
+            return iter([decode_one(messages[0], self.schema, columns)])
+        return iter([decode_run(messages, self.schema, columns)])
+
+
+def mapped_batches(
+    facts: Mapping[str, Any], file: MappedFile, columns: Sequence[str]
+) -> Iterator[tuple[pa.RecordBatch, dict[str, Any]]]:
+    """The records of a run as the leader would have sent them: batches with their facts.
+
+    Raises:
+        CannotMap: what lies there is not what the leader has.
+    """
+    stored = [name for name in columns if name != TIMESTAMP.name]
+    rows, base, spans = facts["rows"], facts["base"], facts.get("spans")
+    for piece in file.pieces(facts, stored):
+        batch = piece.batch
+        if len(stored) < len(columns):
+            batch = batch.append_column(TIMESTAMP, _timestamps(facts)[piece.start : piece.end])
+        if piece.end - piece.start == rows:
+            yield (
+                batch,
+                {"base": base, "next": facts["next"], "lineage": facts["lineage"]}
+                | ({} if spans is None else {"spans": spans}),
+            )
+            return
+        offsets = offsets_of(rows, base, spans)[piece.start : piece.end]
+        following = facts["next"] if piece.end == rows else int(offsets[-1]) + 1
+        yield (
+            batch,
+            {
+                "base": int(offsets[0]),
+                "next": following,
+                "lineage": facts["lineage"],
+                "spans": runs_of(offsets),
+            },
+        )
+
+
+def _timestamps(facts: Mapping[str, Any]) -> pa.Array:
+    """The column ``_timestamp`` of a run's records."""
+    values = np.repeat(np.array(facts["timestamps"], np.int64), facts["counts"])
+    return pa.Array.from_buffers(TIMESTAMP.type, len(values), [None, pa.py_buffer(values)])

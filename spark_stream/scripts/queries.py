@@ -1,0 +1,125 @@
+"""What the store knows of queries by their consumer names: where one first started, and is now.
+
+**A start is pinned once.** Whoever comes later under the name, with the same selection, gets that
+start, until the name is forgotten: two runs that begin at once agree on one.
+
+**The latest run tells of progress.** It takes the name over; what an earlier run still tells is
+refused. Nothing else is taken from that run: it reads on, for its own checkpoint says what it has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from spark_stream.cluster.consumers import CONSUMERS, decode_positions
+from spark_stream.cluster.queries import QUERIES, Query, decode_query, encode_query
+from spark_stream.cluster.store import Record
+from spark_stream.consistency.transactions import PositionOf
+from spark_stream.errors import ConsumerFenced, UnknownConsumer
+from spark_stream.scripts.steps import Script, delete, get, list_records, put
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """All that the store knows under consumers' names: by name its positions, or its query."""
+
+    consumers: dict[str, list[PositionOf]]
+    queries: dict[str, Query]
+
+
+def pin_start(name: str, query: Query, now_ms: int) -> Script[Query | None]:
+    """The query's record, with its start pinned if the query brings one and none is pinned yet.
+
+    The query's run takes the name over. A record of another selection stays as it is. None: there
+    is no record, and the query brings no start.
+    """
+    while True:
+        record, before = yield from _read(name)
+        if before is not None and before.selection != query.selection:
+            return before
+        after = (
+            query
+            if before is None
+            else replace(before, instance=query.instance, isolation=query.isolation)
+        )
+        if after.start is None:
+            if query.start is None:
+                return before
+            after = replace(after, start=query.start, starting=query.starting)
+        if after.started_ms is None:
+            after = replace(after, started_ms=now_ms)
+        if (yield from _write(name, after, record)):
+            return after
+
+
+def record_progress(name: str, query: Query, now_ms: int, *, claim: bool) -> Script[None]:
+    """Writes down how far a run has come. ``claim``: it takes the name over with that.
+
+    Raises:
+        ConsumerFenced: another run has the name.
+    """
+    while True:
+        record, before = yield from _read(name)
+        if before is None:
+            after = query
+        elif before.instance != query.instance and not claim:
+            raise ConsumerFenced(
+                f"another run of a query has taken over the name {name!r}", consumer=name
+            )
+        else:
+            after = replace(
+                before,
+                instance=query.instance,
+                selection=query.selection,
+                isolation=query.isolation,
+                positions=query.positions,
+            )
+        if (yield from _write(name, replace(after, recorded_ms=now_ms), record)):
+            return
+
+
+def read_named() -> Script[Named]:
+    """What there is under all names."""
+    consumers = yield from list_records(CONSUMERS)
+    queries = yield from list_records(QUERIES)
+    return Named(
+        {
+            each.key.removeprefix(CONSUMERS): decode_positions(each.value["positions"])
+            for each in consumers
+        },
+        {each.key.removeprefix(QUERIES): decode_query(each.value) for each in queries},
+    )
+
+
+def forget_name(name: str) -> Script[None]:
+    """Removes all that the store knows under a consumer's name.
+
+    Raises:
+        UnknownConsumer: that is nothing.
+    """
+    query = yield from _removed(QUERIES + name)
+    client = yield from _removed(CONSUMERS + name)
+    if not (query or client):
+        raise UnknownConsumer(f"nothing is known of a consumer {name!r}", consumer=name)
+
+
+def _removed(key: str) -> Script[bool]:
+    """Whether there was a record; it is gone."""
+    there = False
+    while True:
+        record = yield from get(key)
+        if record is None:
+            return there
+        there = True
+        if (yield from delete(key, record.version)):
+            return True
+
+
+def _read(name: str) -> Script[tuple[Record | None, Query | None]]:
+    record = yield from get(QUERIES + name)
+    return record, None if record is None else decode_query(record.value)
+
+
+def _write(name: str, query: Query, over: Record | None) -> Script[bool]:
+    version = 0 if over is None else over.version
+    return (yield from put(QUERIES + name, encode_query(query), version))

@@ -1,0 +1,91 @@
+"""``isolog consumers``: clients' consumers and queries in one list, one of them, and none of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.wire.consumer_messages import PinStart, ReadPosition, RecordProgress
+from tests.cli.conftest import Call, Served
+
+
+@pytest.fixture
+def here(served: Served, call: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """Commands within this process, pointed at the broker."""
+    monkeypatch.setenv("ISOLOG_BOOTSTRAP", served.bootstrap)
+    return call
+
+
+@pytest.fixture
+def readers(served: Served) -> str:
+    """A topic with 5 records, a client's consumer that has read them, and a query that has 2."""
+    topic = "watched"
+    if topic in served.log.topics():
+        served.log.delete_topic(topic)
+    made = served.log.create_topic(topic)
+    with served.log.producer() as producer:
+        for number in range(5):
+            producer.send(topic, str(number))
+    with served.log.consumer(topic, name="the client") as consumer:
+        list(consumer.records(until="latest"))
+        consumer.commit()
+    names = served.log._consumers
+    run: dict[str, Any] = {
+        "consumer": "the query",
+        "instance": "i",
+        "selection": f"subscribe {topic}",
+    }
+    run["isolation"] = Isolation.READ_COMMITTED
+    names.pin_start(PinStart.of(**run, starting="startingOffsets=latest", start="{}"))
+    position = ReadPosition(topic=topic, topic_id=made.id, partition=0, offset=2)
+    names.record_progress(RecordProgress.of(**run, positions=[position]))
+    return topic
+
+
+def test_list(here, readers):
+    shown = here("consumers", "list", "--output", "json")
+    assert (shown.code, shown.err) == (0, "")
+    found = {each["name"]: each for each in json.loads(shown.out)}
+    place = {"topic": readers, "partition": 0, "end": 5}
+    assert found["the client"]["partitions"] == [{**place, "offset": 5, "lag": 0}]
+    query = found["the query"]
+    assert query["partitions"] == [{**place, "offset": 2, "lag": 3}]
+    assert (query["kind"], query["isolation"], query["lag"]) == ("query", "read_committed", 3)
+    table = here("consumers", "list").out
+    for word in ("the client", "client", "the query", "read_committed", readers, "ago"):
+        assert word in table
+
+
+def test_describe(here, readers):
+    shown = here("consumers", "describe", "the query")
+    assert (shown.code, shown.err) == (0, "")
+    for word in (f"subscribe {readers}", "startingOffsets=latest", "read_committed", readers):
+        assert word in shown.out
+    unknown = here("consumers", "describe", "nobody")
+    assert (unknown.code, unknown.out) == (1, "")
+    assert unknown.err.startswith(
+        "error: nothing is known of a consumer 'nobody' (`isolog consumer"
+    )
+
+
+def test_a_topic_that_is_gone(here, served, readers):
+    served.log.delete_topic(readers)
+    assert "topic is gone" in here("consumers", "describe", "the query").out
+    [found] = json.loads(here("consumers", "describe", "the query", "-o", "json").out)
+    assert found["lag"] is None
+
+
+def test_delete_asks_first(here, readers):
+    refused = here("consumers", "delete", "the query")
+    assert (refused.code, refused.out) == (2, "")
+    assert "where a query first started" in refused.err
+    assert "Give --yes" in refused.err
+    gone = here("consumers", "delete", "the query", "--yes")
+    assert (gone.code, gone.err) == (0, "forgot consumer the query\n")
+    assert here("consumers", "delete", "the query", "--yes").code == 1
+    names = {each["name"] for each in json.loads(here("consumers", "list", "-o", "json").out)}
+    assert "the query" not in names
+    assert "the client" in names

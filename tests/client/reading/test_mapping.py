@@ -1,0 +1,245 @@
+"""Reads next to the data: the same records as over the connection, or the connection."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import spark_stream as isolog
+from spark_stream.client.reading import fetching, mapping
+from spark_stream.client.reading.columns import offsets_of, runs_of
+from spark_stream.client.reading.mapping import CannotMap, Leaders, MappedFile
+from tests.support import BrokerProcess
+
+ROWS = pa.schema([("n", pa.int64()), ("filler", pa.binary())])
+_names = itertools.count()
+
+
+def rows(first: int, count: int, size: int = 100) -> pa.RecordBatch:
+    filler = pa.array([os.urandom(size)] * count, pa.binary())
+    return pa.record_batch([pa.array(range(first, first + count), pa.int64()), filler], ROWS)
+
+
+@pytest.fixture
+def mapped(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths of all files that this process maps from now on."""
+    found: list[str] = []
+    pieces = MappedFile.pieces
+
+    def noted(self: MappedFile, *asked: object) -> Iterator[object]:
+        found.append(self.path)
+        return pieces(self, *asked)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(MappedFile, "pieces", noted)
+    monkeypatch.setattr(fetching, "LEADERS", Leaders())
+    return found
+
+
+def by_flight(read: Callable[[], pa.Table]) -> pa.Table:
+    """What a read gives where nothing is mapped."""
+    leaders, fetching.LEADERS = fetching.LEADERS, Leaders()
+    fetching.LEADERS.machine = lambda address: None  # type: ignore[method-assign]
+    try:
+        return read()
+    finally:
+        fetching.LEADERS = leaders
+
+
+parts = st.lists(
+    st.tuples(
+        st.sampled_from([1, 7, 500, 4_000]),  # records
+        st.sampled_from([1, 20, 200]),  # batches of them
+        st.sampled_from(["outside", "committed", "aborted"]),
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    parts=parts,
+    config=st.fixed_dictionaries(
+        {
+            "compression": st.sampled_from(["none", "zstd"]),
+            "segment.bytes": st.sampled_from(["1048576", "1073741824"]),
+        }
+    ),
+    isolation=st.sampled_from(["read_uncommitted", "read_committed"]),
+    columns=st.sampled_from([None, ["n"], ["filler", "n"], ["_timestamp", "n"], ["_offset"]]),
+    edges=st.tuples(st.floats(0, 1), st.floats(0, 1)),
+)
+def test_the_same_records_as_over_the_connection(
+    shared, log, mapped, parts, config, isolation, columns, edges
+):
+    topic = f"mapped-{next(_names)}"
+    log.create_topic(topic, schema=ROWS, config=config)
+    first = 0
+    for count, batches, how in parts:
+        batches = min(batches, 20_000 // count)
+        made = [rows(first + count * n, count) for n in range(batches)]
+        first += count * batches
+        if how == "outside":
+            with log.producer() as producer:
+                for batch in made:
+                    producer.append(topic, batch, partition=0)
+            continue
+        with log.producer(transactional_id=topic) as producer:
+            producer.begin_transaction()
+            for batch in made:
+                producer.append(topic, batch, partition=0)
+            producer.flush()
+            (producer.commit_transaction if how == "committed" else producer.abort_transaction)()
+    start, end = sorted(int(first * edge) for edge in edges)
+
+    def read() -> pa.Table:
+        return log.read(topic, start=start, end=end, isolation=isolation, columns=columns)
+
+    before = len(mapped)
+    found = read()
+    assert found.equals(by_flight(read))
+    if (
+        isolation == "read_uncommitted"
+        and found.num_rows > 10_000
+        and config["compression"] == "none"
+    ):
+        assert len(mapped) > before
+
+
+@pytest.fixture
+def topic(log: isolog.Log) -> str:
+    """A topic of 40,000 records in several segments."""
+    name = f"mapped-{next(_names)}"
+    log.create_topic(name, schema=ROWS, config={"segment.bytes": "1048576"})
+    with log.producer() as producer:
+        for first in range(0, 40_000, 4_000):
+            producer.append(name, rows(first, 4_000), partition=0)
+    return name
+
+
+def numbers(table: pa.Table) -> list[int]:
+    return table.column("n").to_pylist()
+
+
+def test_the_files_of_the_log_are_read_where_they_are(log, topic, mapped):
+    assert numbers(log.read(topic)) == list(range(40_000))
+    directory = Path(log.status().directory)
+    assert len(set(mapped)) > 3
+    assert all(directory in Path(path).parents for path in mapped)
+
+
+def test_few_records_are_not_worth_a_file(log, topic, mapped):
+    assert numbers(log.read(topic, start=100, end=200)) == list(range(100, 200))
+    assert mapped == []
+
+
+def test_a_filter_is_the_leaders(log, topic, mapped):
+    assert numbers(log.read(topic, filter="n >= 39990")) == list(range(39_990, 40_000))
+    assert mapped == []
+
+
+def test_a_broker_may_keep_its_files_to_itself(tmp_path, mapped):
+    with (
+        BrokerProcess(tmp_path / "log", conf="mapped_reads = false\n") as broker,
+        broker.connect() as log,
+    ):
+        log.create_topic("t", schema=ROWS)
+        with log.producer() as producer:
+            producer.append("t", rows(0, 10_000), partition=0)
+        assert numbers(log.read("t")) == list(range(10_000))
+    assert mapped == []
+
+
+def gone(path: Path) -> None:
+    """It was let go of in this moment."""
+    raise FileNotFoundError(2, "No such file or directory")
+
+
+def replaced(path: Path) -> None:
+    """Another file takes its name, with the same bytes."""
+    shutil.copy(path, path.with_suffix(".copy"))
+    path.with_suffix(".copy").rename(path)
+
+
+@pytest.mark.parametrize("strike", [gone, replaced])
+def test_a_file_that_is_not_there_any_more_is_asked_for(log, topic, mapped, monkeypatch, strike):
+    """It goes, or another takes its place, between the leader's answer and the mapping."""
+    opened, struck = os.open, []
+
+    def striking(path, flags, *more, **named):
+        if str(path).endswith(".arrow") and len(struck) < 1 and len(mapped) > 2:
+            struck.append(path)
+            strike(Path(path))
+        return opened(path, flags, *more, **named)
+
+    monkeypatch.setattr(mapping.os, "open", striking)
+    assert numbers(log.read(topic)) == list(range(40_000))
+    assert struck
+
+
+def test_who_may_not_read_the_files_asks_once_for_a_while(log, topic, mapped, monkeypatch):
+    tried = []
+
+    def refused(path, flags, *more, **named):
+        tried.append(path)
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(mapping.os, "open", refused)
+    for _ in range(3):
+        assert numbers(log.read(topic)) == list(range(40_000))
+    assert len(tried) == 1
+
+
+def test_other_bytes_than_the_leaders_are_never_given(log, topic, mapped, monkeypatch):
+    """The checksum of the first batch tells a file of the same name, inode and header apart."""
+    monkeypatch.setattr(mapping, "crc32c", lambda data: 0)
+    assert numbers(log.read(topic)) == list(range(40_000))
+
+
+def test_what_was_mapped_stays_whatever_becomes_of_the_topic(log, topic, mapped):
+    with log.consumer(topic, start="earliest") as consumer:
+        batches = consumer.batches(until="latest")
+        held = [next(batches), next(batches)]
+        log.delete_topic(topic)
+        gc.collect()
+        found = [n for batch in held for n in batch.column("n").to_pylist()]
+        assert found == list(range(len(found)))
+    assert mapped
+
+
+class Moments:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_leader_is_tried_again_after_a_while():
+    clock = Moments()
+    leaders = Leaders(clock)
+    assert leaders.machine("a") == mapping.this_machine()
+    leaders.failed("a", CannotMap("gone"))
+    assert leaders.machine("a") == mapping.this_machine()
+    leaders.failed("a", CannotMap("not allowed", lasting=True))
+    assert leaders.machine("a") is None
+    assert leaders.machine("b") == mapping.this_machine()
+    clock.now = 61
+    assert leaders.machine("a") == mapping.this_machine()
+
+
+@given(st.lists(st.integers(0, 50), unique=True, min_size=1).map(sorted))
+def test_runs_of_offsets_are_the_offsets(offsets):
+    found = runs_of(pa.array(offsets).to_numpy())
+    assert offsets_of(len(offsets), offsets[0], found).tolist() == offsets
+    assert all(b[0] > a[0] + a[1] for a, b in itertools.pairwise(found))

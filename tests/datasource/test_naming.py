@@ -1,0 +1,261 @@
+"""A query under a consumer's name: its first start holds, and its progress is to be seen."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import pytest
+
+import spark_stream as isolog
+from spark_stream.client.consumers import ConsumersClient
+from spark_stream.client.values import ConsumerDescription
+from spark_stream.errors import BrokerUnavailable, DataLoss, InvalidOption
+from tests.datasource.sources import Query, batch_read
+from tests.support import NUMBERS, numbers
+
+
+def fill(log: isolog.Log, topic: str, first: int, count: int, partition: int = 0) -> None:
+    with log.producer() as producer:
+        producer.append(topic, numbers(first, count), partition=partition)
+
+
+@pytest.fixture
+def ten(log: isolog.Log, topic: str) -> str:
+    log.create_topic(topic, schema=NUMBERS)
+    fill(log, topic, 0, 10)
+    return topic
+
+
+def seen(log: isolog.Log, name: str) -> ConsumerDescription:
+    [found] = log.describe_consumer(name)
+    return found
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        {"startingOffsets": "latest"},
+        {"startingTimestamp": "2200-01-01"},
+        {"startingOffsets": '{"T": {"0": -1}}'},
+        {"startingOffsets": '{"T": {"0": 99}}', "failOnDataLoss": "false"},
+    ],
+    ids=lambda start: next(iter(start.values())),
+)
+def test_a_query_that_failed_in_its_first_batch_begins_again_where_it_first_began(
+    shared, log, ten, start
+):
+    """With the same checkpoint or a new one; and without an empty first batch."""
+    options = {name: text.replace("T", ten) for name, text in start.items()}
+    options["consumer"] = ten
+    query = Query(shared.address, ten, **options)
+    first = query.at
+    fill(log, ten, 10, 5)
+    end = query.planned()
+    assert end != first
+    again = Query(shared.address, ten, **options)  # batch 0 was not committed: Spark asks anew
+    assert again.at == first
+    assert again.read(end) == [10, 11, 12, 13, 14]
+    fill(log, ten, 15, 5)
+    new = Query(shared.address, ten, **options)  # with a new checkpoint
+    assert new.batch() == list(range(10, 20))
+
+
+def test_the_first_start_wins_over_other_options_with_a_warning(shared, log, ten, caplog):
+    Query(shared.address, ten, consumer=ten, startingOffsets="latest")
+    fill(log, ten, 10, 2)
+    with caplog.at_level(logging.WARNING):
+        assert Query(shared.address, ten, consumer=ten).batch() == [10, 11]
+    assert (
+        "first started (startingOffsets=latest); startingOffsets=earliest does not" in caplog.text
+    )
+    log.delete_consumer(ten)
+    assert Query(shared.address, ten, consumer=ten).batch() == list(range(12))
+
+
+def test_two_runs_that_begin_at_once_have_one_start(shared, log, ten):
+    """Both ask, and find nothing; the second to pin gets what the first has pinned."""
+    one = Query(shared.address, ten, consumer=ten, startingOffsets="latest")
+    log.delete_consumer(ten)
+    pinned = []
+    pin_start = ConsumersClient.pin_start
+
+    def late(self: ConsumersClient, asked: Any) -> Any:
+        answer = pin_start(self, asked)
+        if asked.start is None and not pinned:
+            pinned.append(True)
+            fill(log, ten, 10, 3)
+            other.start()
+            fill(log, ten, 13, 3)  # so that the other would start elsewhere by itself
+        return answer
+
+    other = Query(shared.address, ten, at={}, consumer=ten, startingOffsets="latest")
+    other.at = None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ConsumersClient, "pin_start", late)
+        one.at = None
+        one.start()
+    assert one.at == other.at
+    assert one.at[ten]["partitions"]["0"]["offset"] == 13
+
+
+def test_a_name_is_of_one_selection(shared, log, ten):
+    other = f"{ten}-other"
+    log.create_topic(other, schema=NUMBERS)
+    Query(shared.address, ten, consumer=ten)
+    with pytest.raises(InvalidOption, match=f"reads subscribe {ten}, and this one reads") as caught:
+        Query(shared.address, f"{other},{ten}", consumer=ten)
+    assert f"isolog consumers delete {ten}" in str(caught.value.hint)
+    for same in ({"assign": f'{{"{ten}": [0]}}'}, {"subscribePattern": ten}):
+        with pytest.raises(InvalidOption, match="this one reads"):
+            Query(shared.address, None, consumer=ten, **same)
+
+
+def test_a_checkpoint_goes_on_with_another_selection_and_takes_the_name_along(shared, log, ten):
+    query = Query(shared.address, ten, consumer=ten)
+    assert query.batch() == list(range(10))
+    log.create_topic(f"{ten}-b", schema=NUMBERS)
+    fill(log, f"{ten}-b", 20, 2)
+    query = Query(shared.address, None, at=query.at, consumer=ten, subscribePattern=f"{ten}.*")
+    assert query.batch() == [20, 21]
+    query.planned()
+    assert seen(log, ten).selection == f"subscribePattern {ten}.*"
+
+
+@pytest.mark.parametrize("fail", [True, False])
+def test_a_topic_that_was_made_anew_since_the_start_was_pinned(shared, log, ten, caplog, fail):
+    options = {"consumer": ten, "startingOffsets": "latest", "failOnDataLoss": fail}
+    Query(shared.address, ten, **options)
+    before = log.describe(ten).id
+    log.delete_topic(ten)
+    log.create_topic(ten, schema=NUMBERS)
+    fill(log, ten, 50, 2)
+    now = log.describe(ten).id
+    for read in (
+        lambda: Query(shared.address, ten, **options).batch(),
+        batch_of(shared, ten, fail),
+    ):
+        with caplog.at_level(logging.WARNING):
+            if fail:
+                with pytest.raises(DataLoss, match=f"its id was {before}, now it is {now}"):
+                    read()
+            else:
+                assert read() == [50, 51]
+                assert f"its id was {before}, now it is {now}" in caplog.text
+
+
+def batch_of(shared: Any, topic: str, fail: bool) -> Any:
+    return lambda: batch_read(shared.address, topic, consumer=topic, failOnDataLoss=fail)
+
+
+def test_a_batch_query_begins_where_it_first_began(shared, log, ten):
+    """A job that reads from a moving start reads the same records and what came since."""
+    options = {"startingTimestamp": "2200-01-01", "consumer": ten}
+    assert batch_read(shared.address, ten, **options) == []
+    fill(log, ten, 10, 3)
+    assert batch_read(shared.address, ten, **options) == [10, 11, 12]
+    assert seen(log, ten).partitions == ()
+
+
+# -- progress -------------------------------------------------------------------------------------
+
+
+def test_progress_is_what_is_committed_with_the_lag_of_the_level(shared, log, ten):
+    options = {"consumer": ten, "isolation": "read_committed", "maxOffsetsPerTrigger": 4}
+    query = Query(shared.address, ten, **options)
+    query.batch()
+    found = seen(log, ten)
+    assert [(at.offset, at.end, at.lag) for at in found.partitions] == [(0, 10, 10)]
+    assert found.started_ms <= found.recorded_ms
+    with log.producer(transactional_id=ten) as producer:
+        producer.begin_transaction()
+        producer.append(ten, numbers(10, 5))
+        producer.flush()
+        query.planned()
+        found = seen(log, ten)
+        assert [(at.offset, at.end, at.lag) for at in found.partitions] == [(4, 10, 6)]
+        assert (found.kind, found.isolation, found.lag) == ("query", "read_committed", 6)
+        producer.abort_transaction()
+    query.reader.commit(query.batch() and query.at)
+    assert seen(log, ten).partitions[0].offset == 8
+
+
+def test_a_later_run_takes_the_name_and_the_earlier_reads_on(shared, log, ten, caplog):
+    one = Query(shared.address, ten, consumer=ten)
+    one.batch()
+    other = Query(shared.address, ten, at=one.at, consumer=ten)
+    fill(log, ten, 10, 2)
+    assert other.batch() == [10, 11]
+    other.planned()
+    with caplog.at_level(logging.WARNING):
+        assert one.batch() == [10, 11]
+        fill(log, ten, 12, 1)
+        assert one.batch() == [12]
+    assert caplog.text.count("another query has started under the name") == 1
+    assert seen(log, ten).partitions[0].offset == 12
+
+
+def test_progress_that_cannot_be_written_down_fails_nothing_and_is_told_once(
+    shared, log, ten, caplog, monkeypatch
+):
+    query = Query(shared.address, ten, consumer=ten, maxOffsetsPerTrigger=3)
+    asked = []
+
+    def lost(self: ConsumersClient, *_: object) -> None:
+        asked.append(1)
+        raise BrokerUnavailable("nobody answers")
+
+    monkeypatch.setattr(ConsumersClient, "record_progress", lost)
+    with caplog.at_level(logging.WARNING):
+        assert [n for _ in range(4) for n in query.batch()] == list(range(10))
+    assert caplog.text.count("could not be written down") == 1
+    assert len(asked) == 1  # and nobody waits for it at every micro-batch
+
+
+def test_a_name_that_was_forgotten_is_there_again_with_the_next_progress(shared, log, ten):
+    query = Query(shared.address, ten, consumer=ten)
+    query.batch()
+    log.delete_consumer(ten)
+    query.planned()
+    found = seen(log, ten)
+    assert (found.started_ms, found.partitions[0].offset) == (None, 10)
+    fill(log, ten, 10, 1)
+    assert Query(shared.address, ten, consumer=ten, startingOffsets="latest").batch() == []
+
+
+def test_a_topic_that_is_gone_has_no_end_and_no_lag(shared, log, ten):
+    query = Query(shared.address, ten, consumer=ten)
+    query.batch()
+    query.planned()
+    log.delete_topic(ten)
+    [at] = seen(log, ten).partitions
+    assert (at.offset, at.end, at.lag, seen(log, ten).lag) == (10, None, None, None)
+
+
+def test_a_client_and_a_query_may_share_a_name(shared, log, ten):
+    with log.consumer(ten, name=ten) as consumer:
+        assert sum(len(each) for each in consumer.batches(until="latest")) == 10
+        consumer.commit()
+    query = Query(shared.address, ten, consumer=ten, startingOffsets="latest")
+    query.planned()
+    client, named = log.describe_consumer(ten)
+    assert (client.kind, client.isolation, client.partitions[0].offset) == ("client", None, 10)
+    assert (named.kind, named.partitions[0].offset) == ("query", 10)
+    assert [each.name for each in log.consumers() if each.name == ten] == [ten, ten]
+    log.delete_consumer(ten)
+    with pytest.raises(isolog.errors.UnknownConsumer, match=ten):
+        log.describe_consumer(ten)
+    with pytest.raises(isolog.errors.UnknownConsumer, match=ten):
+        log.delete_consumer(ten)
+
+
+@pytest.mark.parametrize("text", ["", "  ", "x" * 256])
+def test_a_name_has_to_be_one(shared, ten, text):
+    with pytest.raises(InvalidOption, match="consumer takes a text of 1 to 255 characters"):
+        Query(shared.address, ten, consumer=text)
+
+
+def test_what_is_pinned_is_a_streaming_offset_as_in_a_checkpoint(shared, log, ten):
+    query = Query(shared.address, ten, consumer=ten)
+    assert json.loads(json.dumps(query.at))[ten]["cluster"] == log.status().cluster_id

@@ -1,0 +1,133 @@
+"""What a loss says: topic, partition, range and cause, when it is planned and when it is read."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+import spark_stream as isolog
+from spark_stream.errors import DataLoss
+from tests.datasource.sources import Query
+from tests.support import NUMBERS, eventually, numbers
+
+SMALL = {"segment.bytes": 65536, "retention.bytes": 65536}
+
+
+def fill(log: isolog.Log, topic: str, first: int, count: int, partition: int = 0) -> None:
+    with log.producer() as producer:
+        producer.append(topic, numbers(first, count), partition=partition)
+
+
+def told(query: Query, step: Any, caplog: pytest.LogCaptureFixture, fail: bool) -> str:
+    """The loss that the step comes to, as an error or as a warning."""
+    with caplog.at_level(logging.WARNING):
+        if fail:
+            with pytest.raises(DataLoss) as caught:
+                step()
+            return str(caught.value.message)
+        step()
+    warnings = [
+        each.message for each in caplog.records if "failOnDataLoss is false" in each.message
+    ]
+    assert len(warnings) == 1
+    return warnings[0].partition("; going on with what is left")[0]
+
+
+@pytest.fixture(params=[True, False], ids=["fails", "goes on"])
+def fail(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.fixture
+def query(shared: Any, log: isolog.Log, topic: str, fail: bool) -> Query:
+    """A query that has read 10 records of each of two partitions."""
+    log.create_topic(topic, partitions=2, schema=NUMBERS, config=SMALL)
+    for partition in range(2):
+        fill(log, topic, 0, 10, partition)
+    found = Query(shared.address, topic, failOnDataLoss=fail)
+    assert len(found.batch()) == 20
+    return found
+
+
+def overflow(log: isolog.Log, topic: str) -> None:
+    """Writes to partition 0 until retention has removed its first records."""
+    for first in range(10, 60_010, 6_000):
+        fill(log, topic, first, 6_000)
+    eventually(lambda: start(log, topic) > 10, 60)
+
+
+def start(log: isolog.Log, topic: str) -> int:
+    return log.describe(topic).partitions[0].log_start_offset
+
+
+def test_removed_by_retention_before_it_was_planned(log, topic, query, caplog, fail):
+    overflow(log, topic)
+    said = told(query, query.batch, caplog, fail)
+    first = int(said.rsplit(" ", 1)[1])
+    assert said == (
+        f"{topic}/0: offsets 10 to {first - 1} were removed by retention; the first left is {first}"
+    )
+    assert 10 < first <= start(log, topic)
+
+
+def test_removed_by_retention_before_it_was_read(log, topic, query, caplog, fail):
+    fill(log, topic, 10, 6_000)
+    partitions = query.reader.partitions(query.at, query.planned())
+    overflow(log, topic)
+    said = told(query, lambda: [list(query.reader.read(each)) for each in partitions], caplog, fail)
+    assert said.startswith(f"{topic}/0: offsets 10 to 6009 were removed by retention; the first")
+
+
+def test_a_topic_that_was_deleted(log, topic, query, caplog, fail):
+    log.delete_topic(topic)
+    assert told(query, query.planned, caplog, fail) == (
+        f"topic {topic!r} was deleted; what it had from offset 10 of {topic}/0, offset 10 of"
+        f" {topic}/1 on is gone"
+    )
+
+
+def test_a_topic_that_was_made_anew(log, topic, query, caplog, fail):
+    before = log.describe(topic).id
+    log.delete_topic(topic)
+    now = log.create_topic(topic, schema=NUMBERS).id
+    assert told(query, query.planned, caplog, fail) == (
+        f"topic {topic!r} was deleted and made anew: its id was {before}, now it is {now}; what it"
+        f" had from offset 10 of {topic}/0, offset 10 of {topic}/1 on is gone"
+    )
+
+
+@pytest.mark.parametrize("anew", [False, True])
+@pytest.mark.parametrize("planned", [False, True])
+def test_a_topic_that_goes_with_a_range_that_was_to_be_read(
+    shared, log, topic, query, caplog, fail, anew, planned
+):
+    """Before the batch is planned again after a restart, or before its tasks read it."""
+    fill(log, topic, 10, 5)
+    before, end = log.describe(topic).id, query.planned()
+    if planned:
+        partitions = query.reader.partitions(query.at, end)
+    log.delete_topic(topic)
+    now = log.create_topic(topic, partitions=2, schema=NUMBERS).id if anew else None
+    if not planned:
+        query = Query(shared.address, None, query.at, subscribePattern=topic, failOnDataLoss=fail)
+
+    def step() -> None:
+        found = partitions if planned else query.reader.partitions(query.at, end)
+        for each in found:
+            list(query.reader.read(each))
+
+    wanted = f"{topic}/0: offsets 10 to 14 went with their topic, which was deleted"
+    wanted += f" and made anew: its id was {before}, now it is {now}" if anew else ""
+    assert told(query, step, caplog, fail) == wanted
+
+
+@pytest.mark.parametrize("fail", [True, False])
+def test_of_many_partitions_some_are_named(shared, log, topic, caplog, fail):
+    log.create_topic(topic, partitions=12, schema=NUMBERS)
+    query = Query(shared.address, topic, failOnDataLoss=fail)
+    query.planned()
+    log.delete_topic(topic)
+    said = told(query, query.planned, caplog, fail)
+    assert said.endswith(f"offset 0 of {topic}/7, 4 partitions more on is gone")
