@@ -276,11 +276,10 @@ class FetchStream:
                 return
             for chunk, lineage in self._told(chunks):
                 self._position, self._lineage = chunk.next_offset, lineage
-                if not chunk.batch.num_rows:
-                    if self._cancelled():  # a filter may read for long and find nothing
-                        return
-                else:
+                if chunk.batch.num_rows:
                     yield self._projection.applied(chunk), self._facts(chunk, lineage).to_bytes()
+                elif self._cancelled():  # a filter may read for long and find nothing
+                    return
         except DamagedSegment as error:
             self._partition.check_alone(error)
             raise

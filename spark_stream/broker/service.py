@@ -15,7 +15,7 @@ import pyarrow.flight as fl
 from spark_stream.broker.actions import run_action
 from spark_stream.broker.activity import Activity
 from spark_stream.broker.appending import serve_appends, target_of
-from spark_stream.broker.fetching import Answer, FetchStream, projection_of
+from spark_stream.broker.fetching import Answer, FetchStream, projection_of, row_filter_of
 from spark_stream.broker.fetching_many import FetchManyStream
 from spark_stream.broker.here import Here
 from spark_stream.broker.host import Host
@@ -212,6 +212,8 @@ class FlightService(fl.FlightServerBase):
             hosted.check_number(only.partition)
             path, fetches = [topic.name, str(only.partition)], [only]
         columns = only.columns if only is not None else None
+        if only is not None:
+            row_filter_of(hosted, only)  # so that a bad one is told now
         places = [Joined(topic.name, topic.id, each.partition) for each in fetches]
         bounds = self._desk.run(read_bounds(places))
         return fl.FlightInfo(

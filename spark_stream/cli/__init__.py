@@ -7,7 +7,6 @@
 ``options``    the options that several commands share; where the log is
 ``streams``    standard streams that are closed, full or not read any more
 ``progress``   a bar on a terminal
-``ddl``        Spark's DDL ("id bigint, …") to an Arrow schema and back
 ``texts``      columns as text, whole columns at once
 ``moments``    dates, times, moments and durations as text, and back
 ``intervals``  Arrow's intervals as structs, and back

@@ -382,7 +382,8 @@ class Log(Closing):
             first, last = span.starts[number], span.ends[number]
             if first >= last:  # empty, unless there never was such an offset: the leader knows
                 check_place(source, first, last)
-            return [each.batch for each in fetch_range(source, first, last)]
+            found = (each.batch for each in fetch_range(source, first, last))
+            return [batch for batch in found if batch.num_rows]
 
         with ThreadPoolExecutor(_READERS_MAX) as readers:
             parts = list(readers.map(of_partition, sorted(span.starts)))

@@ -177,9 +177,13 @@ class Planner:
         )
 
     def check_projection(self, wanted: pa.Schema) -> None:
-        """SchemaMismatch if a topic lacks a column of the query, or has it in another type."""
+        """Raises if the query does not fit a topic.
+
+        SchemaMismatch: the topic lacks a column, or has it in another type.
+        InvalidFilter: the filter does not fit its columns.
+        """
         for name, topic in self.described().items():
-            view = View.of(name, topic.schema, wanted.names)
+            view = View.of(name, topic.schema, wanted.names, filter=self.options.filter)
             fitted(empty_batch(view.schema), wanted)
             check_nullability(name, view.schema, wanted)
 

@@ -27,6 +27,8 @@ from spark_stream.datasource.starts import check_order, resolved
 from spark_stream.datasource.tasks import Task, tasks
 from spark_stream.datasource.types import to_arrow
 from spark_stream.errors import DataLoss, IsologError, OffsetEvicted, UnknownTopic
+from spark_stream.sql.filters import row_filter
+from spark_stream.sql.writing import both
 from spark_stream.wire.messages import EARLIEST, LATEST
 from spark_stream.wire.schemas import fitted
 
@@ -112,7 +114,7 @@ class RangeReader:
             topic = here.topics.describe(asked.topic)
         if topic.id != asked.topic_id:
             raise UnknownTopic(f"topic {asked.topic!r} was made anew", topic=asked.topic)
-        view = View.of(asked.topic, topic.schema, schema.names)
+        view = View.of(asked.topic, topic.schema, schema.names, filter=self.options.filter)
         isolation = self.options.isolation
         if isolation is Isolation.READ_ATOMIC:
             isolation = Isolation.READ_COMMITTED  # what is atomic is the range: it ends at a cut
@@ -183,6 +185,23 @@ class IsologReader(DataSourceReader):
         self._planner = Planner.of(options)
         self._ranges = RangeReader(self._planner.options, schema)
         self._planner.check_projection(to_arrow(schema))
+
+    @property
+    def schema(self) -> StructType:
+        """The query's columns."""
+        return self._ranges.schema
+
+    def keep_only(self, filter: str | None) -> None:
+        """Reads only what this filter keeps, of what the query's own keeps."""
+        options = self._ranges.options
+        self._ranges = replace(
+            self._ranges, options=replace(options, filter=both(options.filter, filter))
+        )
+
+    def check_filter(self, text: str) -> None:
+        """InvalidFilter if it does not fit the columns of a topic."""
+        for name, topic in self._planner.described().items():
+            row_filter(text, name, topic.schema)
 
     @plainly
     def partitions(self) -> list[InputPartition]:

@@ -24,6 +24,7 @@ from spark_stream.datasource.options import (
 )
 from spark_stream.datasource.plainly import RefusedStream, plainly
 from spark_stream.datasource.planning import Planner
+from spark_stream.datasource.pushing import PushingReader, is_asked_for_filters
 from spark_stream.datasource.reader import IsologReader
 from spark_stream.datasource.stream_reader import IsologStreamReader
 from spark_stream.datasource.tables import kept_options, names_both_sides, table_options
@@ -67,7 +68,8 @@ class IsologDataSource(DataSource):
 
     @plainly
     def reader(self, schema: StructType) -> DataSourceReader:
-        return IsologReader(self._source(schema, False), schema)
+        reader = PushingReader if is_asked_for_filters() else IsologReader
+        return reader(self._source(schema, False), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         try:

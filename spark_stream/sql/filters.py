@@ -48,6 +48,7 @@ def columns_of(topic: str, schema: pa.Schema, partition: int) -> Columns:
         PARTITION: Literal(Kind.WHOLE, Fraction(partition), str(partition)),
     }
     if default:
+        columns["timestampType"] = Literal(Kind.WHOLE, Fraction(0), "0")
         return columns | {_KAFKAS_NAMES[each]: found for each, found in made.items()}
     columns |= {each.name: found for each, found in made.items()}
     columns[TIMESTAMP.name] = Field(TIMESTAMP.name, TIMESTAMP.type)

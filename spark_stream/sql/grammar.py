@@ -89,7 +89,11 @@ def _problem(error: Exception) -> str:
     seen = str(first.get("highlight") or "").strip()
     where = f"line {first['line']}, column {first['col']}" if first.get("line") else "the end"
     words = str(first["description"]).rstrip(".").partition(" for <class")[0]
-    return f"it is no SQL at {where}{f' ({seen!r})' if seen else ''}: {words}"
+    shown = f" ({seen!r})" if seen else ""
+    return (
+        f"it is no SQL at {where}{shown}: {words}. A column with the name of a keyword is written"
+        " in backquotes"
+    )
 
 
 def _refused(problem: str) -> InvalidFilter:
@@ -283,7 +287,7 @@ def _literal(node: exp.Expr) -> Literal:
         return Literal(Kind.NULL, None, "NULL")
     if isinstance(node, exp.Boolean):
         return Literal(Kind.BOOLEAN, bool(node.this), str(bool(node.this)).upper())
-    if isinstance(node, exp.Neg):
+    if isinstance(node, exp.Neg) and isinstance(node.this, exp.Literal | exp.Cast | exp.Paren):
         return literals.negated(_literal(node.this))
     if isinstance(node, exp.HexString):
         return Literal(Kind.BINARY, _bytes(str(node.this)), f"X'{node.this}'")

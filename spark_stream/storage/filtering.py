@@ -35,7 +35,7 @@ class RowFilter(Protocol):
 
 
 @dataclass(frozen=True)
-class Selection:
+class Filtering:
     """A filter in a log: ``timestamp`` is the column with the records' own timestamps, if any."""
 
     filter: RowFilter

@@ -28,7 +28,7 @@ from spark_stream.storage.chunks import Chunk
 from spark_stream.storage.damage import Damage
 from spark_stream.storage.disk import HOST_DISK, Disk
 from spark_stream.storage.endings import Endings
-from spark_stream.storage.filtering import RowFilter, Selection
+from spark_stream.storage.filtering import Filtering, RowFilter
 from spark_stream.storage.flush_timer import FlushTimer
 from spark_stream.storage.log_format import UNLIMITED, LogFormat, Prepared, marker_at
 from spark_stream.storage.moments import first_offset_at
@@ -339,7 +339,8 @@ class PartitionLog:
             self._active.flush()
             self._forcing.mark(self._active.end)
         finally:
-            self._active.close()
+            for segment in self._segments:
+                segment.close()
             self._forcing.close()
 
     # -- reading --------------------------------------------------------------------------------
@@ -373,10 +374,10 @@ class PartitionLog:
             DamagedSegment: the next record of the range is damaged.
         """
         budget, log_format = Budget(max_records, max_bytes), self.format
-        selection = None
+        filtering = None
         if rows is not None:
-            selection = Selection(rows, log_format.schema, log_format.timestamp_column)
-        wanted = Wanted(columns, committed, selection, locating)
+            filtering = Filtering(rows, log_format.schema, log_format.timestamp_column)
+        wanted = Wanted(columns, committed, filtering, locating)
         with self._damage.noted():
             yield from read_segments(self.segments, start, end, wanted, budget)
 

@@ -19,7 +19,7 @@ from spark_stream.consistency.entries import Kind, at_offset
 from spark_stream.consistency.ids import Offset
 from spark_stream.errors import DamagedSegment
 from spark_stream.storage.chunks import Chunk, Stored
-from spark_stream.storage.filtering import Selection
+from spark_stream.storage.filtering import Filtering
 from spark_stream.storage.segment import Segment
 
 # Large enough that a batch's fixed costs vanish, small enough that a few of them fit anywhere.
@@ -67,11 +67,11 @@ class Visible:
         end: Offset,
         *,
         committed: bool,
-        selection: Selection | None = None,
+        filtering: Filtering | None = None,
     ) -> Visible:
         """Those of ``[start, end)``, or of a first part of it; it is not empty and can be read.
 
-        Batches that can hold nothing of a selection are left out like aborted ones.
+        Batches that can hold nothing of a filtering are left out like aborted ones.
         """
         table = segment.table
         aborted = segment.aborted(table) if committed else None
@@ -83,8 +83,8 @@ class Visible:
         seen = rows["kind"] == Kind.DATA
         if aborted is not None:
             seen &= ~aborted[first:last]
-        if selection is not None:
-            seen &= selection.candidates(segment, table, first, last)
+        if filtering is not None:
+            seen &= filtering.candidates(segment, table, first, last)
         places = np.flatnonzero(seen)
         whole = len(places) == len(rows)
         columns = (
@@ -119,12 +119,12 @@ class Visible:
 class Wanted:
     """What a read is after: these columns (None: all) of which records.
 
-    ``locating``: where the records lie, in their place; there is no selection then.
+    ``locating``: where the records lie, in their place; there is no filtering then.
     """
 
     columns: Sequence[str] | None = None
     committed: bool = False
-    selection: Selection | None = None
+    filtering: Filtering | None = None
     locating: bool = False
 
 
@@ -133,7 +133,7 @@ def read_segments(
 ) -> Iterator[Chunk]:
     """The records of ``[start, end)`` in order, until the budget is spent or damage is met.
 
-    With a selection a chunk has the rows that match, maybe none; the budget's bytes are those read.
+    With a filtering a chunk has the rows that match, maybe none; the budget's bytes are those read.
 
     Raises:
         DamagedSegment: the first record of the range fails its checksum. Where a later one does,
@@ -164,7 +164,7 @@ def _chunks(
     columns = None if wanted.columns is None else list(wanted.columns)
     while start < end and not budget.spent():
         visible = Visible.of(
-            segment, start, end, committed=wanted.committed, selection=wanted.selection
+            segment, start, end, committed=wanted.committed, filtering=wanted.filtering
         )
         if not len(visible.places):
             yield _nothing(segment, start, visible.until, columns)
@@ -195,7 +195,7 @@ def _chunk(
     budget: Budget,
 ) -> Chunk:
     """The next chunk from ``start`` on of the items from ``first`` to ``last`` (exclusive)."""
-    items, selection = slice(first, last), wanted.selection
+    items, filtering = slice(first, last), wanted.filtering
     bases, counts, places = visible.bases[items], visible.counts[items], visible.places[items]
     edges = np.cumsum(counts)
     total, size = int(edges[-1]), int(visible.lengths[items].sum())
@@ -203,12 +203,12 @@ def _chunk(
     skip = int(edges[at] - counts[at]) + max(0, int(start - bases[at]))
     beyond = max(0, int(bases[-1] + counts[-1]) - visible.until)
     most = max(1, budget.records)
-    take = total - beyond - skip if selection else min(total - beyond - skip, most)
+    take = total - beyond - skip if filtering else min(total - beyond - skip, most)
     if size > budget.bytes:
         take = min(take, max(1, total * max(0, budget.bytes) // size))
     # Only the entries that the rows come from are loaded, and maybe not all of them.
     high = int(np.searchsorted(edges, skip + take, side="left")) + 1
-    reading = columns if selection is None else selection.reading(columns)
+    reading = columns if filtering is None else filtering.reading(columns)
     stored: Stored | None = None
     if wanted.locating:
         stored, taken = segment.locate(places[at:high])
@@ -216,8 +216,8 @@ def _chunk(
     else:
         batch, taken = segment.decode(places[at:high], reading)
     high = at + taken
-    if selection is not None:
-        selection.learn(segment, segment.table, places[at:high], batch)
+    if filtering is not None:
+        filtering.learn(segment, segment.table, places[at:high], batch)
     take = min(take, int(edges[high - 1]) - skip)
     lead = skip - int(edges[at] - counts[at])
     if stored is not None:
@@ -241,8 +241,8 @@ def _chunk(
         min(end, visible.until),
         stored=stored,
     )
-    if selection is not None:
-        chunk = selection.applied(chunk, columns, most)
+    if filtering is not None:
+        chunk = filtering.applied(chunk, columns, most)
     budget.records -= chunk.batch.num_rows if stored is None else take
     return chunk
 

@@ -73,6 +73,16 @@ def consume(
             rich_help_panel=_WHICH,
         ),
     ] = None,
+    filter_: Annotated[
+        str | None,
+        typer.Option(
+            "--filter",
+            metavar="SQL",
+            help='Only those for which this is true, as in Spark\'s SQL: "delay > 60".',
+            show_default=False,
+            rich_help_panel=_WHICH,
+        ),
+    ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", help="Wait for more, until Ctrl-C.", rich_help_panel=_WHICH)
     ] = False,
@@ -109,6 +119,7 @@ def consume(
     isolog consume greetings --path data/
     isolog consume greetings --follow --format "{offset} {value}"
     isolog consume flights --from -20 --columns carrier,dep_delay
+    isolog consume flights --filter "carrier = 'UA' and dep_delay > 60"
     isolog consume flights --isolation read_committed -o arrow > f.arrows
     """
     chosen = level(isolation)
@@ -125,7 +136,8 @@ def consume(
         topics = TopicsClient(opened)
         schema = topics.describe(topic).schema
         shape = output or (Shape.RAW if is_default(schema) and columns is None else Shape.TABLE)
-        view = View.of(topic, schema, _columns(topic, schema, shape, template, columns, metadata))
+        names = _columns(topic, schema, shape, template, columns, metadata)
+        view = View.of(topic, schema, names, filter=filter_)
         wanted = Wanted(topic, chosen, tuple(partition or ()), first, last, follow)
         spans = wanted.spans(topics, view)
         batches = followed(spans, _check_reader) if follow else bounded(spans)

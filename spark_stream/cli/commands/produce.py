@@ -12,7 +12,6 @@ import pyarrow as pa
 import typer
 
 from spark_stream.cli.commands.sending import Work
-from spark_stream.cli.ddl import parse_schema
 from spark_stream.cli.input.file_schemas import schema_of_file
 from spark_stream.cli.input.fitting import Fitting
 from spark_stream.cli.input.formats import TEXT, Format, Reading, format_of, records
@@ -22,6 +21,7 @@ from spark_stream.client.log import Log
 from spark_stream.client.values import TopicDescription
 from spark_stream.consistency.isolation import PRODUCER_LEVELS
 from spark_stream.errors import InvalidOption, UnknownTopic
+from spark_stream.sql.ddl import parse_schema
 from spark_stream.wire.limits import TRANSACTION_TIMEOUT_MS_MAX
 from spark_stream.wire.schemas import is_default
 

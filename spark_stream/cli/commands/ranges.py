@@ -105,7 +105,8 @@ def bounded(spans: list[Span]) -> Iterator[pa.RecordBatch]:
         ):  # nothing, unless there never was such an offset: the leader knows
             check_place(span.source, span.start, span.end)
         for fetched in fetch_range(span.source, span.start, span.end):
-            yield fetched.batch
+            if fetched.batch.num_rows:
+                yield fetched.batch
 
 
 def followed(spans: list[Span], idle: Callable[[], None]) -> Iterator[pa.RecordBatch]:

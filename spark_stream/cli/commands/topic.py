@@ -10,12 +10,12 @@ from typing import Annotated
 import pyarrow as pa
 import typer
 
-from spark_stream.cli.ddl import parse_schema, schema_text
 from spark_stream.cli.input.file_schemas import schema_of_file
 from spark_stream.cli.options import Bootstrap, Listing, LogPath, Output, Topic, counted, log, note
 from spark_stream.cli.output.show import show_names, show_topic
 from spark_stream.client.values import TopicDescription
 from spark_stream.errors import InvalidOption, TopicExists
+from spark_stream.sql.ddl import parse_schema, schema_text
 
 app = typer.Typer(no_args_is_help=True, help="Create, list, describe, alter and delete topics.")
 

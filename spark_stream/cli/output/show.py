@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from spark_stream.cli.ddl import schema_text
 from spark_stream.cli.options import Listing
 from spark_stream.cli.output.show_replicas import show_replicas
 from spark_stream.client.values import BrokerStatus, PartitionDescription, TopicDescription
+from spark_stream.sql.ddl import schema_text
 from spark_stream.wire.type_names import type_name
 
 _UNITS: Final = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"))

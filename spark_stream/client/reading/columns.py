@@ -134,6 +134,10 @@ class View:
         needed = self.filter is not None and (shown or self.with_offsets)
         return [*names, OFFSET.name] if needed else names
 
+    def field(self, name: str) -> pa.Field:
+        """A column that the leader sends, whether it is shown or not."""
+        return self.schema.field(name) if name in self.schema.names else OFFSET
+
     def of_chunk(
         self, batch: pa.RecordBatch, partition: int, base: int, spans: Spans | None = None
     ) -> pa.RecordBatch:

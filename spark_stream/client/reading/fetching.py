@@ -279,6 +279,7 @@ def fetch_range(
 ) -> Iterator[Fetched]:
     """All that is visible of ``[start, end)``; returns when the range is done.
 
+    What has no rows tells how far the leader looked: nothing there is visible, or matches a filter.
     A bound below ``end`` (records that are not visible yet) ends it as well: the last ``next``
     tells.
     """
@@ -288,8 +289,9 @@ def fetch_range(
         before = position
         try:
             for fetched in fetch_once(source, position, end, lineage=lineage):
+                moved = fetched.next != position
                 position, lineage = fetched.next, fetched.lineage
-                if fetched.batch.num_rows:
+                if fetched.batch.num_rows or moved:
                     yield fetched
         except IsologError as error:
             if not error.retriable:

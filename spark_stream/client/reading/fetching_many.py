@@ -50,7 +50,7 @@ def fetch_many(wanted: Sequence[Wanted]) -> Iterator[tuple[int, Fetched]]:
             logger.debug("a range is left to be read by itself: %s", error)
             continue
         view = each.source.view
-        columns = str([view.schema.field(name) for name in view.asked])
+        columns = str([view.field(name) for name in view.asked])
         groups[route.leader, route.address, columns].append((number, route))
     for group in groups.values():
         yield from _fetch(wanted, group)

@@ -60,6 +60,7 @@ class SourceOptions:
     include_headers: bool = False
     include_metadata: bool = False
     consumer: str | None = None
+    filter: str | None = None
 
 
 def source_options(given: Mapping[str, str], *, streaming: bool | None = None) -> SourceOptions:
@@ -97,6 +98,7 @@ def source_options(given: Mapping[str, str], *, streaming: bool | None = None) -
         include_headers=options.value("includeHeaders"),
         include_metadata=options.value("includeMetadata"),
         consumer=options.value("consumer"),
+        filter=options.value("filter"),
     )
 
 

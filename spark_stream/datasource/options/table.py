@@ -201,7 +201,13 @@ OPTIONS: Final = (
         values.boolean,
         "false",
     ),
-    Option("filter", Use.SOURCE, "a SQL predicate", later=True),
+    Option(
+        "filter",
+        Use.SOURCE,
+        "only the records for which this predicate, in Spark's SQL, is true: the leader looks at"
+        " the others, and [what it takes](spark.md#filters)",
+        values.predicate,
+    ),
     Option(
         "topic",
         Use.SINK,

@@ -9,6 +9,7 @@ from typing import Final
 from spark_stream.client.topics import level
 from spark_stream.consistency.isolation import PRODUCER_LEVELS, Isolation
 from spark_stream.errors import InvalidOption
+from spark_stream.sql.filters import parsed
 from spark_stream.wire.messages import INT64_MAX
 
 SINK_ID_LENGTH_MAX: Final = 200
@@ -34,6 +35,12 @@ def boolean(name: str, text: str) -> bool:
     if text.strip().lower() not in ("true", "false"):
         raise InvalidOption(f"{name} takes true | false, not {text!r}", option=name)
     return text.strip().lower() == "true"
+
+
+def predicate(name: str, text: str) -> str:
+    """A filter that can be read; whether it fits the columns is known when the topics are."""
+    parsed(text)
+    return text
 
 
 def positive(name: str, text: str) -> int:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from spark_stream.cli.ddl import parse_schema
+from spark_stream.sql.ddl import parse_schema
 from tests.cli.conftest import TIMEOUT_S, run
 
 SCHEMA = "id bigint, name string, at timestamp"

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from spark_stream.cli.ddl import parse_schema, schema_text
+from spark_stream.sql.ddl import parse_schema, schema_text
 from tests.cli.conftest import Call, Served
 
 MOMENT = dt.datetime(2024, 1, 2, 3, 4, 5, 6, tzinfo=dt.UTC)

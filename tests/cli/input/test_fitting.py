@@ -8,9 +8,9 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from spark_stream.cli.ddl import parse_schema
 from spark_stream.cli.input.fitting import Fitting
 from spark_stream.errors import InvalidRecord, IsologError, SchemaMismatch
+from spark_stream.sql.ddl import parse_schema
 from spark_stream.wire.schemas import DEFAULT_SCHEMA
 
 

@@ -6,7 +6,6 @@ import io
 
 from rich.console import Console
 
-from spark_stream.cli.ddl import parse_schema
 from spark_stream.cli.options import Listing
 from spark_stream.cli.output.show import show_topic
 from spark_stream.cli.output.show_transactions import Aged, show_transactions
@@ -15,6 +14,7 @@ from spark_stream.client.values import (
     TopicDescription,
     TransactionDescription,
 )
+from spark_stream.sql.ddl import parse_schema
 
 A, B, C = (name + "0123456789abcdef" * 2 for name in "abc")
 

@@ -6,9 +6,9 @@ import pyarrow as pa
 import pyspark.sql.types as st
 import pytest
 
-from spark_stream.cli.ddl import parse_schema, schema_text
 from spark_stream.datasource.types import to_arrow
 from spark_stream.errors import InvalidOption
+from spark_stream.sql.ddl import parse_schema, schema_text
 
 EVERY_TYPE = """
     b boolean, i8 tinyint, i16 SMALLINT, i32 int, i64 bigint NOT NULL, f float, d double,
@@ -79,6 +79,12 @@ def test_other_spellings(text, kind):
     assert parse_schema(f"c {text}").field("c").type.equals(kind)
 
 
+def test_comments_and_escapes_are_those_of_sql():
+    text = "a int COMMENT 'it\\'s, so' -- , b int\n, /* c */ c array<array<struct<>>>"
+    nested = pa.list_(pa.field("element", pa.list_(pa.field("element", pa.struct([])))))
+    assert parse_schema(text).equals(pa.schema([("a", pa.int32()), ("c", nested)]))
+
+
 def test_names_may_be_quoted_and_a_colon_may_follow_them():
     assert parse_schema("`a ``b``, c`: int, d : string").names == ["a `b`, c", "d"]
 
@@ -103,7 +109,10 @@ def test_names_may_be_quoted_and_a_colon_may_follow_them():
         ("id int NOT", "id", "expected ','"),
         ("id int COMMENT 3", "id", "COMMENT"),
         ("id int; name string", "id", "';'"),
-        ("`id int", None, "name of a column"),
+        ("`id int", None, "a quote is not closed"),
+        ("id int COMMENT 'x", None, "a quote is not closed"),
+        ("'id' int", None, "name of a column"),
+        ("id int `,` name string", "id", "expected ','"),
         ("a " + "array<" * 99 + "int" + ">" * 99, None, "nested more than"),
     ],
 )

@@ -7,6 +7,9 @@
     type    := simple | decimal[(p[,s])] | varchar(n) | char(n)
              | array<type> | map<type,type> | struct<[columns]>
 
+sqlglot's lexer finds the words; the grammar is our own, for sqlglot's has no ``void`` and no empty
+struct, takes a colon behind a name for something else, and names no column in what it refuses.
+
 The Arrow types are those in which Spark itself hands such columns over: items of lists are named
 ``element``, timestamps are microseconds with the zone UTC or with none.
 """
@@ -26,15 +29,9 @@ _DECIMALS: Final = ("decimal", "dec", "numeric")
 _TEXTS: Final = ("varchar", "char", "character")
 _KNOWN: Final = (*SIMPLE_TYPES, "decimal(p,s)", "varchar(n)", "array<…>", "map<…,…>", "struct<…>")
 _PRECISION_MAX: Final = 38
+_PART: Final = re.compile(r"\w+|[^\s\w]")
+_MARK: Final = re.compile(r"[^\s\w]")
 _DEPTH_MAX: Final = 32  # deeper than any table, and far from Python's own limit
-
-_TOKEN: Final = re.compile(
-    r"""\s*(?: (?P<quoted> `(?:[^`]|``)+` )
-          | (?P<word> \w+ )
-          | (?P<text> '[^']*' | "[^"]*" )
-          | (?P<mark> [^\s\w] ) )""",
-    re.VERBOSE,
-)
 
 
 def parse_schema(text: str) -> pa.Schema:
@@ -57,15 +54,35 @@ class _Token:
 
     @property
     def shown(self) -> str:
-        return repr(self.text) if self.text else "the end"
+        return repr(self.text) if self.kind != "end" else "the end"
+
+    def is_mark(self, mark: str) -> bool:
+        """Whether it is this mark; "" is the end of the text."""
+        return self.text == mark and self.kind in ("mark", "end")
 
 
 def _tokens(text: str) -> list[_Token]:
-    found = [
-        _Token(match.lastgroup or "", match.group(match.lastgroup or 0))
-        for match in _TOKEN.finditer(text)
-    ]
-    return [*found, _Token("end", "")]
+    """By sqlglot's lexer for Spark's SQL: names and texts in quotes, escapes in them, comments."""
+    import sqlglot  # not before there is a text to read
+    from sqlglot.errors import TokenError
+    from sqlglot.tokens import TokenType  # type: ignore[attr-defined]  # it is there, unmarked
+
+    kinds = {TokenType.IDENTIFIER: "quoted", TokenType.STRING: "text"}
+    try:
+        found = sqlglot.tokenize(text, read="spark")
+    except TokenError:
+        raise _bad("a quote is not closed", "") from None
+    tokens = []
+    for each in found:
+        kind = kinds.get(each.token_type)
+        if kind is not None:
+            tokens.append(_Token(kind, each.text))
+            continue
+        tokens += [  # "<>" is one to SQL, and two to a struct
+            _Token("mark" if _MARK.fullmatch(part) else "word", part)
+            for part in _PART.findall(each.text)
+        ]
+    return [*tokens, _Token("end", "")]
 
 
 def _bad(problem: str, path: str) -> InvalidOption:
@@ -97,28 +114,29 @@ class _Parser:
     def _taken(self, *words: str) -> bool:
         """Whether the next tokens are these (in any case); they are taken then."""
         ahead = self._tokens[self._at : self._at + len(words)]
-        if [token.text.lower() for token in ahead if token.kind != "quoted"] != list(words):
+        plain = [token.text.lower() for token in ahead if token.kind in ("word", "mark")]
+        if plain != list(words):
             return False
         self._at += len(words)
         return True
 
     def _expect(self, mark: str, path: str, after: str) -> None:
         token = self._take()
-        if token.text != mark:
+        if not token.is_mark(mark):
             raise _bad(f"expected {mark!r} after {after}, not {token.shown}", path)
 
     def columns(self, end: str, path: str = "", depth: int = 0) -> list[pa.Field]:
         """Columns up to and with the token ``end`` ("" is the end of the text)."""
         fields: list[pa.Field] = []
-        if self._next.text == end:
+        if self._next.is_mark(end):
             self._take()
             return fields
         while True:
             fields.append(self._column(path, depth))
             token = self._take()
-            if token.text == end:
+            if token.is_mark(end):
                 return fields
-            if token.text != ",":
+            if not token.is_mark(","):
                 last = f"{path}.{fields[-1].name}" if path else fields[-1].name
                 wanted = f"',' or {end!r}" if end else "','"
                 raise _bad(f"expected {wanted} after its type, not {token.shown}", last)
@@ -128,8 +146,6 @@ class _Parser:
         if token.kind not in ("word", "quoted"):
             raise _bad(f"expected the name of a column, not {token.shown}", path)
         name = token.text
-        if token.kind == "quoted":
-            name = name[1:-1].replace("``", "`")
         path = f"{path}.{name}" if path else name
         self._taken(":")
         kind = self._type(path, depth)
@@ -182,7 +198,7 @@ class _Parser:
 
     def _number(self, path: str, name: str) -> int:
         token = self._take()
-        if not token.text.isdecimal():
+        if token.kind != "word" or not token.text.isdecimal():
             raise _bad(f"{name} takes a whole number in brackets, not {token.shown}", path)
         return int(token.text)
 

@@ -1,0 +1,186 @@
+"""Filters on real Spark: by option in batches and streams, and pushed down in batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from chispa import assert_df_equality
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import spark_stream as isolog
+from tests.spark.conftest import Queries, ended
+
+PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+ROWS = """
+select id as n, if(id % 7 = 0, null, concat('name ', id)) as name, id / 3 as share,
+  cast(id * 1.25 as decimal(10, 2)) as price, timestamp_seconds(id * 86400) as at,
+  date_add(date'1970-01-01', cast(id as int)) as day, id % 2 = 0 as even,
+  cast(concat('b', id) as binary) as raw, named_struct('a', id, 'b', concat('x', id)) as deep
+from range(2000)
+"""
+
+
+@pytest.fixture
+def rows(spark: SparkSession, queries: Queries, topic: str) -> DataFrame:
+    """The rows of a topic of two partitions."""
+    frame = spark.sql(ROWS).localCheckpoint()
+    queries.write(frame, topic, createTopic=True, partitions=2)
+    return frame
+
+
+@contextmanager
+def pushdown(spark: SparkSession, value: bool) -> Iterator[None]:
+    spark.conf.set(PUSHDOWN, value)
+    try:
+        yield
+    finally:
+        spark.conf.unset(PUSHDOWN)
+
+
+def same(found: DataFrame, expected: DataFrame) -> None:
+    assert_df_equality(found.orderBy("n"), expected.orderBy("n"), ignore_nullable=True)
+
+
+def filters(frame: DataFrame) -> bool:
+    """Whether Spark filters what the source gives."""
+    return " Filter " in frame._jdf.queryExecution().executedPlan().toString()
+
+
+def test_a_batch_query_reads_what_its_filter_keeps(rows: DataFrame, queries: Queries, topic: str):
+    text = "n between 100 and 1200 and (name like 'name 1%' or name is null) and not even"
+    same(queries.read(topic, filter=text), rows.where(text))
+    narrow = queries.read(topic, "name string, n bigint", filter="deep.a >= 1990 and price > 10")
+    same(narrow, rows.where("n >= 1990").select("name", "n"))
+    shown = queries.read(topic, filter="_partition = 1 and _offset < 10", includeMetadata=True)
+    assert {(row["_partition"], row["_offset"]) for row in shown.collect()} == {
+        (1, offset) for offset in range(10)
+    }
+    assert queries.read(topic, filter="n < 0").count() == 0
+    assert queries.read(topic, filter="n >= 0").count() == 2000
+
+
+@pytest.mark.parametrize("pushes", [False, True])
+def test_spark_pushes_filters_only_where_it_may(
+    spark: SparkSession, rows: DataFrame, queries: Queries, topic: str, pushes: bool
+):
+    """With the setting off Spark refuses a reader that would take filters."""
+    taken = [
+        F.col("n") == 77,
+        F.col("n") > 1900,
+        F.col("n") <= 5,
+        F.col("n").isin(1, 5, 1999),
+        F.col("share") >= 600.5,
+        F.col("price") < F.lit("3.7").cast("decimal(10,2)"),
+        F.col("name") == "name 8",
+        F.col("name").isNull(),
+        ~F.col("name").startswith("name 1"),
+        F.col("name").contains("99"),
+        F.col("name").endswith("7"),
+        F.col("name").eqNullSafe("name 3"),
+        F.col("at") >= F.expr("timestamp_seconds(86400 * 1990)"),
+        F.col("day") == F.lit("1970-02-01").cast("date"),
+        F.col("even") == True,  # noqa: E712
+        F.col("raw") == F.expr("X'6239'"),
+        F.col("deep.a") > 1995,
+    ]
+    with pushdown(spark, pushes):
+        for condition in taken:
+            found = queries.read(topic).where(condition)
+            assert filters(found) != pushes, str(condition)
+            same(found, rows.where(condition))
+        mixed = queries.read(topic).where("n > 1000 and n % 5 = 0 and upper(name) like 'NAME 1%'")
+        assert filters(mixed)
+        same(mixed, rows.where("n > 1000 and n % 5 = 0 and upper(name) like 'NAME 1%'"))
+
+
+def test_a_pushed_filter_and_an_option_both_count(
+    spark: SparkSession, rows: DataFrame, queries: Queries, topic: str
+):
+    with pushdown(spark, True):
+        found = queries.read(topic, filter="n < 100 or n > 1900").where("n >= 95 and n < 1903")
+        same(found, rows.where("n in (95, 96, 97, 98, 99, 1901, 1902)"))
+
+
+def test_what_the_leader_would_compare_otherwise_is_left_to_spark(
+    spark: SparkSession, rows: DataFrame, queries: Queries, topic: str
+):
+    with pushdown(spark, True):
+        found = queries.read(topic, "n bigint, name string collate unicode_ci")
+        found = found.where("name = 'NAME 8'")
+        assert [row.n for row in found.collect()] == [8]
+
+
+def test_kafkas_columns_are_filtered(
+    spark: SparkSession, queries: Queries, log: isolog.Log, topic: str
+):
+    log.create_topic(topic)
+    keys = [f"k{n % 3}".encode() for n in range(30)]
+    with log.producer() as producer:
+        producer.append(topic, pa.record_batch({"key": keys, "value": keys}), partition=0)
+    text = "key = 'k1' and offset > 20 and timestamp > '2020-01-01'"
+    found = queries.read(topic, filter=text)
+    assert [row.offset for row in found.orderBy("offset").collect()] == [22, 25, 28]
+    with pushdown(spark, True):
+        pushed = queries.read(topic).where("offset >= 28 and topic is not null and partition = 0")
+        assert not filters(pushed)
+        assert sorted(row.offset for row in pushed.collect()) == [28, 29]
+
+
+def test_a_stream_reads_what_its_filter_keeps_and_its_offsets_cover_all(
+    spark: SparkSession, rows: DataFrame, queries: Queries, topic: str, tmp_path: Path
+):
+    text = "n >= 1990 or name = 'name 1'"
+    stream = queries.stream(topic, filter=text, maxOffsetsPerTrigger=700)
+    counts = queries.copy(stream, tmp_path / "out", tmp_path / "checkpoint")
+    assert len(counts) >= 3, "limits count what is looked at"
+    same(spark.read.parquet(str(tmp_path / "out")), rows.where(text))
+    queries.write(rows.where("n < 5").withColumn("n", F.col("n") + 5000), topic)
+    queries.copy(stream, tmp_path / "out", tmp_path / "checkpoint")
+    found = spark.read.parquet(str(tmp_path / "out"))
+    assert found.where("n >= 5000").count() == 5
+    assert found.count() == 11 + 5
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("nme = 'a'", "no column 'nme' (is 'name' meant?)"),
+        ("n = 'one'", "'one' is no bigint"),
+        ("n = ", "no SQL"),
+        ("upper(name) = 'A'", "UPPER(name)"),
+        ("", "no SQL"),
+    ],
+)
+def test_a_bad_filter_is_refused_at_the_start(
+    rows: DataFrame, queries: Queries, topic: str, tmp_path: Path, text: str, words: str
+):
+    with pytest.raises(AnalysisException) as raised:
+        queries.read(topic, filter=text).collect()
+    assert words in str(raised.value)
+    assert words in str(_refused(queries.stream(topic, "n bigint", filter=text), tmp_path))
+
+
+def _refused(stream: DataFrame, folder: Path) -> str | None:
+    """What a stream says when it is started."""
+    try:
+        writer = stream.writeStream.format("noop").option("checkpointLocation", str(folder / "c"))
+        return ended(writer.start())
+    except AnalysisException as error:
+        return str(error)
+
+
+def test_a_table_and_a_view_may_have_a_filter(
+    spark: SparkSession, rows: DataFrame, queries: Queries, topic: str
+):
+    view = f"v_{topic.replace('-', '_')}"
+    spark.sql(
+        f"create temporary view {view} using isolog options ("
+        f"path '{queries.path}', subscribe '{topic}', filter 'n < 3')"
+    )
+    assert sorted(row.n for row in spark.table(view).collect()) == [0, 1, 2]

@@ -1,0 +1,83 @@
+"""Columns that nobody asked for: which of their bytes a read touches, and what it holds."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from spark_stream.consistency.ids import Offset
+from spark_stream.sql.filters import row_filter
+from spark_stream.storage.settings import Compression
+from tests.storage import logs
+from tests.storage.logs import append_next, read, segment_path
+
+MIB = 1 << 20
+
+
+def resident(path: Path) -> int:
+    """Bytes of the file that this process has touched through its mappings."""
+    found, here = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            here = line.endswith(str(path))
+        elif here and line.startswith("Rss:"):
+            found += int(line.split()[1]) << 10
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux tells")
+def test_of_a_large_batch_pages_of_other_columns_are_not_touched(tmp_path):
+    log = logs.PartitionLog.open(tmp_path / "log", logs.format_of())
+    append_next(log, rows=1000, size=16_000)  # 8 kB of numbers, 16 MB of payload
+    path = segment_path(log, 0, "arrow")
+    (chunk,) = read(log, 0, columns=["id"])
+    assert chunk.batch.column("id").to_pylist() == list(range(1000))
+    assert resident(path) < MIB
+    (chunk,) = read(log, 0)
+    assert sum(map(len, chunk.batch.column("payload").to_pylist())) == 16_000_000
+    assert resident(path) > 15 * MIB, "the measure sees what is touched"
+    log.close()
+
+
+@pytest.mark.parametrize("compression", [Compression.LZ4, Compression.ZSTD])
+def test_of_a_compressed_batch_other_columns_are_not_decompressed(tmp_path, compression):
+    log = logs.PartitionLog.open(tmp_path / "log", logs.format_of(compression=compression))
+    append_next(log, rows=1000, size=4000)
+    before = pa.total_allocated_bytes()
+    (chunk,) = read(log, 0, columns=["id"])
+    assert pa.total_allocated_bytes() - before < MIB
+    assert chunk.batch.schema.names == ["id"]
+    del chunk
+    everything = read(log, 0)
+    assert len(everything) == 1
+    assert pa.total_allocated_bytes() - before > 3 * MIB
+    log.close()
+
+
+@pytest.mark.parametrize("columns", [["id"], []])
+def test_of_joined_small_batches_other_columns_are_not_decoded(tmp_path, columns):
+    log = logs.PartitionLog.open(tmp_path / "log", logs.format_of())
+    for _ in range(100):
+        append_next(log, rows=10, size=1000)
+    before = pa.total_allocated_bytes()
+    (chunk,) = read(log, 0, columns=columns)
+    assert pa.total_allocated_bytes() - before < 100_000, "a million bytes of payload"
+    assert (chunk.batch.schema.names, chunk.batch.num_rows) == (columns, 1000)
+    assert chunk.batch.get_total_buffer_size() <= 8 * 1000
+    log.close()
+
+
+def test_a_column_that_only_a_filter_looks_at_is_not_given(tmp_path):
+    log = logs.PartitionLog.open(tmp_path / "log", logs.format_of())
+    append_next(log, rows=1000, size=10)
+    rows = row_filter("id in (7, 8)", "t", logs.SCHEMA)
+    for columns in (["payload"], []):
+        (chunk,) = log.read(Offset(0), log.end.offset, columns, rows=rows)
+        assert (chunk.batch.schema.names, chunk.batch.num_rows) == (columns, 2)
+        assert chunk.offsets().tolist() == [7, 8]
+        assert np.array_equal(chunk.counts, [2])
+    log.close()
