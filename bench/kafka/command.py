@@ -77,8 +77,9 @@ def _measure(parts: Sequence[str], given: argparse.Namespace) -> list[dict[str, 
         with (
             KafkaBroker(found["broker"], place / "kafka") as kafka,
             IsologBroker(place / "isolog") as ours,
+            IsologBroker(place / "flight", mapped_reads=False) as by_flight,
         ):
-            world = World(session(found["connector"]), kafka, ours, place, given.rows)
+            world = World(session(found["connector"]), kafka, ours, by_flight, place, given.rows)
 
             def renewed(before: World) -> World:
                 before.spark.stop()

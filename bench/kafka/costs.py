@@ -11,7 +11,6 @@ from typing import Final
 import psutil
 import pyarrow as pa
 
-from bench.kafka.reads import WAYS
 from bench.kafka.turns import CEILING, ISOLOG, KAFKA, Turns
 from bench.kafka.world import World, to_noop
 from bench.kafka.writes import cached_rows
@@ -36,7 +35,8 @@ def _on_disk(
         world.kafka.create_topic(
             topic, 2, {"compression.type": codec.replace("none", "uncompressed")}
         )
-        world.ours.create_topic(topic, 2, {"compression": codec}, schema)
+        for each in world.ways.values():
+            each.create_topic(topic, 2, {"compression": codec}, schema)
         world.fill(topic, columns, rows)
         turns.add(
             "disk",
@@ -75,12 +75,12 @@ def memory(world: World, turns: Turns, renewed: Callable[[World], World]) -> Non
     topic = world.topic()
     world.fill(topic)
     found = {}
-    for name in (CEILING, KAFKA, *WAYS):
+    for name in (CEILING, KAFKA, *world.ways):
         world = renewed(world)
         reader = {
             CEILING: world.ceiling("kafka"),
             KAFKA: world.read_kafka(topic),
-            **{way: world.read_ours(topic, **options) for way, options in WAYS.items()},
+            **{way: world.read_ours(topic, way) for way in world.ways},
         }[name]
         frame = reader.load()
         found[name] = _watched(world, name, lambda frame=frame: to_noop(frame))
@@ -97,9 +97,10 @@ class _Most:
 
 
 def _watched(world: World, name: str, run: Callable[[], object]) -> _Most:
-    broker = {KAFKA: world.kafka.process, CEILING: None}.get(name, world.ours.process)
+    brokers = {KAFKA: world.kafka, CEILING: None, **world.ways}
+    broker = brokers[name]
     with (
-        _most(lambda: _private([broker] if broker else [])) as by_broker,
+        _most(lambda: _private([broker.process] if broker else [])) as by_broker,
         _most(lambda: _private(_workers())) as by_workers,
     ):
         run()
