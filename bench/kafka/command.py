@@ -9,7 +9,7 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 from bench.kafka import clients, costs, jars, page, reads, small, typed, writes
 from bench.kafka.broker import HEAP, KafkaBroker
 from bench.kafka.ours import IsologBroker
-from bench.kafka.turns import Turns
+from bench.kafka.turns import Figures, Turns
 from bench.kafka.world import PARTITIONS, TUNED_SINK, TUNED_SOURCE, World
 from bench.spark_bench import session
 
@@ -31,17 +31,15 @@ _RESULTS: Final = Path(__file__).parent.parent / "results"
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measures the parts asked for."""
+    """Measures the parts asked for; what each part found is on the disk when it ends."""
     given = _parsed(arguments)
-    began = time.monotonic()
-    measured = _measure([each for each in PARTS if each in (given.parts or PARTS)], given)
-    facts = _facts(given) | {
-        "minutes": round((time.monotonic() - began) / 60, 1),
-        "measures": measured,
-    }
+    facts, began = _facts(given), time.monotonic()
     _RESULTS.mkdir(parents=True, exist_ok=True)
     path = _RESULTS / f"kafka-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"
-    path.write_text(json.dumps(facts, indent=1) + "\n")
+    for measured in _measured([each for each in PARTS if each in (given.parts or PARTS)], given):
+        facts["minutes"] = round((time.monotonic() - began) / 60, 1)
+        facts["measures"] = measured
+        path.write_text(json.dumps(facts, indent=1) + "\n")
     print(page.table(facts))
     print(f"also in {path}", file=sys.stderr)
     if given.page:
@@ -69,7 +67,8 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     return given
 
 
-def _measure(parts: Sequence[str], given: argparse.Namespace) -> list[dict[str, Any]]:
+def _measured(parts: Sequence[str], given: argparse.Namespace) -> Iterator[list[Figures]]:
+    """All figures so far, after each part."""
     found = jars.fetched(jars.default_cache())
     turns = Turns(given.turns)
     with tempfile.TemporaryDirectory(dir=given.dir, prefix="isolog-bench-") as folder:
@@ -97,11 +96,11 @@ def _measure(parts: Sequence[str], given: argparse.Namespace) -> list[dict[str, 
             try:
                 for part in parts:
                     run[part]()
+                    yield turns.measured
             finally:
                 last = SparkSession.getActiveSession()
                 if last is not None:
                     last.stop()
-    return turns.measured
 
 
 def _facts(given: argparse.Namespace) -> dict[str, Any]:
