@@ -65,33 +65,34 @@ def cluster(pythons: Pythons, tmp_path_factory: pytest.TempPathFactory) -> Itera
     started.stop()
 
 
-def told(said: str) -> Any:
-    """What the job's last line says."""
-    return json.loads(next(line for line in said.splitlines() if line.startswith("{")))
+def told(folder: Path) -> Any:
+    """What the job left there."""
+    return json.loads((folder / "told.json").read_text())
 
 
-def check(said: str) -> None:
+def check(folder: Path) -> None:
     """Every record is there once, and both executors wrote some."""
-    found = told(said)
+    found = told(folder)
     assert found["n"] == list(range(1000))
-    workers = {re.search(r"work-(\d)", each)[1] for each in found["executors"]}  # type: ignore[index]
-    assert workers == {"0", "1"}
+    assert len(found["by"]) == 2
+    assert all(f"work-{number}" in each for number, each in enumerate(found["by"]))
 
 
 def test_isolog_installed_on_every_host(
     cluster: Standalone, pythons: Pythons, log_dir: Path, tmp_path: Path
 ) -> None:
-    python = str(pythons.whole)
-    check(cluster.submit(tmp_path, JOB, log_dir, tmp_path / "checkpoint", PYSPARK_PYTHON=python))
+    cluster.submit(tmp_path, JOB, log_dir, tmp_path, PYSPARK_PYTHON=str(pythons.whole))
+    check(tmp_path)
 
 
 def test_isolog_sent_with_py_files(
     cluster: Standalone, pythons: Pythons, isolog_zip: Path, log_dir: Path, tmp_path: Path
 ) -> None:
-    """A source that the job registers finds what --py-files sent, in planners and tasks."""
-    job = (JOB, log_dir, tmp_path / "checkpoint", "register")
-    python = str(pythons.no_isolog)
-    check(cluster.submit(tmp_path, "--py-files", isolog_zip, *job, PYSPARK_PYTHON=python))
+    """One PYTHONPATH is for planners; the other for tasks, in the executor's folder."""
+    sent = ("--py-files", isolog_zip, "--conf", "spark.executorEnv.PYTHONPATH=isolog.zip")
+    python = {"PYTHONPATH": str(isolog_zip), "PYSPARK_PYTHON": str(pythons.no_isolog)}
+    cluster.submit(tmp_path, *sent, JOB, log_dir, tmp_path, **python)
+    check(tmp_path)
 
 
 def test_an_environment_sent_with_archives(
@@ -102,9 +103,9 @@ def test_an_environment_sent_with_archives(
     with tarfile.open(tmp_path / "environment.tar.gz", "w:gz") as archive:
         archive.add(tmp_path / "environment", arcname=".")
     sent = ("--archives", "environment.tar.gz#environment")
-    job = (JOB, log_dir, tmp_path / "checkpoint")
     python = "./environment/bin/python"
-    check(cluster.submit(tmp_path, *sent, *job, PYSPARK_PYTHON=python))
+    cluster.submit(tmp_path, *sent, JOB, log_dir, tmp_path, PYSPARK_PYTHON=python)
+    check(tmp_path)
 
 
 @pytest.mark.parametrize("lacking", ["isolog", "pyarrow"])
@@ -118,7 +119,8 @@ def test_a_worker_that_lacks_something_says_what_to_do_and_nothing_is_half_writt
             producer.append("numbers", numbers(0, 1000))
         job = (FAILURES, log_dir, tmp_path)
         python = f"lacks-{lacking}"
-        said = told(cluster.submit(tmp_path, *job, PATH=driver_path, PYSPARK_PYTHON=python))
+        cluster.submit(tmp_path, *job, PATH=driver_path, PYSPARK_PYTHON=python)
+        said = told(tmp_path)
         assert log.read("target", isolation="read_committed").num_rows == 0
     assert list(said) == ["write", "read", "write_stream", "read_stream"]
     for attempt, error in said.items():
@@ -134,7 +136,7 @@ def test_a_worker_that_lacks_something_says_what_to_do_and_nothing_is_half_writt
 def test_cluster_mode_is_not_for_python_on_standalone(
     cluster: Standalone, pythons: Pythons, tmp_path: Path
 ) -> None:
-    job = ("--deploy-mode", "cluster", JOB, tmp_path / "log", tmp_path / "checkpoint")
+    job = ("--deploy-mode", "cluster", JOB, tmp_path / "log", tmp_path)
     said = cluster.submit(tmp_path, *job, code=1, PYSPARK_PYTHON=str(pythons.whole))
     assert "not supported for python applications on standalone clusters" in said
     assert "not supported for python applications on standalone clusters" in PAGE
