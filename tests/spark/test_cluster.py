@@ -117,7 +117,7 @@ def test_a_worker_that_lacks_something_says_what_to_do_and_nothing_is_half_writt
             log.create_topic(topic, schema=pa.schema([("n", pa.int64())]), partitions=4)
         with log.producer() as producer:
             producer.append("numbers", numbers(0, 1000))
-        job = (FAILURES, log_dir, tmp_path)
+        job = ("--conf", "spark.task.maxFailures=1", FAILURES, log_dir, tmp_path)
         python = f"lacks-{lacking}"
         cluster.submit(tmp_path, *job, PATH=driver_path, PYSPARK_PYTHON=python)
         said = told(tmp_path)
