@@ -20,6 +20,7 @@
 ``listener``     watches queries: their lag in the driver's log, and as metrics
 ``metrics``      what Prometheus may know of queries
 ``progress``     progress bars for queries and batch jobs
+``travel``       what Spark sends to a worker, which says there what is missing
 ``losses``       records that a query should read and that are gone, and what it does then
 ``reader``       the batch source, and how a range is read
 ``stream_reader``  the streaming source

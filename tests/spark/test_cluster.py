@@ -161,3 +161,14 @@ def test_a_planner_that_lacks_pyarrow_says_what_to_do(
     job = (JOB, log_dir, tmp_path)
     said = submit("local[1]", tmp_path, *job, code=1, PYSPARK_PYTHON=str(pythons.no_pyarrow))
     assert re.search(r"Spark plans its queries on \S+ in \S+ \(Python [\d.]+\), which lacks", said)
+
+
+def test_a_module_that_raises_hides_every_source(
+    pythons: Pythons, log_dir: Path, tmp_path: Path
+) -> None:
+    """So ours never does: it registers a source that says what is missing."""
+    (tmp_path / "pyspark_broken.py").write_text("raise ModuleNotFoundError('of another package')")
+    python = {"PYSPARK_PYTHON": str(pythons.whole), "PYTHONPATH": str(tmp_path)}
+    said = submit("local[1]", tmp_path, JOB, log_dir, tmp_path, code=1, **python)
+    assert "[DATA_SOURCE_NOT_FOUND] Failed to find the data source: isolog" in said
+    assert "of another package" in said
