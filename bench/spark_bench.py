@@ -39,6 +39,8 @@ def session(jars: Sequence[Path] = ()) -> SparkSession:
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("ERROR")
+    # After another session was stopped, the new one is not active by itself.
+    spark._jvm.SparkSession.setActiveSession(spark._jsparkSession)
     spark.dataSource.register(CeilingSource)
     return spark
 

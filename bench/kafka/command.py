@@ -9,18 +9,20 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
 import psutil
+from pyspark.sql import SparkSession
 
 from bench.kafka import clients, costs, jars, page, reads, small, typed, writes
 from bench.kafka.broker import HEAP, KafkaBroker
 from bench.kafka.ours import IsologBroker
-from bench.kafka.turns import Turns
+from bench.kafka.turns import Figures, Turns
 from bench.kafka.world import PARTITIONS, TUNED_SINK, TUNED_SOURCE, World
 from bench.spark_bench import session
 
@@ -29,17 +31,15 @@ _RESULTS: Final = Path(__file__).parent.parent / "results"
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measures the parts asked for."""
+    """Measures the parts asked for; what each part found is on the disk when it ends."""
     given = _parsed(arguments)
-    began = time.monotonic()
-    measured = _measure([each for each in PARTS if each in (given.parts or PARTS)], given)
-    facts = _facts(given) | {
-        "minutes": round((time.monotonic() - began) / 60, 1),
-        "measures": measured,
-    }
+    facts, began = _facts(given), time.monotonic()
     _RESULTS.mkdir(parents=True, exist_ok=True)
     path = _RESULTS / f"kafka-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"
-    path.write_text(json.dumps(facts, indent=1) + "\n")
+    for measured in _measured([each for each in PARTS if each in (given.parts or PARTS)], given):
+        facts["minutes"] = round((time.monotonic() - began) / 60, 1)
+        facts["measures"] = measured
+        path.write_text(json.dumps(facts, indent=1) + "\n")
     print(page.table(facts))
     print(f"also in {path}", file=sys.stderr)
     if given.page:
@@ -51,7 +51,7 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; all of them")
     parser.add_argument("--rows", type=int, default=2_000_000, help="of the large measurements")
     parser.add_argument("--turns", type=int, default=5, help="how often everyone is measured")
-    parser.add_argument("--batches", type=int, default=60, help="micro-batches of a small query")
+    parser.add_argument("--batches", type=int, default=40, help="micro-batches of a small query")
     parser.add_argument("--rounds", type=int, default=2_000, help="records of a latency")
     parser.add_argument("--quick", action="store_true", help="little of all of that: some minutes")
     parser.add_argument("--page", action="store_true", help="write docs/benchmarks.* from the run")
@@ -67,7 +67,8 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     return given
 
 
-def _measure(parts: Sequence[str], given: argparse.Namespace) -> list[dict[str, Any]]:
+def _measured(parts: Sequence[str], given: argparse.Namespace) -> Iterator[list[Figures]]:
+    """All figures so far, after each part."""
     found = jars.fetched(jars.default_cache())
     turns = Turns(given.turns)
     with tempfile.TemporaryDirectory(dir=given.dir, prefix="isolog-bench-") as folder:
@@ -75,24 +76,31 @@ def _measure(parts: Sequence[str], given: argparse.Namespace) -> list[dict[str, 
         with (
             KafkaBroker(found["broker"], place / "kafka") as kafka,
             IsologBroker(place / "isolog") as ours,
+            IsologBroker(place / "flight", mapped_reads=False) as by_flight,
         ):
-            spark = session(found["connector"])
+            world = World(session(found["connector"]), kafka, ours, by_flight, place, given.rows)
+
+            def renewed(before: World) -> World:
+                before.spark.stop()
+                return replace(before, spark=session(found["connector"]))
+
+            run = {
+                "read": lambda: reads.run(world, turns),
+                "write": lambda: writes.run(world, turns),
+                "typed": lambda: typed.run(world, turns),
+                "small": lambda: small.run(world, turns, given.batches),
+                "clients": lambda: clients.run(world, turns, given.rounds),
+                "disk": lambda: costs.disk(world, turns),
+                "memory": lambda: costs.memory(world, turns, renewed),  # ends the world's session
+            }
             try:
-                world = World(spark, kafka, ours, place, given.rows)
-                run = {
-                    "read": lambda: reads.run(world, turns),
-                    "write": lambda: writes.run(world, turns),
-                    "typed": lambda: typed.run(world, turns),
-                    "small": lambda: small.run(world, turns, given.batches),
-                    "clients": lambda: clients.run(world, turns, given.rounds),
-                    "disk": lambda: costs.disk(world, turns),
-                    "memory": lambda: costs.memory(world, turns),
-                }
                 for part in parts:
                     run[part]()
+                    yield turns.measured
             finally:
-                spark.stop()
-    return turns.measured
+                last = SparkSession.getActiveSession()
+                if last is not None:
+                    last.stop()
 
 
 def _facts(given: argparse.Namespace) -> dict[str, Any]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final
 
 import psutil
 import pyarrow as pa
 
-from bench.kafka.reads import WAYS
 from bench.kafka.turns import CEILING, ISOLOG, KAFKA, Turns
 from bench.kafka.world import World, to_noop
 from bench.kafka.writes import cached_rows
@@ -35,7 +35,8 @@ def _on_disk(
         world.kafka.create_topic(
             topic, 2, {"compression.type": codec.replace("none", "uncompressed")}
         )
-        world.ours.create_topic(topic, 2, {"compression": codec}, schema)
+        for each in world.ways.values():
+            each.create_topic(topic, 2, {"compression": codec}, schema)
         world.fill(topic, columns, rows)
         turns.add(
             "disk",
@@ -50,58 +51,69 @@ def _on_disk(
         world.delete(topic)
 
 
-def memory(world: World, turns: Turns) -> None:
-    """The most that brokers, and Spark's Python workers, have while they are written and read."""
+def memory(world: World, turns: Turns, renewed: Callable[[World], World]) -> None:
+    """The most that brokers, and Spark's Python workers, have while they are written and read.
+
+    ``renewed`` gives the world another Spark session, so that no worker has memory of the one who
+    was measured before.
+    """
+    found = {}
+    for name in (CEILING, KAFKA, ISOLOG):
+        world = renewed(world)
+        topic = world.topic()
+        bootstrap = world.ours.bootstrap
+        format, options = {
+            CEILING: ("ceiling", {}),
+            KAFKA: ("kafka", world.kafka_options(topic=topic)),
+            ISOLOG: ("isolog", {"bootstrap": bootstrap, "topic": topic}),
+        }[name]
+        with cached_rows(world) as frame:
+            writer = frame.write.format(format).mode("append").options(**options)
+            found[name] = _watched(world, name, writer.save)
+        world.delete(topic)
+    _tell(turns, "write of cached rows", found)
     topic = world.topic()
-    ours = {"bootstrap": world.ours.bootstrap, "topic": topic}
-    with cached_rows(world) as frame:
-
-        def write(format: str, options: Mapping[str, str]) -> Callable[[], object]:
-            return lambda: frame.write.format(format).mode("append").options(**options).save()
-
-        _watched(
-            world,
-            turns,
-            "write of cached rows",
-            {
-                CEILING: write("ceiling", {}),
-                KAFKA: write("kafka", world.kafka_options(topic=topic)),
-                ISOLOG: write("isolog", ours),
-            },
-        )
-    _watched(
-        world,
-        turns,
-        "batch read",
-        {
-            CEILING: lambda: to_noop(world.ceiling("kafka").load()),
-            KAFKA: lambda: to_noop(world.read_kafka(topic).load()),
-            **{
-                way: lambda options=options: to_noop(world.read_ours(topic, **options).load())
-                for way, options in WAYS.items()
-            },
-        },
-    )
+    world.fill(topic)
+    found = {}
+    for name in (CEILING, KAFKA, *world.ways):
+        world = renewed(world)
+        reader = {
+            CEILING: world.ceiling("kafka"),
+            KAFKA: world.read_kafka(topic),
+            **{way: world.read_ours(topic, way) for way in world.ways},
+        }[name]
+        frame = reader.load()
+        found[name] = _watched(world, name, lambda frame=frame: to_noop(frame))
+    _tell(turns, "batch read", found)
     world.delete(topic)
 
 
-def _watched(
-    world: World, turns: Turns, what: str, contenders: Mapping[str, Callable[[], object]]
-) -> None:
-    of_brokers, of_workers = {}, {}
-    for name, run in contenders.items():
-        broker = {KAFKA: world.kafka.process, CEILING: None}.get(name, world.ours.process)
-        with (
-            _most(lambda broker=broker: _private([broker] if broker else [])) as by_broker,
-            _most(lambda: _private(_workers())) as by_workers,
-        ):
-            run()
-        if broker:
-            of_brokers[name] = [by_broker[0] / 2**20]
-        of_workers[name] = [by_workers[0] / 2**20]
+@dataclass(frozen=True)
+class _Most:
+    """MiB: of the broker that was used, if one was, and of Spark's Python workers together."""
+
+    broker: float | None
+    workers: float
+
+
+def _watched(world: World, name: str, run: Callable[[], object]) -> _Most:
+    brokers = {KAFKA: world.kafka, CEILING: None, **world.ways}
+    broker = brokers[name]
+    with (
+        _most(lambda: _private([broker.process] if broker else [])) as by_broker,
+        _most(lambda: _private(_workers())) as by_workers,
+    ):
+        run()
+    return _Most(by_broker[0] / 2**20 if broker else None, by_workers[0] / 2**20)
+
+
+def _tell(turns: Turns, what: str, found: Mapping[str, _Most]) -> None:
+    brokers = {name: [each.broker] for name, each in found.items() if each.broker is not None}
     note = "its own, files that it has mapped left out"
-    turns.add("memory", f"broker, {what}", "MiB", of_brokers, note=note)
-    turns.add("memory", f"Spark's Python workers, {what}", "MiB", of_workers, note=note)
+    turns.add("memory", f"broker, {what}", "MiB", brokers, note=note)
+    workers = {name: [each.workers] for name, each in found.items()}
+    note = "Kafka's connector has none: it works in Spark's JVM"
+    turns.add("memory", f"Spark's Python workers, {what}", "MiB", workers, note=note)
 
 
 @contextmanager

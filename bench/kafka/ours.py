@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -17,9 +18,10 @@ _READY: Final = "isolog broker ready "
 
 
 class IsologBroker:
-    """``isolog broker start`` with its defaults."""
+    """``isolog broker start`` with its defaults, or without reads next to the data: then readers
+    get all records by Arrow Flight, as those on other hosts do."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, *, mapped_reads: bool = True) -> None:
         place.mkdir()
         self._place = place
         self._said = (place / "isolog.txt").open("w")
@@ -30,6 +32,7 @@ class IsologBroker:
             [sys.executable, "-c", run, "broker", "start", "--dir", str(place / "log"), *listen],
             stdout=subprocess.PIPE,
             stderr=self._said,
+            env=os.environ | {"ISOLOG_MAPPED_READS": str(mapped_reads).lower()},
             text=True,
         )
         assert self._process.stdout is not None

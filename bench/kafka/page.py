@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.kafka.chart import draw
-from bench.kafka.turns import CEILING, ISOLOG, KAFKA, TUNED, Figures, contenders, gain
+from bench.kafka.turns import CEILING, FLIGHT, ISOLOG, KAFKA, TUNED, Figures, contenders, gain
 from bench.results import LESS_IS_BETTER, shown
 
 DOCS: Final = Path(__file__).parent.parent.parent / "docs"
@@ -62,6 +62,7 @@ def rendered(facts: Mapping[str, Any]) -> str:
         kafka=KAFKA,
         tuned=TUNED,
         isolog=ISOLOG,
+        flight=FLIGHT,
         heap=f"`{settings['heap of the kafka broker']}`",
         source=_options(settings["tuned source"]),
         sink=_options(settings["tuned sink"]),

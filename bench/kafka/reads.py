@@ -8,8 +8,9 @@ from typing import Final
 from confluent_kafka import Producer
 from pyspark.sql import DataFrame
 
-from bench.kafka.turns import CEILING, ISOLOG, KAFKA, TUNED, Turns
+from bench.kafka.turns import CEILING, KAFKA, TUNED, Turns
 from bench.kafka.world import (
+    PARTITIONS,
     TUNED_SOURCE,
     World,
     filling,
@@ -20,10 +21,6 @@ from bench.kafka.world import (
     with_rows,
 )
 from bench.records import batch_of
-
-WAYS: Final[Mapping[str, Mapping[str, str]]] = {ISOLOG: {}}
-"""Each way in which isolog's records reach Spark, with the options that choose it. The default is
-Arrow Flight."""
 
 TRANSACTION_ROWS: Final = 10_000
 
@@ -47,27 +44,30 @@ def run(world: World, turns: Turns) -> None:
 
 
 def contenders(
+    world: World,
     rate: Callable[[DataFrame], float],
     ceiling: Callable[[], DataFrame],
     kafka: Callable[[Mapping[str, str]], DataFrame],
-    ours: Callable[[Mapping[str, str]], DataFrame],
+    ours: Callable[[str], DataFrame],
 ) -> dict[str, Callable[[], float]]:
-    """All readers; ``kafka`` and ``ours`` make a frame with the options that they are given."""
+    """All readers; ``kafka`` makes a frame with the options that it is given, ``ours`` one that
+    goes the way that it is given."""
     return {
         CEILING: lambda: rate(ceiling()),
         KAFKA: lambda: rate(kafka({})),
         TUNED: lambda: rate(kafka(TUNED_SOURCE)),
-        **{way: lambda options=options: rate(ours(options)) for way, options in WAYS.items()},
+        **{way: lambda way=way: rate(ours(way)) for way in world.ways},
     }
 
 
 def _batch(world: World, turns: Turns, topic: str, level: str) -> None:
     """A batch job over the whole topic, planning included."""
     readers = contenders(
+        world,
         lambda frame: world.rows / to_noop(frame),
         lambda: world.ceiling("kafka").load(),
         lambda options: world.read_kafka(topic, **LEVELS[level], **options).load(),
-        lambda options: world.read_ours(topic, isolation=level, **options).load(),
+        lambda way: world.read_ours(topic, way, isolation=level).load(),
     )
     turns.take("read", f"batch read, {level}", "rows/s", readers, rows=world.rows)
 
@@ -75,10 +75,11 @@ def _batch(world: World, turns: Turns, topic: str, level: str) -> None:
 def _streaming(world: World, turns: Turns, topic: str, level: str) -> None:
     """The first micro-batch of a query, which has the whole topic; planning and commit left out."""
     readers = contenders(
+        world,
         lambda frame: first_batch_rate(world, frame, "noop"),
         lambda: world.stream_ceiling("kafka", world.rows, batches="1"),
         lambda options: world.stream_kafka(topic, **LEVELS[level], **options).load(),
-        lambda options: world.stream_ours(topic, isolation=level, **options).load(),
+        lambda way: world.stream_ours(topic, way, isolation=level).load(),
     )
     turns.take("read", f"streaming read, {level}", "rows/s", readers, rows=world.rows)
 
@@ -88,16 +89,17 @@ def _transactional(world: World, turns: Turns) -> None:
     topic = world.topic()
     visible = _fill_with_transactions(world, topic)
     level = "read_committed"
-    counts = [
+    counts = {
         world.read_kafka(topic, **LEVELS[level]).load().count(),
-        world.read_ours(topic, isolation=level).load().count(),
-    ]
-    assert counts == [visible, visible], counts
+        *(world.read_ours(topic, way, isolation=level).load().count() for way in world.ways),
+    }
+    assert counts == {visible}, counts
     readers = contenders(
+        world,
         lambda frame: visible / to_noop(frame),
         lambda: world.ceiling("kafka", visible).load(),
         lambda options: world.read_kafka(topic, **LEVELS[level], **options).load(),
-        lambda options: world.read_ours(topic, isolation=level, **options).load(),
+        lambda way: world.read_ours(topic, way, isolation=level).load(),
     )
     turns.take(
         "read",
@@ -126,18 +128,23 @@ def _fill_with_transactions(world: World, topic: str) -> int:
     kafka = Producer(filling(world.kafka, **{"transactional.id": topic}))
     kafka.init_transactions()
     count = 2 * max(1, world.rows // batch.num_rows // 2)
-    with world.ours.log.producer(transactional_id=topic) as producer:
-        for number in range(count):
-            partition = number // 2 % 2
-            producer.begin_transaction()
-            producer.append(topic, batch, partition=partition)
-            kafka.begin_transaction()
-            produce(kafka, topic, records, partition)
-            if number % 2:
-                producer.abort_transaction()
-                kafka.flush()  # else they never leave the client
-                kafka.abort_transaction()
-            else:
-                producer.commit_transaction()
-                kafka.commit_transaction()
+    partitions = [number // 2 % PARTITIONS for number in range(count)]
+    for number, partition in enumerate(partitions):
+        kafka.begin_transaction()
+        produce(kafka, topic, records, partition)
+        kafka.flush()  # what is aborted before it is sent is in no log
+        if number % 2:
+            kafka.abort_transaction()
+        else:
+            kafka.commit_transaction()
+    for broker in world.ways.values():
+        with broker.log.producer(transactional_id=topic) as producer:
+            for number, partition in enumerate(partitions):
+                producer.begin_transaction()
+                producer.append(topic, batch, partition=partition)
+                producer.flush()
+                if number % 2:
+                    producer.abort_transaction()
+                else:
+                    producer.commit_transaction()
     return count // 2 * batch.num_rows

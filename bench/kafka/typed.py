@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -33,11 +33,12 @@ def _read(world: World, turns: Turns, topic: str, rows: int, name: str, ddl: str
         frame = world.read_kafka(topic, **options).load()
         return frame.select(F.from_json(text, ddl).alias("row")).select("row.*")
 
-    def columns(options: Mapping[str, str]) -> DataFrame:
-        return world.read_ours(topic, **options).schema(ddl).load()
+    def columns(way: str) -> DataFrame:
+        return world.read_ours(topic, way).schema(ddl).load()
 
-    _check(parsed({}), columns({}), rows)
+    _check([parsed({}), *map(columns, world.ways)], rows)
     readers = contenders(
+        world,
         lambda frame: rows / to_noop(frame),
         lambda: world.ceiling("typed", rows).schema(ddl).load(),
         parsed,
@@ -47,12 +48,9 @@ def _read(world: World, turns: Turns, topic: str, rows: int, name: str, ddl: str
     turns.take("typed", f"batch read of {name}", "rows/s", readers, rows=rows, note=note)
 
 
-def _check(theirs: DataFrame, ours: DataFrame, rows: int) -> None:
-    """Both read the same rows: nobody is quick because he reads nothing."""
-    sums = [
-        frame.agg(F.count("name_0"), F.sum("count_0"), F.round(F.sum("amount_0"), 1)).first()
-        for frame in (theirs, ours)
-    ]
-    assert sums[0] == sums[1], sums
-    assert sums[0] is not None
-    assert sums[0][0] == rows, sums
+def _check(frames: Sequence[DataFrame], rows: int) -> None:
+    """All read the same rows: nobody is quick because he reads nothing."""
+    amount = F.round(F.sum("amount_0"), 1)
+    sums = {frame.agg(F.count("name_0"), F.sum("count_0"), amount).first() for frame in frames}
+    assert len(sums) == 1, sums
+    assert sums.pop()[0] == rows

@@ -1,4 +1,4 @@
-"""Both brokers, one Spark session, and the same records in both logs."""
+"""The brokers, one Spark session, and the same records in all logs."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from pyspark.sql.streaming import DataStreamReader, StreamingQuery
 
 from bench.kafka.broker import KafkaBroker
 from bench.kafka.ours import IsologBroker
+from bench.kafka.turns import FLIGHT, ISOLOG
 from bench.records import TYPED, batch_of
 
 PARTITIONS: Final = 2
@@ -51,19 +52,27 @@ class World:
     spark: SparkSession
     kafka: KafkaBroker
     ours: IsologBroker
+    by_flight: IsologBroker
     place: Path
     rows: int
 
+    @property
+    def ways(self) -> dict[str, IsologBroker]:
+        """The ways in which isolog's records reach Spark, and the broker that goes that way."""
+        return {ISOLOG: self.ours, FLIGHT: self.by_flight}
+
     def topic(self, partitions: int = PARTITIONS, schema: pa.Schema | None = None) -> str:
-        """Makes a topic of one name in both logs."""
+        """Makes a topic of one name in all logs."""
         name = f"bench-{next(_numbers)}"
         self.kafka.create_topic(name, partitions)
-        self.ours.create_topic(name, partitions, schema=schema)
+        for each in self.ways.values():
+            each.create_topic(name, partitions, schema=schema)
         return name
 
     def delete(self, topic: str) -> None:
         self.kafka.delete_topic(topic)
-        self.ours.delete_topic(topic)
+        for each in self.ways.values():
+            each.delete_topic(topic)
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -74,16 +83,18 @@ class World:
         reader = self.spark.read.format("kafka").options(**self.kafka_options(), **options)
         return reader.option("subscribe", topic)
 
-    def read_ours(self, topic: str, **options: str) -> DataFrameReader:
-        reader = self.spark.read.format("isolog").option("bootstrap", self.ours.bootstrap)
+    def read_ours(self, topic: str, way: str = ISOLOG, **options: str) -> DataFrameReader:
+        reader = self.spark.read.format("isolog").option("bootstrap", self.ways[way].bootstrap)
         return reader.option("subscribe", topic).options(**options)
 
     def stream_kafka(self, topic: str, **options: str) -> DataStreamReader:
         reader = self.spark.readStream.format("kafka").options(**self.kafka_options(), **options)
         return reader.option("subscribe", topic).option("startingOffsets", "earliest")
 
-    def stream_ours(self, topic: str, **options: str) -> DataStreamReader:
-        reader = self.spark.readStream.format("isolog").option("bootstrap", self.ours.bootstrap)
+    def stream_ours(self, topic: str, way: str = ISOLOG, **options: str) -> DataStreamReader:
+        reader = self.spark.readStream.format("isolog").option(
+            "bootstrap", self.ways[way].bootstrap
+        )
         return reader.option("subscribe", topic).options(**options)
 
     def ceiling(self, columns: str, rows: int | None = None) -> DataFrameReader:
@@ -103,17 +114,18 @@ class World:
         rows: int | None = None,
         partitions: int = PARTITIONS,
     ) -> None:
-        """Writes the same records, in the same partitions, into both logs."""
-        each = (rows or self.rows) // partitions
-        batch = batch_of(columns, min(each, BATCH_ROWS))
+        """Writes the same records, in the same partitions, into all logs."""
+        count = (rows or self.rows) // partitions
+        batch = batch_of(columns, min(count, BATCH_ROWS))
         parts = [
-            (partition, batch.slice(0, min(batch.num_rows, each - begin)))
-            for begin in range(0, each, batch.num_rows)
+            (partition, batch.slice(0, min(batch.num_rows, count - begin)))
+            for begin in range(0, count, batch.num_rows)
             for partition in range(partitions)
         ]
-        with self.ours.log.producer() as producer:
-            for partition, part in parts:
-                producer.append(topic, part, partition=partition)
+        for each in self.ways.values():
+            with each.log.producer() as producer:
+                for partition, part in parts:
+                    producer.append(topic, part, partition=partition)
         records = messages(batch)
         kafka = Producer(filling(self.kafka))
         for partition, part in parts:
