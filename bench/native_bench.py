@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import threading
 import time
 
@@ -20,12 +19,13 @@ BATCHES = (1, 100, 10_000)
 
 def run(log: isolog.Log, results: Results, seconds: float, *, ceilings: bool = True) -> None:
     """Everything but the memory; ``ceilings``: next to what Flight alone can carry."""
-    highest = _flight_ceilings(seconds) if ceilings else {}
+    highest, trips = _flight_ceilings(seconds) if ceilings else ({}, [])
     for size in SIZES:
         for rows in BATCHES:
             _rates(log, results, size, rows, seconds, highest)
+    _keyed(log, results, seconds)
     _records(log, results)
-    _latency(log, results)
+    _latency(log, results, trips)
 
 
 def _rates(
@@ -81,8 +81,8 @@ class _Sink(fl.FlightServerBase):
             writer.write(b"{}")
 
 
-def _flight_ceilings(seconds: float) -> dict[tuple[int, int], float]:
-    """Rows/s into a Flight server that does nothing, in another process."""
+def _flight_ceilings(seconds: float) -> tuple[dict[tuple[int, int], float], list[float]]:
+    """Rows/s into a Flight server that does nothing, in another process; its round trips in ms."""
     import subprocess
     import sys
 
@@ -109,13 +109,55 @@ def _flight_ceilings(seconds: float) -> dict[tuple[int, int], float]:
                 reader.join()
                 found[size, rows] = sent / (time.perf_counter() - started)
                 writer.close()
+        trips = _round_trips(client)
         process.terminate()
-    return found
+    return found, trips
+
+
+def _round_trips(client: fl.FlightClient, rounds: int = 3_000) -> list[float]:
+    """How long one row and its answer take, by one thread."""
+    batch = pa.record_batch({"value": values(1)})
+    writer, acks = client.do_put(fl.FlightDescriptor.for_path("x"), batch.schema)
+    took = []
+    for _ in range(rounds):
+        started = now()
+        writer.write_with_metadata(batch, b'{"number":0,"partition":0}')
+        acks.read()
+        took.append((now() - started) * 1e3)
+    writer.close()
+    return sorted(took)
 
 
 def _drain(acks: fl.FlightMetadataReader) -> None:
     while acks.read() is not None:
         pass
+
+
+def _keyed(log: isolog.Log, results: Results, seconds: float, rows: int = 38_000) -> None:
+    """Batches of about 4 MiB, with keys for many partitions, next to the same without keys."""
+    keys = pa.array([f"key-{number:06}".encode() for number in range(rows)])
+    batch = pa.record_batch({"key": keys, "value": values(rows)})
+    for partitions in (2, 16, 200):
+        topic = f"keyed-{partitions}"
+        log.create_topic(topic, partitions)
+        rates = []
+        with log.producer() as producer:
+            for partition in (None, 0):
+                producer.append(topic, batch, partition=partition).result()
+                started, appended = now(), 0
+                while now() - started < seconds:
+                    producer.append(topic, batch, partition=partition)
+                    appended += rows
+                producer.flush()
+                rates.append(appended / (now() - started))
+        results.add(
+            f"append with keys over {partitions} partitions",
+            "rows/s",
+            measured=rates[0],
+            ceiling=rates[1],
+            note="ceiling: to one of them",
+        )
+        log.delete_topic(topic)
 
 
 def _records(log: isolog.Log, results: Results) -> None:
@@ -141,7 +183,7 @@ def _records(log: isolog.Log, results: Results) -> None:
         results.add("producer send() loop", "rows/s", measured=200_000 / (now() - started))
 
 
-def _latency(log: isolog.Log, results: Results, rounds: int = 3_000) -> None:
+def _latency(log: isolog.Log, results: Results, trips: list[float], rounds: int = 3_000) -> None:
     typed = pa.schema([("value", pa.binary())])
     log.create_topic("latency", schema=typed)
     one = pa.record_batch({"value": values(1)}, schema=typed)
@@ -151,14 +193,14 @@ def _latency(log: isolog.Log, results: Results, rounds: int = 3_000) -> None:
             started = now()
             producer.append("latency", one, partition=0).result()
             took.append((now() - started) * 1e3)
-        _percentiles(results, "one-row append acknowledged", took)
+        _percentiles(results, "one-row append acknowledged", took, trips)
         log.create_topic("latency-sent")
         took = []
         for _ in range(rounds):
             started = now()
             producer.send("latency-sent", b"x" * 100).result()
             took.append((now() - started) * 1e3)
-        _percentiles(results, "one send() acknowledged", took)
+        _percentiles(results, "one send() acknowledged", took, trips)
         took = []
         with log.consumer("latency", start="latest") as consumer:
             batches = consumer.batches()
@@ -179,10 +221,19 @@ def _latency(log: isolog.Log, results: Results, rounds: int = 3_000) -> None:
         _percentiles(results, "append to fetch", took)
 
 
-def _percentiles(results: Results, name: str, took: list[float]) -> None:
+def _percentiles(
+    results: Results, name: str, took: list[float], trips: list[float] | None = None
+) -> None:
+    """``trips``: how long Flight alone takes, sorted."""
     took.sort()
-    results.add(f"{name}, p50", "ms", measured=statistics.median(took))
-    results.add(f"{name}, p99", "ms", measured=took[int(len(took) * 0.99)])
+    for share, shown in ((0.5, "p50"), (0.99, "p99")):
+        results.add(
+            f"{name}, {shown}",
+            "ms",
+            measured=took[int(len(took) * share)],
+            ceiling=trips[int(len(trips) * share)] if trips else None,
+            note="ceiling: a Flight stream that only answers" if trips else "",
+        )
 
 
 def memory(log: isolog.Log, results: Results, gibibytes: float) -> None:

@@ -25,6 +25,7 @@ from spark_stream.datasource.planning import Planner
 from spark_stream.datasource.session import session
 from spark_stream.datasource.starts import check_order, resolved
 from spark_stream.datasource.tasks import Task, tasks
+from spark_stream.datasource.travel import Travels
 from spark_stream.datasource.types import to_arrow
 from spark_stream.errors import DataLoss, IsologError, OffsetEvicted, UnknownTopic
 from spark_stream.sql.filters import row_filter
@@ -178,7 +179,7 @@ def combined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.concat_batches(held)
 
 
-class IsologReader(DataSourceReader):
+class IsologReader(Travels, DataSourceReader):
     """The batch source: the range is fixed when the query is planned."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:

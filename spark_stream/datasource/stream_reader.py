@@ -48,6 +48,7 @@ from spark_stream.datasource.planning import Planner
 from spark_stream.datasource.reader import RangeReader
 from spark_stream.datasource.starts import Resolved, resolved
 from spark_stream.datasource.tasks import tasks
+from spark_stream.datasource.travel import Travels
 from spark_stream.datasource.types import to_arrow
 from spark_stream.errors import Unsupported
 from spark_stream.wire.messages import EARLIEST, INT64_MAX
@@ -76,8 +77,10 @@ class _Planned:
         )
 
 
-class IsologStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class IsologStreamReader(Travels, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One streaming query's source: lives on the driver; ``read`` runs on copies in workers."""
+
+    travels_with = ("_ranges",)
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._planner = Planner.of(options)

@@ -26,12 +26,13 @@ from spark_stream.datasource.options import SinkOptions
 from spark_stream.datasource.plainly import plainly
 from spark_stream.datasource.session import Session, check_one_log, session
 from spark_stream.datasource.task import TaskWriter, Wrote
+from spark_stream.datasource.travel import Travels
 from spark_stream.errors import IsologError
 
 logger = logging.getLogger(__name__)
 
 
-class IsologWriter(DataSourceArrowWriter):
+class IsologWriter(Travels, DataSourceArrowWriter):
     """The batch sink. Spark commits with the very writer that its tasks have copies of."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
@@ -55,7 +56,7 @@ class IsologWriter(DataSourceArrowWriter):
             branches.stop(here.transactions, self._task.plan, identity.batch)
 
 
-class IsologStreamWriter(DataSourceStreamArrowWriter):
+class IsologStreamWriter(Travels, DataSourceStreamArrowWriter):
     """The streaming sink. Spark makes it anew for every commit: it keeps nothing."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:

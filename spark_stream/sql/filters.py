@@ -55,6 +55,7 @@ def columns_of(topic: str, schema: pa.Schema, partition: int) -> Columns:
     return columns
 
 
+@lru_cache(_REMEMBERED)
 def row_filter(text: str, topic: str, schema: pa.Schema, partition: int = 0) -> RowFilter:
     """The filter for one partition of a topic of this schema.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
-from functools import reduce
+from functools import cached_property, reduce
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
@@ -37,6 +37,7 @@ Lookup = Callable[[str], pa.Array]
 """A column of the rows at hand, by its name."""
 
 _NULL: Final = pa.scalar(None, pa.bool_())
+_PARTS_MAX: Final = 32  # of a list, as a rule: a longer one is held against its ends only
 
 
 class Bound(Protocol):
@@ -158,7 +159,10 @@ class OneOf:
 
     @property
     def rule(self) -> Rule:
-        return Some(tuple(part.rule for part in self.parts))
+        if len(self.parts) <= _PARTS_MAX:
+            return Some(tuple(part.rule for part in self.parts))
+        low, high = min(part.low for part in self.parts), max(part.high for part in self.parts)
+        return self.parts[0].field.rule(lambda name: Among(name, low, high))
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,7 +352,7 @@ class RowFilter:
     bound: Bound
     names: tuple[str, ...]
 
-    @property
+    @cached_property
     def rule(self) -> Rule:
         """Which batches it can keep a row of."""
         return self.bound.rule

@@ -38,6 +38,7 @@ RECORDS_MIN: Final = 512
 """A row for fewer records would not pay: to read those costs little."""
 
 _COLUMNS_MAX: Final = 64  # so that a row, and the time that it takes, has a bound
+_QUICK_PART: Final = 6
 _KNOWN: Final = 1
 
 COLUMN: Final = np.dtype(
@@ -108,12 +109,15 @@ class Layout:
 
     @cached_property
     def quick(self) -> tuple[str, ...]:
-        """Those of them whose extremes are found in some microseconds: not texts, not decimals."""
-        return tuple(
-            name
-            for name in self.names
-            if pt.is_boolean(kind := self.schema.field(name).type) or kind.id in _NUMPY
-        )
+        """Those whose extremes an append finds out: moments first, and a sixth of all columns.
+
+        To look at every value of a column once more costs a twelfth of what its append costs. A
+        filtered read finds out the rest, once.
+        """
+        kinds = {name: self.schema.field(name).type for name in self.names}
+        fixed = [name for name, kind in kinds.items() if kind.id in _NUMPY]
+        fixed.sort(key=lambda name: not pt.is_temporal(kinds[name]))
+        return tuple(fixed[: max(1, len(self.schema) // _QUICK_PART)])
 
     def described(self, batch: pa.RecordBatch, names: Sequence[str]) -> Rows:
         """The extremes of these columns, as an array of the type :data:`COLUMN`.

@@ -93,6 +93,22 @@ def test_each_side_takes_its_part() -> None:
     assert sink_options(sink_part(given, streaming=True)).sink_id == "s"
 
 
+@pytest.mark.parametrize(
+    ("name", "text"), [("subscribePattern", "orders-.*"), ("assign", '{"orders": [0]}')]
+)
+def test_a_table_may_read_by_pattern_or_partition_and_write_to_its_topic(
+    name: str, text: str
+) -> None:
+    table = table_options({**CREATED, f"option.{name}": text, "option.topic": "orders"})
+    assert table is not None
+    given = {each: value for each, value in table.given.items() if each != "subscribe"}
+    kept = kept_options({}, TableOptions(given).kept_in(SCHEMA))
+    assert kept is not None
+    assert source_options(source_part(kept.given)).selection.option == name
+    assert sink_options(sink_part(kept.given, streaming=False)).topic == "orders"
+    assert kept_options({name.upper(): text}, SCHEMA) is None
+
+
 @pytest.mark.parametrize("name", ["nosuch", "kafka.acks"])
 def test_an_option_of_neither_side_is_refused(name: str) -> None:
     with pytest.raises(InvalidOption, match=name):

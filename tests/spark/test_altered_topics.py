@@ -18,6 +18,21 @@ def sent(log: isolog.Log, topic: str, start: int, partition: int) -> None:
         producer.append(topic, batch, partition=partition)
 
 
+def test_partitions_that_are_added_while_a_query_is_stopped_are_read_whole(
+    queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
+) -> None:
+    log.create_topic(topic)
+    sent(log, topic, 0, 0)
+    stream, place = queries.stream(topic), (tmp_path / "out", tmp_path / "checkpoint")
+    assert queries.copy(stream, *place) == [20]
+    log.alter_topic(topic, partitions=3)
+    for first, partition in ((20, 2), (40, 1), (60, 0)):
+        sent(log, topic, first, partition)
+    assert queries.copy(stream, *place) == [60]
+    rows = queries.spark.read.parquet(str(place[0])).select("key").collect()
+    assert sorted(int(bytes(row.key)) for row in rows) == list(range(80))
+
+
 def test_a_running_query_reads_and_fills_partitions_that_are_added(
     queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
 ) -> None:

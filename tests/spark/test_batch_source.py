@@ -67,10 +67,20 @@ def test_the_same_frame_used_twice_gives_the_same_rows(queries: Queries, hundred
 def test_a_late_bound_end_is_bound_when_the_query_runs(
     queries: Queries, log: isolog.Log, hundred: str
 ) -> None:
-    assert queries.read(hundred).count() == 100
-    with log.producer() as producer:
-        producer.append(hundred, pa.record_batch({"n": pa.array([100], pa.int64())}))
-    assert queries.read(hundred).count() == 101
+    """When it first runs, not when it is made. Spark keeps what it has planned with a DataFrame."""
+
+    def add_one(number: int) -> None:
+        with log.producer() as producer:
+            producer.append(hundred, pa.record_batch({"n": pa.array([number], pa.int64())}))
+
+    frame, other = queries.read(hundred), queries.read(hundred)
+    add_one(100)
+    assert numbers(frame) == list(range(101))
+    add_one(101)
+    assert numbers(frame) == list(range(101))
+    assert numbers(other) == list(range(102))
+    fixed = queries.read(hundred, endingOffsets=json.dumps({hundred: {"0": 50, "1": 50}}))
+    assert numbers(fixed) == list(range(100))
 
 
 def test_metadata_of_a_typed_topic(queries: Queries, hundred: str) -> None:
@@ -190,6 +200,9 @@ def test_load_of_a_topic_is_short_for_subscribe(
         ({"endingOffsets": "earliest"}, "cannot end at earliest"),
         ({"maxOffsetsPerTrigger": "10"}, "not for a batch query"),
         ({"startingTimestamp": "yesterday"}, "startingTimestamp takes milliseconds since 1970"),
+        ({"subscribePattern": "a.*"}, "subscribe and subscribePattern: give one of the two"),
+        ({"endingTimestamp": "2024-02-30"}, "endingTimestamp takes milliseconds since 1970"),
+        ({"consumer": " "}, "consumer takes a text of 1 to 255 characters"),
         ({"token": "secret"}, "is still to come"),
         ({"includeHeaders": "true"}, "typed topic has no headers"),
     ],

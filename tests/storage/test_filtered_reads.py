@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import struct
 from contextlib import contextmanager
 from unittest import mock
 
+import google_crc32c
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -14,7 +16,6 @@ from hypothesis import strategies as st
 from spark_stream.consistency.entries import Kind
 from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.producers import NOBODY, Stamp
-from spark_stream.errors import DiskFull
 from spark_stream.sql.filters import row_filter
 from spark_stream.storage import extreme_files, log_format
 from spark_stream.storage.extreme_files import HEADER_BYTES
@@ -23,6 +24,7 @@ from spark_stream.storage.segment import Segment
 from spark_stream.storage.settings import Compression, LogSettings
 from tests.sql.predicates import VALUES, predicates, rows_of, schema_of
 from tests.storage import logs
+from tests.storage.disks import SmallDisk
 from tests.storage.logs import EPOCH, FACTS, NOW, flip, reopened, segment_path
 
 SCHEMA = pa.schema([pa.field("n", pa.int64()), pa.field("s", pa.string())])
@@ -301,14 +303,22 @@ def test_the_file_goes_with_its_segment(tmp_path):
     log.close()
 
 
+class NoRoomForExtremes(SmallDisk):
+    """A disk that is full whenever extremes are to be written: in the middle of a row."""
+
+    def before_write(self, path, length):
+        return length // 2 if path.suffix == ".extremes" else length
+
+
 def test_a_disk_that_takes_no_extremes_takes_batches(tmp_path):
     """What is derived is in nobody's way."""
-    log = opened(tmp_path)
-    with mock.patch.object(log.segments[0].extremes, "_opened", side_effect=DiskFull("full")):
-        append_batches(log, 3)
+    log = PartitionLog.open(tmp_path / "log", LogFormat(SCHEMA, facts=FACTS), NoRoomForExtremes())
+    append_batches(log, 4)
+    for _ in range(2):
+        assert numbers(found(log, "n = 1234 or s = 'name 000002000'")) == [1234, 2000]
+    log = reopened(log)  # on a disk with room, beside what was torn
     append_batches(log, 1)
-    assert numbers(found(log, "n = 1234")) == [1234]
-    assert not log.segments[0].name.extremes.exists()
+    assert numbers(found(log, "n in (1234, 4321)")) == [1234, 4321]
     log.close()
 
 
@@ -330,4 +340,30 @@ def test_bytes_count_that_are_read_so_that_an_answer_comes(tmp_path):
     chunks = list(log.read(Offset(0), log.end.offset, max_bytes=100_000, rows=rows))
     assert not numbers(chunks)
     assert 0 < chunks[-1].next_offset < log.end.offset
+    log.close()
+
+
+def test_the_file_is_what_the_page_about_the_format_says(tmp_path):
+    """By hand, from the page's tables."""
+    log = opened(tmp_path)
+    logs.append(log, numbered(0))
+    assert numbers(found(log, "s = 'name 000000007'")) == [7]
+    data = segment_path(log, 0, "extremes").read_bytes()
+    names = b"n=int64\ns=string\n"
+    header = struct.unpack("<8sqqII", data[:32])
+    assert header == (b"isoextr1", 0, 0, google_crc32c.value(names), 32 + 40 * 2)
+    data_crc = int(log.segments[0].table[0]["data_crc"])
+    rows = [data[at : at + 112] for at in range(32, len(data), 112)]
+    facts = [struct.unpack("<qIIII", row[:24]) for row in rows]
+    assert facts == [(0, 1, ROWS, data_crc, 0)] * 2  # of the append, and of the read
+    columns = [struct.unpack("<" + "QQQQII" * 2, row[24:104]) for row in rows]
+    of_n = (1 << 63, 0, 1 << 63, ROWS - 1, 0, 1)
+    least, greatest = (
+        struct.unpack(">QQ", text.encode()) for text in ("name 000000000\0\0", "name 000000999\0\0")
+    )
+    of_s = (*least, *greatest, 0, 1)
+    nothing = (0,) * 6
+    assert columns == [(*of_n, *nothing), (*nothing, *of_s)]
+    for row in rows:
+        assert struct.unpack("<II", row[104:]) == (0, google_crc32c.value(row[:-4]))
     log.close()

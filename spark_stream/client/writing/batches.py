@@ -49,14 +49,16 @@ def as_headers(
     return listed
 
 
-def check_size(batch: pa.RecordBatch) -> None:
-    """BatchTooLarge for a batch that no message can carry."""
-    if batch.nbytes > BATCH_BYTES_MAX or batch.num_rows > ROWS_MAX:
+def checked_size(batch: pa.RecordBatch) -> int:
+    """The bytes of the batch; BatchTooLarge for one that no message can carry."""
+    size = int(batch.nbytes)
+    if size > BATCH_BYTES_MAX or batch.num_rows > ROWS_MAX:
         raise BatchTooLarge(
-            f"a batch has at most {BATCH_BYTES_MAX} bytes and {ROWS_MAX} rows, not {batch.nbytes}"
+            f"a batch has at most {BATCH_BYTES_MAX} bytes and {ROWS_MAX} rows, not {size}"
             f" and {batch.num_rows}",
             hint=UNSENDABLE if batch.num_rows == 1 else None,
         )
+    return size
 
 
 def joining_bytes(batch: pa.RecordBatch, known: TopicDescription) -> int:
@@ -64,8 +66,8 @@ def joining_bytes(batch: pa.RecordBatch, known: TopicDescription) -> int:
 
     It may go with others as one batch: none of them is refused for another's sake.
     """
-    size = int(batch.nbytes)
-    if not 0 < size <= _JOINING_BYTES_MAX:
+    size = int(pa.ipc.get_record_batch_size(batch))  # quicker than nbytes, and no less
+    if size > _JOINING_BYTES_MAX:
         return 0
     # Not even if all of it were one record, whose flags count eight times what they take.
     if 8 * size > int(known.config["max.record.bytes"]):

@@ -32,6 +32,8 @@ Settle = Callable[[int, IsologError | None], None]
 
 JOINED_BYTES_MAX: Final = 1 << 20
 """How much small batches that wait may become together."""
+JOINED_WITHIN_S: Final = 1.0
+"""How much longer than the first of them the others may have."""
 
 _HALF: Final = SEQUENCE_MAX // 2
 
@@ -162,6 +164,8 @@ class Lane:
             size = batch.joins + following.joins
             if not following.joins or size > JOINED_BYTES_MAX or following.stamp is not None:
                 return
+            if following.deadline > batch.deadline + JOINED_WITHIN_S:
+                return  # it has more time: it is not given up with the other
             batch.others += [following, *following.others]
             following.others = []
             batch.joins = size

@@ -22,7 +22,7 @@ from spark_stream.client.writing.batches import (
     as_bytes,
     as_headers,
     check_partition,
-    check_size,
+    checked_size,
     completed,
     one_batch,
 )
@@ -165,7 +165,7 @@ class Producer:
             default = is_default(known.schema)
             rows = one_batch(batch, known.schema)
             rows = fitted(completed(rows) if default else rows, known.schema)
-            check_size(rows)
+            size = checked_size(rows)
             if partition is not None:
                 known = self._having(known, partition)
                 partition = int(partition)
@@ -180,7 +180,7 @@ class Producer:
         else:
             places = partitions_of(rows.column("key"), count, keyless)
             parts = [(place, part, int(at[0])) for place, part, at in split(rows, places)]
-        return self._sender.append(known, parts)
+        return self._sender.append(known, parts, size)
 
     def _checked(self, topic: str, partition: int | None, size: int) -> TopicDescription:
         """The topic, if it takes such a record."""

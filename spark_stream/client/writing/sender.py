@@ -46,6 +46,7 @@ _LEAST_PART: Final = 512
 # How much of the buffer is taken beforehand for records that are still to come: at most one part
 # in so many.
 _GRAB: Final = 64
+_GRAB_FIRST_BYTES: Final = 4 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,20 +168,25 @@ class Sender:
         if full:
             self._open.pop(topic, None)
             return
-        most = min(self._settings.batch_bytes - pending.size, self._settings.buffer_bytes // _GRAB)
+        most = min(
+            self._settings.batch_bytes - pending.size,
+            self._settings.buffer_bytes // _GRAB,
+            max(pending.size, _GRAB_FIRST_BYTES),  # a few records do not keep others waiting
+        )
         if pending.left < most:
             found = self.buffer.spare(most - pending.left)
             pending.room += found
             pending.left += found
         self._open[topic] = pending
 
-    def append(self, known: TopicDescription, parts: Sequence[Part]) -> Promise:
-        """Takes a batch, split by partition.
+    def append(self, known: TopicDescription, parts: Sequence[Part], size: int) -> Promise:
+        """Takes a batch of ``size`` bytes, split by partition.
 
         Raises:
             BufferFull, InvalidRequest: no room in time; closed.
         """
-        share = Share(sum(self._room(rows) for _, rows, _ in parts), 1, len(parts))
+        least = self._settings.buffer_bytes // _LEAST_PART
+        share = Share(max(size, least * len(parts)), 1, len(parts))
         with self._lock:
             self.buffer.reserve(share.size)
         whole = Gathering(known.name, len(parts), self.failures)
@@ -385,10 +391,6 @@ class Sender:
                 )
                 self._deliveries[known.id] = found
             return found
-
-    def _room(self, batch: pa.RecordBatch) -> int:
-        """Bytes of the buffer that an appended batch takes."""
-        return max(int(batch.nbytes), self._settings.buffer_bytes // _LEAST_PART)
 
     def _enter_part(
         self,

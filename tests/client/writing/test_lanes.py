@@ -334,6 +334,15 @@ def test_what_is_not_small_and_what_has_a_stamp_stays_alone():
     assert [batch.stamp.sequence for batch in again if batch.stamp] == [0, 1, 2, 3, 4]
 
 
+def test_what_has_much_more_time_is_not_given_up_with_what_has_little():
+    lane, told = Lane(), []
+    for deadline in (1.0, 1.5, 2.5, 2.6):
+        batch = small(1, told)
+        batch.deadline = deadline
+        lane.add(batch)
+    assert [len(batch.others) for batch in iter(lambda: lane.next(ME), None)] == [1, 1]
+
+
 @settings(max_examples=200)
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.data())
 def test_each_of_those_that_went_together_is_told_what_became_of_its_rows(sizes, data):

@@ -1,0 +1,75 @@
+"""Readers and writers on their way to Spark's workers, which may lack what they need.
+
+Spark sends them pickled. A worker whose Python has no isolog would fail with a traceback that names
+a module and no remedy. So what is sent is a function, by value, that needs nothing but Python: it
+looks for the modules, and says what to do if one is missing; then it makes the reader or writer.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Final
+
+from pyspark import cloudpickle
+
+NEEDED: Final = (
+    "pyarrow",
+    "numpy",
+    "pandas",
+    "pydantic",
+    "pydantic_settings",
+    "psutil",
+    "google_crc32c",
+    "sqlglot",
+    "spark_stream",
+)
+"""The modules that a task imports."""
+
+
+class Travels:
+    """Arrives in a worker that has what it needs, and else fails there with our own message.
+
+    ``travels_with``: the attributes that its copies have; None: all of them.
+    """
+
+    travels_with: tuple[str, ...] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        names = self.__dict__ if self.travels_with is None else self.travels_with
+        state = {name: self.__dict__[name] for name in names}
+        return arrive, (_pickled((type(self), state)), NEEDED)
+
+
+def arrive(made: bytes, needed: tuple[str, ...]) -> Any:
+    """What was sent; ModuleNotFoundError with a remedy where this Python lacks a module.
+
+    It is pickled by value, so it imports all that it uses by itself.
+    """
+    import importlib.util
+    import os
+    import platform
+    import socket
+    import sys as system
+
+    names = {"spark_stream": "isolog"}
+    missing = [names.get(each, each) for each in needed if importlib.util.find_spec(each) is None]
+    if missing:
+        os.environ["SPARK_HIDE_TRACEBACK"] = "1"  # the first line is then the one that helps
+        raise ModuleNotFoundError(
+            f"isolog: a Spark task on {socket.gethostname()} runs in {system.executable} (Python"
+            f" {platform.python_version()}), which lacks {', '.join(missing)}. Every worker needs"
+            " them: set PYSPARK_PYTHON, or spark.pyspark.python, to a Python that has isolog"
+            ' installed; or send it along with spark-submit --archives, see "On a cluster" in'
+            " docs/spark.md."
+        )
+    from pyspark import cloudpickle as pickles
+
+    kind, state = pickles.loads(made)
+    found = kind.__new__(kind)
+    found.__dict__.update(state)
+    return found
+
+
+_pickled: Any = cloudpickle.dumps
+_by_value: Any = cloudpickle.register_pickle_by_value
+_by_value(sys.modules[__name__])

@@ -1,0 +1,317 @@
+"""A comparison's two sides brought together, as Spark does it (in its default, ANSI).
+
+Whole numbers and decimals are compared exactly, with a float or double as doubles; dates and
+timestamps as moments (in UTC); a string is taken as what it is compared with. A constant is brought
+into its column's own unit, so that no column is cast where that can be avoided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from decimal import Context, Decimal
+from fractions import Fraction
+from math import floor, inf, nextafter
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+from spark_stream.consistency import pruning
+from spark_stream.consistency.pruning import float_key, whole_key
+from spark_stream.errors import InvalidFilter
+from spark_stream.sql import literals
+from spark_stream.sql.literals import NotAValue
+from spark_stream.sql.predicates import (
+    Bound,
+    Constant,
+    Everywhere,
+    Field,
+    Negation,
+    Pair,
+    Versus,
+)
+from spark_stream.sql.tree import Column, Kind, Literal, Operand
+from spark_stream.wire.type_names import type_name
+
+_UNITS: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_EXACTLY: Final = Context(prec=80)
+_DECIMAL_DIGITS_MAX: Final = 76
+_MOMENTS: Final = pa.decimal256(60, 0)  # nanoseconds, whatever the unit
+
+
+def refused(problem: str, node: Operand | None) -> InvalidFilter:
+    at, column = None, None
+    if isinstance(node, Column):
+        at, column = node.at, node.shown
+    where = f" (at character {at})" if at else ""
+    details = {} if column is None else {"column": column}
+    return InvalidFilter(f"filter: {problem}{where}", option="filter", **details)
+
+
+class TextField(Field):
+    """Bytes that are compared as a text."""
+
+    __slots__ = ()
+
+
+def compared(
+    order: pruning.Order, left: Field | Literal, right: Field | Literal, node: Any
+) -> Bound:
+    """``left`` and ``right`` in this order; ``node`` is theirs, for messages."""
+    if isinstance(left, Literal):
+        if isinstance(right, Literal):
+            return _of_constants(order, left, right)
+        if order is pruning.Order.EQUAL:
+            return _against(order, right, left, node)
+        # c < x is NOT x <= c, for any two values have an order.
+        turned = pruning.Order.LESS_OR_EQUAL if order is pruning.Order.LESS else pruning.Order.LESS
+        return Negation(_against(turned, right, left, node))
+    if isinstance(right, Literal):
+        return _against(order, left, right, node)
+    return Pair(order, left, right, _common(left, right, node))
+
+
+def _of_constants(order: pruning.Order, left: Literal, right: Literal) -> Bound:
+    if left.value is None or right.value is None:
+        return Constant(None)
+    try:
+        a, b = _alike(left, right)
+    except NotAValue as error:
+        raise refused(str(error), None) from None
+    if a != a or b != b:  # NaN is above all, and equal to itself
+        a, b = (a != a), (b != b)
+    found = {
+        pruning.Order.EQUAL: lambda: a == b,
+        pruning.Order.LESS: lambda: a < b,
+        pruning.Order.LESS_OR_EQUAL: lambda: a <= b,
+    }[order]()
+    return Constant(bool(found))
+
+
+def _alike(left: Literal, right: Literal) -> tuple[Any, Any]:
+    kinds = {left.kind, right.kind}
+    for wanted, convert in _CONVERTED:
+        if wanted & kinds and kinds <= wanted | {Kind.STRING} | _NUMBERS * (wanted <= _NUMBERS):
+            return convert(left), convert(right)
+    if kinds == {Kind.STRING}:
+        return str(left.value).encode(), str(right.value).encode()
+    raise NotAValue(f"{left.shown} is not compared with {right.shown}")
+
+
+class _Kinds(frozenset[Kind]):
+    def __mul__(self, there: bool) -> frozenset[Kind]:
+        return self if there else frozenset()
+
+
+_NUMBERS: Final = _Kinds({Kind.WHOLE, Kind.DECIMAL, Kind.DOUBLE})
+
+
+def _as_bytes(literal: Literal) -> bytes:
+    if isinstance(literal.value, bytes):
+        return literal.value
+    if isinstance(literal.value, str):
+        return literal.value.encode()
+    raise NotAValue(f"{literal.shown} is no binary")
+
+
+def _as_fraction(literal: Literal) -> Fraction:
+    if isinstance(literal.value, Fraction):
+        return literal.value
+    return literals.as_whole(literal)
+
+
+_CONVERTED: Final[list[tuple[frozenset[Kind], Callable[[Literal], Any]]]] = [
+    (_Kinds({Kind.DOUBLE}), literals.as_double),
+    (_Kinds({Kind.DECIMAL}), literals.as_double),
+    (_Kinds({Kind.WHOLE}), _as_fraction),
+    (_Kinds({Kind.BOOLEAN}), literals.as_boolean),
+    (_Kinds({Kind.TIMESTAMP, Kind.DATE}), literals.as_moment),
+    (_Kinds({Kind.TIME}), literals.as_time),
+    (_Kinds({Kind.BINARY}), _as_bytes),
+]
+
+
+def is_text(kind: pa.DataType) -> bool:
+    return bool(pt.is_string(kind) or pt.is_large_string(kind))
+
+
+def is_raw(kind: pa.DataType) -> bool:
+    return bool(pt.is_binary(kind) or pt.is_large_binary(kind) or pt.is_fixed_size_binary(kind))
+
+
+def _is_moment(kind: pa.DataType) -> bool:
+    return bool(pt.is_timestamp(kind) or pt.is_date(kind))
+
+
+def _against(order: pruning.Order, field: Field, literal: Literal, node: Any) -> Bound:
+    """A field and a constant."""
+    if literal.value is None:
+        return Constant(None)
+    kind = field.type
+    if pt.is_null(kind):
+        return Constant(None)
+    try:
+        if (is_raw(kind) or is_text(kind)) and literal.kind in (Kind.STRING, Kind.BINARY):
+            return of_bytes(order, field, literal)
+        if pt.is_floating(kind) and literal.kind in (*_NUMBERS, Kind.STRING):
+            return _of_doubles(order, field, literals.as_double(literal))
+        if pt.is_integer(kind) or pt.is_decimal(kind):
+            return _of_numbers(order, field, literal)
+        if pt.is_boolean(kind) and literal.kind in (Kind.BOOLEAN, Kind.STRING):
+            return _of_wholes(order, field, Fraction(literals.as_boolean(literal)))
+        if pt.is_date(kind) and literal.kind in (Kind.DATE, Kind.STRING):
+            return _of_wholes(order, field, literals.as_day(literal) * _per_second(kind))
+        if _is_moment(kind) and literal.kind in (Kind.DATE, Kind.TIMESTAMP, Kind.STRING):
+            return _of_wholes(order, field, literals.as_moment(literal) * _per_second(kind))
+        if pt.is_time(kind) and literal.kind in (Kind.TIME, Kind.STRING):
+            return _of_wholes(order, field, literals.as_time(literal) * _per_second(kind))
+    except NotAValue as error:
+        raise refused(f"{_named(field, node)}: {error}", _column_of(node)) from None
+    raise refused(
+        f"{_named(field, node)} is not compared with {literal.shown}, a {literal.kind}",
+        _column_of(node),
+    )
+
+
+def _column_of(node: Any) -> Operand | None:
+    """The column of a comparison, to be named."""
+    sides = [getattr(node, name, None) for name in ("left", "operand", "right")]
+    return next((each for each in sides if isinstance(each, Column)), None)
+
+
+def _named(field: Field, node: Any) -> str:
+    column = _column_of(node)
+    name = column.shown if column is not None else field.name
+    return f"column {name!r} ({type_name(field.type)})"
+
+
+def of_bytes(order: pruning.Order, field: Field, literal: Literal) -> Bound:
+    value = _as_bytes(literal)
+    wide = pt.is_large_binary(field.type) or pt.is_large_string(field.type)
+    key = pruning.bytes_key(value)
+    scalar = pa.scalar(value, pa.large_binary() if wide else pa.binary())
+    return Versus(field, order, scalar, key, key, exact=False)
+
+
+def _of_doubles(order: pruning.Order, field: Field, value: float) -> Bound:
+    """Floats, and what is compared with a double as one."""
+    scalar = pa.scalar(value, pa.float64())
+    if pt.is_floating(field.type):
+        key = float_key(value)
+        return Versus(field, order, scalar, key, key, exact=True)
+    if value != value or value in (inf, -inf):
+        return Versus(field, order, scalar, pruning.LOWEST, pruning.HIGHEST, exact=False)
+    # A whole number or a decimal becomes the nearest double, so neighbours of the constant may
+    # be equal to it, or not: that far the keys know nothing.
+    scale = 10**field.type.scale if pt.is_decimal(field.type) else 1
+    far = 1 if value == 0 else abs(value)
+    around = 4 * max(nextafter(far, inf) - far, 0.0)
+    low, high = (
+        floor(Fraction(value) * scale + sign * (Fraction(around) * scale + 1)) for sign in (-1, 1)
+    )
+    return Versus(field, order, scalar, whole_key(low), whole_key(high + 1), exact=False)
+
+
+def _of_numbers(order: pruning.Order, field: Field, literal: Literal) -> Bound:
+    """Whole numbers and decimals."""
+    kind = field.type
+    if literal.kind is Kind.STRING:
+        whole = pt.is_integer(kind)
+        literal = (
+            literals.cast(literal, "bigint")
+            if whole
+            else Literal(Kind.DOUBLE, literals.as_double(literal), literal.text)
+        )
+    if literal.kind is Kind.DOUBLE:
+        value = literals.as_double(literal)
+        small = pt.is_integer(kind) and kind.bit_width < 64
+        if not small or value - value != 0:
+            return _of_doubles(order, field, value)
+        return _of_wholes(order, field, Fraction(value))  # every such number is a double
+    if literal.kind not in _NUMBERS or not isinstance(literal.value, Fraction):
+        raise NotAValue(f"it is not compared with {literal.shown}, a {literal.kind}")
+    scale = 10**kind.scale if pt.is_decimal(kind) else 1
+    return _of_wholes(order, field, literal.value * scale)
+
+
+def _per_second(kind: pa.DataType) -> Fraction:
+    """How many of a type's units a second has."""
+    if pt.is_date32(kind):
+        return Fraction(1, 86_400)
+    return Fraction(_UNITS["ms" if pt.is_date64(kind) else kind.unit])
+
+
+def _of_wholes(order: pruning.Order, field: Field, value: Fraction) -> Bound:
+    """Types whose values are whole numbers in some unit; ``value`` is in that unit.
+
+    A constant between two of them, or beyond all, is brought to the nearest that says the same.
+    """
+    below = floor(value)
+    if below != value:
+        if order is pruning.Order.EQUAL:
+            return Everywhere(field, False)
+        order = pruning.Order.LESS_OR_EQUAL
+    least, greatest = _range_of(field.type)
+    if below > greatest:
+        return Everywhere(field, order is not pruning.Order.EQUAL)
+    if below < least:
+        return Everywhere(field, False)
+    key = whole_key(below)
+    return Versus(field, order, _scalar(below, field.type), key, key, exact=True)
+
+
+def _range_of(kind: pa.DataType) -> tuple[int, int]:
+    """The least and the greatest whole number of a type."""
+    if pt.is_boolean(kind):
+        return 0, 1
+    if pt.is_decimal(kind):
+        most = 10**kind.precision - 1
+        return -most, most
+    if pt.is_unsigned_integer(kind):
+        return 0, (1 << kind.bit_width) - 1
+    half = 1 << (kind.bit_width - 1)
+    return -half, half - 1
+
+
+def _scalar(value: int, kind: pa.DataType) -> pa.Scalar:
+    if pt.is_boolean(kind):
+        return pa.scalar(bool(value))
+    if pt.is_decimal(kind):
+        return pa.scalar(Decimal(value).scaleb(-kind.scale, _EXACTLY), kind)
+    if pt.is_integer(kind):
+        return pa.scalar(value, kind)
+    plain = pa.int32() if kind.bit_width == 32 else pa.int64()
+    return pa.scalar(value, plain).cast(kind)
+
+
+def doubled(literal: Literal) -> Literal:
+    if literal.kind in (Kind.WHOLE, Kind.DECIMAL):
+        return Literal(Kind.DOUBLE, literals.as_double(literal), literal.text)
+    return literal
+
+
+def _common(left: Field, right: Field, node: Any) -> pa.DataType:
+    """The type that two fields are compared as."""
+    a, b = left.type, right.type
+    numbers = [pt.is_integer(each) or pt.is_decimal(each) for each in (a, b)]
+    floats = [pt.is_floating(each) for each in (a, b)]
+    if any(floats) and all(f or n for f, n in zip(floats, numbers, strict=True)):
+        return pa.float64()
+    if all(pt.is_signed_integer(each) for each in (a, b)):
+        return pa.int64()
+    if all(numbers):
+        scale = max(each.scale if pt.is_decimal(each) else 0 for each in (a, b))
+        return pa.decimal256(_DECIMAL_DIGITS_MAX, scale)
+    if all(is_text(each) for each in (a, b)) or all(is_raw(each) for each in (a, b)):
+        return pa.large_binary()
+    if {is_text(each) or is_raw(each) for each in (a, b)} == {True}:
+        return pa.large_binary()
+    if all(_is_moment(each) for each in (a, b)) or all(pt.is_time(each) for each in (a, b)):
+        return a if a.equals(b) else _MOMENTS
+    if a.equals(b) and pt.is_boolean(a):
+        return a
+    raise refused(
+        f"columns {node.left.shown!r} ({type_name(a)}) and {node.right.shown!r}"
+        f" ({type_name(b)}) are not compared",
+        node.left,
+    )

@@ -1,0 +1,90 @@
+"""Filtered queries without Spark: offsets cover everything, and losses are still known."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.sql import datasource as spark
+from pyspark.sql.types import StructType
+
+from spark_stream.datasource.options import source_options
+from spark_stream.datasource.pushing import PushingReader, is_asked_for_filters
+from spark_stream.datasource.types import to_spark
+from spark_stream.errors import IsologError
+from tests.datasource.sources import Query, batch_read
+from tests.support import NUMBERS, numbers
+
+
+@pytest.fixture
+def thousands(log, topic):
+    """Two partitions of 5,000 numbers in five batches."""
+    log.create_topic(topic, partitions=2, schema=NUMBERS)
+    with log.producer() as producer:
+        for partition in range(2):
+            for first in range(0, 5000, 1000):
+                producer.append(topic, numbers(first, 1000), partition=partition)
+    return topic
+
+
+def test_a_batch_whose_ranges_hold_no_match_is_whole(shared, thousands):
+    assert batch_read(shared.address, thousands, filter="n < 0") == []
+    assert batch_read(shared.address, thousands, filter="n = 4999") == [4999, 4999]
+    assert batch_read(shared.address, thousands, filter="n = 0", minPartitions=8) == [0, 0]
+
+
+def test_micro_batches_count_what_they_look_at(shared, thousands):
+    query = Query(shared.address, thousands, filter="n = 4999", maxOffsetsPerTrigger=2500)
+    assert [query.batch() for _ in range(4)] == [[], [], [], [4999, 4999]]
+    assert query.planned() == query.at
+
+
+def test_a_planned_batch_is_read_again_with_the_same_rows(shared, thousands):
+    query = Query(shared.address, thousands, filter="n between 10 and 12")
+    end = query.planned()
+    at = query.at
+    first = query.read(end)
+    query.at = at
+    query.start()
+    assert query.read(end) == first == [10, 11, 12, 10, 11, 12]
+
+
+def reader_of(address, topic, schema=NUMBERS, **options):
+    given = {"bootstrap": address, "subscribe": topic, **options}
+    shown = schema if isinstance(schema, StructType) else to_spark(schema)
+    return PushingReader(source_options(given, streaming=False), shown)
+
+
+def rows_of(reader):
+    return [
+        number
+        for partition in reader.partitions()
+        for batch in reader.read(partition)
+        for number in batch.column("n").to_pylist()
+    ]
+
+
+def test_pushed_filters_are_taken_or_given_back_by_reference(shared, thousands):
+    reader = reader_of(shared.address, thousands, filter="n > 3")
+    taken = [
+        spark.GreaterThan(("n",), 1),
+        spark.Not(spark.EqualTo(("n",), 5)),
+        spark.In(("n",), (4, 5, 6, 9000)),
+        spark.IsNotNull(("n",)),
+    ]
+    left = [
+        spark.EqualTo(("m",), 1),
+        spark.EqualTo(("n",), "one"),
+        spark.StringContains(("n",), "1"),
+        spark.EqualTo(("n",), object()),
+        spark.In(("n",), ()),
+    ]
+    assert [id(each) for each in reader.pushFilters([*taken, *left])] == list(map(id, left))
+    assert rows_of(reader) == [4, 6, 4, 6]
+    assert not is_asked_for_filters()
+
+
+def test_a_filter_that_fits_no_topic_is_refused_when_the_query_is_planned(shared, thousands):
+    for text in ("m = 1", "n = 'one'", "n ="):
+        with pytest.raises(IsologError, match="filter"):
+            Query(shared.address, thousands, filter=text)
+        with pytest.raises(IsologError, match="filter"):
+            batch_read(shared.address, thousands, filter=text)
