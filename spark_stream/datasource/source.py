@@ -28,12 +28,13 @@ from spark_stream.datasource.pushing import PushingReader, is_asked_for_filters
 from spark_stream.datasource.reader import IsologReader
 from spark_stream.datasource.stream_reader import IsologStreamReader
 from spark_stream.datasource.tables import kept_options, names_both_sides, table_options
+from spark_stream.datasource.travel import Travels
 from spark_stream.datasource.types import to_spark
 from spark_stream.datasource.writer import IsologStreamWriter, IsologWriter
 from spark_stream.errors import IsologError, Unsupported
 
 
-class IsologDataSource(DataSource):
+class IsologDataSource(Travels, DataSource):
     """``format("isolog")``: a topic of an isolog as a source and as a sink."""
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Readers and writers on their way to Spark's workers, which may lack what they need.
+"""What Spark sends to its workers, which may lack what it needs: the source, readers, writers.
 
 Spark sends them pickled. A worker whose Python has no isolog would fail with a traceback that names
 a module and no remedy. So what is sent is a function, by value, that needs nothing but Python: it
@@ -56,11 +56,11 @@ def arrive(made: bytes, needed: tuple[str, ...]) -> Any:
     if missing:
         os.environ["SPARK_HIDE_TRACEBACK"] = "1"  # the first line is then the one that helps
         raise ModuleNotFoundError(
-            f"isolog: a Spark task on {socket.gethostname()} runs in {system.executable} (Python"
-            f" {platform.python_version()}), which lacks {', '.join(missing)}. Every worker needs"
-            " them: set PYSPARK_PYTHON, or spark.pyspark.python, to a Python that has isolog"
-            ' installed; or send it along with spark-submit --archives, see "On a cluster" in'
-            " docs/spark.md."
+            f"isolog: a Python worker of Spark on {socket.gethostname()} runs {system.executable}"
+            f" (Python {platform.python_version()}), which lacks {', '.join(missing)}. Set"
+            " PYSPARK_PYTHON, where the job is submitted, to a Python that has isolog and all that"
+            " it needs on every host, or send isolog along with spark-submit (--archives,"
+            ' --py-files); see "On a cluster" in docs/spark.md.'
         )
     from pyspark import cloudpickle as pickles
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 import spark_stream as isolog
-from tests.conftest import stop_broker
+from tests.conftest import ROOT, stop_broker
 
 _numbers = itertools.count()
 
@@ -68,6 +70,17 @@ def log(shared_path: Path) -> Iterator[isolog.Log]:
 def topic() -> str:
     """A name that no other test uses."""
     return f"topic-{next(_numbers)}"
+
+
+@pytest.fixture(scope="session")
+def isolog_zip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """isolog alone, made by the line of docs/spark.md."""
+    target = tmp_path_factory.mktemp("zip") / "isolog.zip"
+    line = "python -m zipfile -c isolog.zip spark_stream pyspark_isolog.py"
+    assert line in (ROOT / "docs" / "spark.md").read_text()
+    words = line.replace("isolog.zip", str(target)).split()
+    subprocess.run([sys.executable, *words[1:]], cwd=ROOT, check=True)
+    return target
 
 
 class Queries:

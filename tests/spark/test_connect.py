@@ -13,20 +13,22 @@ import pytest
 
 import spark_stream as isolog
 from tests.conftest import stop_broker
+from tests.spark.standalone import python_without
 
 pytest.importorskip("grpc", reason="Spark Connect needs pyspark[connect]")
 
-CLIENT = Path(__file__).with_name("connect_client.py")
 
-
-@pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What a client of Spark Connect saw, with its server started in a directory of its own."""
-    folder = tmp_path_factory.mktemp("connect")
-    environment = {name: value for name, value in os.environ.items() if "SPARK" not in name}
-    environment |= {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+def run(folder: Path, client: str, *arguments: Path, python: str | Path = sys.executable) -> Any:
+    """What a client said last, with a server that starts in the folder and has that Python."""
+    own = {"PYTHONPATH"} if python != sys.executable else set()
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in own and ("SPARK" not in name or name == "SPARK_SUBMIT_OPTS")
+    }
+    environment |= {"PYSPARK_PYTHON": str(python), "PYSPARK_DRIVER_PYTHON": str(python)}
     done = subprocess.run(
-        [sys.executable, str(CLIENT)],
+        [sys.executable, Path(__file__).with_name(client), *arguments],
         cwd=folder,
         env=environment,
         capture_output=True,
@@ -34,7 +36,14 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Any:
         timeout=240,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    yield folder, json.loads(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What a client of Spark Connect saw, with its server started in a directory of its own."""
+    folder = tmp_path_factory.mktemp("connect")
+    yield folder, run(folder, "connect_client.py")
     stop_broker(folder / "data")
 
 
@@ -52,3 +61,17 @@ def test_a_path_in_the_sessions_files_is_refused(told: Any) -> None:
     _, said = told
     assert "[INVALID_OPTION]" in said["in_files"]
     assert "is deleted when Spark is done with it" in said["in_files"]
+
+
+@pytest.mark.timeout(300)
+def test_isolog_sent_by_a_client_to_a_server_without_it(
+    tmp_path: Path, log_dir: Path, isolog_zip: Path
+) -> None:
+    """For batches. Spark gives its session's files to no stream: docs/spark.md says so."""
+    bare = python_without(tmp_path / "bare")
+    said = run(tmp_path, "connect_artifacts_client.py", isolog_zip, log_dir, python=bare)
+    assert "[DATA_SOURCE_NOT_FOUND]" in said["before"]
+    assert said["batch"] == list(range(5))
+    for stream in ("sink", "source"):
+        assert f"runs {bare} " in said[stream]
+        assert "which lacks isolog. Set PYSPARK_PYTHON" in said[stream]

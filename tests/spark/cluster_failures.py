@@ -1,0 +1,49 @@
+"""A job whose executors lack something, run by test_cluster: reads and writes, in batch and as a
+stream, topics that are there. Its last line says in JSON what each attempt failed with."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+
+from pyspark.sql import SparkSession
+
+
+def main(path: str, folder: str) -> None:
+    spark = SparkSession.builder.getOrCreate()
+    source = {"path": path, "subscribe": "numbers", "maxRecordsPerPartition": "100"}
+    numbers = spark.range(0, 1000, 1, 4).selectExpr("id AS n")
+    stream = spark.readStream.format("isolog").options(**source).load()
+
+    def write() -> None:
+        numbers.write.format("isolog").mode("append").options(path=path, topic="target").save()
+
+    def read() -> None:
+        spark.read.format("isolog").options(**source).load().collect()
+
+    def write_stream() -> None:
+        numbers.write.parquet(f"{folder}/numbers")
+        files = spark.readStream.schema("n bigint").parquet(f"{folder}/numbers")
+        sink = files.writeStream.format("isolog").options(path=path, topic="target")
+        sink = sink.option("checkpointLocation", f"{folder}/sink").trigger(availableNow=True)
+        sink.start().awaitTermination()
+
+    def read_stream() -> None:
+        sink = stream.writeStream.format("noop").trigger(availableNow=True)
+        sink.option("checkpointLocation", f"{folder}/source").start().awaitTermination()
+
+    attempts: tuple[Callable[[], None], ...] = (write, read, write_stream, read_stream)
+    told = {}
+    for attempt in attempts:
+        try:
+            attempt()
+            told[attempt.__name__] = ""
+        except Exception as error:
+            told[attempt.__name__] = str(error)
+    print(json.dumps(told))
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])

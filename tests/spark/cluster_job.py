@@ -1,0 +1,42 @@
+"""A job for several executors, run by test_cluster: writes a topic, streams it into another over
+all executors, and reads that one. Its last line says in JSON what it read, and who wrote it."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from pyspark.sql import SparkSession
+
+EXECUTOR = "reflect('java.lang.System', 'getProperty', 'user.dir') AS executor"
+
+
+def main(path: str, checkpoint: str, *also: str) -> None:
+    spark = SparkSession.builder.getOrCreate()
+    if "register" in also:
+        from pyspark_isolog import DefaultSource
+
+        spark.dataSource.register(DefaultSource)
+    committed = {"path": path, "isolation": "read_committed"}
+    made = {"path": path, "createTopic": "true", "partitions": "4"}
+    numbers = spark.range(0, 1000, 1, 4).selectExpr("id AS n")
+    numbers.write.format("isolog").mode("append").options(**made, topic="numbers").save()
+    copied = (
+        spark.readStream.format("isolog")
+        .options(**committed, subscribe="numbers", maxRecordsPerPartition="100")
+        .load()
+        .selectExpr("n", EXECUTOR)  # the executor that reads a row also writes it
+        .writeStream.format("isolog")
+        .options(**made, topic="copy", checkpointLocation=checkpoint)
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert copied.awaitTermination(200)
+    rows = spark.read.format("isolog").options(**committed, subscribe="copy").load().collect()
+    numbers_read = sorted(row.n for row in rows)
+    print(json.dumps({"n": numbers_read, "executors": sorted({row.executor for row in rows})}))
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,161 @@
+"""A Spark standalone cluster of two workers: which Python runs where, and how isolog gets there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import spark_stream as isolog
+from tests.conftest import ROOT
+from tests.spark.standalone import Standalone, install, named, python_without, submit
+from tests.support import numbers
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+JOB = Path(__file__).with_name("cluster_job.py")
+FAILURES = Path(__file__).with_name("cluster_failures.py")
+PAGE = (ROOT / "docs" / "spark.md").read_text()
+
+
+@dataclass(frozen=True)
+class Pythons:
+    """Three Pythons: one with all, and those without."""
+
+    whole: Path
+    no_isolog: Path
+    no_pyarrow: Path
+
+
+@pytest.fixture(scope="module")
+def pythons(tmp_path_factory: pytest.TempPathFactory) -> Pythons:
+    folder = tmp_path_factory.mktemp("pythons")
+    return Pythons(
+        whole=install(python_without(folder / "whole")),
+        no_isolog=python_without(folder / "no-isolog"),
+        no_pyarrow=install(python_without(folder / "no-pyarrow", "pyarrow")),
+    )
+
+
+@pytest.fixture(scope="module")
+def driver_path(pythons: Pythons, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """PATH of a driver's host, where every name means a Python that has all."""
+    names = dict.fromkeys(("lacks_isolog", "lacks_pyarrow"), pythons.whole)
+    commands = named(tmp_path_factory.mktemp("driver") / "bin", **names)
+    return f"{commands}{os.pathsep}{os.environ['PATH']}"
+
+
+@pytest.fixture(scope="module")
+def cluster(pythons: Pythons, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+    """Two workers. On the second, some names mean a Python that lacks something."""
+    folder = tmp_path_factory.mktemp("cluster")
+    first = {"lacks_isolog": pythons.whole, "lacks_pyarrow": pythons.whole}
+    second = {"lacks_isolog": pythons.no_isolog, "lacks_pyarrow": pythons.no_pyarrow}
+    started = Standalone(folder, [named(folder / "a", **first), named(folder / "b", **second)])
+    yield started
+    started.stop()
+
+
+def told(said: str) -> Any:
+    """What the job's last line says."""
+    return json.loads(next(line for line in said.splitlines() if line.startswith("{")))
+
+
+def check(said: str) -> None:
+    """Every record is there once, and both executors wrote some."""
+    found = told(said)
+    assert found["n"] == list(range(1000))
+    workers = {re.search(r"work-(\d)", each)[1] for each in found["executors"]}  # type: ignore[index]
+    assert workers == {"0", "1"}
+
+
+def test_isolog_installed_on_every_host(
+    cluster: Standalone, pythons: Pythons, log_dir: Path, tmp_path: Path
+) -> None:
+    python = str(pythons.whole)
+    check(cluster.submit(tmp_path, JOB, log_dir, tmp_path / "checkpoint", PYSPARK_PYTHON=python))
+
+
+def test_isolog_sent_with_py_files(
+    cluster: Standalone, pythons: Pythons, isolog_zip: Path, log_dir: Path, tmp_path: Path
+) -> None:
+    """A source that the job registers finds what --py-files sent, in planners and tasks."""
+    job = (JOB, log_dir, tmp_path / "checkpoint", "register")
+    python = str(pythons.no_isolog)
+    check(cluster.submit(tmp_path, "--py-files", isolog_zip, *job, PYSPARK_PYTHON=python))
+
+
+def test_an_environment_sent_with_archives(
+    cluster: Standalone, pythons: Pythons, log_dir: Path, tmp_path: Path
+) -> None:
+    """./environment is unpacked here for the driver, and by Spark for each executor."""
+    shutil.copytree(pythons.whole.parents[1], tmp_path / "environment", symlinks=True)
+    with tarfile.open(tmp_path / "environment.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "environment", arcname=".")
+    sent = ("--archives", "environment.tar.gz#environment")
+    job = (JOB, log_dir, tmp_path / "checkpoint")
+    python = "./environment/bin/python"
+    check(cluster.submit(tmp_path, *sent, *job, PYSPARK_PYTHON=python))
+
+
+@pytest.mark.parametrize("lacking", ["isolog", "pyarrow"])
+def test_a_worker_that_lacks_something_says_what_to_do_and_nothing_is_half_written(
+    cluster: Standalone, log_dir: Path, tmp_path: Path, driver_path: str, lacking: str
+) -> None:
+    with isolog.connect(path=log_dir) as log:
+        for topic in ("numbers", "target"):
+            log.create_topic(topic, schema=pa.schema([("n", pa.int64())]), partitions=4)
+        with log.producer() as producer:
+            producer.append("numbers", numbers(0, 1000))
+        job = (FAILURES, log_dir, tmp_path)
+        python = f"lacks-{lacking}"
+        said = told(cluster.submit(tmp_path, *job, PATH=driver_path, PYSPARK_PYTHON=python))
+        assert log.read("target", isolation="read_committed").num_rows == 0
+    assert list(said) == ["write", "read", "write_stream", "read_stream"]
+    for attempt, error in said.items():
+        if lacking == "isolog":
+            assert re.search(r"runs \S+ \(Python [\d.]+\), which lacks isolog\. Set", error), (
+                attempt
+            )
+        else:  # Spark itself looks for pyarrow there, before anything of ours
+            assert "ModuleNotFoundError: No module named 'pyarrow'" in error, attempt
+            assert "ModuleNotFoundError: No module named 'pyarrow'" in PAGE
+
+
+def test_cluster_mode_is_not_for_python_on_standalone(
+    cluster: Standalone, pythons: Pythons, tmp_path: Path
+) -> None:
+    job = ("--deploy-mode", "cluster", JOB, tmp_path / "log", tmp_path / "checkpoint")
+    said = cluster.submit(tmp_path, *job, code=1, PYSPARK_PYTHON=str(pythons.whole))
+    assert "not supported for python applications on standalone clusters" in said
+    assert "not supported for python applications on standalone clusters" in PAGE
+
+
+def test_planners_run_the_python_of_the_environment_and_no_settings(
+    pythons: Pythons, log_dir: Path, tmp_path: Path
+) -> None:
+    """Where that lacks isolog, nothing of ours runs: the docs have Spark's message."""
+    job = ("--conf", f"spark.pyspark.python={pythons.whole}", JOB, log_dir, tmp_path)
+    path = named(tmp_path / "bin", python3=pythons.no_isolog)
+    path_of_driver = f"{path}{os.pathsep}{os.environ['PATH']}"
+    said = submit("local[1]", tmp_path, *job, code=1, PATH=path_of_driver)
+    symptom = "[DATA_SOURCE_NOT_FOUND] Failed to find the data source: isolog"
+    assert symptom in said
+    assert symptom in PAGE
+
+
+def test_a_planner_that_lacks_pyarrow_says_what_to_do(
+    pythons: Pythons, log_dir: Path, tmp_path: Path
+) -> None:
+    job = (JOB, log_dir, tmp_path)
+    said = submit("local[1]", tmp_path, *job, code=1, PYSPARK_PYTHON=str(pythons.no_pyarrow))
+    assert re.search(r"Spark plans its queries on \S+ in \S+ \(Python [\d.]+\), which lacks", said)

@@ -1,0 +1,223 @@
+"""The jobs of ``examples/``, each on a small log, with what it leaves there."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+from pyspark.sql import SparkSession
+
+import spark_stream as isolog
+from tests.conftest import ROOT
+from tests.spark.standalone import submit
+
+EXAMPLES = ROOT / "examples"
+JOBS = (
+    "ingest_files",
+    "count_by_window",
+    "join_topics",
+    "backfill_to_parquet",
+    "sort_out_bad_records",
+)
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+DDL = "carrier string, origin string, delay int, moment timestamp"
+PYTHONS = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+MOMENT = pa.timestamp("us", "UTC")
+FLIGHTS = pa.schema(
+    [("carrier", pa.string()), ("origin", pa.string()), ("delay", pa.int32()), ("moment", MOMENT)]
+)
+
+
+@pytest.fixture(autouse=True)
+def zone(spark: SparkSession) -> Iterator[None]:
+    """A job may set the session's zone, and the session is that of all tests here."""
+    before = spark.conf.get("spark.sql.session.timeZone")
+    yield
+    spark.conf.set("spark.sql.session.timeZone", str(before))
+
+
+def run(job: str, place: Path, *arguments: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs the script as spark-submit does, in this process and its Spark session."""
+    words = [f"{job}.py", "--path", str(place), *(str(each) for each in arguments)]
+    monkeypatch.setattr(sys, "argv", words)
+    runpy.run_path(str(EXAMPLES / words[0]), run_name="__main__")
+
+
+def flight(minute: int, delay: int, origin: str = "JFK") -> dict[str, Any]:
+    moment = NOON + timedelta(minutes=minute)
+    return {"carrier": "UA", "origin": origin, "delay": delay, "moment": moment}
+
+
+def rows(log: isolog.Log, topic: str) -> list[dict[str, Any]]:
+    return log.read(topic, isolation="read_committed").to_pylist()
+
+
+def add(log: isolog.Log, topic: str, schema: pa.Schema, values: list[dict[str, Any]]) -> None:
+    with log.producer() as producer:
+        producer.append(topic, pa.RecordBatch.from_pylist(values, schema))
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_a_job_is_short_and_says_how_to_run_it(job: str) -> None:
+    text = (EXAMPLES / f"{job}.py").read_text()
+    assert f"spark-submit examples/{job}.py --bootstrap " in text.split('"""')[1]
+    assert len(text.splitlines()) < 60
+    assert f"examples/{job}.py" in (ROOT / "README.md").read_text()
+
+
+def test_files_become_records_of_a_typed_topic_once(
+    shared_path: Path,
+    log: isolog.Log,
+    topic: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    spark: SparkSession,
+) -> None:
+    """Through spark-submit, as users run it; a second run finds one file more."""
+    landing, checkpoint = tmp_path / "landing", tmp_path / "checkpoint"
+    landing.mkdir()
+    arguments = (landing, topic, "--schema", DDL, "--checkpoint", checkpoint)
+
+    def land(day: int) -> None:
+        line = {"carrier": "UA", "origin": "JFK", "delay": day, "moment": "2026-01-31T12:00:00Z"}
+        (landing / f"day-{day}.json").write_text(json.dumps(line) + "\n")
+
+    land(1)
+    job = (EXAMPLES / "ingest_files.py", "--path", shared_path, *arguments)
+    submit("local[1]", tmp_path, *job, **PYTHONS)
+    land(2)
+    run("ingest_files", shared_path, *arguments, monkeypatch=monkeypatch)
+    assert sorted(rows(log, topic), key=lambda row: row["delay"]) == [flight(0, 1), flight(0, 2)]
+    assert len(log.describe(topic).partitions) == 4
+
+
+def test_late_flights_are_counted_by_window(
+    shared_path: Path,
+    log: isolog.Log,
+    topic: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    spark: SparkSession,
+) -> None:
+    log.create_topic(topic, schema=FLIGHTS)
+    add(
+        log,
+        topic,
+        FLIGHTS,
+        [flight(0, 20), flight(30, 40), flight(40, 15), flight(50, 60, "LGA"), flight(180, 99)],
+    )
+    run(
+        "count_by_window",
+        shared_path,
+        *(topic, f"{topic}-counts", "--checkpoint", tmp_path),
+        monkeypatch=monkeypatch,
+    )
+    counts = sorted(rows(log, f"{topic}-counts"), key=lambda row: str(row["origin"]))
+    expected = [(NOON, "JFK", 2, 30.0), (NOON, "LGA", 1, 60.0)]
+    assert [tuple(row.values()) for row in counts] == expected
+
+
+def test_orders_find_their_payments(
+    shared_path: Path,
+    log: isolog.Log,
+    topic: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    spark: SparkSession,
+) -> None:
+    orders = pa.schema(
+        [
+            ("order_id", pa.int64()),
+            ("customer", pa.string()),
+            ("amount", pa.float64()),
+            ("moment", MOMENT),
+        ]
+    )
+    payments = pa.schema([("order_id", pa.int64()), ("paid", pa.float64()), ("moment", MOMENT)])
+    log.create_topic(f"{topic}-o", schema=orders)
+    log.create_topic(f"{topic}-p", schema=payments)
+    arguments = (f"{topic}-o", f"{topic}-p", f"{topic}-paid", "--checkpoint", tmp_path)
+
+    def order(number: int) -> dict[str, Any]:
+        return {"order_id": number, "customer": "Ann", "amount": 9.5, "moment": NOON}
+
+    def payment(number: int, minutes: int) -> dict[str, Any]:
+        moment = NOON + timedelta(minutes=minutes)
+        return {"order_id": number, "paid": 9.5, "moment": moment}
+
+    def paid() -> list[int]:
+        return sorted(row["order_id"] for row in rows(log, f"{topic}-paid"))
+
+    with log.producer(transactional_id=f"{topic}-shop") as producer:
+        with producer.transaction():
+            producer.append(f"{topic}-o", pa.RecordBatch.from_pylist([order(1), order(2)], orders))
+            producer.append(f"{topic}-p", pa.RecordBatch.from_pylist([payment(1, 1)], payments))
+        producer.begin_transaction()
+        producer.append(f"{topic}-p", pa.RecordBatch.from_pylist([payment(2, 2)], payments))
+        producer.abort_transaction()
+    run("join_topics", shared_path, *arguments, monkeypatch=monkeypatch)
+    assert paid() == [1]
+    add(log, f"{topic}-p", payments, [payment(2, 30)])
+    run("join_topics", shared_path, *arguments, monkeypatch=monkeypatch)
+    assert paid() == [1, 2]
+
+
+def test_a_range_of_time_goes_to_parquet_and_may_be_repeated(
+    shared_path: Path,
+    log: isolog.Log,
+    topic: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    spark: SparkSession,
+) -> None:
+    log.create_topic(topic, schema=FLIGHTS)
+    for delay in range(3):
+        add(log, topic, FLIGHTS, [flight(delay, delay)])
+    times = log.read(topic, columns=["_timestamp"])["_timestamp"].to_pylist()
+    ends = ("--start", times[1].isoformat(), "--end", times[2].isoformat(), "--tasks", 2)
+    for _ in range(2):
+        folder = tmp_path / "archive"
+        run("backfill_to_parquet", shared_path, topic, folder, *ends, monkeypatch=monkeypatch)
+    found = parquet.read_table(folder).to_pylist()
+    assert [row["delay"] for row in found] == [1]
+    assert str(found[0]["day"]) == str(date.fromisoformat(times[1].date().isoformat()))
+
+
+def test_bad_records_are_sorted_out_with_their_headers(
+    shared_path: Path,
+    log: isolog.Log,
+    topic: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    spark: SparkSession,
+) -> None:
+    log.create_topic(topic)
+    with log.producer() as producer:
+        text = {"carrier": "UA", "origin": "JFK", "delay": 5, "moment": "2026-01-31T12:00:00Z"}
+        producer.send(topic, json.dumps(text).encode())
+        producer.send(topic, b"{broken", key=b"k", headers=[("from", b"radio")])
+        producer.send(topic, None, key=b"tombstone")
+    good, bad = f"{topic}-good", f"{topic}-bad"
+    for _ in range(2):  # a new checkpoint replays the batch, and both sinks know it
+        checkpoint = tmp_path / str(_)
+        run(
+            "sort_out_bad_records",
+            shared_path,
+            *(topic, good, bad, "--schema", DDL, "--checkpoint", checkpoint),
+            monkeypatch=monkeypatch,
+        )
+    assert rows(log, good) == [flight(0, 5)]
+    rejected = log.read(bad, columns=["key", "value", "headers"], isolation="read_committed")
+    broken, tombstone = rejected.to_pylist()
+    assert (broken["key"], broken["value"]) == (b"k", b"{broken")
+    assert (tombstone["key"], tombstone["value"]) == (b"tombstone", None)
+    assert [header["key"] for header in broken["headers"]] == ["from", "origin"]
+    assert broken["headers"][1]["value"] == f"{topic}/0/1".encode()
