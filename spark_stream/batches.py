@@ -4,6 +4,9 @@ A batch is stored as one encapsulated Arrow IPC message. A whole run of neighbou
 behind the schema message, is again an IPC stream: that is how many small batches become one without
 a loop over them. Brokers read their logs with this, and so do readers on a broker's machine, which
 map its files. What the files are made of is in ``docs/format.md``.
+
+A batch keeps the schema that its topic had when it was appended. :func:`conformed` makes it one of
+another schema that the topic had before or has had since.
 """
 
 from __future__ import annotations
@@ -14,6 +17,10 @@ from typing import Final
 
 import google_crc32c
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from spark_stream.errors import SchemaMismatch
 
 _CHECKSUM: Final = "isolog.crc"
 
@@ -62,6 +69,96 @@ def _opened(
         wanted = sorted(schema.get_field_index(name) for name in columns or schema.names[:1])
     stream = pa.py_buffer(b"".join((memoryview(schema.serialize()), *messages)))
     return pa.ipc.open_stream(stream, options=pa.ipc.IpcReadOptions(included_fields=wanted))
+
+
+def conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch's rows with exactly these columns, in another schema of its topic.
+
+    A column that the batch lacks has nulls; a number gets the other schema's type. To a wider type
+    that always works, to a narrower one where every value is the same in it.
+
+    Raises:
+        SchemaMismatch: a value, or a null, has no place in its column; the column is named.
+    """
+    there = set(batch.schema.names)
+    arrays = [
+        _conformed(batch.column(field.name), field)
+        if field.name in there
+        else pa.nulls(batch.num_rows, field.type)
+        for field in schema
+    ]
+    if not arrays:
+        return batch.select([])
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def conforms(have: pa.Field, want: pa.Field) -> bool:
+    """Whether a column needs no change to be the other."""
+    return bool(have.type.equals(want.type)) and (want.nullable or not have.nullable)
+
+
+def _conformed(array: pa.Array, field: pa.Field) -> pa.Array:
+    if not field.nullable and array.null_count:
+        raise _does_not_fit(field, "it has nulls by now, and took none in the reader's schema")
+    if array.type.equals(field.type):
+        return array
+    try:
+        found = array.cast(field.type)
+        if _is_same(found, array):
+            return found
+    except pa.ArrowException:
+        pass
+    raise _does_not_fit(field, f"{_values(array)} not fit {field.type}, as the reader has it")
+
+
+def _does_not_fit(field: pa.Field, problem: str) -> SchemaMismatch:
+    return SchemaMismatch(
+        f"column {field.name!r}: {problem}: the topic's schema was altered",
+        hint="Restart the query, or read anew: it has the topic's present schema then.",
+        column=field.name,
+    )
+
+
+def _values(array: pa.Array) -> str:
+    if pt.is_nested(array.type):
+        return f"values of {array.type} do"
+    found = pc.min_max(array)
+    least, greatest = found["min"].as_py(), found["max"].as_py()
+    if least == greatest:
+        return f"the value {least} ({array.type}) does"
+    return f"values from {least} to {greatest} ({array.type}) do"
+
+
+def _is_same(found: pa.Array, array: pa.Array) -> bool:
+    """Whether a cast kept all values. Arrow refuses those that do not fit, but for floats."""
+    kind = found.type
+    if pt.is_nested(kind):
+        if array.null_count:
+            found, array = found.drop_null(), array.drop_null()
+        if pt.is_struct(kind):
+            fields, parts = list(kind), (found.flatten(), array.flatten())
+        elif pt.is_map(kind):
+            fields = [kind.key_field, kind.item_field]
+            parts = (_entries(found), _entries(array))
+        else:
+            fields, parts = [kind.value_field], ([found.flatten()], [array.flatten()])
+        return all(
+            (field.nullable or not each.null_count) and _is_same(each, other)
+            for field, each, other in zip(fields, *parts, strict=True)
+        )
+    if not pt.is_floating(kind) or found.type.equals(array.type):
+        return True
+    back = found.cast(array.type)
+    same = pc.equal(back, array)
+    if pt.is_floating(array.type):
+        same = pc.or_(same, pc.and_(pc.is_nan(back), pc.is_nan(array)))
+    return pc.all(same).as_py() is not False
+
+
+def _entries(array: pa.MapArray) -> list[pa.Array]:
+    """The keys and the values that the maps have, without what lies between them."""
+    first, last = array.offsets[0].as_py(), array.offsets[-1].as_py()
+    return [each.slice(first, last - first) for each in (array.keys, array.items)]
 
 
 def with_facts(schema: pa.Schema, facts: Mapping[str, str]) -> bytes:

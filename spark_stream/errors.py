@@ -111,6 +111,12 @@ class SchemaMismatch(IsologError):
     hint = "Give the columns the topic's types; `isolog topic describe` shows them."
 
 
+class UnknownSchema(IsologError):
+    code = "UNKNOWN_SCHEMA"
+    retriable = True
+    hint = "The broker has not heard of the topic's newest schema yet: try again."
+
+
 class UnsupportedType(IsologError):
     code = "UNSUPPORTED_TYPE"
     hint = "Cast or drop the column."

@@ -22,8 +22,9 @@ from pyspark.sql import SparkSession
 from bench.kafka import clients, costs, jars, page, reads, small, typed, writes
 from bench.kafka.broker import HEAP, KafkaBroker
 from bench.kafka.ours import IsologBroker
+from bench.kafka.tuning import TUNED_SINK, TUNED_SOURCE
 from bench.kafka.turns import Figures, Turns
-from bench.kafka.world import PARTITIONS, TUNED_SINK, TUNED_SOURCE, World
+from bench.kafka.world import PARTITIONS, World
 from bench.spark_bench import session
 
 PARTS: Final = ("read", "write", "typed", "small", "clients", "disk", "memory")

@@ -8,10 +8,10 @@ from typing import Final
 from confluent_kafka import Producer
 from pyspark.sql import DataFrame
 
+from bench.kafka.tuning import TUNED_SOURCE
 from bench.kafka.turns import CEILING, KAFKA, TUNED, Turns
 from bench.kafka.world import (
     PARTITIONS,
-    TUNED_SOURCE,
     World,
     filling,
     messages,

@@ -11,7 +11,8 @@ from confluent_kafka import Producer
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming import StreamingQuery
 
-from bench.kafka.turns import AT_LEAST_ONCE, CEILING, ISOLOG, KAFKA, Turns
+from bench.kafka.tuning import TUNED_WAIT
+from bench.kafka.turns import AT_LEAST_ONCE, CEILING, ISOLOG, KAFKA, TUNED, Turns
 from bench.kafka.world import World, filling, wait, with_rows
 
 ROWS: Final = 20
@@ -108,6 +109,7 @@ def _visible(world: World, turns: Turns, batches: int) -> None:
             producer.send(topic, b"x" * 100, partition=0)
 
         theirs = world.stream_kafka(topic).option("startingOffsets", "latest").load()
+        waits = world.stream_kafka(topic, **TUNED_WAIT).option("startingOffsets", "latest").load()
         ours = world.stream_ours(topic, startingOffsets="latest").load()
         turns.take(
             "latency",
@@ -115,6 +117,7 @@ def _visible(world: World, turns: Turns, batches: int) -> None:
             "ms",
             {
                 KAFKA: lambda: _seen_ms(world, theirs, send_theirs, batches),
+                TUNED: lambda: _seen_ms(world, waits, send_theirs, batches),
                 ISOLOG: lambda: _seen_ms(world, ours, send_ours, batches),
             },
             note="default trigger; looked for every 2 ms",

@@ -25,21 +25,6 @@ from bench.records import TYPED, batch_of
 PARTITIONS: Final = 2
 BATCH_ROWS: Final = 20_000
 
-TUNED_SOURCE: Final = {
-    "kafka.max.poll.records": "50000",
-    "kafka.max.partition.fetch.bytes": str(16 << 20),
-    "kafka.fetch.max.bytes": str(64 << 20),
-    "kafka.receive.buffer.bytes": str(1 << 20),
-}
-"""Kafka's source with larger fetches."""
-
-TUNED_SINK: Final = {
-    "kafka.linger.ms": "20",
-    "kafka.batch.size": str(512 << 10),
-    "kafka.buffer.memory": str(128 << 20),
-}
-"""Kafka's sink with larger batches. (Compression does nothing for values that are random.)"""
-
 _PATIENCE_S: Final = 600.0
 
 _numbers = itertools.count()

@@ -10,8 +10,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from bench.kafka.reads import first_batch_rate
+from bench.kafka.tuning import TUNED_SINK
 from bench.kafka.turns import AT_LEAST_ONCE, CEILING, ISOLOG, KAFKA, TUNED, Turns
-from bench.kafka.world import PARTITIONS, TUNED_SINK, World
+from bench.kafka.world import PARTITIONS, World
 from bench.records import KEY_BYTES, VALUE_BYTES
 
 NOTE = "isolog: exactly once; Kafka: at least once"

@@ -19,10 +19,13 @@ from spark_stream.broker.answers import Answers
 from spark_stream.broker.append import Append, AppendStream
 from spark_stream.broker.append_queues import AppendQueues
 from spark_stream.broker.host import Host
+from spark_stream.broker.hosted import HostedTopic
 from spark_stream.broker.transactions import TransactionDesk
+from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.isolation import PRODUCER_LEVELS
 from spark_stream.environment import Clock
-from spark_stream.errors import InvalidRequest, UnknownPartition
+from spark_stream.errors import InvalidRequest, SchemaMismatch, UnknownPartition
+from spark_stream.wire.evolution import evolves
 from spark_stream.wire.messages import AppendTo, Envelope
 from spark_stream.wire.schemas import mismatch
 
@@ -91,9 +94,7 @@ def serve_appends(
             f"a producer's isolation is {' | '.join(PRODUCER_LEVELS)}, not {request.isolation}"
         )
     hosted = host.topic(request.topic, request.topic_id)
-    wrong = mismatch(hosted.topic.schema, reader.schema)
-    if wrong is not None:
-        raise wrong
+    _check_fits(host, hosted, reader.schema)
     answers, stream = Answers(acks.write), AppendStream(request, clock)
     queues, line = AppendQueues(), AckLine(clock, request.timeout_ms / 1000)
     try:
@@ -108,6 +109,28 @@ def serve_appends(
         queues.finish()
         line.finish()
     answers.raise_failure()
+
+
+def _check_fits(host: Host, hosted: HostedTopic, schema: pa.Schema) -> None:
+    """SchemaMismatch if a stream's schema neither is the topic's nor may become that.
+
+    Who writes in an earlier schema of the topic goes on; so does who has heard of a newer one
+    before this broker.
+    """
+    if _misfit(hosted.topic, schema) is not None:
+        host.refresh()
+        wrong = _misfit(host.topic(hosted.topic.name, hosted.topic.id).topic, schema)
+        if wrong is not None:
+            raise wrong
+
+
+def _misfit(topic: Topic, schema: pa.Schema) -> SchemaMismatch | None:
+    wrong = mismatch(topic.schema, schema)
+    if wrong is None or not topic.earlier:
+        return wrong
+    # Where no nulls are taken, each batch is looked at; what its schema says does not count.
+    taken = pa.schema([each.with_nullable(True) for each in topic.schema])
+    return None if evolves(schema, taken) else wrong
 
 
 class _StreamAppend:

@@ -28,6 +28,7 @@ from spark_stream.consistency.lineage import Lineage, lost_above
 from spark_stream.errors import (
     DamagedSegment,
     DataLoss,
+    InvalidFilter,
     InvalidRequest,
     OffsetEvicted,
     OffsetOutOfRange,
@@ -96,6 +97,25 @@ def row_filter_of(hosted: HostedTopic, request: Fetch) -> RowFilter | None:
     return row_filter(request.filter, topic.name, topic.schema, request.partition)
 
 
+def bound(host: Host, request: Fetch) -> tuple[HostedTopic, Projection, RowFilter | None]:
+    """The topic, and what the request's columns and filter mean in its schema.
+
+    Raises:
+        UnknownTopic: there is none, or it is another one by now.
+        SchemaMismatch, InvalidRequest, InvalidFilter: as :func:`projection_of` and
+            :func:`row_filter_of`, also once this broker has seen what is on record.
+    """
+    hosted = host.topic(request.topic, request.topic_id)
+    try:
+        return hosted, projection_of(hosted, request.columns), row_filter_of(hosted, request)
+    except (SchemaMismatch, InvalidFilter):
+        host.refresh()  # its schema may have been altered a moment ago, by another broker
+        known, hosted = hosted, host.topic(request.topic, request.topic_id)
+        if hosted.topic.schema.equals(known.topic.schema):
+            raise
+    return hosted, projection_of(hosted, request.columns), row_filter_of(hosted, request)
+
+
 class FetchStream:
     """One fetch: checked when it is made, then an iterator of answers."""
 
@@ -114,7 +134,7 @@ class FetchStream:
         ``number``: which one it is of the fetches of a call. ``boot_id``: that of this machine, if
         readers on it may map the files.
         """
-        hosted = host.topic(request.topic, request.topic_id)
+        hosted, self._projection, self._rows = bound(host, request)
         self._host = host
         self._number = number
         self._boot_id = boot_id
@@ -125,8 +145,6 @@ class FetchStream:
         self._waiting = WaitingRead(waiting)
         self._clock = waiting.clock
         self._wait_s = follow_s if request.follow else request.wait_ms / 1000
-        self._projection = projection_of(hosted, request.columns)
-        self._rows = row_filter_of(hosted, request)
         check_leader_epoch(self._partition, request.leader_epoch)
         self._epoch = int(self._partition.leader_epoch)  # of all that the stream tells
         self._position = self._start()
@@ -269,6 +287,7 @@ class FetchStream:
             committed=self._request.isolation in DROPS_ABORTED,
             rows=self._rows,
             locating=locating,
+            schema=self._topic.schema,
         )
         try:
             if locating:

@@ -12,7 +12,7 @@ from itertools import chain
 
 import pyarrow as pa
 
-from spark_stream.broker.fetching import Answer, FetchStream, projection_of
+from spark_stream.broker.fetching import Answer, FetchStream, bound
 from spark_stream.broker.host import Host
 from spark_stream.broker.waiting import WaitingReads
 from spark_stream.errors import InvalidRequest, IsologError
@@ -42,7 +42,8 @@ class FetchManyStream:
         self.schema = self._schema_of(first)
 
     def _schema_of(self, asked: Fetch) -> pa.Schema:
-        return projection_of(self._host.topic(asked.topic, asked.topic_id), asked.columns).schema
+        _, projection, _ = bound(self._host, asked)
+        return projection.schema
 
     def answers(self) -> Iterator[Answer]:
         """The answers of all fetches, in their order."""

@@ -21,6 +21,7 @@ from spark_stream.broker.hosted import (
     Links,
     NoLinks,
     check_id,
+    format_of,
     unknown_partition,
 )
 from spark_stream.broker.partition import Closing, Partition
@@ -327,10 +328,10 @@ class Host:
             if added := sorted(wanted - replicas.keys()):
                 self._open_replicas(topic, settings, added, replicas)
             fresh = HostedTopic(topic, settings, self._elsewhere, replicas)
-            self._hosted[topic.name] = fresh
-            if hosted is not None and hosted.settings != settings:
+            if hosted is not None:  # first the logs: whoever sees the topic may write to them
                 for partition in hosted.open_partitions():
-                    partition.configure(settings)
+                    partition.configure(format_of(topic, settings, partition.number))
+            self._hosted[topic.name] = fresh
             self._assign(fresh.open_partitions())
         self.upkeep.note_settings(each.settings for each in self._hosted.values())
 

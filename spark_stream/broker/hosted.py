@@ -96,7 +96,7 @@ def format_of(topic: Topic, settings: LogSettings, number: int) -> LogFormat:
         ("isolog.partition", str(number)),
     )
     timestamps = TIMESTAMP_COLUMN if is_default(topic.schema) else None
-    return LogFormat(topic.schema, settings, timestamps, facts)
+    return LogFormat(topic.schema, settings, timestamps, facts, topic.earlier)
 
 
 def unknown_partition(topic: Topic, number: int) -> UnknownPartition:

@@ -17,7 +17,7 @@ from spark_stream.consistency.epochs import EpochHistory
 from spark_stream.consistency.follower import Agreed
 from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, LeaderEpoch
 from spark_stream.consistency.partition_record import Member
-from spark_stream.errors import IsologError
+from spark_stream.errors import IsologError, UnknownSchema
 from spark_stream.storage.stored import StoredEntries
 
 
@@ -86,11 +86,20 @@ class Followed:
     epoch: LeaderEpoch
     generation: Generation
     turn: int
+    refresh: Callable[[], None]
 
     @classmethod
-    def now(cls, partition: Partition, generation: Generation) -> Self:
-        """As it follows at this moment; its part does not change meanwhile."""
-        return cls(partition, partition.leader_epoch, generation, partition.turn)
+    def now(
+        cls,
+        partition: Partition,
+        generation: Generation,
+        refresh: Callable[[], None] = lambda: None,
+    ) -> Self:
+        """As it follows at this moment; its part does not change meanwhile.
+
+        ``refresh`` lets this broker see what is on record.
+        """
+        return cls(partition, partition.leader_epoch, generation, partition.turn, refresh)
 
     @property
     def key(self) -> PartitionKey:
@@ -110,6 +119,10 @@ class Followed:
     ) -> EntryIndex:
         """Appends what the leader has sent; the log's end after that."""
         frame = StoredEntries(rows, data)
+        try:
+            return self.partition.append_frame(self.turn, first, frame, high_watermark)
+        except UnknownSchema:  # the leader has seen an alteration of the topic before this broker
+            self.refresh()
         return self.partition.append_frame(self.turn, first, frame, high_watermark)
 
     def take_high_watermark(self, high_watermark: EntryIndex) -> None:
@@ -123,12 +136,13 @@ class Followed:
 class StreamLinks:
     """This broker's replicas follow their leaders by streams."""
 
-    def __init__(self, fetchers: Fetchers) -> None:
+    def __init__(self, fetchers: Fetchers, refresh: Callable[[], None]) -> None:
         self._fetchers = fetchers
+        self._refresh = refresh
 
     def follow(self, partition: Partition, leader: BrokerId, generation: Generation) -> None:
         """The partition follows that broker from now on, in the epoch that it knows."""
-        self._fetchers.follow(leader, Followed.now(partition, generation))
+        self._fetchers.follow(leader, Followed.now(partition, generation, self._refresh))
 
     def unfollow(self, partition: Partition) -> None:
         """It follows nobody."""

@@ -49,9 +49,8 @@ from spark_stream.errors import (
     UnknownTopic,
 )
 from spark_stream.scripts.steps import Described, Marked
-from spark_stream.storage.log_format import Prepared, marker_at
+from spark_stream.storage.log_format import LogFormat, Prepared, marker_at
 from spark_stream.storage.replica_log import ReplicaLog
-from spark_stream.storage.settings import LogSettings
 
 
 class Closing(Enum):
@@ -77,8 +76,6 @@ class Partition(FollowingReplica):
     ) -> None:
         """As :class:`~spark_stream.broker.replica_shell.ReplicaShell`."""
         super().__init__(topic, topic_id, number, log, producer_age_us, clock, **shell)
-        schema = log.format.schema
-        self._required = tuple(field.name for field in schema if not field.nullable)
         self._cut = (Offset(-1), Offset(-1))
 
     # -- bounds -----------------------------------------------------------------------------------
@@ -130,16 +127,15 @@ class Partition(FollowingReplica):
         Raises:
             BatchTooLarge, InvalidRecord: nothing of the message can be taken.
         """
-        verdict = inspected(batch, self._required, self.log.format.settings.max_record_bytes)
+        log_format = self.log.format
+        verdict = inspected(batch, log_format.required, log_format.settings.max_record_bytes)
         kept = verdict.kept
         if _in_transaction(stamp) and verdict.flaw is not None:
             kept = 0
         prepared = None
         if kept:
-            whole = kept == batch.num_rows
-            prepared = self.log.format.prepare(
-                batch if whole else batch.slice(0, kept), self._clock.wall_us()
-            )
+            good = batch if kept == batch.num_rows else batch.slice(0, kept)
+            prepared = log_format.prepare(log_format.conformed(good), self._clock.wall_us())
         return Candidate(prepared, verdict.flaw)
 
     def take(
@@ -400,11 +396,13 @@ class Partition(FollowingReplica):
             self._core.stop_waiting(number)
             self._callers.remove(number)
 
-    def configure(self, settings: LogSettings) -> None:
-        """What is appended, rolled, flushed and removed from now on goes by these settings."""
+    def configure(self, log_format: LogFormat) -> None:
+        """What is appended, rolled, flushed and removed from now on goes by this format."""
+        if log_format == self.log.format:
+            return
         with self._lock:
-            self.log.format = replace(self.log.format, settings=settings)
-            woken = self._carry_out(self._take_isr_settings(settings))
+            self.log.format = log_format
+            woken = self._carry_out(self._take_isr_settings(log_format.settings))
         wake_all(woken)
 
     def flush_if_due(self, moment: float) -> float | None:

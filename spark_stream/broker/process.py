@@ -214,7 +214,7 @@ class Broker:
         self._host.refresh()
         self._members.look()
         self._driver.run(self._standing.leading_again())
-        self._host.begin(self._tenure.serves, StreamLinks(self._fetchers))
+        self._host.begin(self._tenure.serves, StreamLinks(self._fetchers, self._host.refresh))
 
     def _put_proposals(self) -> None:
         """Waits for proposals, a while at most, and puts them on record."""

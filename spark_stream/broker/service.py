@@ -15,7 +15,7 @@ import pyarrow.flight as fl
 from spark_stream.broker.actions import run_action
 from spark_stream.broker.activity import Activity
 from spark_stream.broker.appending import serve_appends, target_of
-from spark_stream.broker.fetching import Answer, FetchStream, projection_of, row_filter_of
+from spark_stream.broker.fetching import Answer, FetchStream, bound, projection_of
 from spark_stream.broker.fetching_many import FetchManyStream
 from spark_stream.broker.here import Here
 from spark_stream.broker.host import Host
@@ -204,20 +204,19 @@ class FlightService(fl.FlightServerBase):
 
     def _info(self, hosted: HostedTopic, only: Fetch | None = None) -> fl.FlightInfo:
         """One endpoint for each partition, at its leader."""
-        topic = hosted.topic
+        topic, projection = hosted.topic, projection_of(hosted, None)
         if only is None:
             path = [topic.name]
             fetches = [Fetch(topic=topic.name, partition=p) for p in range(topic.partitions)]
         else:
             hosted.check_number(only.partition)
             path, fetches = [topic.name, str(only.partition)], [only]
-        columns = only.columns if only is not None else None
         if only is not None:
-            row_filter_of(hosted, only)  # so that a bad one is told now
+            _, projection, _ = bound(self._host, only)  # so that a bad filter is told now
         places = [Joined(topic.name, topic.id, each.partition) for each in fetches]
         bounds = self._desk.run(read_bounds(places))
         return fl.FlightInfo(
-            projection_of(hosted, columns).schema,
+            projection.schema,
             fl.FlightDescriptor.for_path(*path),
             [
                 fl.FlightEndpoint(each.to_bytes(), self._locations(topic, each.partition))

@@ -55,9 +55,11 @@ def create_topic(here: Here, asked: CreateTopic) -> TopicFacts:
 
 
 def alter_topic(here: Here, asked: AlterTopic) -> TopicFacts:
-    return _described(
-        here, here.topics.alter(asked.topic, asked.partitions, asked.config, asked.assignment)
+    schema = None if asked.schema_ipc is None else schema_from_text(asked.schema_ipc)
+    altered = here.topics.alter(
+        asked.topic, asked.partitions, asked.config, asked.assignment, schema
     )
+    return _described(here, altered)
 
 
 def delete_topic(here: Here, asked: NamedTopic) -> Empty:
@@ -148,6 +150,8 @@ def _described(here: Here, hosted: HostedTopic) -> TopicFacts:
         schema_ipc=schema_to_text(topic.schema),
         config=shown_settings(hosted.settings),
         replication_factor=topic.replication_factor,
+        schema_version=len(topic.earlier),
+        added=topic.schema.names[len((*topic.earlier, topic.schema)[0]) :],
         partitions=[
             _partition(here, topic, number, answer) for number, answer in enumerate(answers)
         ],

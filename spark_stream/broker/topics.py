@@ -28,6 +28,7 @@ from spark_stream.scripts import left_overs
 from spark_stream.scripts import topics as scripts
 from spark_stream.scripts.steps import Script
 from spark_stream.storage.settings import LogSettings, parse_settings
+from spark_stream.wire.evolution import VERSIONS_MAX, check_evolution
 from spark_stream.wire.schemas import check_topic_schema
 
 logger = logging.getLogger(__name__)
@@ -103,16 +104,18 @@ class TopicDesk:
         partitions: int | None,
         config: Mapping[str, Any],
         assignment: Sequence[Sequence[str]] | None = None,
+        schema: pa.Schema | None = None,
     ) -> HostedTopic:
-        """Gives a topic more partitions, and other settings; on any error it stays as it was.
+        """Gives a topic more partitions, other settings, its next schema; or, on an error, nothing.
 
         ``assignment``: the brokers of each new partition.
 
         Raises:
             UnknownTopic: there is no such topic.
-            InvalidTopic, InvalidAssignment, InvalidConfig: as :meth:`plan_change`.
+            InvalidTopic, InvalidAssignment, InvalidConfig, SchemaMismatch, UnsupportedType: as
+                :meth:`plan_change`.
         """
-        change = self.plan_change(name, partitions, config)
+        change = self.plan_change(name, partitions, config, schema)
         with self._changes(name):
             altered = self._driver.run(
                 scripts.alter_topic(name, change, self.plan_added(assignment))
@@ -139,13 +142,18 @@ class TopicDesk:
         return place
 
     def plan_change(
-        self, name: str, partitions: int | None, config: Mapping[str, Any]
+        self,
+        name: str,
+        partitions: int | None,
+        config: Mapping[str, Any],
+        schema: pa.Schema | None = None,
     ) -> Callable[[Topic], Topic]:
         """What becomes of the topic as it is found then.
 
         It raises:
-            InvalidTopic: fewer partitions than there are, or too many.
+            InvalidTopic: fewer partitions than there are, or too many; too many schemas.
             InvalidConfig: naming the setting.
+            SchemaMismatch, UnsupportedType: as ``check_evolution``.
         """
 
         def change(old: Topic) -> Topic:
@@ -163,7 +171,7 @@ class TopicDesk:
                 )
             parse_settings(new.config, self._defaults)
             check_partitions(new)
-            return new
+            return new if schema is None else _evolved(new, schema)
 
         return change
 
@@ -219,3 +227,15 @@ class TopicDesk:
             with self._free:
                 self._changing.remove(name)
                 self._free.notify_all()
+
+
+def _evolved(topic: Topic, schema: pa.Schema) -> Topic:
+    following = check_evolution(topic.name, topic.schema, schema)
+    earlier = (*topic.earlier, topic.schema)
+    if len(earlier) >= VERSIONS_MAX:
+        raise InvalidTopic(
+            f"topic {topic.name!r} has had {VERSIONS_MAX} schemas, and there can be no more",
+            topic=topic.name,
+            hint="Make another topic, and copy the records.",
+        )
+    return replace(topic, schema=following, earlier=earlier)

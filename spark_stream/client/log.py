@@ -129,10 +129,14 @@ class Log(Closing):
         config: Mapping[str, Any] | None = None,
         *,
         assignment: Sequence[Sequence[str]] | None = None,
+        schema: pa.Schema | None = None,
     ) -> TopicDescription:
-        """Gives a topic more partitions, changes its settings, or both; returns the altered topic.
+        """Gives a topic more partitions, other settings, another schema; returns the altered topic.
 
         ``assignment``: the brokers of each new partition, the preferred leader first.
+        ``schema``: all columns as they are to be. New ones come last and take nulls; types may
+        become wider ones, NOT NULL may go, and nothing else changes. Records of before are read in
+        the new schema; who writes or reads in the old one goes on.
 
         Settings that ``config`` does not name stay as they are. Records stay where they are: with
         more partitions, the next records of a key may go to another partition than the earlier
@@ -141,11 +145,13 @@ class Log(Closing):
         Raises:
             UnknownTopic: there is no such topic.
             InvalidTopic, InvalidConfig, InvalidOption: fewer partitions than there are, a bad
-            setting, or nothing to change; the topic stays as it was.
+                setting, or nothing to change; the topic stays as it was.
+            SchemaMismatch, UnsupportedType: the topic cannot have that schema; the column and the
+                reason are named, and the topic stays as it was.
         """
-        if partitions is None and not config:
-            raise InvalidOption("nothing to change: give partitions, config, or both")
-        return self._topics.alter(name, partitions, dict(config or {}), assignment)
+        if partitions is None and not config and schema is None:
+            raise InvalidOption("nothing to change: give partitions, config, schema, or several")
+        return self._topics.alter(name, partitions, dict(config or {}), assignment, schema)
 
     def topics(self) -> list[str]:
         """The names of all topics, sorted."""

@@ -73,10 +73,10 @@ class TopicsClient:
         return self._remembered(facts)
 
     def known(self, topic: str) -> TopicDescription:
-        """The topic as this client last saw it: it may have more partitions by now.
+        """The topic as this client last saw it: it may have been altered since.
 
-        Schema and id stay the same. Whoever is about to refuse something because of the rest asks
-        with :meth:`describe` first; a producer learns of more partitions with its next answer.
+        Its id stays the same. Whoever is about to refuse something because of the rest asks with
+        :meth:`describe` first; a producer learns of more partitions with its next answer.
         """
         found = self._known.get(topic)
         return found if found is not None else self.describe(topic)
@@ -131,12 +131,14 @@ class TopicsClient:
         partitions: int | None,
         config: dict[str, Any],
         assignment: Sequence[Sequence[str]] | None = None,
+        schema: pa.Schema | None = None,
     ) -> TopicDescription:
         asked = AlterTopic.of(
             topic=named_topic(topic).topic,
             partitions=partitions,
             config={name: str(value) for name, value in config.items()},
             assignment=_assigned(assignment),
+            schema_ipc=None if schema is None else schema_to_text(schema),
         )
         with self._guessing(topic):
             return self._remembered(self._connection.act("alter-topic", asked, TopicFacts))
@@ -197,6 +199,8 @@ class TopicsClient:
             config=facts.config,
             partitions=tuple(_partition(each) for each in facts.partitions),
             replication_factor=facts.replication_factor,
+            schema_version=facts.schema_version,
+            added=tuple(facts.added),
         )
         with self._lock:
             self._known[topic.name] = topic

@@ -42,7 +42,10 @@ class PartitionDescription:
 
 @dataclass(frozen=True, slots=True)
 class TopicDescription:
-    """A topic with its partitions; ``config`` has every setting, defaults included."""
+    """A topic with its partitions; ``config`` has every setting, defaults included.
+
+    ``schema_version``: how often its schema was altered. ``added``: the columns that it got so.
+    """
 
     name: str
     id: str
@@ -50,6 +53,8 @@ class TopicDescription:
     config: Mapping[str, str]
     partitions: tuple[PartitionDescription, ...]
     replication_factor: int = 1
+    schema_version: int = 0
+    added: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ class Topic:
     ``replication_factor``: how many replicas each partition is to have. ``leader``: only in records
     of releases whose topics were led as a whole, the id of the broker that leads all partitions;
     "" in a record of a release that knew one broker only. ``adoption`` turns it into the records of
-    the partitions.
+    the partitions. ``earlier``: the schemas that it had before its present one, in their order.
     """
 
     name: str
@@ -41,6 +41,7 @@ class Topic:
     config: Mapping[str, str]
     leader: str = ""
     replication_factor: int = 1
+    earlier: tuple[pa.Schema, ...] = ()
 
 
 def check_name(name: object) -> str:
@@ -84,11 +85,18 @@ def unknown(name: str) -> UnknownTopic:
 
 
 def encode(topic: Topic) -> dict[str, Any]:
-    """What the store holds of a topic, there or removed."""
+    """What the store holds of a topic, there or removed.
+
+    One whose schema was altered has ``schemas`` in the place of ``schema``: a release that knows
+    only one schema a topic would misread its log, and so does not take the record.
+    """
+    schemas = [
+        base64.b64encode(each.serialize()).decode() for each in (*topic.earlier, topic.schema)
+    ]
     facts = {
         "name": topic.name,
         "id": topic.id,
-        "schema": base64.b64encode(topic.schema.serialize()).decode(),
+        **({"schemas": schemas} if topic.earlier else {"schema": schemas[0]}),
         "partitions": topic.partitions,
         "replication_factor": topic.replication_factor,
         "config": dict(topic.config),
@@ -99,7 +107,10 @@ def encode(topic: Topic) -> dict[str, Any]:
 def decode(record: Record) -> Topic:
     """The topic that a record holds, there or removed."""
     value: Mapping[str, Any] = record.value
-    schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(value["schema"])))
+    *earlier, schema = (
+        pa.ipc.read_schema(pa.py_buffer(base64.b64decode(each)))
+        for each in value.get("schemas") or [value["schema"]]
+    )
     return Topic(
         # Records of early releases have no name; and all theirs are of topics that are there.
         name=str(value.get("name", record.key.removeprefix(TOPICS))),
@@ -109,4 +120,5 @@ def decode(record: Record) -> Topic:
         config={str(key): str(each) for key, each in value["config"].items()},
         leader=str(value.get("leader", "")),
         replication_factor=int(value.get("replication_factor", 1)),
+        earlier=tuple(earlier),
     )

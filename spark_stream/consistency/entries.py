@@ -53,7 +53,7 @@ ENTRY: Final = np.dtype(
         ("base_sequence", "<i4"),
         ("producer_epoch", "<i2"),
         ("kind", "u1"),
-        ("reserved", "u1"),  # 0
+        ("schema", "u1"),  # which of the topic's schemas the batch has: 0 is the first
         ("data_crc", "<u4"),  # CRC-32C of the length bytes at position
         ("entry_crc", "<u4"),  # CRC-32C of the bytes of this entry before this field
     ]
@@ -90,6 +90,7 @@ class Entry:
     producer_epoch: int = NO_PRODUCER_EPOCH
     base_sequence: int = NO_SEQUENCE
     transaction: int = NO_TRANSACTION
+    schema: int = 0
 
     def packed(self, position: int, length: int) -> bytes:
         """The entry's bytes without its own checksum; the batch is at ``position`` in its file."""
@@ -107,7 +108,7 @@ class Entry:
             self.base_sequence,
             self.producer_epoch,
             self.kind,
-            0,
+            self.schema,
             self.data_crc,
         )
 
@@ -133,10 +134,10 @@ def lone_entry(packed: bytes, index: int, offset: int, epoch: int) -> tuple[Entr
         base_sequence,
         producer_epoch,
         kind,
-        reserved,
+        schema,
         data_crc,
     ) = _PACKED.unpack(packed)
-    if entry_index != index or base_offset != offset or leader_epoch < epoch or reserved:
+    if entry_index != index or base_offset != offset or leader_epoch < epoch:
         return None
     whole = count > 0 and length > 0 if kind == Kind.DATA else count == length == 0
     if kind >= len(_KINDS) or not whole:
@@ -154,6 +155,7 @@ def lone_entry(packed: bytes, index: int, offset: int, epoch: int) -> tuple[Entr
         producer_epoch,
         base_sequence,
         transaction,
+        schema,
     )
     return entry, length
 

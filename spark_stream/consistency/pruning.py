@@ -116,6 +116,12 @@ class Extremes:
         yes = np.ones(batches, np.bool_)
         return cls(Keys.same(LOWEST, batches), Keys.same(HIGHEST, batches), yes, yes)
 
+    @classmethod
+    def all_null(cls, batches: int) -> Extremes:
+        """The batches have no value in it."""
+        yes = np.ones(batches, np.bool_)
+        return cls(Keys.same(HIGHEST, batches), Keys.same(LOWEST, batches), yes, ~yes)
+
 
 class Order(Enum):
     """A value of a column against a constant."""

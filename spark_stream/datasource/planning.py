@@ -36,6 +36,7 @@ from spark_stream.datasource.options import SourceOptions
 from spark_stream.datasource.selection import Selection
 from spark_stream.datasource.session import Session, located, session
 from spark_stream.errors import InvalidOption, SchemaMismatch, UnknownTopic, WrongCluster
+from spark_stream.wire.evolution import widens
 from spark_stream.wire.messages import INT64_MAX, AskedTopic, CutTopic
 from spark_stream.wire.schemas import empty_batch, fitted, is_default
 
@@ -183,9 +184,9 @@ class Planner:
         InvalidFilter: the filter does not fit its columns.
         """
         for name, topic in self.described().items():
-            view = View.of(name, topic.schema, wanted.names, filter=self.options.filter)
+            view = planned_view(topic, wanted, self.options.filter)
             fitted(empty_batch(view.schema), wanted)
-            check_nullability(name, view.schema, wanted)
+            check_nullability(name, View.of(name, topic.schema, wanted.names).schema, wanted)
 
     @property
     def atomic(self) -> bool:
@@ -411,3 +412,24 @@ def _difference(one: pa.Schema, other: pa.Schema) -> str:
         if a != b:
             return f"column {name!r} is {a} and {b}"
     return "the order of their columns"
+
+
+def planned_view(topic: TopicDescription, wanted: pa.Schema, filter: str | None) -> View:
+    """The columns of a query, in its types.
+
+    The topic's schema may have been altered since the query was planned; or it was before, and what
+    this process knows of the topic is older. What was widened since is narrowed again, as long as
+    all values fit.
+
+    Raises:
+        SchemaMismatch: the topic lacks a column; it is named.
+        InvalidFilter: the filter is none, or does not fit the topic's columns.
+    """
+    view = View.of(topic.name, topic.schema, wanted.names, filter=filter)
+    fields = [
+        field.with_type(asked.type).with_nullable(asked.nullable)
+        if widens(asked.type, field.type) or widens(field.type, asked.type)
+        else field.with_nullable(asked.nullable)
+        for field, asked in zip(view.schema, wanted, strict=True)
+    ]
+    return replace(view, schema=pa.schema(fields))

@@ -15,19 +15,27 @@ from pyspark.sql.types import StructType
 from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.fetching import Fetched, Source, fetch_once, fetch_range
 from spark_stream.client.reading.fetching_many import Wanted, fetch_many
+from spark_stream.client.values import TopicDescription
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.datasource.losses import gone_with_topic, removed_by_retention
 from spark_stream.datasource.naming import NamedQuery
 from spark_stream.datasource.offsets import Offsets, Range, ranges
 from spark_stream.datasource.options import SourceOptions
 from spark_stream.datasource.plainly import plainly
-from spark_stream.datasource.planning import Planner
+from spark_stream.datasource.planning import Planner, planned_view
 from spark_stream.datasource.session import session
 from spark_stream.datasource.starts import check_order, resolved
 from spark_stream.datasource.tasks import Task, tasks
 from spark_stream.datasource.travel import Travels
 from spark_stream.datasource.types import to_arrow
-from spark_stream.errors import DataLoss, IsologError, OffsetEvicted, UnknownTopic
+from spark_stream.errors import (
+    DataLoss,
+    InvalidFilter,
+    IsologError,
+    OffsetEvicted,
+    SchemaMismatch,
+    UnknownTopic,
+)
 from spark_stream.sql.filters import row_filter
 from spark_stream.sql.writing import both
 from spark_stream.wire.messages import EARLIEST, LATEST
@@ -115,13 +123,24 @@ class RangeReader:
             topic = here.topics.describe(asked.topic)
         if topic.id != asked.topic_id:
             raise UnknownTopic(f"topic {asked.topic!r} was made anew", topic=asked.topic)
-        view = View.of(asked.topic, topic.schema, schema.names, filter=self.options.filter)
+        view = self._view(topic, schema)
         isolation = self.options.isolation
         if isolation is Isolation.READ_ATOMIC:
             isolation = Isolation.READ_COMMITTED  # what is atomic is the range: it ends at a cut
         return Source(
             here.topics.router, view, asked.topic_id, asked.partition, isolation, asked.lineage
         )
+
+    def _view(self, topic: TopicDescription, schema: pa.Schema) -> View:
+        """The query's columns, in the types that the topic had when it was planned."""
+        try:
+            return planned_view(topic, schema, self.options.filter)
+        except (SchemaMismatch, InvalidFilter):
+            now = session(self.options.place).topics.describe(topic.name)
+            if now.id != topic.id or now.schema_version == topic.schema_version:
+                raise
+        # The query was planned after the topic was altered, and this process had not heard of it.
+        return planned_view(now, schema, self.options.filter)
 
     def _present_id(self, topic: str) -> str | None:
         """The id of the topic that has the name now; None: none has."""

@@ -11,9 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from spark_stream.client.values import TopicDescription
+from spark_stream.client.writing.batches import fitted_to
 from spark_stream.client.writing.pending import split
 from spark_stream.errors import InvalidRecord, SchemaMismatch, UnknownPartition
-from spark_stream.wire.schemas import DEFAULT_SCHEMA, HEADERS_TYPE, empty_batch, fitted, is_default
+from spark_stream.wire.schemas import DEFAULT_SCHEMA, HEADERS_TYPE, empty_batch, is_default
 from spark_stream.wire.type_names import type_name
 
 TOPIC_COLUMN: Final = "topic"
@@ -56,13 +58,13 @@ def check_routing(schema: pa.Schema, topic: str | None) -> None:
         )
 
 
-def check_fits(schema: pa.Schema, stored: pa.Schema, *, by_column: bool) -> None:
+def check_fits(schema: pa.Schema, known: TopicDescription, *, by_column: bool) -> None:
     """SchemaMismatch, naming column, expected and got, if the DataFrame does not fit the topic."""
-    wanted = topic_schema_of(schema, stored, by_column=by_column)
-    if is_default(stored):
+    wanted = topic_schema_of(schema, known.schema, by_column=by_column)
+    if is_default(known.schema):
         _check_default(wanted)
         return
-    fitted(empty_batch(wanted), stored)
+    fitted_to(empty_batch(wanted), known)
 
 
 def topic_schema_of(schema: pa.Schema, stored: pa.Schema, *, by_column: bool) -> pa.Schema:

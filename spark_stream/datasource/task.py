@@ -200,7 +200,7 @@ class TaskWriter:
                 ) from None
             except TopicExists:  # another task was faster
                 known = topics.describe(name)
-        check_fits(arrow, known.schema, by_column=by_column)
+        check_fits(arrow, known, by_column=by_column)
         return known
 
     def _check_settings(self, known: TopicDescription) -> None:

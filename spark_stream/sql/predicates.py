@@ -36,7 +36,7 @@ from spark_stream.consistency.pruning import (
 Lookup = Callable[[str], pa.Array]
 """A column of the rows at hand, by its name."""
 
-_NULL: Final = pa.scalar(None, pa.bool_())
+_NULL: Final = pa.nulls(1, pa.bool_())[0]  # not pa.scalar, which imports pandas
 _PARTS_MAX: Final = 32  # of a list, as a rule: a longer one is held against its ends only
 
 

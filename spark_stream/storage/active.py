@@ -86,7 +86,7 @@ class ActiveSegment(Segment):
 
     def make(self) -> None:
         """Makes the files of a segment that has none; if that fails, it still has none."""
-        name, header = self.name, header_of(self._codec, self._facts, self.first)
+        name, header = self.name, header_of(self.codec, self._facts, self.first)
         try:
             self._entries = self._disk.create(name.entries)
             self._arrow = self._disk.create(name.arrow)
@@ -107,7 +107,7 @@ class ActiveSegment(Segment):
         Its schema message comes first and for good: nothing else tells which entry it starts with.
         """
         self._forcing.make_directory()
-        header = header_of(self._codec, self._facts, self.first)
+        header = header_of(self.codec, self._facts, self.first)
         self._disk.write_whole(self.name.arrow, [header])
         self._forcing.force_names()
         self._data_end = len(header)
@@ -205,7 +205,7 @@ class ActiveSegment(Segment):
         segment = Segment(
             self._disk,
             self.name,
-            self._codec,
+            self.codec,
             self.first,
             table,
             verified=True,

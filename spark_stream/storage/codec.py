@@ -135,7 +135,9 @@ def first_broken_batch(table: Table, data: pa.Buffer, offset_in_file: int = 0) -
     starts = (table["position"] - offset_in_file).tolist()
     rows = zip(starts, table["length"].tolist(), table["data_crc"].tolist(), strict=True)
     for row, (start, length, crc) in enumerate(rows):
-        if start + length > data.size or (length and value(data.slice(start, length)) != crc):
+        if not length:  # a marker
+            continue
+        if start + length > data.size or value(data.slice(start, length)) != crc:
             return row
     return len(table)
 
@@ -168,10 +170,14 @@ def gathered(data: pa.Buffer, starts: np.ndarray, lengths: np.ndarray) -> list[m
 
 @dataclass(frozen=True)
 class Codec:
-    """How one topic's batches are written and read."""
+    """How the batches of one schema of a topic are written and read.
+
+    ``version``: which of the topic's schemas it is; 0 is the first.
+    """
 
     schema: pa.Schema
     compression: Compression = Compression.NONE
+    version: int = 0
 
     @cached_property
     def layout(self) -> Layout:

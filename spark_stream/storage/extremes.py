@@ -179,6 +179,14 @@ class Layout:
         )
 
 
+def have_same_keys(one: pa.DataType, other: pa.DataType) -> bool:
+    """Whether a value that has both types has one key."""
+    if pt.is_decimal128(one) and pt.is_decimal128(other):
+        return bool(one.scale == other.scale)
+    families = (pt.is_integer, pt.is_floating)
+    return one.equals(other) or any(is_of(one) and is_of(other) for is_of in families)
+
+
 def _has_keys(kind: pa.DataType) -> bool:
     return bool(
         pt.is_boolean(kind)

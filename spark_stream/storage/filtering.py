@@ -19,6 +19,7 @@ from spark_stream.consistency.entries import Table
 from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.pruning import Extremes, Flags, Keys, Rule, can_match
 from spark_stream.storage.chunks import OFFSET, TIMESTAMP, Chunk
+from spark_stream.storage.extremes import have_same_keys
 from spark_stream.storage.segment import Segment
 
 
@@ -54,12 +55,29 @@ class Filtering:
 
         def known(name: str) -> Extremes:
             told = self._of_entries(table[first:last], name)
-            found = segment.extremes.known(table, first, last, name)
+            found = self._of_values(segment, table, first, last, name)
             if told is None or found is None:
                 return found or told or Extremes.unknown(last - first)
             return replace(found, greatest=told.greatest)  # an entry has no least timestamp
 
         return can_match(self.filter.rule, known, last - first)
+
+    def _of_values(
+        self, segment: Segment, table: Table, first: int, last: int, name: str
+    ) -> Extremes | None:
+        """What was found out about a column; the segment may have an earlier schema."""
+        if name in self.schema.names and name not in segment.codec.schema.names:
+            return Extremes.all_null(last - first)
+        if not self._has_same_keys(segment, name):
+            return None
+        return segment.extremes.known(table, first, last, name)
+
+    def _has_same_keys(self, segment: Segment, name: str) -> bool:
+        """Whether the segment's extremes of a column are those of the column as it is read."""
+        own = segment.codec.schema
+        if name not in own.names or name not in self.schema.names:
+            return False
+        return have_same_keys(own.field(name).type, self.schema.field(name).type)
 
     def _of_entries(self, rows: Table, name: str) -> Extremes | None:
         """What the entries say of a column."""
@@ -77,7 +95,8 @@ class Filtering:
         self, segment: Segment, table: Table, places: npt.NDArray[np.int64], batch: pa.RecordBatch
     ) -> None:
         """Remembers what batches hold that were read; ``batch`` has all their records."""
-        segment.extremes.learn(table, places, batch, self.filter.names)
+        names = [name for name in self.filter.names if self._has_same_keys(segment, name)]
+        segment.extremes.learn(table, places, batch, names)
 
     def applied(self, chunk: Chunk, wanted: list[str] | None, most: int) -> Chunk:
         """The rows of the chunk that match, ``most`` of them at most, with the columns wanted."""

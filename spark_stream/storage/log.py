@@ -12,12 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from spark_stream.consistency.entries import (
-    Entry,
-    Kind,
-    Table,
-    at_offset,
-)
+from spark_stream.consistency.entries import Entry, Kind, Table, at_offset
 from spark_stream.consistency.ids import NO_TRANSACTION, EntryIndex, LeaderEpoch, Offset
 from spark_stream.consistency.leader import Boundary
 from spark_stream.consistency.producers import NOBODY, Stamp
@@ -25,6 +20,7 @@ from spark_stream.errors import EntriesGone, IsologError, StorageFailure
 from spark_stream.storage.active import ActiveSegment
 from spark_stream.storage.checking import Piece, Suspect, is_sound, pieces
 from spark_stream.storage.chunks import Chunk
+from spark_stream.storage.codec import Codec
 from spark_stream.storage.damage import Damage
 from spark_stream.storage.disk import HOST_DISK, Disk
 from spark_stream.storage.endings import Endings
@@ -35,15 +31,10 @@ from spark_stream.storage.moments import first_offset_at
 from spark_stream.storage.opening import Opened, open_files
 from spark_stream.storage.reading import Budget, Wanted, read_segments
 from spark_stream.storage.retention import SegmentFacts, due_by_age, is_too_old, removable
-from spark_stream.storage.rolling import rows_that_fit
+from spark_stream.storage.rolling import rows_of_one_schema, rows_that_fit
 from spark_stream.storage.segment import Segment
 from spark_stream.storage.settings import Flush
-from spark_stream.storage.stored import (
-    StoredEntries,
-    check_entries,
-    checked_lone_entry,
-    entries_of,
-)
+from spark_stream.storage.stored import StoredEntries, check_entries, checked_lone_entry, entries_of
 from spark_stream.storage.tails import ShorterCopy
 from spark_stream.storage.truncation import Truncation
 
@@ -156,7 +147,7 @@ class PartitionLog:
                 unless the log has ``failed``.
         """
         self._forcing.check()
-        self._make_room(batch.message.size, now)
+        self._make_room(batch.message.size, now, self.format.codec_of(batch.schema))
         end = self.end
         entry = batch.entry_at(end, leader_epoch, now, stamp)
         self._write(entry, batch.message)
@@ -194,18 +185,22 @@ class PartitionLog:
         end, epoch = self.end, self._last_epoch
         lone = checked_lone_entry(rows, data, end, epoch)
         if lone is not None:
-            self._make_room(data.size, lone.appended)
+            codec = self.format.codec_of(lone.schema) if lone.count else None
+            self._make_room(data.size, lone.appended, codec)
             self._write(lone, data if data.size else None)
             return [lone]
         check_entries(rows, data, end, epoch, str(self.directory))
         taken = read = 0
         try:
             while taken < len(rows):
-                fit = self._fitting(rows[taken:])
+                of_schema, version = rows_of_one_schema(rows[taken:])
+                codec = None if version is None else self.format.codec_of(version)
+                self._speak(codec)
+                fit = self._fitting(of_schema)
                 if not fit:
-                    self.roll()
-                    fit = self._fitting(rows[taken:])
-                part = rows[taken : taken + fit]
+                    self.roll(codec)
+                    fit = self._fitting(of_schema)
+                part = of_schema[:fit]
                 length = int(part["length"].sum())
                 self._active.append_rows(part, data.slice(read, length), forced=self._forced)
                 if self._forced:
@@ -214,6 +209,7 @@ class PartitionLog:
         except IsologError:
             if not taken:
                 raise
+            rows = rows[:taken]
         entries = entries_of(rows[:taken])
         for entry in entries:
             self._endings.appended(entry, self._segments)
@@ -271,21 +267,37 @@ class PartitionLog:
             self._forcing.mark(self._active.end)
         self._endings.appended(entry, self._segments)
 
-    def _make_room(self, length: int, now: int) -> None:
+    def _make_room(self, length: int, now: int, codec: Codec | None = None) -> None:
+        """``codec``: that of the batch which is to come; None: a marker goes into any segment."""
         active, settings = self._active, self.format.settings
+        if codec is not None and codec.version != active.codec.version:
+            self._speak(codec)
+            return
         if active.end.offset == active.first.offset:
             return  # without a record a new segment would have the same name
         full = active.data_bytes + length > settings.segment_bytes
         many = len(active.table) >= settings.segment_entries
         if full or many or self._expired(now, settings.segment_ms):
-            self.roll()
+            self.roll(codec)
+
+    def _speak(self, codec: Codec | None) -> None:
+        """Makes the active segment one for batches of this schema: each segment has but one."""
+        active = self._active
+        if codec is None or codec.version == active.codec.version:
+            return
+        if active.end.offset > active.first.offset:
+            self.roll(codec)
+        else:
+            self._put(self._closed, self._truncation.in_schema(active, codec))
 
     def _expired(self, now: int, age_ms: int) -> bool:
         first = self._active.first_appended
         return first is not None and now - first > age_ms * 1000
 
-    def roll(self) -> None:
+    def roll(self, codec: Codec | None = None) -> None:
         """Closes the active segment and starts the next; does nothing without records in it.
+
+        ``codec``: that of the next one's batches; None: of the topic's present schema.
 
         What is in it is forced to the disk before the next one exists: a log never goes on behind
         what a power cut can take. Making the next segment comes last of what can fail: an error
@@ -299,7 +311,7 @@ class PartitionLog:
         active.flush()
         self._forcing.mark(active.end)
         closed = active.closed()
-        following = self._truncation.segment(active.end)
+        following = self._truncation.segment(active.end, codec or self.format.codec)
         following.make()
         self._put((*self._closed, closed), following)
         active.close()
@@ -356,6 +368,7 @@ class PartitionLog:
         committed: bool = False,
         rows: RowFilter | None = None,
         locating: bool = False,
+        schema: pa.Schema | None = None,
     ) -> Iterator[Chunk]:
         """The records of ``[start, end)`` in order, in batches of a good size.
 
@@ -370,14 +383,18 @@ class PartitionLog:
 
         ``locating``: chunks say where their rows lie and have none; not together with ``rows``.
 
+        ``schema``: the topic's as the reader has it, which all records get; None: the present one.
+
         Raises:
             DamagedSegment: the next record of the range is damaged.
+            SchemaMismatch: it has a value that has no place in the reader's schema.
         """
         budget, log_format = Budget(max_records, max_bytes), self.format
+        schema = log_format.schema if schema is None else schema
         filtering = None
         if rows is not None:
-            filtering = Filtering(rows, log_format.schema, log_format.timestamp_column)
-        wanted = Wanted(columns, committed, filtering, locating)
+            filtering = Filtering(rows, schema, log_format.timestamp_column)
+        wanted = Wanted(schema, columns, committed, filtering, locating)
         with self._damage.noted():
             yield from read_segments(self.segments, start, end, wanted, budget)
 

@@ -9,11 +9,12 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from spark_stream.batches import crc32c
+from spark_stream.batches import conformed, crc32c
 from spark_stream.consistency.entries import Entry, Kind
 from spark_stream.consistency.ids import LeaderEpoch
 from spark_stream.consistency.leader import Boundary
 from spark_stream.consistency.producers import Stamp
+from spark_stream.errors import UnknownSchema
 from spark_stream.storage.codec import Codec
 from spark_stream.storage.extremes import RECORDS_MIN, Rows
 from spark_stream.storage.settings import LogSettings
@@ -29,6 +30,7 @@ class Prepared:
     """A batch ready to be appended: encoding and checksum are done outside the partition's lock.
 
     ``extremes``: what is known of its values; None: nothing that would be worth its place.
+    ``schema``: which of the topic's schemas it has.
     """
 
     records: int
@@ -36,6 +38,7 @@ class Prepared:
     crc: int
     timestamp: int
     extremes: Rows | None = None
+    schema: int = 0
 
     def entry_at(self, place: Boundary, leader_epoch: LeaderEpoch, now: int, stamp: Stamp) -> Entry:
         """The batch's entry at this place of a log; ``now`` in microseconds since the epoch."""
@@ -51,6 +54,7 @@ class Prepared:
             producer_epoch=stamp.epoch,
             base_sequence=stamp.sequence,
             transaction=stamp.transaction,
+            schema=self.schema,
         )
 
 
@@ -86,17 +90,52 @@ class LogFormat:
     """What the log of a partition needs to know of its topic.
 
     ``timestamp_column`` is the column with the records' own timestamps; where a topic has none, a
-    record's timestamp is the moment of its append.
+    record's timestamp is the moment of its append. ``earlier``: the schemas that the topic had
+    before its present one, the first of them first.
     """
 
     schema: pa.Schema
     settings: LogSettings = field(default_factory=LogSettings)
     timestamp_column: str | None = None
     facts: tuple[tuple[str, str], ...] = ()
+    earlier: tuple[pa.Schema, ...] = ()
 
     @cached_property
+    def codecs(self) -> tuple[Codec, ...]:
+        """Of each schema that the topic has had, the first of them first."""
+        return tuple(
+            Codec(schema, self.settings.compression, version)
+            for version, schema in enumerate((*self.earlier, self.schema))
+        )
+
+    @property
     def codec(self) -> Codec:
-        return Codec(self.schema, self.settings.compression)
+        """That of the present schema."""
+        return self.codecs[-1]
+
+    def codec_of(self, version: int) -> Codec:
+        """That of the batches whose entries name this schema; UnknownSchema: it is not known."""
+        if version >= len(self.codecs):
+            told = dict(self.facts)
+            raise UnknownSchema(
+                f"{told.get('isolog.topic', 'the topic')}: schema {version} of its batches is not"
+                f" known here, only those up to {len(self.codecs) - 1}",
+                schema=version,
+            )
+        return self.codecs[version]
+
+    @cached_property
+    def required(self) -> tuple[str, ...]:
+        """The columns that take no nulls."""
+        return tuple(each.name for each in self.schema if not each.nullable)
+
+    def conformed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """A sound batch of an earlier schema as one of the present one; others stay as they are."""
+        if not self.earlier or batch.schema.equals(self.schema):
+            return batch
+        if batch.schema.types == self.schema.types and batch.schema.names == self.schema.names:
+            return batch
+        return conformed(batch, self.schema)
 
     def prepare(self, batch: pa.RecordBatch, now: int) -> Prepared:
         """Encodes a batch of the topic's schema; ``now`` in microseconds since the epoch."""
@@ -109,6 +148,7 @@ class LogFormat:
             crc32c(message),
             self._greatest(batch, now),
             self._extremes(batch, message.size),
+            self.codec.version,
         )
 
     def _extremes(self, batch: pa.RecordBatch, size: int) -> Rows | None:

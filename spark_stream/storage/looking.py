@@ -19,8 +19,9 @@ from spark_stream.consistency.ids import EntryIndex, Offset
 from spark_stream.consistency.leader import Boundary
 from spark_stream.errors import DamagedSegment
 from spark_stream.storage.active import header_of
-from spark_stream.storage.codec import Codec, intact_entries, intact_rows
+from spark_stream.storage.codec import intact_entries, intact_rows
 from spark_stream.storage.disk import Disk
+from spark_stream.storage.log_format import LogFormat
 from spark_stream.storage.segment import EXTREMES, SegmentName
 from spark_stream.storage.tails import ENDING
 
@@ -58,23 +59,14 @@ class Found:
 
 
 class SegmentFiles:
-    """Reads the files of a log's segments; ``names`` are what is in its directory.
-
-    ``facts`` are what the schema messages say of the log.
-    """
+    """Reads the files of a log's segments; ``names`` are what is in its directory."""
 
     def __init__(
-        self,
-        disk: Disk,
-        directory: Path,
-        codec: Codec,
-        facts: dict[str, str],
-        names: Collection[str],
+        self, disk: Disk, directory: Path, log_format: LogFormat, names: Collection[str]
     ) -> None:
         self._disk = disk
         self._directory = directory
-        self._codec = codec
-        self._facts = facts
+        self._format = log_format
         self._names = set(names)
 
     def segments(self) -> list[SegmentName]:
@@ -118,8 +110,10 @@ class SegmentFiles:
             position = int(table[0]["position"])
             good = valid_prefix(table[:intact], entry, name.base_offset, position)
             ends = table["position"][:good] + table["length"][:good]
-            if not (ends <= data_size).all():
-                good = int((ends > data_size).argmax())
+            # Markers before the first batch may have other places (``Truncation.in_schema``).
+            beyond = (ends > data_size) & (np.cumsum(table["length"][:good]) > 0)
+            if beyond.any():
+                good = int(beyond.argmax())
         entry = self._first_entry(name, table[:good], expected)
         first = Boundary(EntryIndex(entry), Offset(name.base_offset))
         return Found(name, first, raw, table, good, data_size)
@@ -163,8 +157,12 @@ class SegmentFiles:
 
     def _unfinished_size(self, name: SegmentName) -> int:
         """An ``.arrow`` file up to this size has no batch."""
+        found = header_length(self.data(name))
+        if found is not None:
+            return found
         widest = Boundary(EntryIndex(1 << 62), Offset(name.base_offset))
-        return header_length(self.data(name)) or len(header_of(self._codec, self._facts, widest))
+        facts = dict(self._format.facts)
+        return max(len(header_of(codec, facts, widest)) for codec in self._format.codecs)
 
     def _first_entry(self, name: SegmentName, kept: Table, expected: Boundary | None) -> int:
         if len(kept):

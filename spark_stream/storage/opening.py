@@ -43,11 +43,10 @@ def open_files(
     if forcing.distrusted:
         losing()  # before all that may keep the log from opening
     names = tidied(disk, directory, names)
-    codec, facts = log_format.codec, dict(log_format.facts)
     if names:
         begun.note(disk, directory)  # an earlier release did not
-    files = SegmentFiles(disk, directory, codec, facts, names)
-    found = Recovery(disk, directory, codec, facts, forcing, files, losing).recovered()
+    files = SegmentFiles(disk, directory, log_format, names)
+    found = Recovery(disk, directory, log_format, forcing, files, losing).recovered()
     distrusted = forcing.distrusted
     if distrusted:
         found.active.write_again(int(forcing.upto.entry))

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+import pyarrow as pa
 
 from spark_stream.consistency.entries import Kind, at_offset
 from spark_stream.consistency.ids import Offset
@@ -117,11 +118,12 @@ class Visible:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a read is after: these columns (None: all) of which records.
+    """What a read is after: these columns (None: all) of a schema, of which records.
 
     ``locating``: where the records lie, in their place; there is no filtering then.
     """
 
+    schema: pa.Schema
     columns: Sequence[str] | None = None
     committed: bool = False
     filtering: Filtering | None = None
@@ -167,7 +169,7 @@ def _chunks(
             segment, start, end, committed=wanted.committed, filtering=wanted.filtering
         )
         if not len(visible.places):
-            yield _nothing(segment, start, visible.until, columns)
+            yield _nothing(segment, start, visible.until, columns, wanted.schema)
             start = visible.until
         for low, high in visible.runs():
             stops = visible.following(high - 1)
@@ -179,9 +181,11 @@ def _chunks(
                 yield chunk
 
 
-def _nothing(segment: Segment, start: Offset, end: Offset, columns: list[str] | None) -> Chunk:
+def _nothing(
+    segment: Segment, start: Offset, end: Offset, columns: list[str] | None, schema: pa.Schema
+) -> Chunk:
     none = np.zeros(0, np.int64)
-    return Chunk(start, segment.blank(columns), none, none, np.zeros((0, 2), np.int64), end)
+    return Chunk(start, segment.blank(columns, schema), none, none, np.zeros((0, 2), np.int64), end)
 
 
 def _chunk(
@@ -212,9 +216,9 @@ def _chunk(
     stored: Stored | None = None
     if wanted.locating:
         stored, taken = segment.locate(places[at:high])
-        batch = segment.blank(columns)
+        batch = segment.blank(columns, wanted.schema)
     else:
-        batch, taken = segment.decode(places[at:high], reading)
+        batch, taken = segment.decode(places[at:high], reading, wanted.schema)
     high = at + taken
     if filtering is not None:
         filtering.learn(segment, segment.table, places[at:high], batch)

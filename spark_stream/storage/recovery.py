@@ -17,7 +17,7 @@ two of them leaves the hole where it is, and the next open goes on.
 
 The schema message that an ``.arrow`` file starts with is for other readers than isolog, and says
 which entry an empty segment starts with. No entry vouches for it, so it is compared with the
-topic's schema; in the last segment a damaged one is written anew.
+schema that the segment's entries name; in the last segment a damaged one is written anew.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ import numpy as np
 import pyarrow as pa
 
 from spark_stream.batches import header_length
-from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE, Table
+from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE, Kind, Table
 from spark_stream.consistency.ids import EntryIndex, Offset
 from spark_stream.consistency.leader import Boundary
-from spark_stream.errors import DamagedSegment
+from spark_stream.errors import DamagedSegment, UnknownSchema
 from spark_stream.storage.active import ActiveSegment, header_of
 from spark_stream.storage.aside import Aside, Cut
 from spark_stream.storage.codec import (
@@ -42,10 +42,12 @@ from spark_stream.storage.codec import (
     Codec,
     first_broken_batch,
     intact_rows,
+    moved,
 )
 from spark_stream.storage.disk import Disk
 from spark_stream.storage.forcing import Forcing
-from spark_stream.storage.looking import Found, SegmentFiles, last_intact_end
+from spark_stream.storage.log_format import LogFormat
+from spark_stream.storage.looking import Found, SegmentFiles, last_intact_end, whole_rows
 from spark_stream.storage.segment import Segment, SegmentName
 
 _SECTOR: Final = 512  # what a disk writes as a whole, bytes
@@ -71,15 +73,14 @@ class _Tail:
 
 @dataclass(frozen=True)
 class Recovery:
-    """Opens the segments of one log; ``facts`` are what its schema messages say of it.
+    """Opens the segments of one log.
 
     ``losing`` is called before the log gives up what it may have acknowledged.
     """
 
     disk: Disk
     directory: Path
-    codec: Codec
-    facts: dict[str, str]
+    format: LogFormat
     forcing: Forcing
     files: SegmentFiles
     losing: Callable[[], None] = lambda: None
@@ -106,7 +107,7 @@ class Recovery:
                 Segment(
                     self.disk,
                     name,
-                    self.codec,
+                    self._codec_of(found) or self.format.codec,
                     found.first,
                     found.kept,
                     has_tail=found.data_size > found.data_end + len(END_OF_STREAM),
@@ -119,7 +120,7 @@ class Recovery:
     def _new(self) -> Recovered:
         """A log without files."""
         name, start = SegmentName(self.directory, 0), Boundary(EntryIndex(0), Offset(0))
-        active = self._active(name, start, np.zeros(0, ENTRY))
+        active = self._active(name, self.format.codec, start, np.zeros(0, ENTRY))
         once = self.forcing.upto
         if once.entry == 0:
             return Recovered((), active)
@@ -129,18 +130,37 @@ class Recovery:
         return Recovered((), active, (cut,))
 
     def _active(
-        self, name: SegmentName, first: Boundary, table: Table, data_end: int | None = None
+        self,
+        name: SegmentName,
+        codec: Codec,
+        first: Boundary,
+        table: Table,
+        data_end: int | None = None,
     ) -> ActiveSegment:
         return ActiveSegment(
             self.disk,
             name,
-            self.codec,
+            codec,
             first,
             table,
-            facts=self.facts,
+            facts=dict(self.format.facts),
             forcing=self.forcing,
             data_end=data_end,
         )
+
+    def _codec_of(self, found: Found) -> Codec | None:
+        """That of the segment's batches; None: it has none."""
+        batches = found.kept[found.kept["kind"] == Kind.DATA]
+        if not len(batches):
+            return None
+        try:
+            return self.format.codec_of(int(batches[0]["schema"]))
+        except UnknownSchema as error:
+            raise DamagedSegment(
+                f"{found.name.arrow}: {error.message}",
+                path=str(found.name.arrow),
+                hint="The metadata store has an older record of the topic than its files need.",
+            ) from None
 
     def _is_left_over(self, found: Found, behind: list[SegmentName]) -> bool:
         """Whether the one segment behind was made, and this one went on or was not shortened.
@@ -172,14 +192,36 @@ class Recovery:
                 f" {len(found.table)} entries",
                 path=str(name.arrow),
             )
+        codec = self._codec_of(found)
+        if codec is None:  # then the batches, if any comes, are what the schema message says
+            sound = data.slice(0, header or 0)
+            known = (each for each in reversed(self.format.codecs) if each.describes(sound))
+            codec = next(known, self.format.codec)
+            found = self._settled(found, header)
         data_end = found.data_end or int(header or 0)
         cut = self._end_log(found, behind, _tails(found, data, data_end))
         if not found.good and header is None:
-            return self._active(name, found.first, found.kept), cut  # the first entry makes it anew
-        if self._mends_header(found, data, data_end, header):
+            # The first entry makes it anew.
+            return self._active(name, codec, found.first, found.kept), cut
+        if self._mends_header(found, codec, data, data_end, header):
             reason = "its schema message was damaged, its batches are not"
             cut = cut or self._cut(name, found.end, found.end, reason=reason)
-        return self._active(name, found.first, found.kept, data_end), cut
+        return self._active(name, codec, found.first, found.kept, data_end), cut
+
+    def _settled(self, found: Found, header: int | None) -> Found:
+        """A segment with markers only: they begin where the schema message ends.
+
+        They do not where a crash ended :meth:`Truncation.in_schema`.
+        """
+        kept = found.kept
+        if header is None or not len(kept) or int(kept[0]["position"]) == header:
+            return found
+        rows = moved(kept, np.full(len(kept), header, np.int64))
+        rest = found.raw.slice(found.good * ENTRY_SIZE)
+        self.disk.write_whole(found.name.entries, [rows.tobytes(), rest])
+        self.disk.sync_directory(self.directory)
+        raw = self.disk.map(found.name.entries)
+        return replace(found, raw=raw, table=whole_rows(raw))
 
     def _end_log(
         self, found: Found, behind: Sequence[SegmentName], tails: Sequence[_Tail]
@@ -231,7 +273,8 @@ class Recovery:
         size: int = 0,
         kept_in: str | None = None,
     ) -> Cut:
-        topic, number = self.facts.get("isolog.topic"), self.facts.get("isolog.partition")
+        facts = dict(self.format.facts)
+        topic, number = facts.get("isolog.topic"), facts.get("isolog.partition")
         return Cut(
             partition="" if topic is None or number is None else f"{topic}/{number}",
             segment=str(name.arrow),
@@ -245,13 +288,13 @@ class Recovery:
         )
 
     def _mends_header(
-        self, found: Found, data: pa.Buffer, data_end: int, header: int | None
+        self, found: Found, codec: Codec, data: pa.Buffer, data_end: int, header: int | None
     ) -> bool:
         """Writes a damaged schema message anew where it can; whether it was damaged."""
         data_start = int(found.kept[0]["position"]) if found.good else int(header or 0)
-        if self.codec.describes(data.slice(0, data_start)):
+        if codec.describes(data.slice(0, data_start)):
             return False
-        message = header_of(self.codec, self.facts, found.first)
+        message = header_of(codec, dict(self.format.facts), found.first)
         if not found.good or len(message) == data_start:  # else the batches would lie elsewhere
             batches = data.slice(data_start, data_end - data_start)
             self.disk.write_whole(found.name.arrow, [message, batches])

@@ -88,6 +88,8 @@ class ReplicaLog(Protocol):
         Raises:
             ValueError: the rows do not start at the log's end.
             DamagedEntries: a checksum fails, or the rows are no valid table; nothing is kept.
+            UnknownSchema: the first batch has a schema that is not among those of :attr:`format`;
+                nothing is kept.
             DiskFull, StorageFailure: nothing is kept; a later call can succeed, unless the log has
                 ``failed``.
         """
@@ -140,6 +142,7 @@ class ReplicaLog(Protocol):
         committed: bool = False,
         rows: RowFilter | None = None,
         locating: bool = False,
+        schema: pa.Schema | None = None,
     ) -> Iterator[Chunk]: ...
     def read_entries(
         self, first: EntryIndex, max_bytes: int, upto: EntryIndex | None = None

@@ -1,10 +1,10 @@
-"""When the active segment is full. No file is touched here."""
+"""When the active segment takes no more. No file is touched here."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from spark_stream.consistency.entries import Table
+from spark_stream.consistency.entries import Kind, Table
 from spark_stream.storage.settings import LogSettings
 
 
@@ -36,3 +36,13 @@ def rows_that_fit(
     if not has_record:
         full &= np.cumsum(rows["count"]) > rows["count"]
     return int(full.argmax()) if full.any() else len(rows)
+
+
+def rows_of_one_schema(rows: Table) -> tuple[Table, int | None]:
+    """The leading rows whose batches have one schema, and which; None: they have no batch."""
+    batches = np.flatnonzero(rows["kind"] == Kind.DATA)
+    if not len(batches):
+        return rows, None
+    schemas = rows["schema"][batches]
+    others = np.flatnonzero(schemas != schemas[0])
+    return rows[: batches[others[0]]] if len(others) else rows, int(schemas[0])

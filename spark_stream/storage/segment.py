@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from spark_stream.batches import conformed
 from spark_stream.consistency.entries import ENTRY_SIZE, Kind, Table, next_offset
 from spark_stream.consistency.ids import EntryIndex, Offset
 from spark_stream.consistency.leader import Boundary
@@ -96,7 +97,7 @@ class Segment:
         self.first = first
         self.has_tail = has_tail
         self._disk = disk
-        self._codec = codec
+        self.codec = codec
         self._table = table
         self.extremes = extremes or SegmentExtremes(disk, name.extremes, first, codec.layout)
         self._aborted: np.ndarray | None = None
@@ -198,17 +199,29 @@ class Segment:
         """The leader's clock at the last append, microseconds; None without entries."""
         return int(self._table[-1]["appended"]) if len(self._table) else None
 
-    def decode(self, places: np.ndarray, columns: list[str] | None) -> tuple[pa.RecordBatch, int]:
+    def decode(
+        self, places: np.ndarray, columns: list[str] | None, schema: pa.Schema | None = None
+    ) -> tuple[pa.RecordBatch, int]:
         """The batches at these rows of the table, rising, as one; and how many of them it is.
+
+        ``schema``: the topic's as the reader has it; None: the segment's own.
 
         It is fewer where a later one fails its checksum, or where the batch would be too large in
         memory. What lies between is not looked at.
 
         Raises:
             DamagedSegment: the first batch fails its checksum.
+            SchemaMismatch: a value has no place in that schema.
         """
         data, sound = self._load(places)
-        return self._codec.decode(data, sound, columns)
+        own = self.codec.schema
+        if schema is None or schema.equals(own):
+            return self.codec.decode(data, sound, columns)
+        there = columns
+        if columns is not None:
+            there = [name for name in columns if name in own.names]
+        batch, taken = self.codec.decode(data, sound, there)
+        return conformed(batch, projected(schema, columns)), taken
 
     def locate(self, places: np.ndarray) -> tuple[Stored, int]:
         """Where the batches at these rows of the table lie; and how many of them are sound.
@@ -227,17 +240,15 @@ class Segment:
         parts = np.stack((starts[edges], np.add.reduceat(lengths, edges)), axis=1)
         device, inode = self._disk.identity(self.name.arrow)
         first, crc = int(lengths[0]), int(rows[0]["data_crc"])
-        compressed = self._codec.compression is not Compression.NONE
+        compressed = self.codec.compression is not Compression.NONE
         found = Stored(self.name.arrow, device, inode, parts, len(rows), first, crc, compressed)
         return found, len(rows)
 
-    def blank(self, columns: list[str] | None) -> pa.RecordBatch:
+    def blank(self, columns: list[str] | None, schema: pa.Schema | None = None) -> pa.RecordBatch:
         """A batch without rows, of the same columns as :meth:`decode` gives."""
-        schema = self._codec.schema
-        if columns is not None:
-            schema = pa.schema([schema.field(name) for name in columns])
-        arrays = [pa.nulls(0, field.type) for field in schema]
-        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+        shown = projected(self.codec.schema if schema is None else schema, columns)
+        arrays = [pa.nulls(0, field.type) for field in shown]
+        return pa.RecordBatch.from_arrays(arrays, schema=shown)
 
     def _load(self, places: np.ndarray) -> tuple[list[memoryview], int]:
         """The checked bytes of the batches at these rows, and how many batches they are."""
@@ -316,7 +327,7 @@ class Segment:
         shorter = Segment(
             self._disk,
             self.name,
-            self._codec,
+            self.codec,
             self.first,
             table,
             verified=self._verified is None,
@@ -342,3 +353,10 @@ class Segment:
         with suppress(IsologError):  # without its file nothing can be read of it anyway
             self.hold()
         self.name.remove(self._disk, force_names)
+
+
+def projected(schema: pa.Schema, columns: list[str] | None) -> pa.Schema:
+    """The schema of these columns (None: of all)."""
+    if columns is None:
+        return schema
+    return pa.schema([schema.field(name) for name in columns])

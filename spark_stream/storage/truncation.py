@@ -37,7 +37,7 @@ from spark_stream.consistency.entries import ENTRY, Table
 from spark_stream.consistency.leader import Boundary
 from spark_stream.errors import IsologError
 from spark_stream.storage.active import ActiveSegment, header_of
-from spark_stream.storage.codec import moved
+from spark_stream.storage.codec import Codec, moved
 from spark_stream.storage.disk import Disk
 from spark_stream.storage.forcing import START, Forcing
 from spark_stream.storage.log_format import LogFormat
@@ -84,7 +84,7 @@ class Truncation:
     ) -> ActiveSegment:
         """The only segment once the log is empty and begins at ``start``; errors as :meth:`cut`."""
         segments = (*closed, active)
-        following = self.segment(start)
+        following = self.segment(start, active.codec)
         for segment in segments:
             segment.hold()
         self.forcing.lower(START)
@@ -97,13 +97,17 @@ class Truncation:
         return following
 
     def segment(
-        self, first: Boundary, table: Table | None = None, data_end: int | None = None
+        self,
+        first: Boundary,
+        codec: Codec,
+        table: Table | None = None,
+        data_end: int | None = None,
     ) -> ActiveSegment:
         """A segment that takes appends; without ``data_end`` it has no files yet."""
         return ActiveSegment(
             self.disk,
             SegmentName(self.directory, int(first.offset)),
-            self.format.codec,
+            codec,
             first,
             np.zeros(0, ENTRY) if table is None else table,
             facts=dict(self.format.facts),
@@ -114,7 +118,7 @@ class Truncation:
     def _parted(self, last: Segment, to: Boundary) -> tuple[Segment, ActiveSegment]:
         """Makes the segment behind the cut, and shortens the entries of the one before it."""
         last.flush()
-        following = self.segment(to)
+        following = self.segment(to, last.codec)
         following.make()
         rows = to.entry - last.first.entry
         try:
@@ -130,7 +134,7 @@ class Truncation:
 
     def _made_anew(self, last: Segment, to: Boundary) -> ActiveSegment:
         """The segment with nothing but the markers before its first record, where it has some."""
-        header = header_of(self.format.codec, dict(self.format.facts), last.first)
+        header = header_of(last.codec, dict(self.format.facts), last.first)
         rows = last.table[: to.entry - last.first.entry]
         rows = moved(rows, np.full(len(rows), len(header), np.int64))
         self.disk.write_whole(last.name.entries, [rows.tobytes()])
@@ -139,7 +143,31 @@ class Truncation:
             last.close()  # before its other file is another one by the same name
             self.disk.write_whole(last.name.arrow, [header])
             self.forcing.force_names()
-        return self.segment(last.first, rows, len(header))
+        return self.segment(last.first, last.codec, rows, len(header))
+
+    def in_schema(self, active: ActiveSegment, codec: Codec) -> ActiveSegment:
+        """A segment without a record, made anew for batches of another schema.
+
+        Its ``.arrow`` file comes first: recovery looks for no batch there, and lets the markers
+        begin where the schema message ends.
+
+        Raises:
+            DiskFull, StorageFailure: it is as it was, or the log has failed.
+        """
+        if not active.data_bytes:
+            active.close()
+            return self.segment(active.first, codec)
+        header = header_of(codec, dict(self.format.facts), active.first)
+        self.disk.write_whole(active.name.arrow, [header])
+        rows = active.table
+        active.close()
+        with self._failing(if_any=True):
+            self.forcing.force_names()
+            if len(rows):
+                rows = moved(rows, np.full(len(rows), len(header), np.int64))
+                self.disk.write_whole(active.name.entries, [rows.tobytes()])
+                self.forcing.force_names()
+        return self.segment(active.first, codec, rows, len(header))
 
     @contextmanager
     def _failing(self, *, if_any: bool) -> Iterator[None]:

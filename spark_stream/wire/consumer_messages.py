@@ -13,6 +13,8 @@ from spark_stream.consistency.isolation import Isolation
 from spark_stream.wire.messages import Message, Name, OffsetField, PartitionField
 
 TextField = Annotated[str, Field(max_length=1 << 20)]
+StartField = Annotated[str, Field(max_length=1 << 24)]
+"""A start has some 50 characters a partition, and a name for each topic."""
 
 
 class ReadPosition(Message):
@@ -36,7 +38,7 @@ class PinStart(Message):
     selection: TextField
     isolation: Isolation
     starting: TextField = ""
-    start: TextField | None = None
+    start: StartField | None = None
 
 
 class PinnedStart(Message):

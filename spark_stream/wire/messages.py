@@ -318,13 +318,15 @@ class CreateTopic(Message):
 class AlterTopic(Message):
     """``partitions``: how many there will be (None: as now). ``config``: the settings to change.
 
-    ``assignment``: the ids of the brokers of each partition that is added; None: they are spread.
+    ``schema_ipc``: the next schema, as a whole (None: as now). ``assignment``: the ids of the
+    brokers of each partition that is added; None: they are spread.
     """
 
     topic: Name
     partitions: int | None = None
     assignment: list[list[str]] | None = None
     config: dict[str, str] = {}
+    schema_ipc: str | None = None
 
 
 class NamedTopic(Message):
@@ -360,7 +362,10 @@ class PartitionFacts(Message):
 
 
 class TopicFacts(Message):
-    """A topic with its partitions."""
+    """A topic with its partitions.
+
+    ``schema_version``: how often its schema was altered; ``added``: the columns that it got so.
+    """
 
     name: str
     id: str
@@ -368,6 +373,8 @@ class TopicFacts(Message):
     config: dict[str, str]
     partitions: list[PartitionFacts]
     replication_factor: int = 1
+    schema_version: int = 0
+    added: list[str] = []
 
 
 class TopicNames(Message):

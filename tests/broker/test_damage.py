@@ -22,7 +22,7 @@ def rolled(broker: BrokerProcess) -> BrokerProcess:
         log.create_topic("t", 2, schema=NUMBERS, config={"segment.bytes": 65_536})
         with log.producer() as producer:
             for start in range(0, 40_000, 4_000):
-                producer.append("t", numbers(start, 4_000), partition=0)
+                producer.append("t", numbers(start, 4_000), partition=0).result(20)
             producer.append("t", numbers(0, 10), partition=1)
     broker.terminate()
     assert len(segments(broker, "t")) > 3

@@ -222,7 +222,7 @@ def test_readers_of_evicted_offsets_learn_the_first_that_is_left(broker: BrokerP
         )
         with log.producer() as producer:
             for start in range(0, 60_000, 6_000):
-                producer.append("t", numbers(start, 6_000), partition=0)
+                producer.append("t", numbers(start, 6_000), partition=0).result(20)
         first = eventually(lambda: log.describe("t").partitions[0].log_start_offset)
         with pytest.raises(fl.FlightError) as caught:
             list(answers(flight, ticket("t", start=first - 1)))

@@ -31,7 +31,8 @@ def fill_sized(log: isolog.Log, topic: str, first: int, sizes: list[int], partit
     with log.producer() as producer:
         for number, size in enumerate(sizes, first):
             batch = pa.record_batch([[number], [bytes(size)]], schema=BIG)
-            producer.append(topic, batch, partition=partition)
+            # One that nobody waits for might go together with the next, as one batch.
+            producer.append(topic, batch, partition=partition).result()
 
 
 def batches_of(query: Query) -> list[list[int]]:

@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
+    DataSourceReader,
     DataSourceStreamArrowWriter,
     DataSourceStreamReader,
     InputPartition,
@@ -28,6 +29,7 @@ from pyspark.sql.types import StructType
 import spark_stream as isolog
 from spark_stream.datasource.identity import BATCH, QUERY, RUN
 from tests.spark.conftest import Queries
+from tests.support import eventually
 
 KEYS = (BATCH, QUERY, RUN)
 
@@ -73,6 +75,21 @@ class Told(DataSourceStreamReader):
         return {"at": 99}
 
 
+class ToldBatch(DataSourceReader):
+    """A row for every time that Spark has asked for partitions."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        self._told = Path(options["told"])
+
+    def partitions(self) -> list[InputPartition]:
+        with self._told.open("a") as out:
+            out.write('["planned"]\n')
+        return [InputPartition(len(self._told.read_text().splitlines()))]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        yield pa.record_batch({"n": pa.array(range(partition.value), pa.int64())})
+
+
 class Writes(DataSourceStreamArrowWriter):
     """Writes down what a task and a commit can know."""
 
@@ -115,6 +132,9 @@ class TellingSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         return Told(dict(self.options))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return ToldBatch(dict(self.options))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         return Writes(dict(self.options), schema.fieldNames())
@@ -169,6 +189,39 @@ def test_the_initial_offset_is_asked_for_more_than_once(run: Run) -> None:
 
 def test_trigger_once_asks_for_all_that_is_available(run: Run) -> None:
     assert {limit for _, limit in run.calls("latestOffset")} == {"ReadAllAvailable"}
+
+
+def test_a_micro_batch_is_planned_when_the_one_before_it_is_done(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """So what it begins at is what the query has read."""
+    spark.dataSource.register(TellingSource)
+    told = tmp_path / "told"
+    stream = spark.readStream.format("telling").option("told", str(told)).load()
+    sink = stream.writeStream.format("telling").option("told", str(told))
+    query = sink.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+
+    def lines() -> list[list[Any]]:
+        text = told.read_text() if told.exists() else ""
+        return [json.loads(line) for line in text.splitlines() if line.endswith("]")]
+
+    def asked_from(at: int) -> list[int]:
+        wanted = ["latestOffset", {"at": at}]
+        return [n for n, line in enumerate(lines()) if line[:2] == wanted]
+
+    try:
+        eventually(lambda: asked_from(20), 60)
+    finally:
+        query.stop()
+    done = [n for n, line in enumerate(lines()) if line[0] == "commit"]
+    assert done[0] < asked_from(10)[0] < done[1] < asked_from(20)[0]
+
+
+def test_a_batch_data_frame_is_planned_once(spark: SparkSession, tmp_path: Path) -> None:
+    spark.dataSource.register(TellingSource)
+    reader = spark.read.format("telling").option("told", str(tmp_path / "told"))
+    frame = reader.load()
+    assert [frame.count(), frame.count(), reader.load().count()] == [1, 1, 2]
 
 
 def test_a_task_knows_its_micro_batch_by_a_local_property(run: Run) -> None:

@@ -93,9 +93,9 @@ class Reads:
         self.places.clear()
         real = Segment.decode
 
-        def decode(segment, places, columns):
+        def decode(segment, places, *wanted):
             self.places += [(segment.name.base_offset, int(place)) for place in places]
-            return real(segment, places, columns)
+            return real(segment, places, *wanted)
 
         with mock.patch.object(Segment, "decode", decode):
             yield self

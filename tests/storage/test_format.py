@@ -156,7 +156,7 @@ def test_an_entry_says_what_was_appended(log):
         "base_sequence": -1,
         "producer_epoch": -1,
         "kind": 0,
-        "reserved": 0,
+        "schema": 0,
     }
 
 

@@ -149,21 +149,35 @@ def alter(
         list[str] | None,
         typer.Option(metavar="K=V", help="A setting, such as retention.ms=3600000; repeatable."),
     ] = None,
+    schema: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SCHEMA",
+            help="All columns as they are to be: new ones last, numbers wider.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
-    """Gives a topic more partitions, or other settings. Queries that run take them up.
+    """Gives a topic more partitions, other settings, more columns. Queries that run go on.
 
     Records stay where they are; with more partitions, a key's next records may go to another.
 
     \b
     isolog topic alter flights --partitions 8
     isolog topic alter flights --config retention.ms=3600000 --config compression=zstd
+    isolog topic alter flights --schema "id bigint, speed double, remark string"
     """
     settings = _settings(config or [])
-    if partitions is None and not settings:
-        raise InvalidOption("nothing to change", hint="Give --partitions N, --config K=V, or both.")
+    if partitions is None and not settings and schema is None:
+        raise InvalidOption(
+            "nothing to change", hint="Give --partitions N, --config K=V, --schema SCHEMA, or more."
+        )
+    columns = None if schema is None else parse_schema(schema)
     with log(bootstrap, path) as opened:
-        altered = opened.alter_topic(topic, partitions, settings)
+        altered = opened.alter_topic(topic, partitions, settings, schema=columns)
     changes = [_count(altered), *(f"{name}={altered.config[name]}" for name in settings)]
+    if columns is not None:
+        changes.append(schema_text(altered.schema))
     note(f"altered topic {topic}: {', '.join(changes)}")
 
 

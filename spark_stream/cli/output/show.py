@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from spark_stream.cli.options import Listing
+from spark_stream.cli.options import Listing, counted
 from spark_stream.cli.output.show_replicas import show_replicas
 from spark_stream.client.values import BrokerStatus, PartitionDescription, TopicDescription
 from spark_stream.sql.ddl import schema_text
@@ -41,7 +41,9 @@ def show_topic(topic: TopicDescription, shape: Listing, screen: Console | None =
     records = sum(each.log_end_offset - each.log_start_offset for each in topic.partitions)
     size = sum(each.size for each in topic.partitions)
     screen.print(f"[bold]{escape(topic.name)}[/bold]  records {records}  size {_size(size)}")
-    screen.print(f"id {topic.id}  replication factor {topic.replication_factor}")
+    altered = counted(topic.schema_version, "time")
+    schema = f"  schema altered {altered}" if topic.schema_version else ""
+    screen.print(f"id {topic.id}  replication factor {topic.replication_factor}{schema}")
     screen.print(_columns_table(topic))
     screen.print(_partitions_table(topic))
     show_replicas(topic, screen)
@@ -147,6 +149,7 @@ def _topic_facts(topic: TopicDescription) -> dict[str, Any]:
             }
             for field in topic.schema
         ],
+        "schema_version": topic.schema_version,
         "replication_factor": topic.replication_factor,
         "config": dict(topic.config),
         "partitions": [_partition_facts(each) for each in topic.partitions],

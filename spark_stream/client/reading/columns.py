@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from spark_stream.batches import conformed, conforms
 from spark_stream.errors import InternalError, SchemaMismatch
 from spark_stream.sql.filters import row_filter
 from spark_stream.wire.schemas import (
@@ -145,6 +146,7 @@ class View:
 
         ``spans``: the runs of offsets that the rows have, if they are not all one run.
         """
+        batch = self._as_planned(batch)
         sent = set(batch.schema.names)
         offsets = batch.column(OFFSET.name) if OFFSET.name in sent else None
         arrays = [
@@ -156,6 +158,16 @@ class View:
         if not arrays:
             return batch
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _as_planned(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """What came, in the types that the topic had when the view was made.
+
+        Raises:
+            SchemaMismatch: a value has no place in them.
+        """
+        if all(conforms(field, self.field(field.name)) for field in batch.schema):
+            return batch
+        return conformed(batch, pa.schema([self.field(name) for name in batch.schema.names]))
 
     def _made(
         self,

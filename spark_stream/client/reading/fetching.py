@@ -253,10 +253,11 @@ def _fetch(
 def _mapped(source: Source, runs: Iterable[Mapping[str, Any]]) -> Iterator[Fetched]:
     """The records that lie where the leader says; raises CannotMap."""
     file: MappedFile | None = None
+    columns = pa.schema([source.view.field(name) for name in source.view.asked])
     for run in runs:
         if file is None or not file.covers(run):
             file = MappedFile(run, source.topic_id, source.partition)
-        for batch, facts in mapped_batches(run, file, source.view.asked):
+        for batch, facts in mapped_batches(run, file, columns):
             yield shown(source, batch, facts)
 
 

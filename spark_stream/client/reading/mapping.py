@@ -17,7 +17,7 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
@@ -26,6 +26,8 @@ import numpy as np
 import pyarrow as pa
 
 from spark_stream.batches import (
+    conformed,
+    conforms,
     crc32c,
     decode_each,
     decode_one,
@@ -143,12 +145,18 @@ class MappedFile:
         start, length = facts["parts"][-2:]
         return bool(start + length <= self._data.size)
 
-    def pieces(self, facts: Mapping[str, Any], columns: list[str]) -> Iterator[Piece]:
+    def pieces(self, facts: Mapping[str, Any], wanted: pa.Schema) -> Iterator[Piece]:
         """The run's records, in their order, with these stored columns.
+
+        The file has the schema that the topic had when its batches were appended.
 
         Raises:
             CannotMap: what lies there is not what the leader has.
+            SchemaMismatch: a value has no place in the reader's schema.
         """
+        columns = [name for name in wanted.names if name in self.schema.names]
+        alike = all(conforms(self.schema.field(name), wanted.field(name)) for name in columns)
+        alike = alike and len(columns) == len(wanted)
         parts = facts["parts"]
         if not self.covers(facts):
             raise CannotMap(f"{self.path} ends before byte {parts[-2] + parts[-1]}")
@@ -166,7 +174,7 @@ class MappedFile:
                 start, end = max(row, low), min(row + batch.num_rows, high)
                 if start < end:
                     part = batch.slice(start - row, end - start)
-                    yield Piece(part, start - low, end - low)
+                    yield Piece(part if alike else conformed(part, wanted), start - low, end - low)
                 row += batch.num_rows
         except (pa.ArrowException, OSError, ValueError) as error:
             raise CannotMap(f"{self.path}: {error}") from None
@@ -182,14 +190,15 @@ class MappedFile:
 
 
 def mapped_batches(
-    facts: Mapping[str, Any], file: MappedFile, columns: Sequence[str]
+    facts: Mapping[str, Any], file: MappedFile, columns: pa.Schema
 ) -> Iterator[tuple[pa.RecordBatch, dict[str, Any]]]:
     """The records of a run as the leader would have sent them: batches with their facts.
 
     Raises:
         CannotMap: what lies there is not what the leader has.
+        SchemaMismatch: a value has no place in these columns.
     """
-    stored = [name for name in columns if name != TIMESTAMP.name]
+    stored = pa.schema([field for field in columns if field.name != TIMESTAMP.name])
     rows, base, spans = facts["rows"], facts["base"], facts.get("spans")
     for piece in file.pieces(facts, stored):
         batch = piece.batch

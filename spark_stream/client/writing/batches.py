@@ -13,8 +13,15 @@ from spark_stream.client.moments import timestamp_us
 from spark_stream.client.values import TopicDescription
 from spark_stream.client.writing.frames import eased, is_arrow, table_of
 from spark_stream.errors import BatchTooLarge, InvalidRequest, UnknownPartition
+from spark_stream.wire.evolution import widens
 from spark_stream.wire.limits import BATCH_BYTES_MAX
-from spark_stream.wire.schemas import DEFAULT_SCHEMA, TIMESTAMP_COLUMN, TIMESTAMP_TYPE, empty_batch
+from spark_stream.wire.schemas import (
+    DEFAULT_SCHEMA,
+    TIMESTAMP_COLUMN,
+    TIMESTAMP_TYPE,
+    empty_batch,
+    fitted,
+)
 
 UNSENDABLE: Final = (
     f"Split the value: no topic takes a record of more than {BATCH_BYTES_MAX} bytes."
@@ -105,6 +112,34 @@ def one_batch(data: Any, schema: pa.Schema) -> pa.RecordBatch:
     if len(batches) > 1:
         raise InvalidRequest("the table is too large for one batch", hint="Append its batches.")
     return batches[0]
+
+
+def fitted_to(batch: pa.RecordBatch, known: TopicDescription) -> pa.RecordBatch:
+    """The batch with the topic's columns in their order and types, where nothing is lost by that.
+
+    What was written before the topic's schema was altered still is: columns that were added may be
+    left out, and those that were widened may have the types that they had.
+
+    Raises:
+        SchemaMismatch: names the column, the type expected and the type got.
+    """
+    if known.schema_version and not batch.schema.equals(known.schema):
+        batch = _brought_up(batch, known)
+    return fitted(batch, known.schema)
+
+
+def _brought_up(batch: pa.RecordBatch, known: TopicDescription) -> pa.RecordBatch:
+    names = batch.schema.names
+    if len(set(names)) < len(names):
+        return batch  # the fitting names the column that is there twice
+    columns = {}
+    for name, column in zip(names, batch.columns, strict=True):
+        kind = known.schema.field(name).type if name in known.schema.names else column.type
+        columns[name] = column.cast(kind) if widens(column.type, kind) else column
+    for name in known.added:
+        if name not in columns:
+            columns[name] = pa.nulls(batch.num_rows, known.schema.field(name).type)
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
 def completed(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -180,6 +180,20 @@ class Channel:
             self._watched = None
         return True
 
+    def alter(self, topic: TopicDescription) -> AppendStream | None:
+        """The topic's schema was altered: what is sent from now on goes on another stream.
+
+        The present one, if there is one, is the caller's to close.
+        """
+        self._topic = topic
+        stream = self.stream
+        if stream is None or not self.lost(stream):
+            return None
+        for placed in self.lanes.values():
+            placed.lane.lost()
+            self.list(placed)
+        return stream
+
     def _owed(self) -> Route | None:
         """The way along which an answer is expected."""
         with self._lock:
@@ -198,6 +212,8 @@ class Channel:
                 found = self._taken()
                 if found is None:
                     self._pumping = False
+                    if self.stream is None and self.waiting:  # its schema was altered
+                        self._work.notify()
                     break
             stream, batch, epoch = found
             envelope = envelope_bytes(batch.number, batch.partition, batch.stamp, epoch)
@@ -260,6 +276,7 @@ class Channel:
         return True
 
     def _connect(self) -> None:
+        topic = self._topic
         request = self._request.model_copy(
             update={"transactional_id": self._author.transactional_id}
         )
@@ -271,15 +288,13 @@ class Channel:
             self._owner.ended(self, stream, reason)
 
         stream = self.link.once(
-            lambda client, _: AppendStream(
-                self.link, client, self._topic, request, answered, ended
-            ),
+            lambda client, _: AppendStream(self.link, client, topic, request, answered, ended),
             self._router.timeout_s,
         )
         # Before anybody can write to it; its answers wait for the lock.
         with self._lock:
             stream.start()
-            if not self._closed:
+            if not self._closed and topic is self._topic:  # else it was altered meanwhile
                 self.stream = stream
                 self._progress = time.monotonic()
                 self._watched = self._router.watch(self._owed, 0.0, self._leave)

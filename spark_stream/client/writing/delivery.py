@@ -29,6 +29,7 @@ import pyarrow as pa
 from spark_stream.client.connecting.router import Router
 from spark_stream.client.values import TopicDescription
 from spark_stream.client.writing.appending import AppendStream
+from spark_stream.client.writing.batches import fitted_to
 from spark_stream.client.writing.channel import Author, Channel, PlacedLane
 from spark_stream.client.writing.lanes import Lane, Outgoing, Settle
 from spark_stream.errors import (
@@ -125,6 +126,21 @@ class Delivery:
             placed.lane.add(Outgoing(batch, partition, deadline, settle, joins=joins))
             if placed.channel is not None:
                 placed.channel.list(placed)
+
+    def alter(self, topic: TopicDescription) -> None:
+        """The topic's schema was altered: from now on batches have the new one.
+
+        Those that wait get it as well, and those that are not answered are sent again in it: the
+        leader knows them by their stamps. Each stream has one schema, so others take their place.
+        """
+        with self._lock:
+            self._topic = topic
+            for placed in self._lanes.values():
+                placed.lane.revise(lambda batch: fitted_to(batch, topic))
+            ended = [channel.alter(topic) for channel in self._channels.values()]
+        for stream in ended:
+            if stream is not None:
+                stream.close()
 
     def pump(self) -> None:
         """Sends what can go now: from the calling thread, if all goes to one leader."""

@@ -138,6 +138,12 @@ class Lane:
         """The batch goes after those that are here."""
         self._batches.append(batch)
 
+    def revise(self, change: Callable[[pa.RecordBatch], pa.RecordBatch]) -> None:
+        """Puts what ``change`` makes of them in the place of the batches that are not settled."""
+        for batch in self._batches:
+            for each in (batch, *batch.others):
+                each.batch = change(each.batch)
+
     def next(self, identity: Identity | None) -> Outgoing | None:
         """The batch to send now, with its stamp; None if there is none, or others come first.
 

@@ -12,6 +12,8 @@ from datetime import datetime
 from types import TracebackType
 from typing import Final, Self
 
+import pyarrow as pa
+
 from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.moments import timestamp_us
 from spark_stream.client.topics import TopicsClient, level
@@ -24,6 +26,7 @@ from spark_stream.client.writing.batches import (
     check_partition,
     checked_size,
     completed,
+    fitted_to,
     one_batch,
 )
 from spark_stream.client.writing.channel import Author
@@ -161,10 +164,8 @@ class Producer:
             BufferFull: no room in the buffer within the timeout.
         """
         try:
-            known = self._topics.known(topic)
+            known, rows = self._fitted(topic, batch)
             default = is_default(known.schema)
-            rows = one_batch(batch, known.schema)
-            rows = fitted(completed(rows) if default else rows, known.schema)
             size = checked_size(rows)
             if partition is not None:
                 known = self._having(known, partition)
@@ -181,6 +182,19 @@ class Producer:
             places = partitions_of(rows.column("key"), count, keyless)
             parts = [(place, part, int(at[0])) for place, part, at in split(rows, places)]
         return self._sender.append(known, parts, size)
+
+    def _fitted(self, topic: str, batch: ArrowData) -> tuple[TopicDescription, pa.RecordBatch]:
+        """The topic, and the batch in its schema; SchemaMismatch if it does not fit."""
+        known = self._topics.known(topic)
+        if is_default(known.schema):
+            return known, fitted(completed(one_batch(batch, known.schema)), known.schema)
+        try:
+            return known, fitted_to(one_batch(batch, known.schema), known)
+        except SchemaMismatch:
+            now = self._topics.describe(topic)  # its schema may have been altered
+            if now.schema_version == known.schema_version and now.id == known.id:
+                raise
+        return now, fitted_to(one_batch(batch, now.schema), now)
 
     def _checked(self, topic: str, partition: int | None, size: int) -> TopicDescription:
         """The topic, if it takes such a record."""

@@ -23,7 +23,7 @@ import pyarrow as pa
 from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.topics import TopicsClient
 from spark_stream.client.values import TopicDescription, Written
-from spark_stream.client.writing.batches import joining_bytes
+from spark_stream.client.writing.batches import fitted_to, joining_bytes
 from spark_stream.client.writing.buffer import Buffer, Share
 from spark_stream.client.writing.channel import Author
 from spark_stream.client.writing.delivery import Delivery
@@ -193,7 +193,12 @@ class Sender:
         with self._order:
             self._send_waiting(known.name)
             delivery = self._delivery(known)
+            if known.schema_version > delivery.topic.schema_version:
+                delivery.alter(known)
+            of = delivery.topic
             for partition, rows, first in parts:
+                if known.schema_version < of.schema_version:
+                    rows = fitted_to(rows, of)
                 self._enter_part(delivery, rows, partition, first, whole, share)
         delivery.pump()
         return whole.promise

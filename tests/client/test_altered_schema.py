@@ -1,0 +1,280 @@
+"""Topics whose schema is altered while they are in use: old and new records, writers, readers."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.flight as fl
+import pytest
+
+from spark_stream.client.reading import mapping
+from spark_stream.errors import InvalidTopic, SchemaMismatch
+from tests.support import eventually, flight_client
+
+FIRST = pa.schema([pa.field("id", pa.int32(), nullable=False), ("x", pa.int16())])
+SECOND = pa.schema(
+    [pa.field("id", pa.int64(), nullable=False), ("x", pa.float64()), ("name", pa.string())]
+)
+
+
+def records(schema: pa.Schema, first: int, rows: int) -> pa.RecordBatch:
+    numbers = range(first, first + rows)
+    values = {
+        "id": list(numbers),
+        "x": [n % 100 for n in numbers],
+        "name": [f"name {n}" for n in numbers],
+    }
+    return pa.record_batch(
+        [pa.array(values[each.name], each.type) for each in schema], schema=schema
+    )
+
+
+def ids(table: pa.Table) -> list[int]:
+    return table.column("id").to_pylist()
+
+
+def test_records_of_before_are_read_in_the_new_schema(log, topic):
+    log.create_topic(topic, schema=FIRST)
+    with log.producer() as producer:
+        producer.append(topic, records(FIRST, 0, 3))
+    altered = log.alter_topic(topic, schema=SECOND)
+    assert altered.schema == SECOND
+    assert (altered.schema_version, altered.added) == (1, ("name",))
+    assert log.describe(topic) == altered
+    with log.producer() as producer:
+        producer.append(topic, records(SECOND, 3, 2))
+    expected = [
+        *({"id": n, "x": float(n), "name": None} for n in range(3)),
+        *({"id": n, "x": float(n), "name": f"name {n}"} for n in (3, 4)),
+    ]
+    found = log.read(topic)
+    assert found.schema == SECOND
+    assert found.to_pylist() == expected
+    assert log.read(topic, columns=["name"]).column("name").to_pylist() == [
+        each["name"] for each in expected
+    ]
+    assert ids(log.read(topic, filter="name IS NULL AND x > 0.5")) == [1, 2]
+    assert ids(log.read(topic, filter="name = 'name 4' OR id = 0")) == [0, 4]
+    assert ids(log.read(topic, columns=["id", "_offset"], start={0: 2})) == [2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "said"),
+    [
+        (pa.schema([("id", pa.int64()), ("name", pa.string())]), SchemaMismatch, "'x' (smallint)"),
+        (pa.schema([("id", pa.int16()), ("x", pa.int16())]), SchemaMismatch, "'id' from int to"),
+        (FIRST, SchemaMismatch, "has this schema already"),
+    ],
+)
+def test_an_alteration_that_cannot_be_names_column_and_reason(log, topic, asked, error, said):
+    made = log.create_topic(topic, schema=FIRST)
+    with pytest.raises(error) as caught:
+        log.alter_topic(topic, partitions=3, schema=asked)
+    assert said in caught.value.message
+    assert log.describe(topic) == made
+
+
+def test_a_topic_has_at_most_so_many_schemas(log, topic):
+    schema = pa.schema([("c0", pa.int8())])
+    log.create_topic(topic, schema=schema)
+    for n in range(1, 256):
+        schema = schema.append(pa.field(f"c{n}", pa.int8()))
+        log.alter_topic(topic, schema=schema)
+    with pytest.raises(InvalidTopic, match="has had 256 schemas"):
+        log.alter_topic(topic, schema=schema.append(pa.field("more", pa.int8())))
+    with log.producer() as producer:
+        producer.append(topic, pa.record_batch({"c0": pa.array([7], pa.int8())}))
+        producer.append(
+            topic,
+            pa.record_batch([pa.array([n % 100], pa.int8()) for n in range(256)], schema=schema),
+        )
+    assert log.read(topic, columns=["c0", "c255"]).to_pylist() == [
+        {"c0": 7, "c255": None},
+        {"c0": 0, "c255": 55},
+    ]
+
+
+def test_who_writes_in_the_old_schema_goes_on_and_hears_of_the_new_one_when_it_needs_it(
+    broker, topic
+):
+    with broker.connect() as log, broker.connect() as other:
+        log.create_topic(topic, schema=FIRST, partitions=2)
+        with log.producer() as producer:
+            producer.append(topic, records(FIRST, 0, 2), 0).result()
+            other.alter_topic(topic, schema=SECOND)
+            assert producer.append(topic, records(FIRST, 2, 2), 0).result().offset == 2
+            written = [
+                producer.append(topic, records(schema, n, 1), n % 2)
+                for n, schema in zip(range(4, 204), itertools.cycle([FIRST, FIRST, SECOND]))
+            ]
+            producer.flush()
+            offsets = [each.result().offset for each in written]
+            assert offsets[::2] == list(range(4, 104))  # each once, in their order
+            assert offsets[1::2] == list(range(100))
+            more = records(FIRST, 0, 1).append_column("nobody", pa.array([1]))
+            with pytest.raises(SchemaMismatch, match="'nobody'"):
+                producer.append(topic, more).result()
+            with pytest.raises(SchemaMismatch, match="'x'"):  # it was there from the beginning
+                producer.append(topic, records(FIRST, 0, 1).select(["id"])).result()
+        found = log.read(topic)
+        assert sorted(ids(found)) == list(range(204))
+        named = found.filter(pc.is_valid(found.column("name")))
+        assert sorted(ids(named)) == list(range(6, 204, 3))
+
+
+def test_an_alteration_in_the_middle_of_a_flood_loses_nothing_and_repeats_nothing(broker, topic):
+    with broker.connect() as log, broker.connect() as other:
+        log.create_topic(topic, schema=FIRST)
+        done = threading.Event()
+
+        def alter() -> None:
+            schema = FIRST
+            for n in range(8):
+                schema = schema.append(pa.field(f"c{n}", pa.string()))
+                other.alter_topic(topic, schema=schema)
+                first = log.describe(topic)  # this client knows it from now on
+                assert first.schema_version == n + 1
+            done.set()
+
+        altering = threading.Thread(target=alter)
+        with log.producer() as producer:
+            altering.start()
+            written = []
+            while not done.is_set() or len(written) < 1000:
+                written.append(producer.append(topic, records(FIRST, len(written), 3)))
+            producer.flush()
+        altering.join()
+        assert [each.result().offset for each in written] == [3 * n for n in range(len(written))]
+        expected = [n + k for n in range(len(written)) for k in range(3)]
+        assert ids(log.read(topic)) == expected
+
+
+def append_and_fail(producer, topic: str) -> None:
+    producer.append(topic, records(SECOND, 6, 2)).result()
+    raise ZeroDivisionError
+
+
+def test_a_transaction_goes_over_an_alteration(broker, topic):
+    with broker.connect() as log, broker.connect() as other:
+        log.create_topic(topic, schema=FIRST)
+        with log.producer(transactional_id="over") as producer:
+            with producer.transaction():
+                producer.append(topic, records(FIRST, 0, 2))
+                other.alter_topic(topic, schema=SECOND)
+                producer.append(topic, records(SECOND, 2, 2))
+                producer.append(topic, records(FIRST, 4, 2))
+            with pytest.raises(ZeroDivisionError), producer.transaction():
+                append_and_fail(producer, topic)
+        assert ids(log.read(topic, isolation="read_committed")) == list(range(6))
+        assert ids(log.read(topic)) == list(range(8))
+
+
+def test_a_reader_of_the_old_schema_goes_on_until_a_value_does_not_fit(broker, topic):
+    with broker.connect() as log, broker.connect() as other:
+        log.create_topic(topic, schema=FIRST)
+        consumer = log.consumer(topic, start="earliest")
+        batches = consumer.batches()
+        with other.producer() as producer:
+            producer.append(topic, records(FIRST, 0, 2)).result()
+            assert next(batches).column("id").to_pylist() == [0, 1]
+            other.alter_topic(topic, schema=SECOND)
+            producer.append(topic, records(SECOND, 2, 2)).result()
+            found = next(batches)
+            assert (found.schema, found.column("id").to_pylist()) == (FIRST, [2, 3])
+            wide = pa.record_batch([[1 << 40], [0.5], ["wide"]], schema=SECOND)
+            producer.append(topic, wide).result()
+            with pytest.raises(SchemaMismatch, match="'id': the value 1099511627776") as caught:
+                next(batches)
+            assert "Restart" in caught.value.hint
+        consumer.close()
+        with log.consumer(topic, start={0: 4}, columns=["id"]) as anew:
+            assert next(anew.batches()).column("id").to_pylist() == [1 << 40]
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+@pytest.mark.parametrize("maps", [True, False], ids=["mapped", "sent"])
+def test_who_maps_the_files_conforms_the_records_itself(log, topic, compression, maps, monkeypatch):
+    log.create_topic(topic, schema=FIRST, config={"compression": compression})
+    rows = 400_000
+    with log.producer() as producer:
+        for first in range(0, rows, 100_000):
+            producer.append(topic, records(FIRST, first, 100_000))
+    log.alter_topic(topic, schema=SECOND)
+    with log.producer() as producer:
+        producer.append(topic, records(SECOND, rows, 100_000))
+    mapped = []
+    real = mapping.MappedFile.pieces
+
+    def pieces(file, facts, columns):
+        mapped.append(file.schema)
+        return real(file, facts, columns)
+
+    monkeypatch.setattr(mapping.MappedFile, "pieces", pieces)
+    if not maps:
+        monkeypatch.setattr(mapping.LEADERS, "machine", lambda address: None)
+    found = log.read(topic)
+    assert found.schema == SECOND
+    assert ids(found) == list(range(rows + 100_000))
+    assert found.column("name").null_count == rows
+    assert log.read(topic, columns=["name"]).column("name").null_count == rows
+    assert {len(schema) for schema in mapped} == ({2, 3} if maps else set())
+
+
+def test_a_stream_of_any_client_goes_on_and_may_be_the_first_with_the_new_schema(broker, topic):
+    with broker.connect() as log:
+        log.create_topic(topic, schema=FIRST)
+        loose = pa.schema([each.with_nullable(True) for each in FIRST])  # as most clients send
+        client = flight_client(broker.address)
+        descriptor = fl.FlightDescriptor.for_path(topic, "0")
+        old, old_acks = client.do_put(descriptor, loose)
+        old.write_batch(records(loose, 0, 2))
+        assert old_acks.read() is not None
+        log.alter_topic(topic, schema=SECOND)
+        old.write_batch(records(loose, 2, 2))
+        assert b'"error"' not in old_acks.read().to_pybytes()
+        new, new_acks = client.do_put(descriptor, SECOND)
+        new.write_batch(records(SECOND, 4, 2))
+        assert b'"error"' not in new_acks.read().to_pybytes()
+        late, late_acks = client.do_put(descriptor, loose)
+        late.write_batch(records(loose, 6, 1))
+        nulls = pa.record_batch(
+            [pa.array([7, None], pa.int32()), pa.nulls(2, pa.int16())], schema=loose
+        )
+        late.write_batch(nulls)
+        assert b'"error"' not in late_acks.read().to_pybytes()
+        assert b"takes no nulls" in late_acks.read().to_pybytes()
+        for stream in (old, new, late):
+            stream.close()
+        client.close()
+        assert ids(log.read(topic)) == list(range(8))
+    broker.kill()
+    broker.start()
+    with broker.connect() as log:
+        assert ids(log.read(topic)) == list(range(8))
+        assert log.describe(topic).schema == SECOND
+
+
+def test_two_alterations_at_once_are_one_after_the_other_or_one_is_refused(broker, topic):
+    with broker.connect() as log:
+        log.create_topic(topic, schema=FIRST)
+    errors: list[Exception] = []
+
+    def alter(n: int) -> None:
+        with broker.connect() as mine:
+            try:
+                mine.alter_topic(topic, schema=FIRST.append(pa.field(f"c{n}", pa.string())))
+            except (SchemaMismatch, InvalidTopic) as error:
+                errors.append(error)
+
+    threads = [threading.Thread(target=alter, args=(n,)) for n in range(6)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    with broker.connect() as log:
+        found = eventually(lambda: log.describe(topic))
+        assert (found.schema_version, len(found.added)) == (1, 1)
+    assert len(errors) == 5

@@ -1,0 +1,133 @@
+"""Topics whose schema is altered: queries that run go on, those that start see the new columns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from chispa import assert_df_equality
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as f
+
+import spark_stream as isolog
+from spark_stream.errors import SchemaMismatch
+from tests.spark.conftest import Queries
+from tests.support import eventually
+
+FIRST = pa.schema([pa.field("id", pa.int32(), nullable=False), ("x", pa.int16())])
+SECOND = pa.schema(
+    [pa.field("id", pa.int64(), nullable=False), ("x", pa.float64()), ("name", pa.string())]
+)
+
+
+def records(schema: pa.Schema, first: int, rows: int) -> pa.RecordBatch:
+    numbers = range(first, first + rows)
+    values = {
+        "id": list(numbers),
+        "x": [n % 100 for n in numbers],
+        "name": [f"name {n}" for n in numbers],
+    }
+    columns = [pa.array(values[each.name], each.type) for each in schema]
+    return pa.record_batch(columns, schema=schema)
+
+
+def append(log: isolog.Log, topic: str, batch: pa.RecordBatch, partition: int = 0) -> None:
+    with log.producer() as producer:
+        producer.append(topic, batch, partition)
+
+
+def test_a_batch_read_has_old_and_new_rows_in_the_present_schema(
+    queries: Queries, spark: SparkSession, log: isolog.Log, topic: str
+) -> None:
+    log.create_topic(topic, schema=FIRST, partitions=2)
+    append(log, topic, records(FIRST, 0, 2))
+    append(log, topic, records(FIRST, 2, 1), 1)
+    before = queries.read(topic)
+    assert before.dtypes == [("id", "int"), ("x", "smallint")]
+    before.collect()
+    log.alter_topic(topic, schema=SECOND)
+    append(log, topic, records(SECOND, 3, 1))
+    rows = [(0, 0.0, None), (1, 1.0, None), (2, 2.0, None), (3, 3.0, "name 3")]
+    expected = spark.createDataFrame(rows, "id bigint not null, x double, name string")
+    found = queries.read(topic)
+    assert_df_equality(found, expected, ignore_row_order=True)
+    only = found.where("name is null and x >= 1.0").select("id")
+    assert_df_equality(only, expected.where("id in (1, 2)").select("id"), ignore_row_order=True)
+    # A DataFrame of before goes on in its own types.
+    narrow = spark.createDataFrame([(n, n) for n in range(4)], "id int not null, x smallint")
+    assert_df_equality(before, narrow, ignore_row_order=True)
+
+
+def test_a_query_goes_on_over_an_alteration_and_sees_the_new_column_once_it_starts_again(
+    queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
+) -> None:
+    """Its sink too: a job that knows nothing of the new column writes to a topic that has it."""
+    copied = f"{topic}-copied"
+    for name in (topic, copied):
+        log.create_topic(name, schema=FIRST)
+    append(log, topic, records(FIRST, 0, 3))
+
+    def ids() -> list[int]:
+        return sorted(log.read(copied, isolation="read_committed").column("id").to_pylist())
+
+    def started():
+        stream = queries.stream(topic)
+        writer = queries.sink(stream, tmp_path / "checkpoint", topic=copied)
+        return writer.trigger(processingTime="50 milliseconds").start()
+
+    query = started()
+    try:
+        eventually(lambda: query.exception() is not None or ids() == [0, 1, 2], 60)
+        log.alter_topic(topic, schema=SECOND)
+        append(log, topic, records(SECOND, 3, 3))
+        eventually(lambda: query.exception() is not None or ids() == list(range(6)), 60)
+        assert query.exception() is None
+        log.alter_topic(copied, schema=SECOND)
+        append(log, topic, records(SECOND, 6, 2))
+        append(log, topic, records(FIRST, 8, 2))
+        eventually(lambda: query.exception() is not None or ids() == list(range(10)), 60)
+        assert query.exception() is None
+    finally:
+        query.stop()
+    assert log.read(copied).column("name").null_count == 10
+    query = started()
+    try:
+        append(log, topic, records(SECOND, 10, 2))
+        eventually(lambda: query.exception() is not None or ids() == list(range(12)), 60)
+        assert query.exception() is None
+    finally:
+        query.stop()
+    named = log.read(copied, filter="name IS NOT NULL")
+    assert named.to_pylist() == [{"id": n, "x": float(n), "name": f"name {n}"} for n in (10, 11)]
+
+
+def test_a_query_ends_at_a_value_that_its_types_do_not_have_and_says_what_to_do(
+    queries: Queries, log: isolog.Log, topic: str
+) -> None:
+    log.create_topic(topic, schema=FIRST)
+    append(log, topic, records(FIRST, 0, 3))
+    before = queries.read(topic).select("id")
+    log.alter_topic(topic, schema=SECOND)
+    append(log, topic, pa.record_batch([[1 << 40], [0.5], ["wide"]], schema=SECOND))
+    with pytest.raises(PySparkException) as caught:
+        before.collect()
+    assert "column 'id': the value 1099511627776" in str(caught.value)
+    assert "Restart the query" in str(caught.value)
+    assert queries.read(topic).agg(f.max("id")).first()[0] == 1 << 40
+
+
+def test_a_data_frame_of_the_old_schema_still_fits_and_others_do_not(
+    queries: Queries, spark: SparkSession, log: isolog.Log, topic: str, tmp_path: Path
+) -> None:
+    log.create_topic(topic, schema=FIRST)
+    log.alter_topic(topic, schema=SECOND)
+    old = spark.createDataFrame([(1, 2)], "id int not null, x smallint")
+    queries.write(old, topic)
+    assert log.read(topic).to_pylist() == [{"id": 1, "x": 2.0, "name": None}]
+    text = old.select("id", f.lit("a").alias("x"))
+    for bad, said in ((old.select("id"), "'x' (double) is missing"), (text, "got string")):
+        with pytest.raises((PySparkException, SchemaMismatch)) as caught:
+            queries.write(bad, topic)
+        assert said in str(caught.value)

@@ -1,0 +1,324 @@
+"""What a topic's schema may become, and that what it may become takes and gives every value."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+from hypothesis import event, given
+from hypothesis import strategies as st
+
+from spark_stream.batches import conformed
+from spark_stream.errors import SchemaMismatch, UnsupportedType
+from spark_stream.wire.evolution import check_evolution, evolves, misfit
+from spark_stream.wire.schemas import DEFAULT_SCHEMA
+
+LADDER = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
+PRESENT = pa.schema(
+    [pa.field("id", pa.int32(), nullable=False), ("name", pa.string()), ("price", pa.float32())]
+)
+
+
+def altered(*changes: tuple[str, pa.DataType | None], more: tuple[pa.Field, ...] = ()) -> pa.Schema:
+    found = dict(changes)
+    fields = [
+        field.with_type(found.get(field.name) or field.type)
+        for field in PRESENT
+        if field.name not in found or found[field.name] is not None
+    ]
+    return pa.schema([*fields, *more])
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (altered(("name", None)), "column 'name' (string): a column of a topic cannot be dropped"),
+        (
+            altered(("name", None), more=(pa.field("called", pa.string()),)),
+            "cannot be dropped, nor renamed to 'called'",
+        ),
+        (
+            pa.schema([PRESENT.field(1), PRESENT.field(0), PRESENT.field(2)]),
+            "column 'name': the columns would change their order, from id, name, price to name,"
+            " id, price",
+        ),
+        (
+            pa.schema([pa.field("new", pa.int8()), *PRESENT]),
+            "column 'new': a new column comes behind those that are there",
+        ),
+        (
+            altered(("id", pa.int16())),
+            "column 'id' from int to smallint: a type cannot become a narrower one",
+        ),
+        (altered(("id", pa.string())), "column 'id' from int to string: a type can become a wider"),
+        (altered(("id", pa.float32())), "column 'id' from int to float: a type can become"),
+        (altered(("price", pa.int64())), "column 'price' from float to bigint"),
+        (
+            altered(more=(pa.field("n", pa.int8(), nullable=False),)),
+            "column 'n' (tinyint): a new column takes nulls",
+        ),
+        (
+            pa.schema([PRESENT.field(0), PRESENT.field(1).with_nullable(False), PRESENT.field(2)]),
+            "column 'name' (string): a column that may have nulls cannot become NOT NULL",
+        ),
+        (PRESENT, "topic 't' has this schema already: there is nothing to change"),
+        (altered(more=(pa.field("NAME", pa.string()),)), "cannot be told apart"),
+        (altered(more=(pa.field("_offset", pa.int64()),)), "the name is isolog's own"),
+    ],
+)
+def test_what_is_incompatible_is_refused_by_column_and_reason(asked: pa.Schema, said: str) -> None:
+    with pytest.raises(SchemaMismatch) as caught:
+        check_evolution("t", PRESENT, asked)
+    assert said in caught.value.message
+    assert "'t'" in caught.value.message or "column" in caught.value.details
+
+
+def test_a_topic_with_kafkas_columns_keeps_them() -> None:
+    with pytest.raises(SchemaMismatch, match="has Kafka's columns") as caught:
+        check_evolution("t", DEFAULT_SCHEMA, pa.schema([*DEFAULT_SCHEMA, ("more", pa.int8())]))
+    assert "typed topic" in (caught.value.hint or "")
+
+
+def test_a_new_column_has_a_type_that_the_log_carries() -> None:
+    with pytest.raises(UnsupportedType, match="'more'"):
+        check_evolution(
+            "t", PRESENT, altered(more=(pa.field("more", pa.dictionary(pa.int8(), pa.string())),))
+        )
+
+
+@pytest.mark.parametrize(
+    ("have", "want", "reason"),
+    [
+        (pa.int64(), pa.float64(), "not every bigint is exactly a double"),
+        (pa.decimal128(10, 2), pa.decimal128(12, 1), "would lose 1 of its places"),
+        (pa.decimal128(10, 2), pa.decimal128(10, 4), "would lose 2 of its whole digits"),
+        (pa.decimal256(10, 2), pa.decimal128(12, 2), "narrower"),
+        (pa.uint8(), pa.uint16(), "no other"),
+        (pa.list_(pa.int64()), pa.list_(pa.int32()), "within it: a type cannot become a narrower"),
+        (pa.list_(pa.int64()), pa.int64(), "no other"),
+        (pa.list_(pa.int8(), 2), pa.list_(pa.int8(), 3), "size of its lists"),
+        (
+            pa.struct([("a", pa.int8())]),
+            pa.struct([("a", pa.int8()), ("b", pa.int8())]),
+            "fields of a struct cannot be added",
+        ),
+        (
+            pa.struct([("a", pa.int8())]),
+            pa.struct([pa.field("a", pa.int8(), nullable=False)]),
+            "'a' within it: a column that may have nulls",
+        ),
+    ],
+)
+def test_types_that_do_not_widen(have: pa.DataType, want: pa.DataType, reason: str) -> None:
+    wrong = misfit(pa.schema([("c", have)]), pa.schema([("c", want)]))
+    assert wrong is not None
+    assert reason in wrong.message
+    assert (wrong.details["have"], wrong.details["want"]) == (str(have), str(want))
+
+
+def test_comments_stay_unless_others_are_given() -> None:
+    present = pa.schema(
+        [pa.field("a", pa.int8(), metadata={"comment": "first"})], {"made": "by me"}
+    )
+    made = check_evolution("t", present, pa.schema([("a", pa.int16())]))
+    assert made.field("a").metadata == {b"comment": b"first"}
+    assert made.metadata == {b"made": b"by me"}
+    other = pa.schema([pa.field("a", pa.int16(), metadata={"comment": "second"})])
+    assert check_evolution("t", present, other).field("a").metadata == {b"comment": b"second"}
+
+
+# -- any schemas ---------------------------------------------------------------------------------
+
+
+def wider(draw: st.DrawFn, kind: pa.DataType) -> pa.DataType:
+    """A type that this one may become; maybe the same."""
+    if kind in LADDER:
+        targets = [each for each in LADDER if each.bit_width >= kind.bit_width]
+        return draw(st.sampled_from([*targets, *([pa.float64()] if kind != pa.int64() else [])]))
+    if kind == pa.float32():
+        return draw(st.sampled_from([kind, pa.float64()]))
+    if pa.types.is_decimal(kind):
+        places = draw(st.integers(0, 4))
+        return pa.decimal128(kind.precision + places + draw(st.integers(0, 4)), kind.scale + places)
+    if pa.types.is_list(kind):
+        return pa.list_(wider(draw, kind.value_type))
+    if pa.types.is_map(kind):
+        return pa.map_(kind.key_type, wider(draw, kind.item_type))
+    if pa.types.is_struct(kind):
+        return pa.struct(
+            [
+                pa.field(
+                    each.name,
+                    wider(draw, each.type),
+                    each.nullable or draw(st.booleans()),
+                )
+                for each in kind
+            ]
+        )
+    return kind
+
+
+PLAIN = st.sampled_from(
+    [*LADDER, pa.float32(), pa.float64(), pa.decimal128(5, 2), pa.string(), pa.bool_(), pa.date32()]
+)
+KINDS = st.recursive(
+    PLAIN,
+    lambda inner: st.one_of(
+        inner.map(pa.list_),
+        inner.map(lambda kind: pa.map_(pa.string(), kind)),
+        st.lists(st.tuples(inner, st.booleans()), min_size=1, max_size=3).map(
+            lambda parts: pa.struct(
+                [pa.field(f"f{n}", kind, null) for n, (kind, null) in enumerate(parts)]
+            )
+        ),
+    ),
+    max_leaves=4,
+)
+
+
+def values_of(kind: pa.DataType, *, nullable: bool = True) -> st.SearchStrategy[object]:
+    if pa.types.is_integer(kind):
+        edge = 1 << (kind.bit_width - 1)
+        found: st.SearchStrategy[object] = st.integers(-edge, edge - 1)
+    elif pa.types.is_floating(kind):
+        found = st.floats(width=kind.bit_width)
+    elif pa.types.is_decimal(kind):
+        most = 10**kind.precision - 1
+        found = st.integers(-most, most).map(lambda n: Decimal(n).scaleb(-kind.scale))
+    elif pa.types.is_boolean(kind):
+        found = st.booleans()
+    elif pa.types.is_date(kind):
+        found = st.dates()
+    elif pa.types.is_list(kind):
+        found = st.lists(values_of(kind.value_type), max_size=3)
+    elif pa.types.is_map(kind):
+        found = st.dictionaries(st.text(max_size=3), values_of(kind.item_type), max_size=3).map(
+            lambda each: list(each.items())
+        )
+    elif pa.types.is_struct(kind):
+        found = st.fixed_dictionaries(
+            {each.name: values_of(each.type, nullable=each.nullable) for each in kind}
+        )
+    else:
+        found = st.text(st.characters(codec="utf-8"), max_size=5)
+    return st.one_of(st.none(), found) if nullable else found
+
+
+@st.composite
+def evolved(draw: st.DrawFn) -> tuple[pa.RecordBatch, pa.Schema]:
+    """A batch, and a schema that its own may become."""
+    fields = [
+        pa.field(f"c{n}", kind, nullable=draw(st.booleans()))
+        for n, kind in enumerate(draw(st.lists(KINDS, min_size=1, max_size=4)))
+    ]
+    rows = draw(st.integers(0, 6))
+    arrays = [
+        pa.array(
+            draw(
+                st.lists(values_of(each.type, nullable=each.nullable), min_size=rows, max_size=rows)
+            ),
+            each.type,
+        )
+        for each in fields
+    ]
+    newer = [
+        pa.field(each.name, wider(draw, each.type), each.nullable or draw(st.booleans()))
+        for each in fields
+    ]
+    newer += [pa.field(f"n{n}", kind) for n, kind in enumerate(draw(st.lists(KINDS, max_size=2)))]
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)), pa.schema(newer)
+
+
+def shown(batch: pa.RecordBatch) -> str:
+    """Its values as text: NaN is like NaN, 1 like 1.0 and 1.50 like 1.5."""
+    return _plain(batch.to_pylist())
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{name}:{_plain(each)}" for name, each in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(_plain, value)) + "]"
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
+        return repr(value)
+    return str(hash(value)) if value == value else "NaN"  # equal numbers have equal hashes
+
+
+@given(evolved())
+def test_what_may_become_another_schema_is_read_in_it_and_back_without_a_loss(
+    case: tuple[pa.RecordBatch, pa.Schema],
+) -> None:
+    batch, newer = case
+    assert misfit(batch.schema, newer) is None
+    if not batch.schema.equals(newer):
+        event("altered")
+        assert check_evolution("t", batch.schema, newer).equals(newer)
+        assert misfit(newer, batch.schema) is not None  # there is no way back
+    read = conformed(batch.slice(1), newer)
+    read.validate(full=True)
+    assert read.schema.equals(newer)
+    assert shown(read.select(batch.schema.names)) == shown(batch.slice(1))
+    assert all(read.column(n).null_count == len(read) for n in newer.names if n[0] == "n")
+    back = conformed(read, batch.schema)
+    back.validate(full=True)
+    assert back.schema.equals(batch.schema)
+    assert shown(back) == shown(batch.slice(1))
+
+
+@given(evolved(), st.data())
+def test_evolving_twice_is_evolving_once(
+    case: tuple[pa.RecordBatch, pa.Schema], data: st.DataObject
+) -> None:
+    batch, newer = case
+
+    @st.composite
+    def further(draw: st.DrawFn) -> pa.Schema:
+        return pa.schema(
+            [each.with_type(wider(draw, each.type)).with_nullable(True) for each in newer]
+        )
+
+    newest = data.draw(further())
+    if evolves(newer, newest):
+        assert evolves(batch.schema, newest)
+        twice = conformed(conformed(batch, newer), newest)
+        assert shown(twice) == shown(conformed(batch, newest))
+
+
+@pytest.mark.parametrize(
+    ("values", "have", "want", "said"),
+    [
+        ([5, 1 << 40], pa.int64(), pa.int32(), "values from 5 to 1099511627776"),
+        ([0.1], pa.float64(), pa.float32(), "the value 0.1"),
+        ([0.5], pa.float64(), pa.int32(), "the value 0.5"),
+        ([Decimal("1.001")], pa.decimal128(10, 3), pa.decimal128(9, 2), "the value 1.001"),
+        ([[0.1]], pa.list_(pa.float64()), pa.list_(pa.float32()), "values of list"),
+        (
+            [[("k", 0.1)]],
+            pa.map_(pa.string(), pa.float64()),
+            pa.map_(pa.string(), pa.float32()),
+            "values of map",
+        ),
+        (
+            [{"a": None}],
+            pa.struct([("a", pa.int8())]),
+            pa.struct([pa.field("a", pa.int8(), nullable=False)]),
+            "values of struct",
+        ),
+    ],
+)
+def test_a_value_that_only_the_newer_type_has_is_refused(
+    values: list[object], have: pa.DataType, want: pa.DataType, said: str
+) -> None:
+    batch = pa.record_batch({"c": pa.array(values, have)})
+    with pytest.raises(SchemaMismatch) as caught:
+        conformed(batch, pa.schema([("c", want)]))
+    assert "column 'c'" in caught.value.message
+    assert said in caught.value.message
+    assert "Restart the query" in (caught.value.hint or "")
+
+
+def test_a_null_that_an_older_schema_does_not_take_is_refused() -> None:
+    batch = pa.record_batch({"c": pa.array([1, None])})
+    with pytest.raises(SchemaMismatch, match="'c': it has nulls by now"):
+        conformed(batch, pa.schema([pa.field("c", pa.int64(), nullable=False)]))
