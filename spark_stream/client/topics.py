@@ -26,6 +26,7 @@ from spark_stream.errors import (
     UnknownTopic,
     from_wire,
 )
+from spark_stream.wire.evolution import evolves
 from spark_stream.wire.messages import (
     AlterTopic,
     AskedTopic,
@@ -208,10 +209,14 @@ class TopicsClient:
 
 
 def _check_as_asked(found: TopicDescription, partitions: int | None, schema: pa.Schema) -> None:
-    """Raises TopicExists, with the difference, if the topic is not as it was asked for."""
-    wrong = mismatch(found.schema, schema)
+    """Raises TopicExists, with the difference, if the topic is not as it was asked for.
+
+    A schema that it had before it was altered will do: who asks for it writes in it still.
+    """
+    altered = found.schema_version > 0 and evolves(schema, found.schema)
+    wrong = None if altered else mismatch(found.schema, schema)
     difference = None if wrong is None else wrong.message
-    for field in schema if wrong is None else ():
+    for field in schema if wrong is None and not altered else ():
         if field.nullable != found.schema.field(field.name).nullable:
             takes, asked = ("takes no", "takes") if field.nullable else ("takes", "takes no")
             difference = f"column {field.name!r} {takes} nulls there, and {asked} nulls here"

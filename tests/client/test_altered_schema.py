@@ -11,7 +11,7 @@ import pyarrow.flight as fl
 import pytest
 
 from spark_stream.client.reading import mapping
-from spark_stream.errors import InvalidTopic, SchemaMismatch
+from spark_stream.errors import InvalidTopic, SchemaMismatch, TopicExists
 from tests.support import eventually, flight_client
 
 FIRST = pa.schema([pa.field("id", pa.int32(), nullable=False), ("x", pa.int16())])
@@ -278,3 +278,12 @@ def test_two_alterations_at_once_are_one_after_the_other_or_one_is_refused(broke
         found = eventually(lambda: log.describe(topic))
         assert (found.schema_version, len(found.added)) == (1, 1)
     assert len(errors) == 5
+
+
+def test_a_job_that_makes_its_topic_where_it_is_missing_finds_the_altered_one(log, topic):
+    log.create_topic(topic, schema=FIRST, if_not_exists=True)
+    log.alter_topic(topic, schema=SECOND)
+    for schema in (FIRST, SECOND):
+        assert log.create_topic(topic, schema=schema, if_not_exists=True).schema == SECOND
+    with pytest.raises(TopicExists, match=r"'name' .* is missing"):
+        log.create_topic(topic, schema=FIRST.append(pa.field("y", pa.int8())), if_not_exists=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -123,3 +124,16 @@ def test_the_codec_keeps_a_topic(key):
     found = decode(Record(key, json.loads(json.dumps(encode(made))), 1))
     assert found == made
     assert found.schema.equals(SCHEMA, check_metadata=True)
+
+
+def test_a_topic_keeps_all_its_schemas_and_one_that_was_never_altered_has_the_record_of_before():
+    first = pa.schema([("a", pa.int32())])
+    second = pa.schema([("a", pa.int64()), ("b", pa.string())])
+    made = Topic("t", "id", first, 1, {})
+    record = Record("topics/t", encode(made), 1)
+    assert "schemas" not in record.value
+    assert decode(record) == made
+    altered = replace(made, schema=second, earlier=(first,))
+    record = Record("topics/t", encode(altered), 2)
+    assert "schema" not in record.value  # a release that knows one schema only cannot misread it
+    assert decode(record) == altered

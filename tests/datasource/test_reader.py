@@ -52,7 +52,7 @@ class Leader:
 def read(
     monkeypatch: pytest.MonkeyPatch, leader: Leader, asked: Range, **options: Any
 ) -> list[int]:
-    topic = SimpleNamespace(id="id", schema=NUMBERS)
+    topic = SimpleNamespace(id="id", name="t", schema=NUMBERS, schema_version=0)
     router = SimpleNamespace(timeout_s=10.0)
     here = SimpleNamespace(topics=SimpleNamespace(known=lambda name: topic, router=router))
     monkeypatch.setattr(reader, "session", lambda place: here)

@@ -46,7 +46,6 @@ def test_a_batch_read_has_old_and_new_rows_in_the_present_schema(
     append(log, topic, records(FIRST, 2, 1), 1)
     before = queries.read(topic)
     assert before.dtypes == [("id", "int"), ("x", "smallint")]
-    before.collect()
     log.alter_topic(topic, schema=SECOND)
     append(log, topic, records(SECOND, 3, 1))
     rows = [(0, 0.0, None), (1, 1.0, None), (2, 2.0, None), (3, 3.0, "name 3")]
@@ -55,7 +54,7 @@ def test_a_batch_read_has_old_and_new_rows_in_the_present_schema(
     assert_df_equality(found, expected, ignore_row_order=True)
     only = found.where("name is null and x >= 1.0").select("id")
     assert_df_equality(only, expected.where("id in (1, 2)").select("id"), ignore_row_order=True)
-    # A DataFrame of before goes on in its own types.
+    # A DataFrame that was made before has its own types.
     narrow = spark.createDataFrame([(n, n) for n in range(4)], "id int not null, x smallint")
     assert_df_equality(before, narrow, ignore_row_order=True)
 

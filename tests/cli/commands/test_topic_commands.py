@@ -47,6 +47,31 @@ def test_a_topic_from_create_to_delete(served, call, monkeypatch):
     assert served.log.topics() == []
 
 
+def test_a_topics_schema_is_altered_and_shown(served, call, monkeypatch):
+    monkeypatch.setenv("ISOLOG_BOOTSTRAP", served.bootstrap)
+    served.run("topic", "create", "wider", "--schema", "id int NOT NULL, tags array<int>")
+    assert "altered" not in call("topic", "describe", "wider").out
+    schema = "id bigint, tags array<bigint>, remark string"
+    more = call("topic", "alter", "wider", "--schema", schema)
+    assert (more.code, more.out) == (0, "")
+    assert more.err == f"altered topic wider: 1 partition, {schema}\n"
+    facts = json.loads(call("topic", "describe", "wider", "--output", "json").out)
+    assert (facts["schema"], facts["schema_version"]) == (schema, 1)
+    shown = call("topic", "describe", "wider").out
+    assert "schema altered 1 time" in shown
+    assert "remark" in shown
+    for bad, said in (
+        ("id bigint, remark string", "column 'tags' (array<bigint>): a column of a topic cannot"),
+        ("id int, tags array<bigint>, remark string", "column 'id' from bigint to int"),
+        (schema, "has this schema already"),
+        ("id bigint, tags array<bigint", "tags"),
+    ):
+        refused = call("topic", "alter", "wider", "--schema", bad)
+        assert refused.code in (1, 2)
+        assert said in refused.err
+    assert json.loads(call("topic", "describe", "wider", "--output", "json").out) == facts
+
+
 def test_a_topic_is_altered_while_it_is_there(served, call, monkeypatch):
     monkeypatch.setenv("ISOLOG_BOOTSTRAP", served.bootstrap)
     served.log.create_topic("growing")
