@@ -69,7 +69,7 @@ from pyspark.sql import SparkSession
 spark = SparkSession.builder.master("local[1]").getOrCreate()
 spark.read.format("isolog").option("path", "data/").option("subscribe", "a").load()
 """
-    python = {"PYSPARK_PYTHON": str(bare), "PYSPARK_DRIVER_PYTHON": str(bare)}
+    python = {"PYSPARK_PYTHON": str(bare), "PYSPARK_DRIVER_PYTHON": str(bare), "PYTHONPATH": ""}
     said = shell.run([sys.executable, "-c", job], tmp_path, code=1, **python)
     symptom = "[DATA_SOURCE_NOT_FOUND] Failed to find the data source: isolog"
     assert symptom in said
