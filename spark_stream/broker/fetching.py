@@ -39,7 +39,8 @@ from spark_stream.sql.filters import row_filter
 from spark_stream.storage.chunks import Chunk
 from spark_stream.storage.filtering import RowFilter
 from spark_stream.storage.log import UNLIMITED
-from spark_stream.wire.messages import EARLIEST, LATEST, BoundsFacts, ChunkFacts, EndFacts, Fetch
+from spark_stream.wire.fetch_messages import BoundsFacts, ChunkFacts, EndFacts, Fetch
+from spark_stream.wire.messages import EARLIEST, LATEST
 from spark_stream.wire.schemas import LEADER_COLUMNS, empty_batch
 
 Answer = tuple[pa.RecordBatch, bytes]

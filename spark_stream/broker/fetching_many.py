@@ -16,7 +16,7 @@ from spark_stream.broker.fetching import Answer, FetchStream, bound
 from spark_stream.broker.host import Host
 from spark_stream.broker.waiting import WaitingReads
 from spark_stream.errors import InvalidRequest, IsologError
-from spark_stream.wire.messages import EndFacts, Fetch, FetchMany
+from spark_stream.wire.fetch_messages import EndFacts, Fetch, FetchMany
 from spark_stream.wire.schemas import empty_batch
 
 

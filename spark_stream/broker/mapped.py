@@ -15,7 +15,7 @@ from spark_stream.consistency.lineage import Lineage
 from spark_stream.consistency.measures import stored_bytes
 from spark_stream.storage.chunks import Chunk
 from spark_stream.storage.replica_log import ReplicaLog
-from spark_stream.wire.messages import ChunkFacts, Fetch, StoredFacts
+from spark_stream.wire.fetch_messages import ChunkFacts, Fetch, StoredFacts
 from spark_stream.wire.schemas import TIMESTAMP
 
 # With less than this, to open a file costs more than to send the records.

@@ -37,8 +37,8 @@ from spark_stream.errors import BrokerUnavailable, InternalError, IsologError, U
 from spark_stream.scripts.steps import read_bounds
 from spark_stream.wire.actions import ACTIONS
 from spark_stream.wire.addresses import location
+from spark_stream.wire.fetch_messages import Fetch, FetchMany
 from spark_stream.wire.flight import to_flight
-from spark_stream.wire.messages import Fetch, FetchMany
 from spark_stream.wire.replication_messages import BODY, OpenReplication
 from spark_stream.wire.step_messages import RunSteps
 

@@ -21,13 +21,7 @@ from spark_stream.client.connecting.link import left
 from spark_stream.client.connecting.router import Router
 from spark_stream.client.values import PartitionOffsets
 from spark_stream.errors import IsologError, LeaderUnavailable, from_wire
-from spark_stream.wire.messages import (
-    AskedTopic,
-    LeaderFacts,
-    ListedOffsets,
-    ListOffsets,
-    Offsets,
-)
+from spark_stream.wire.messages import AskedTopic, LeaderFacts, ListedOffsets, ListOffsets, Offsets
 
 _PAUSE_FIRST_S: Final = 0.05
 _PAUSE_MAX_S: Final = 0.5

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from spark_stream.consistency.entries import Entry, Kind, Table, at_offset
+from spark_stream.consistency.entries import Entry, Kind, Table
 from spark_stream.consistency.ids import NO_TRANSACTION, EntryIndex, LeaderEpoch, Offset
 from spark_stream.consistency.leader import Boundary
 from spark_stream.consistency.producers import NOBODY, Stamp
@@ -29,7 +29,7 @@ from spark_stream.storage.flush_timer import FlushTimer
 from spark_stream.storage.log_format import UNLIMITED, LogFormat, Prepared, marker_at
 from spark_stream.storage.moments import first_offset_at
 from spark_stream.storage.opening import Opened, open_files
-from spark_stream.storage.reading import Budget, Wanted, read_segments
+from spark_stream.storage.reading import Budget, Wanted, has_aborted, read_segments
 from spark_stream.storage.retention import SegmentFacts, due_by_age, is_too_old, removable
 from spark_stream.storage.rolling import rows_of_one_schema, rows_that_fit
 from spark_stream.storage.segment import Segment
@@ -431,15 +431,7 @@ class PartitionLog:
 
     def has_aborted(self, start: Offset, end: Offset) -> bool:
         """Whether a record of ``[start, end)`` is known to be aborted. Looks at no record."""
-        for segment in self.segments:
-            table = segment.table
-            mask = segment.aborted(table)
-            if mask is None or start >= segment.end.offset or end <= segment.first.offset:
-                continue
-            first = max(0, at_offset(table, start))
-            if mask[first : at_offset(table, end - 1) + 1].any():
-                return True
-        return False
+        return any(has_aborted(segment, start, end) for segment in self.segments)
 
     def offset_at(self, timestamp: int) -> Offset | None:
         """:meth:`ReplicaLog.offset_at`."""

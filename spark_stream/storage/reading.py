@@ -181,6 +181,16 @@ def _chunks(
                 yield chunk
 
 
+def has_aborted(segment: Segment, start: Offset, end: Offset) -> bool:
+    """Whether a record of ``[start, end)`` is in the segment, and aborted. Looks at no record."""
+    table = segment.table
+    mask = segment.aborted(table)
+    if mask is None or start >= segment.end.offset or end <= segment.first.offset:
+        return False
+    first = max(0, at_offset(table, start))
+    return bool(mask[first : at_offset(table, Offset(end - 1)) + 1].any())
+
+
 def _nothing(
     segment: Segment, start: Offset, end: Offset, columns: list[str] | None, schema: pa.Schema
 ) -> Chunk:

@@ -1,6 +1,7 @@
 """What client and broker both know. Control messages are JSON, data is Arrow.
 
-``messages``       tickets, append envelopes, acknowledgements, what is asked about topics
+``messages``       append envelopes, acknowledgements, what is asked about topics
+``fetch_messages``  tickets, and what comes with the records
 ``transaction_messages``, ``sink_messages``  what producers and sinks ask about transactions
 ``consumer_messages``  what is asked about consumers' names
 ``step_messages``  steps of a script that one broker asks of another

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from spark_stream.wire.messages import BoundsFacts, Message, Name, OffsetField, PartitionField
+from spark_stream.wire.fetch_messages import BoundsFacts
+from spark_stream.wire.messages import Message, Name, OffsetField, PartitionField
 
 StepKind = Literal[
     "seal",

@@ -21,7 +21,7 @@ from spark_stream.errors import LeaderEpochFenced, LeaderUnavailable, NotLeader
 from spark_stream.storage.directory import LogDirectory
 from spark_stream.storage.settings import LogSettings
 from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
-from spark_stream.wire.messages import Fetch
+from spark_stream.wire.fetch_messages import Fetch
 from tests.clocks import FakeClock
 from tests.support import NUMBERS, numbers
 

@@ -17,7 +17,6 @@ from spark_stream.errors import (
     SchemaMismatch,
     TopicExists,
     UnknownTopic,
-    Unsupported,
     UnsupportedType,
 )
 from spark_stream.wire.schemas import DEFAULT_SCHEMA
@@ -171,12 +170,6 @@ def test_one_broker_cannot_replicate(log, topic):
 def test_an_argument_of_a_wrong_type_is_a_typed_error(log, topic, wrong):
     with pytest.raises(IsologError, match="partitions"):
         log.create_topic(topic, **wrong)
-
-
-def test_what_comes_later_says_so(log, topic):
-    log.create_topic(topic)
-    with pytest.raises(Unsupported, match="filter"):
-        log.read(topic, filter="value is not null")
 
 
 def test_the_broker_tells_of_itself(shared, log):

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 import spark_stream as isolog
 from spark_stream.wire.actions import ACTIONS
-from spark_stream.wire.messages import Fetch
+from spark_stream.wire.fetch_messages import Fetch
 from tests.conftest import ROOT
 
 PAGE = (ROOT / "docs" / "flight.md").read_text()

@@ -31,8 +31,8 @@ from spark_stream.client.reading.mapping import LEADERS, CannotMap, MappedFile, 
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.errors import IsologError, RequestTimeout
+from spark_stream.wire.fetch_messages import Fetch
 from spark_stream.wire.limits import FETCH_BYTES_DEFAULT
-from spark_stream.wire.messages import Fetch
 from spark_stream.wire.schemas import OFFSET, empty_batch
 
 _RETRY_PAUSE_S = 0.1

@@ -22,8 +22,8 @@ from spark_stream.client.connecting.routes import Route
 from spark_stream.client.connecting.under_way import UNDER_WAY
 from spark_stream.client.reading.fetching import Cancellation, Fetched, Source, moved_to, shown
 from spark_stream.errors import IsologError
+from spark_stream.wire.fetch_messages import FetchMany
 from spark_stream.wire.limits import FETCH_BYTES_DEFAULT
-from spark_stream.wire.messages import FetchMany
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from spark_stream.testing.simulation.invariants.base import Looked
 from spark_stream.testing.simulation.network import NoAnswer
 from spark_stream.testing.simulation.schedule import NOW, Body, Signal, Within
 from spark_stream.testing.simulation.world import World
-from spark_stream.wire.messages import EndFacts, Fetch
+from spark_stream.wire.fetch_messages import EndFacts, Fetch
 
 _MORE: Final = (Isolation.READ_UNCOMMITTED,) * 2  # only they can lose what they have read
 _WAIT_S: Final = 3.0

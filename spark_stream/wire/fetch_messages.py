@@ -1,0 +1,155 @@
+"""What a DoGet is asked with, and the app_metadata of what it answers.
+
+See :mod:`spark_stream.wire.messages` for what all messages have in common.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Final, Self
+
+from pydantic import Field
+
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.wire.limits import WAIT_MS_MAX
+from spark_stream.wire.messages import (
+    EARLIEST,
+    INT64_MAX,
+    LineageField,
+    Message,
+    Name,
+    OffsetField,
+    PartitionField,
+)
+
+_SEVERAL: Final = re.compile(rb'"fetches"\s*:')
+
+
+class Fetch(Message):
+    """Read a partition from ``start`` up to the isolation's bound, or ``end`` if that is lower.
+
+    ``start_lineage``, ``end_lineage``: what the reader remembers of ``start``, where it is, and of
+    ``end`` (:mod:`spark_stream.consistency.lineage`); DATA_LOSS if offsets below them were cut off
+    since, and are other records now. ``leader_epoch``: the epoch in which the reader knows the
+    leader that it asks. ``machine``: the boot id of the machine that the reader is on; a leader on
+    the same may say where records lie, in their place (``ChunkFacts.stored``).
+
+    ``filter``: a predicate in Spark's SQL over the columns that the topic shows; only records for
+    which it is true are sent. ``max_records`` counts those, ``max_bytes`` what is read for them.
+    The offsets of the rows are told only where the column ``_offset`` is asked for.
+    """
+
+    topic: Name
+    partition: PartitionField
+    start: Annotated[int, Field(ge=EARLIEST, le=INT64_MAX)] = EARLIEST
+    end: OffsetField | None = None
+    isolation: Isolation = Isolation.READ_UNCOMMITTED
+    columns: list[Name] | None = None
+    filter: Annotated[str, Field(min_length=1)] | None = None
+    max_records: Annotated[int, Field(ge=1, le=INT64_MAX)] | None = None
+    max_bytes: Annotated[int, Field(ge=1, le=INT64_MAX)] | None = None
+    wait_ms: Annotated[int, Field(ge=0, le=WAIT_MS_MAX)] = 0
+    follow: bool = False
+    topic_id: str | None = None
+    start_lineage: LineageField = ()
+    end_lineage: LineageField = ()
+    leader_epoch: OffsetField | None = None
+    machine: Annotated[str, Field(min_length=1, max_length=100)] | None = None
+
+
+class FetchMany(Message):
+    """Several ranges in one answer, one after the other: all led by one broker, of equal columns.
+
+    No fetch of them waits or follows.
+    """
+
+    fetches: Annotated[list[Fetch], Field(min_length=1)]
+
+    @classmethod
+    def from_ticket(cls, ticket: bytes) -> Self | None:
+        """What the ticket says, if it is one for several ranges; None: it is a Fetch.
+
+        Of a JSON object only the name of a field has these bytes: quotes within texts are escaped,
+        and behind a value there is no colon.
+        """
+        return cls.from_bytes(ticket) if _SEVERAL.search(ticket) else None
+
+
+class BoundsFacts(Message):
+    """The bounds of a partition as the leader saw them."""
+
+    log_start_offset: OffsetField
+    last_stable_offset: OffsetField
+    high_watermark: OffsetField
+    log_end_offset: OffsetField
+
+
+class StoredFacts(Message):
+    """Where records lie: in the file at ``path``, which a reader on the leader's machine can map.
+
+    ``device`` and ``inode`` are the file's. ``parts``: start and length of each run of bytes, one
+    after the other; together they are ``entries`` messages. ``crc``: the CRC-32C of the first
+    ``first`` bytes, which are the first message. ``compressed``: maybe the messages' bodies are. Of
+    the first one's rows ``lead`` are not meant; ``rows`` of
+    those that follow are. ``base``, ``next``, ``lineage`` and ``spans`` as in ChunkFacts.
+    ``timestamps``, of each message, and ``counts``, how many of its rows are meant, are there if
+    ``_timestamp`` was asked for.
+    """
+
+    path: str
+    device: int
+    inode: int
+    parts: list[OffsetField]
+    entries: int
+    first: int
+    crc: int
+    compressed: bool
+    lead: int
+    rows: int
+    base: OffsetField
+    next: OffsetField
+    lineage: LineageField = ()
+    spans: list[list[OffsetField]] | None = None
+    timestamps: list[int] | None = None
+    counts: list[int] | None = None
+
+
+class ChunkFacts(Message):
+    """Rows ``base``, ``base + 1``, … of a partition; the next batch starts at or after ``next``.
+
+    ``lineage``: that of ``next``. ``fetch``: which fetch of a FetchMany this answers.
+
+    Where rows are missing (records of aborted transactions were dropped), ``spans`` has the offsets
+    that there are: [first, count] of each run of rows. Of a fetch with a filter there are no spans:
+    ``base`` is the first row's offset, and a column has the others.
+
+    ``stored``: the batch has no rows, and this is where they lie.
+    """
+
+    base: OffsetField
+    next: OffsetField
+    lineage: LineageField = ()
+    spans: list[list[OffsetField]] | None = None
+    fetch: int | None = None
+    stored: list[StoredFacts] | None = None
+
+
+class EndFacts(Message):
+    """The last message of a fetch: read on from ``next``, even if nothing was visible.
+
+    ``lineage``: that of ``next``.
+
+    ``partitions``: how many the topic has now, so that a consumer learns when there are more.
+    ``leader_epoch``: in which the leader answered. ``bounds``: None where they cannot be told,
+    because a new leader does not know yet what the one before has told. ``fetch``: which fetch of a
+    FetchMany ends here; ``error``: why it went no further.
+    """
+
+    next: OffsetField
+    lineage: LineageField = ()
+    end: bool = True
+    bounds: BoundsFacts | None = None
+    partitions: int | None = None
+    leader_epoch: int | None = None
+    fetch: int | None = None
+    error: dict[str, Any] | None = None
