@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -145,7 +146,10 @@ def test_whatever_may_make_something_due_is_told(tmp_path: Path):
     assert told.moves()
     partition.end_transaction(7, lambda _: True)
     assert told.moves()
-    partition.configure(partition.log.format.settings)
+    present = partition.log.format
+    partition.configure(present)
+    assert not told.moves()
+    partition.configure(replace(present, settings=replace(present.settings, segment_ms=5)))
     assert told.moves()
     partition.housekeep()
     partition.flush_if_due(0.0)
