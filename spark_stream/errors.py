@@ -271,7 +271,8 @@ class DifferentReplay(IsologError):
     code = "DIFFERENT_REPLAY"
     hint = (
         "The checkpoint is older than the sink: restore the newer, or start a new one. If the"
-        " query's rows differ at every computation (uuid(), rand()), set differentReplay to keep."
+        " query's rows differ at every computation (uuid(), rand()), or the query now has other"
+        " columns, set differentReplay to keep: what was committed stays."
     )
 
 

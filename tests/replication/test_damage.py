@@ -34,7 +34,7 @@ def fill(log, topic: str, copies: int) -> None:
     log.create_topic(topic, 1, copies, schema=NUMBERS, config=SMALL)
     with log.producer() as producer:
         for first in range(0, len(ALL), ROWS):
-            producer.append(topic, numbers(first, ROWS), 0)
+            producer.append(topic, numbers(first, ROWS), 0).result()  # an entry of its own
     in_sync(log, topic, copies)
 
 

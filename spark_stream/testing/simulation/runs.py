@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
@@ -77,7 +77,7 @@ def _found_again(form: Form, broken: str) -> Finding | None:
     return None
 
 
-def find(seeds: range, *, files_only: bool = False) -> tuple[int, Finding | None]:
+def find(seeds: Iterable[int], *, files_only: bool = False) -> tuple[int, Finding | None]:
     """Runs one seed after the other until one fails: the events of all, and the finding.
 
     ``files_only``: leaves out runs whose logs are lists.

@@ -25,14 +25,14 @@ from tests.testing.planted_bugs.planting import Patch, bug, no_steps
 
 @bug
 def a_batch_is_answered_before_it_is_appended(patch: Patch) -> None:
-    original = append.Append._take
+    original = append.Append._candidate_for
 
     def hasty(self: Any, target: Partition, patience_s: float) -> Any:
         end = target.bounds().log_end_offset
         self._acknowledge(Appended(end, self._batch.num_rows), int(target.leader_epoch))
-        return (yield from original(self, target, patience_s))
+        return original(self, target, patience_s)
 
-    patch.setattr(append.Append, "_take", hasty)
+    patch.setattr(append.Append, "_candidate_for", hasty)
 
 
 @bug
