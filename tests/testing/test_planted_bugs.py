@@ -14,8 +14,8 @@ from spark_stream.testing.simulation.runs import find
 from tests.testing.planted import BUGS, IN_FILES
 from tests.testing.test_simulator import RUNS
 
-# Where the rarest were found when last looked: tried first, so that they take no minutes. Who changes
-# what a run draws may have to look again; then all runs are tried, and the bug is found later.
+# Where the rarest were found when last looked: tried first, so that they take no minutes. Whoever
+# changes what a run draws may have to look again: then all runs are tried, and it takes longer.
 FOUND = {
     "a_new_leader_ends_ranges_at_a_bound_that_it_does_not_know": 2741,
     "markers_are_looked_for_in_any_epoch": 403,
