@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from spark_stream.broker.config import BrokerConfig
-from spark_stream.broker.memory import bound_memory
+from spark_stream.broker.memory import bound_memory, keep_pandas_out
 from spark_stream.broker.process import serve
 from spark_stream.errors import IsologError
 
@@ -38,6 +38,7 @@ def main() -> int:
             idle_seconds=given.idle_seconds,
         )
         bound_memory(config.memory_bytes)
+        keep_pandas_out()
         serve(config)
     except IsologError as error:
         print(json.dumps({"error": error.to_wire()}), flush=True)

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
 
 import pyarrow as pa
 
@@ -34,6 +35,21 @@ def bound_memory(memory_bytes: int) -> None:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     if pa.default_memory_pool().backend_name != "mimalloc":
         logger.warning("this pyarrow has no mimalloc: the broker's memory has no bound")
+
+
+def keep_pandas_out() -> None:
+    """From now on this process has no pandas.
+
+    pyarrow imports it where it is installed, for conversions that need none of it: half of a
+    broker's memory, and a third of a second before the answer to whoever came first.
+    """
+    sys.meta_path.insert(0, _NoPandas())
+
+
+class _NoPandas(MetaPathFinder):
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        if fullname == "pandas":
+            raise ModuleNotFoundError("a broker runs without pandas", name=fullname)
 
 
 def memory_error(memory_bytes: int) -> IsologError:

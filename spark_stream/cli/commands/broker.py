@@ -130,11 +130,12 @@ def start(
             raise
         config = load(_named_directory())
     if not daemon:
-        from spark_stream.broker.memory import bound_memory
+        from spark_stream.broker.memory import bound_memory, keep_pandas_out
         from spark_stream.broker.process import serve
 
         if context.obj:
             bound_memory(config.memory_bytes)
+            keep_pandas_out()
         serve(config)
         return
     flags = ["--listen", config.listen]
