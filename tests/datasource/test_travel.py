@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import pickle
 import subprocess
 import sys
@@ -12,7 +13,9 @@ import pyspark
 import pytest
 from pyspark import cloudpickle
 
+import spark_stream
 from spark_stream.datasource import IsologDataSource
+from spark_stream.datasource.travel import NEEDED
 
 LOAD = "import pickle, sys; sys.path.append(sys.argv[1]); pickle.load(sys.stdin.buffer)"
 
@@ -44,3 +47,28 @@ def test_a_python_that_has_spark_alone_says_what_it_lacks(pickled: bytes, tmp_pa
     assert f" runs {sys.executable} (Python " in last
     assert "which lacks pyarrow, numpy, " in last
     assert ", isolog. Set PYSPARK_PYTHON, where the job is submitted" in last
+
+
+IN_TASKS = ("batches.py", "client", "consistency", "datasource", "sql", "storage", "wire")
+"""What a task imports from, of this package."""
+ON_THE_DRIVER = {"prometheus_client", "rich"}
+
+
+def imported(file: Path) -> set[str]:
+    """The modules of others that a file imports, by the first part of their names."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module)
+    tops = {name.partition(".")[0] for name in names}
+    return tops - set(sys.stdlib_module_names) - {"spark_stream", "pyspark"}
+
+
+def test_a_worker_is_asked_for_all_that_a_task_imports() -> None:
+    root = Path(spark_stream.__file__).parent
+    files = [file for part in IN_TASKS for file in [root / part, *(root / part).rglob("*.py")]]
+    needed = set().union(*(imported(file) for file in files if file.is_file())) - ON_THE_DRIVER
+    assert needed
+    assert needed <= set(NEEDED)
