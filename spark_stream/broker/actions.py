@@ -13,6 +13,7 @@ from typing import Any, Final
 from spark_stream.broker import cluster_actions as cluster
 from spark_stream.broker import consumer_actions as consumers
 from spark_stream.broker import leader_actions as leaders
+from spark_stream.broker import mapped
 from spark_stream.broker import topic_actions as topics
 from spark_stream.broker import transaction_actions as acts
 from spark_stream.broker.here import Here
@@ -29,6 +30,7 @@ HANDLERS: Final[Mapping[str, Callable[[Here, Any], Message]]] = {
     "list-offsets": topics.list_offsets,
     "find-leaders": leaders.find_leaders,
     "list-brokers": leaders.list_brokers,
+    "locate-entries": mapped.locate_entries,
     "describe-cluster": cluster.describe_cluster,
     "move-replicas": cluster.move_replicas,
     "cancel-moves": cluster.cancel_moves,

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from spark_stream.broker.host import Host
 from spark_stream.broker.hosted import HostedTopic
-from spark_stream.broker.mapped import in_groups, maps, places
+from spark_stream.broker.mapped import Holder, holder_for, in_groups, places
 from spark_stream.broker.partition import Partition
 from spark_stream.broker.refusals import check_leader_epoch
 from spark_stream.broker.waiting import WaitingRead, WaitingReads
@@ -278,7 +278,7 @@ class FetchStream:
     def _records(self, found: VisibleRange, max_records: int) -> Iterator[Answer]:
         if found.count == 0:
             return
-        locating = maps(self._request, self._boot_id, self._partition.log, found)
+        holder = holder_for(self._request, self._boot_id, self._partition.log, found, self._host)
         chunks = self._partition.log.read(
             found.start,
             found.end,
@@ -287,12 +287,12 @@ class FetchStream:
             self._request.max_bytes or UNLIMITED,
             committed=self._request.isolation in DROPS_ABORTED,
             rows=self._rows,
-            locating=locating,
+            locating=holder is not None,
             schema=self._topic.schema,
         )
         try:
-            if locating:
-                yield from self._places(chunks)
+            if holder is not None:
+                yield from self._places(chunks, holder)
                 return
             for chunk, lineage in self._told(chunks):
                 self._position, self._lineage = chunk.next_offset, lineage
@@ -317,13 +317,13 @@ class FetchStream:
             check_leader_epoch(self._partition, self._epoch)
             yield chunk, lineage
 
-    def _places(self, chunks: Iterator[Chunk]) -> Iterator[Answer]:
+    def _places(self, chunks: Iterator[Chunk], holder: Holder) -> Iterator[Answer]:
         """Where the chunks lie, in the place of their records."""
         for group in in_groups(self._told(chunks)):
             last, self._lineage = group[-1]
             self._position = last.next_offset
             if any(chunk.stored is not None for chunk, _ in group):
-                facts = places(group, self._request, self._number)
+                facts = places(group, self._request, holder, self._number)
                 yield empty_batch(self.schema), facts.to_bytes()
 
     def _facts(self, chunk: Chunk, lineage: Lineage) -> ChunkFacts:

@@ -168,10 +168,8 @@ class Host:
             StorageFailure: that failed.
         """
         self.refresh()
-        hosted = self._hosted.get(at.topic)
-        known = hosted is not None and hosted.topic.id == at.topic_id
-        found = hosted.replicas.get(at.partition) if hosted is not None and known else None
-        if not isinstance(found, Partition):
+        found = self.replica(at)
+        if found is None:
             raise LeaderUnavailable(
                 f"{at.topic}/{at.partition}: broker {self.broker_id} has no replica that is open",
                 topic=at.topic,
@@ -181,15 +179,19 @@ class Host:
 
     def log_end(self, at: Joined) -> LogEnd | None:
         """Where this broker's replica ends, as far as it is sound; None: it has none open."""
-        hosted = self._hosted.get(at.topic)
-        generation = self.generation
-        if hosted is None or hosted.topic.id != at.topic_id or generation is None:
-            return None
-        found = hosted.replicas.get(at.partition)
-        if not isinstance(found, Partition):
+        generation, found = self.generation, self.replica(at)
+        if found is None or generation is None:
             return None
         last_epoch, end = found.sound_end()
         return LogEnd(generation, last_epoch, end)
+
+    def replica(self, at: Joined) -> Partition | None:
+        """This broker's replica, whoever leads; None: it has none open."""
+        hosted = self._hosted.get(at.topic)
+        if hosted is None or hosted.topic.id != at.topic_id:
+            return None
+        found = hosted.replicas.get(at.partition)
+        return found if isinstance(found, Partition) else None
 
     def record(self, topic: Topic, number: int) -> PartitionRecord | None:
         """The partition's record as this broker sees it."""

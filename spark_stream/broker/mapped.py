@@ -1,21 +1,39 @@
-"""For a reader on this machine: where its records lie, in the place of the records.
+"""For a reader on a replica's machine: where its records lie, in the place of the records.
 
 The leader decides everything else as ever: what is visible, what was aborted, where the range ends.
-The reader maps the files (``docs/flight.md``); if it cannot, it asks again for the records.
+The files are its own if it is on that machine, and else those of a follower there: the leader names
+the entries then, and the follower says where it has them. The reader maps the files
+(``docs/flight.md``); if it cannot, it asks the leader for the records.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
+from spark_stream.broker.here import Here
+from spark_stream.broker.host import Host
+from spark_stream.broker.partition import Partition
 from spark_stream.consistency.isolation import VisibleRange
 from spark_stream.consistency.lineage import Lineage
 from spark_stream.consistency.measures import stored_bytes
-from spark_stream.storage.chunks import Chunk
+from spark_stream.consistency.transactions import Joined
+from spark_stream.errors import DamagedSegment, EntriesGone, StorageFailure
+from spark_stream.storage.chunks import Chunk, Stored
 from spark_stream.storage.replica_log import ReplicaLog
-from spark_stream.wire.fetch_messages import ChunkFacts, Fetch, StoredFacts
+from spark_stream.wire.fetch_messages import (
+    ChunkFacts,
+    EntryRuns,
+    Fetch,
+    FilePlace,
+    LocatedEntries,
+    LocateEntries,
+    StoredFacts,
+)
+from spark_stream.wire.messages import BrokerAddress
 from spark_stream.wire.schemas import TIMESTAMP
 
 # With less than this, to open a file costs more than to send the records.
@@ -23,13 +41,63 @@ _MAPPED_BYTES_MIN: Final = 256 << 10
 _PLACES_AT_ONCE: Final = 16
 
 
-def maps(request: Fetch, boot_id: str | None, log: ReplicaLog, found: VisibleRange) -> bool:
-    """Whether the reader is to map the records of this range."""
-    if request.machine is None or request.machine != boot_id:
-        return False
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Whose files the reader maps: those of ``replica``, a follower; None: the leader's."""
+
+    replica: BrokerAddress | None = None
+
+
+def holder_for(
+    request: Fetch, boot_id: str | None, log: ReplicaLog, found: VisibleRange, host: Host
+) -> Holder | None:
+    """Whose files the reader is to map for the records of this range; None: it is sent them.
+
+    ``boot_id``: that of the leader's machine, if readers there may map its files.
+    """
+    if request.machine is None:
+        return None
     if request.filter is not None or request.follow:  # what is counted, or dropped, is read here
-        return False
-    return stored_bytes(log.tables(), found.start, found.end) >= _MAPPED_BYTES_MIN
+        return None
+    if stored_bytes(log.tables(), found.start, found.end) < _MAPPED_BYTES_MIN:
+        return None
+    if request.machine == boot_id:
+        return Holder()
+    near = _follower_on(request, host)
+    return None if near is None else Holder(near)
+
+
+def _follower_on(request: Fetch, host: Host) -> BrokerAddress | None:
+    """A member of the ISR on the reader's machine, other than this broker."""
+    record = host.record(host.topic(request.topic, request.topic_id).topic, request.partition)
+    brokers = host.view.now.brokers
+    for member in record.isr if record is not None else ():
+        known = brokers.get(member.broker)
+        if known is None or known.id == host.broker_id or known.boot_id != request.machine:
+            continue
+        return BrokerAddress(id=known.id, address=known.address)
+    return None
+
+
+def locate_entries(here: Here, asked: LocateEntries) -> LocatedEntries:
+    """The action ``locate-entries``.
+
+    Raises:
+        InvalidRequest: the runs do not rise, or name what is no batch.
+    """
+    replica = here.host.replica(Joined(asked.topic, asked.topic_id, asked.partition))
+    if replica is None:
+        return LocatedEntries(places=[None] * len(asked.runs))
+    return LocatedEntries(places=[_place_of(replica, each) for each in asked.runs])
+
+
+def _place_of(replica: Partition, runs: EntryRuns) -> FilePlace | None:
+    indexes = np.array(runs.indexes, np.int64).reshape(-1, 2)
+    try:
+        found = replica.locate(indexes, runs.epoch)
+    except (EntriesGone, DamagedSegment, StorageFailure):
+        return None
+    return None if found is None else _file(found)
 
 
 def in_groups(chunks: Iterator[tuple[Chunk, Lineage]]) -> Iterator[list[tuple[Chunk, Lineage]]]:
@@ -45,12 +113,12 @@ def in_groups(chunks: Iterator[tuple[Chunk, Lineage]]) -> Iterator[list[tuple[Ch
 
 
 def places(
-    group: Sequence[tuple[Chunk, Lineage]], request: Fetch, number: int | None
+    group: Sequence[tuple[Chunk, Lineage]], request: Fetch, holder: Holder, number: int | None
 ) -> ChunkFacts:
     """The message about the chunks of a group; ``number``: which fetch it is of a call."""
     timed = request.columns is not None and TIMESTAMP.name in request.columns
     (first, _), (last, lineage) = group[0], group[-1]
-    stored = [_facts(*each, timed=timed) for each in group if each[0].stored is not None]
+    stored = [_facts(*each, holder, timed=timed) for each in group if each[0].stored is not None]
     # All of it is the log's own: nobody need check it.
     return ChunkFacts.model_construct(
         base=first.base_offset,
@@ -58,21 +126,31 @@ def places(
         lineage=lineage,
         fetch=number,
         stored=stored,
+        replica=holder.replica,
     )
 
 
-def _facts(chunk: Chunk, lineage: Lineage, *, timed: bool) -> StoredFacts:
-    found = chunk.stored
-    assert found is not None
-    return StoredFacts.model_construct(
+def _file(found: Stored) -> FilePlace:
+    return FilePlace.model_construct(
         path=str(found.path),
         device=found.device,
         inode=found.inode,
-        parts=list(chain.from_iterable(found.parts.tolist())),
+        parts=found.parts.ravel().tolist(),
+        compressed=found.compressed,
+    )
+
+
+def _facts(chunk: Chunk, lineage: Lineage, holder: Holder, *, timed: bool) -> StoredFacts:
+    found = chunk.stored
+    assert found is not None
+    mine = holder.replica is None
+    return StoredFacts.model_construct(
+        file=_file(found) if mine else None,
+        indexes=None if mine else found.indexes.ravel().tolist(),
+        epoch=None if mine else found.epoch,
         entries=found.entries,
         first=found.first,
         crc=found.crc,
-        compressed=found.compressed,
         lead=found.lead,
         rows=int(chunk.counts.sum()),
         base=chunk.base_offset,

@@ -128,6 +128,7 @@ class Broker:
             self._standing.vouch(holds_store=not config.metadata)
             keepalive = Keepalive(config.keepalive_seconds, clock)
             incarnation = ids.new_id()
+            boot_id = SystemMachine().boot_id() if config.mapped_reads else None
             table = StepTable(self._store, self._host)
             table.pass_over_used_numbers()
             peers = FlightPeers(self._members, clock, config.peer_addresses)
@@ -167,13 +168,18 @@ class Broker:
                     clock,
                     config.memory_bytes,
                     self._leading,
-                    SystemMachine().boot_id() if config.mapped_reads else None,
+                    boot_id,
                 )
             undo.callback(self._service.shutdown)
             self.address = self._named(self._service.port)
             self._standing.register(
                 RegisteredBroker(
-                    directory.broker_id, self.address, incarnation, VERSION, rack=config.rack
+                    directory.broker_id,
+                    self.address,
+                    incarnation,
+                    VERSION,
+                    rack=config.rack,
+                    boot_id=boot_id,
                 )
             )
             self._tenure = Tenure(leases, directory.broker_id, incarnation, self._host.refresh)

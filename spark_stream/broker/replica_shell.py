@@ -18,6 +18,8 @@ from enum import Enum
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from spark_stream.broker.callers import Callers
 from spark_stream.broker.outcomes import WakeUp, wake_all
 from spark_stream.broker.partition_lock import PartitionLock
@@ -51,6 +53,7 @@ from spark_stream.errors import (
     NotLeader,
     UnknownLeaderEpoch,
 )
+from spark_stream.storage.chunks import Stored
 from spark_stream.storage.replica_log import ReplicaLog
 from spark_stream.storage.settings import LogSettings
 from spark_stream.storage.stored import StoredEntries
@@ -383,6 +386,11 @@ class ReplicaShell:
             return None
         recent = self._sessions.recent.get(first, end, max_bytes)
         return recent or self.log.read_entries(first, max_bytes, end)
+
+    def locate(self, indexes: np.ndarray, epoch: int) -> Stored | None:
+        """:meth:`ReplicaLog.locate`, whatever this replica's part is; None: it is closed."""
+        with self._lock:
+            return None if self._closed is not None else self.log.locate(indexes, epoch)
 
     def take_report(self, session: int, entry: EntryIndex) -> None:
         """The follower of this session has the entries below ``entry``; waits for nobody."""

@@ -249,9 +249,16 @@ def _assigned(assignment: Sequence[Sequence[str]] | None) -> list[list[str]] | N
 def _check_agree(
     partitions: int | None, replicas: int, assignment: Sequence[Sequence[str]] | None
 ) -> None:
-    """InvalidAssignment if numbers that were asked for are not those of the assignment."""
+    """InvalidAssignment if it is none, or its numbers are not those that were asked for."""
     if assignment is None:
         return
+    if isinstance(assignment, str) or not all(
+        isinstance(each, Sequence) and not isinstance(each, str) for each in assignment
+    ):
+        raise InvalidAssignment(
+            f"an assignment is a list with the brokers of each partition, not {assignment!r}",
+            hint="Give as many lists of broker ids as there are partitions: [['1', '2'], …].",
+        )
     for what, asked, assigned in (
         ("partitions", partitions, len(assignment)),
         ("replicas", None if replicas == 1 else replicas, len(next(iter(assignment), ()))),

@@ -33,6 +33,7 @@ class RegisteredBroker:
     ``id`` is its directory's and stays; ``incarnation`` is made anew with every start.
     ``generation`` is that of its logs (``vouching``).
     ``rack``: where it stands; None: nobody said so.
+    ``boot_id``: that of its machine, if readers there may map its files.
     """
 
     id: str
@@ -42,6 +43,7 @@ class RegisteredBroker:
     generation: Generation = NO_GENERATION
     rack: str | None = None
     state: BrokerState = BrokerState.ACTIVE
+    boot_id: str | None = None
 
 
 class Brokers:
@@ -121,12 +123,13 @@ def encode(broker: RegisteredBroker) -> dict[str, Any]:
         "generation": broker.generation,
         "rack": broker.rack,
         "state": broker.state.value,
+        "boot_id": broker.boot_id,
     }
 
 
 def decode(broker_id: str, value: Mapping[str, Any]) -> RegisteredBroker:
-    """The broker that a record's value holds; one of an earlier release lacks the last three."""
-    rack = value.get("rack")
+    """The broker that a record's value holds; one of an earlier release lacks the last four."""
+    rack, boot_id = value.get("rack"), value.get("boot_id")
     return RegisteredBroker(
         id=broker_id,
         address=str(value["address"]),
@@ -135,4 +138,5 @@ def decode(broker_id: str, value: Mapping[str, Any]) -> RegisteredBroker:
         generation=Generation(str(value.get("generation", ""))),
         rack=None if rack is None else str(rack),
         state=BrokerState(value.get("state", BrokerState.ACTIVE)),
+        boot_id=None if boot_id is None else str(boot_id),
     )

@@ -18,6 +18,7 @@
 ``checking``     closed segments read again; ``direct``: past the page cache; ``damage``: what is
                  known to be damaged
 ``reading``      from a range of offsets to few, well-sized Arrow batches
+``locating``     which files have the entries that another replica has named
 ``stored``       entries as they go from one replica to another, and what makes two the same
 ``truncation``   cutting a log back, and emptying it; ``tails``: what that leaves in a file
 ``retention``    which segments are too old or too many

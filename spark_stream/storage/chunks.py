@@ -27,6 +27,9 @@ class Stored:
     behind the other; ``compressed``: maybe their bodies are. ``crc`` is the CRC-32C of the first
     message, whose length is ``first``. The chunk's rows begin ``lead`` rows behind the first of the
     first message.
+
+    In every replica of the partition the messages are those of the same entries: ``indexes`` are
+    runs of them, (first, count), int64, shape (runs, 2), the last one of leader epoch ``epoch``.
     """
 
     path: Path
@@ -37,6 +40,8 @@ class Stored:
     first: int
     crc: int
     compressed: bool
+    indexes: np.ndarray
+    epoch: int
     lead: int = 0
 
 
@@ -81,3 +86,10 @@ class Chunk:
         made = self.offsets() if name == OFFSET else np.repeat(self.timestamps, self.counts)
         # Not pa.array(made): that imports pandas.
         return pa.Array.from_buffers(_MADE[name], len(made), [None, pa.py_buffer(made)])
+
+
+def joined(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Runs, (start, count), of which neighbours are one; int64, shape (runs, 2)."""
+    apart = np.flatnonzero(starts[1:] != starts[:-1] + counts[:-1]) + 1
+    edges = np.concatenate((np.zeros(1, np.int64), apart))
+    return np.stack((starts[edges], np.add.reduceat(counts, edges)), axis=1)

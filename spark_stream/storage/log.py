@@ -6,26 +6,27 @@ the tuple of segments as it was when they began.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 
 from spark_stream.consistency.entries import Entry, Kind, Table
 from spark_stream.consistency.ids import NO_TRANSACTION, EntryIndex, LeaderEpoch, Offset
 from spark_stream.consistency.leader import Boundary
 from spark_stream.consistency.producers import NOBODY, Stamp
-from spark_stream.errors import EntriesGone, IsologError, StorageFailure
+from spark_stream.errors import IsologError, StorageFailure
 from spark_stream.storage.active import ActiveSegment
 from spark_stream.storage.checking import Piece, Suspect, is_sound, pieces
-from spark_stream.storage.chunks import Chunk
+from spark_stream.storage.chunks import Chunk, Stored
 from spark_stream.storage.codec import Codec
 from spark_stream.storage.damage import Damage
 from spark_stream.storage.disk import HOST_DISK, Disk
 from spark_stream.storage.endings import Endings
 from spark_stream.storage.filtering import Filtering, RowFilter
 from spark_stream.storage.flush_timer import FlushTimer
+from spark_stream.storage.locating import located_in, segment_with
 from spark_stream.storage.log_format import UNLIMITED, LogFormat, Prepared, marker_at
 from spark_stream.storage.moments import first_offset_at
 from spark_stream.storage.opening import Opened, open_files
@@ -126,14 +127,7 @@ class PartitionLog:
 
     def _segment_of(self, entry: EntryIndex) -> Segment:
         """The segment with this entry; the last one for the log's end."""
-        segments = self.segments
-        place = bisect_right(segments, entry, key=lambda segment: segment.first.entry) - 1
-        if place < 0 or entry > segments[place].end.entry:
-            raise EntriesGone(
-                f"{self.directory} has the entries {segments[0].first.entry} to"
-                f" {segments[-1].end.entry - 1}, and not {entry}"
-            )
-        return segments[place]
+        return segment_with(self.segments, entry, self.directory)
 
     # -- writing --------------------------------------------------------------------------------
 
@@ -404,6 +398,11 @@ class PartitionLog:
         """:meth:`ReplicaLog.read_entries`."""
         with self._damage.noted():
             return self._segment_of(first).stored(first, max_bytes, upto)
+
+    def locate(self, indexes: np.ndarray, epoch: int) -> Stored | None:
+        """:meth:`ReplicaLog.locate`."""
+        with self._damage.noted():
+            return located_in(self._segment_of(EntryIndex(int(indexes[0, 0]))), indexes, epoch)
 
     @property
     def hole(self) -> EntryIndex | None:

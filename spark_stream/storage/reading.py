@@ -19,7 +19,7 @@ import pyarrow as pa
 from spark_stream.consistency.entries import Kind, at_offset
 from spark_stream.consistency.ids import Offset
 from spark_stream.errors import DamagedSegment
-from spark_stream.storage.chunks import Chunk, Stored
+from spark_stream.storage.chunks import Chunk, Stored, joined
 from spark_stream.storage.filtering import Filtering
 from spark_stream.storage.segment import Segment
 
@@ -251,7 +251,7 @@ def _chunk(
         batch,
         visible.timestamps[first + at : first + high],
         kept,
-        _spans(froms, kept),
+        joined(froms, kept),
         min(end, visible.until),
         stored=stored,
     )
@@ -259,10 +259,3 @@ def _chunk(
         chunk = filtering.applied(chunk, columns, most)
     budget.records -= chunk.batch.num_rows if stored is None else take
     return chunk
-
-
-def _spans(bases: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Neighbouring runs of offsets joined; shape (runs, 2)."""
-    apart = np.flatnonzero(bases[1:] != bases[:-1] + counts[:-1]) + 1
-    starts = np.concatenate((np.zeros(1, np.int64), apart))
-    return np.stack((bases[starts], np.add.reduceat(counts, starts)), axis=1)

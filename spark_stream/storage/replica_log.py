@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import pyarrow as pa
 
 from spark_stream.consistency.entries import Entry, Kind, Table
@@ -15,7 +16,7 @@ from spark_stream.consistency.producers import NOBODY, Stamp
 from spark_stream.errors import StorageFailure
 from spark_stream.storage.aside import Cut
 from spark_stream.storage.checking import Piece, Suspect
-from spark_stream.storage.chunks import Chunk
+from spark_stream.storage.chunks import Chunk, Stored
 from spark_stream.storage.filtering import RowFilter
 from spark_stream.storage.log_format import UNLIMITED, LogFormat, Prepared
 from spark_stream.storage.stored import StoredEntries
@@ -156,6 +157,20 @@ class ReplicaLog(Protocol):
         Raises:
             EntriesGone: the log starts behind ``first``, or ends before it.
             DamagedSegment: the batch of ``first`` is damaged.
+        """
+
+    def locate(self, indexes: np.ndarray, epoch: int) -> Stored | None:
+        """Where the messages of these entries lie, if they do so in one file; else None.
+
+        ``indexes``: runs of entries, (first, count), int64, shape (runs, 2), rising. None also
+        where the last of them is not of this leader epoch: it is another entry then. For the writer
+        to call: no file is replaced meanwhile.
+
+        Raises:
+            EntriesGone: the log starts behind the first, or ends before it.
+            DamagedSegment: the first is damaged.
+            StorageFailure: the file is gone.
+            InvalidRequest: no such runs, or of what are no batches.
         """
 
     def distrust(self, first: EntryIndex) -> None:

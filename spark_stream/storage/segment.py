@@ -21,7 +21,7 @@ from spark_stream.consistency.entries import ENTRY_SIZE, Kind, Table, next_offse
 from spark_stream.consistency.ids import EntryIndex, Offset
 from spark_stream.consistency.leader import Boundary
 from spark_stream.errors import DamagedSegment, IsologError
-from spark_stream.storage.chunks import Stored
+from spark_stream.storage.chunks import Stored, joined
 from spark_stream.storage.codec import Codec, first_broken_batch, gathered
 from spark_stream.storage.disk import Disk
 from spark_stream.storage.extreme_files import SegmentExtremes
@@ -234,14 +234,19 @@ class Segment:
         if self._untrusted(places):
             _, sound = self._load(places)
             rows = rows[:sound]
-        starts, lengths = rows["position"], rows["length"]
-        apart = np.flatnonzero(starts[1:] != starts[:-1] + lengths[:-1]) + 1
-        edges = np.concatenate((np.zeros(1, np.int64), apart))
-        parts = np.stack((starts[edges], np.add.reduceat(lengths, edges)), axis=1)
         device, inode = self._disk.identity(self.name.arrow)
-        first, crc = int(lengths[0]), int(rows[0]["data_crc"])
-        compressed = self.codec.compression is not Compression.NONE
-        found = Stored(self.name.arrow, device, inode, parts, len(rows), first, crc, compressed)
+        found = Stored(
+            path=self.name.arrow,
+            device=device,
+            inode=inode,
+            parts=joined(rows["position"], rows["length"]),
+            entries=len(rows),
+            first=int(rows[0]["length"]),
+            crc=int(rows[0]["data_crc"]),
+            compressed=self.codec.compression is not Compression.NONE,
+            indexes=joined(rows["entry_index"], np.ones(len(rows), np.int64)),
+            epoch=int(rows[-1]["leader_epoch"]),
+        )
         return found, len(rows)
 
     def blank(self, columns: list[str] | None, schema: pa.Schema | None = None) -> pa.RecordBatch:

@@ -63,6 +63,10 @@ class LocalBroker:
         """What it wrote to standard error, over all its starts."""
         return self._errors.read_text() if self._errors.exists() else ""
 
+    def configure(self, conf: Mapping[str, Any]) -> None:
+        """From its next start on it has these settings as well."""
+        self._conf = {**self._conf, **conf}
+
     def spawn(self) -> None:
         """Starts its process, and does not wait for it."""
         self._file.write_text("".join(f"{name} = {_toml(v)}\n" for name, v in self._conf.items()))
@@ -217,9 +221,13 @@ class LocalCluster:
         """It goes on."""
         self.broker(number).signal(signal.SIGCONT)
 
-    def restart(self, number: int) -> None:
-        """Starts the broker, at its address; one that runs is stopped in order before."""
+    def restart(self, number: int, conf: Mapping[str, Any] | None = None) -> None:
+        """Starts the broker, at its address; one that runs is stopped in order before.
+
+        ``conf``: settings that are this broker's own from now on.
+        """
         broker = self.broker(number)
+        broker.configure(conf or {})
         if broker.alive:
             broker.signal(signal.SIGCONT)
             broker.end(signal.SIGTERM)

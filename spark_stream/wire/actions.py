@@ -22,6 +22,7 @@ from spark_stream.wire.consumer_messages import (
     PinStart,
     RecordProgress,
 )
+from spark_stream.wire.fetch_messages import LocatedEntries, LocateEntries
 from spark_stream.wire.messages import (
     AlterTopic,
     AtomicCut,
@@ -83,6 +84,7 @@ ACTIONS: Final[dict[str, Action]] = {
     "list-offsets": Action(ListOffsets, ListedOffsets),
     "find-leaders": Action(FindLeaders, Leaders),
     "list-brokers": Action(Empty, BrokerList),
+    "locate-entries": Action(LocateEntries, LocatedEntries),
     "describe-cluster": Action(Empty, ClusterFacts),
     "move-replicas": Action(MoveReplicas, Empty),
     "cancel-moves": Action(MoveReplicas, Empty),

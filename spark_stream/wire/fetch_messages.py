@@ -8,13 +8,14 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Final, Self
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.wire.limits import WAIT_MS_MAX
 from spark_stream.wire.messages import (
     EARLIEST,
     INT64_MAX,
+    BrokerAddress,
     LineageField,
     Message,
     Name,
@@ -31,8 +32,9 @@ class Fetch(Message):
     ``start_lineage``, ``end_lineage``: what the reader remembers of ``start``, where it is, and of
     ``end`` (:mod:`spark_stream.consistency.lineage`); DATA_LOSS if offsets below them were cut off
     since, and are other records now. ``leader_epoch``: the epoch in which the reader knows the
-    leader that it asks. ``machine``: the boot id of the machine that the reader is on; a leader on
-    the same may say where records lie, in their place (``ChunkFacts.stored``).
+    leader that it asks. ``machine``: the boot id of the machine that the reader is on; where a
+    replica is on the same, the leader may say where records lie, in their place
+    (``ChunkFacts.stored``).
 
     ``filter``: a predicate in Spark's SQL over the columns that the topic shows; only records for
     which it is true are sent. ``max_records`` counts those, ``max_bytes`` what is read for them.
@@ -84,26 +86,40 @@ class BoundsFacts(Message):
     log_end_offset: OffsetField
 
 
-class StoredFacts(Message):
-    """Where records lie: in the file at ``path``, which a reader on the leader's machine can map.
+class FilePlace(Message):
+    """A file, and some messages in it.
 
     ``device`` and ``inode`` are the file's. ``parts``: start and length of each run of bytes, one
-    after the other; together they are ``entries`` messages. ``crc``: the CRC-32C of the first
-    ``first`` bytes, which are the first message. ``compressed``: maybe the messages' bodies are. Of
-    the first one's rows ``lead`` are not meant; ``rows`` of
-    those that follow are. ``base``, ``next``, ``lineage`` and ``spans`` as in ChunkFacts.
-    ``timestamps``, of each message, and ``counts``, how many of its rows are meant, are there if
-    ``_timestamp`` was asked for.
+    after the other. ``compressed``: maybe the messages' bodies are.
     """
 
     path: str
     device: int
     inode: int
     parts: list[OffsetField]
+    compressed: bool
+
+
+class StoredFacts(Message):
+    """Where records lie: in a file that a reader on the same machine can map.
+
+    ``file`` says which, where it is the leader's. Where it is a follower's, ``indexes`` has the
+    first and the count of each run of the entries, one after the other, and ``epoch`` the leader
+    epoch of the last one: the follower is asked for the file with these (``LocateEntries``).
+
+    ``entries``: how many messages they are. ``crc``: the CRC-32C of the first
+    ``first`` bytes, which are the first message. Of its rows ``lead`` are not meant; ``rows`` of
+    those that follow are. ``base``, ``next``, ``lineage`` and ``spans`` as in ChunkFacts.
+    ``timestamps``, of each message, and ``counts``, how many of its rows are meant, are there if
+    ``_timestamp`` was asked for.
+    """
+
+    file: FilePlace | None = None
+    indexes: list[OffsetField] | None = None
+    epoch: OffsetField | None = None
     entries: int
     first: int
     crc: int
-    compressed: bool
     lead: int
     rows: int
     base: OffsetField
@@ -123,7 +139,8 @@ class ChunkFacts(Message):
     that there are: [first, count] of each run of rows. Of a fetch with a filter there are no spans:
     ``base`` is the first row's offset, and a column has the others.
 
-    ``stored``: the batch has no rows, and this is where they lie.
+    ``stored``: the batch has no rows, and this is where they lie; ``replica``: in files of this
+    broker, a follower.
     """
 
     base: OffsetField
@@ -132,6 +149,39 @@ class ChunkFacts(Message):
     spans: list[list[OffsetField]] | None = None
     fetch: int | None = None
     stored: list[StoredFacts] | None = None
+    replica: BrokerAddress | None = None
+
+
+class EntryRuns(Message):
+    """Entries: the first and the count of each run, one after the other, rising.
+
+    ``epoch``: the leader epoch of the last one.
+    """
+
+    indexes: Annotated[list[OffsetField], Field(min_length=2)]
+    epoch: OffsetField
+
+    @field_validator("indexes")
+    @classmethod
+    def _in_pairs(cls, indexes: list[int]) -> list[int]:
+        if len(indexes) % 2:
+            raise ValueError("indexes come in pairs: the first of a run, and how many")
+        return indexes
+
+
+class LocateEntries(Message):
+    """Asks a replica, whatever its part is, where the messages of entries lie in its files."""
+
+    topic: Name
+    topic_id: str
+    partition: PartitionField
+    runs: Annotated[list[EntryRuns], Field(min_length=1)]
+
+
+class LocatedEntries(Message):
+    """One place for each of the runs asked for; None: they are not all here, in one file."""
+
+    places: list[FilePlace | None]
 
 
 class EndFacts(Message):

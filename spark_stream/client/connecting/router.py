@@ -66,6 +66,10 @@ class Router:
         """The link to the route's broker."""
         return self._connection.to(route.leader, route.address)
 
+    def link_to(self, broker_id: str, address: str) -> BrokerLink:
+        """The link to a broker that a leader has named."""
+        return self._connection.to(broker_id, address)
+
     def watch(self, owed: Owed, patience_s: float, moved: Callable[[], None]) -> Watched:
         """Looks after a call along a route; see :meth:`Watch.begin`."""
         return self._watch.begin(owed, patience_s, moved)

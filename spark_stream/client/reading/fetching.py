@@ -27,7 +27,13 @@ from spark_stream.client.connecting.router import Router
 from spark_stream.client.connecting.routes import Route
 from spark_stream.client.connecting.under_way import UNDER_WAY
 from spark_stream.client.reading.columns import Spans, View, offsets_of
-from spark_stream.client.reading.mapping import LEADERS, CannotMap, MappedFile, mapped_batches
+from spark_stream.client.reading.mapping import (
+    LEADERS,
+    CannotMap,
+    MappedFile,
+    mapped_batches,
+    placed,
+)
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.errors import IsologError, RequestTimeout
@@ -232,7 +238,7 @@ def _fetch(
                 continue
             watched.rest()  # while the reader has the batch nothing is asked of the broker
             if "stored" in facts:
-                yield from _mapped(source, facts["stored"])
+                yield from _mapped(source, placed(source.router, asked, facts, left(deadline)))
             else:
                 yield shown(source, chunk.data, facts)
             watched.wake()
@@ -251,7 +257,7 @@ def _fetch(
 
 
 def _mapped(source: Source, runs: Iterable[Mapping[str, Any]]) -> Iterator[Fetched]:
-    """The records that lie where the leader says; raises CannotMap."""
+    """The records that lie where these runs say; raises CannotMap."""
     file: MappedFile | None = None
     columns = pa.schema([source.view.field(name) for name in source.view.asked])
     for run in runs:

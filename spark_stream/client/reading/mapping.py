@@ -1,6 +1,7 @@
-"""Reads next to the data: a reader on the leader's machine maps the files of the log.
+"""Reads next to the data: a reader on the machine of a replica maps its files.
 
 The leader says where the records lie (``StoredFacts``); nothing is read here that it has not named.
+Where the files are a follower's, it names entries, and the follower says where it has these.
 A file is known by its device and inode, by what its header says of topic and partition, and by the
 checksum of the first batch that is read of it, never by its path alone: another one may lie there
 in another container, or take its name.
@@ -35,13 +36,17 @@ from spark_stream.batches import (
     facts_of,
     header_length,
 )
+from spark_stream.client.connecting.router import Router
 from spark_stream.client.reading.columns import offsets_of, runs_of
 from spark_stream.environment import SystemMachine
+from spark_stream.errors import IsologError
+from spark_stream.wire.fetch_messages import EntryRuns, Fetch, LocatedEntries, LocateEntries
 from spark_stream.wire.schemas import TIMESTAMP
 
 logger = logging.getLogger(__name__)
 
 _LEFT_ALONE_S: Final = 60.0
+_PATIENCE_S: Final = 1.0  # with a follower; the leader has the records as well
 
 
 @cache
@@ -50,10 +55,43 @@ def this_machine() -> str | None:
     return SystemMachine().boot_id()
 
 
+def placed(
+    router: Router, asked: Fetch, facts: Mapping[str, Any], timeout_s: float
+) -> list[dict[str, Any]]:
+    """The runs that the leader has named, each with its file.
+
+    Raises:
+        CannotMap: the follower that should have them does not say where.
+    """
+    runs, replica = facts["stored"], facts.get("replica")
+    if replica is None:
+        return [run | run["file"] for run in runs]
+    request = LocateEntries.of(
+        topic=asked.topic,
+        topic_id=asked.topic_id,
+        partition=asked.partition,
+        runs=[EntryRuns.of(indexes=run["indexes"], epoch=run["epoch"]) for run in runs],
+    )
+    where = f"{asked.topic}/{asked.partition}: broker {replica['id']}"
+    try:
+        link = router.link_to(replica["id"], replica["address"])
+        found = link.act("locate-entries", request, LocatedEntries, min(timeout_s, _PATIENCE_S))
+    except IsologError as error:
+        message = f"{where} does not say where its files are: {error}"
+        raise CannotMap(message, lasting=True) from None
+    if len(found.places) != len(runs) or None in found.places:
+        raise CannotMap(f"{where} has not got all of the entries, or in several files")
+    return [
+        run | place.model_dump()
+        for run, place in zip(runs, found.places, strict=True)
+        if place is not None
+    ]
+
+
 class CannotMap(Exception):
     """The file is not here, is another one, or may not be read; nothing is wrong with the log.
 
-    ``lasting``: another file of the same broker will be no better.
+    ``lasting``: another file that the same leader names will be no better.
     """
 
     def __init__(self, message: str, *, lasting: bool = False) -> None:
@@ -62,7 +100,7 @@ class CannotMap(Exception):
 
 
 class Leaders:
-    """The leaders whose files this process maps: all but those where that has failed lately."""
+    """The leaders that are asked for files to map: all but those where that has failed lately."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -70,7 +108,7 @@ class Leaders:
         self._left_alone: dict[str, float] = {}
 
     def machine(self, address: str) -> str | None:
-        """What a leader is told of this machine; None: its files are not mapped."""
+        """What a leader is told of this machine; None: it is asked for the records."""
         with self._lock:
             until = self._left_alone.get(address)
             if until is not None and self._monotonic() < until:
@@ -78,7 +116,7 @@ class Leaders:
         return this_machine()
 
     def failed(self, address: str, error: CannotMap) -> None:
-        """A file of this leader cannot be mapped."""
+        """A file that this leader named cannot be mapped."""
         logger.debug("%s; its records are asked for instead", error)
         if error.lasting:
             with self._lock:
@@ -101,7 +139,7 @@ class MappedFile:
     """One file, mapped as far as it is needed."""
 
     def __init__(self, facts: Mapping[str, Any], topic_id: str, partition: int) -> None:
-        """Opens the file that the facts name, which is to be of this partition.
+        """Opens the file that the facts of a run name, which is to be of this partition.
 
         Raises:
             CannotMap: it is not there, or it is another one.

@@ -314,6 +314,9 @@ class ListLog(ReplicaLog):
             start = upto
             yield chunk
 
+    def locate(self, indexes: np.ndarray, epoch: int) -> None:
+        return None  # its entries are in no file
+
     def read_entries(
         self, first: EntryIndex, max_bytes: int, upto: EntryIndex | None = None
     ) -> StoredEntries | None:

@@ -1,0 +1,91 @@
+"""Where a replica's files have the messages of entries that another one has named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from spark_stream.consistency.entries import Kind
+from spark_stream.consistency.ids import Offset
+from spark_stream.errors import DamagedSegment, EntriesGone, InvalidRequest
+from spark_stream.storage.log import PartitionLog
+from tests.storage.logs import EPOCH, NOW, append_next, flip, format_of, segment_path
+
+
+def runs(*found: tuple[int, int]) -> np.ndarray:
+    return np.array(found, np.int64).reshape(-1, 2)
+
+
+@contextmanager
+def new_log(folder: Path, **settings: int) -> Iterator[PartitionLog]:
+    log = PartitionLog.open(folder, format_of(**settings))
+    try:
+        yield log
+    finally:
+        log.close()
+
+
+def test_the_places_are_those_that_a_read_names(tmp_path: Path) -> None:
+    with new_log(tmp_path) as log:
+        for _ in range(12):
+            append_next(log)
+        (chunk,) = log.read(Offset(0), Offset(120), locating=True)
+        assert chunk.stored is not None
+        found = log.locate(chunk.stored.indexes, chunk.stored.epoch)
+        assert found is not None
+        assert found.parts.tolist() == chunk.stored.parts.tolist()
+        assert (found.crc, found.first, found.entries) == (
+            chunk.stored.crc,
+            chunk.stored.first,
+            chunk.stored.entries,
+        )
+        part = log.locate(runs((2, 3), (8, 1)), int(EPOCH))
+        assert part is not None
+        assert part.indexes.tolist() == [[2, 3], [8, 1]]
+        assert len(part.parts) == 2
+        assert part.entries == 4
+
+
+def test_entries_of_another_epoch_are_others(tmp_path: Path) -> None:
+    with new_log(tmp_path) as log:
+        append_next(log)
+        assert log.locate(runs((0, 1)), 0) is not None
+        assert log.locate(runs((0, 1)), 1) is None
+
+
+def test_entries_that_are_not_here_or_in_two_files_have_no_place(tmp_path: Path) -> None:
+    with new_log(tmp_path, segment_entries=4) as log:
+        for _ in range(10):
+            append_next(log)
+        assert log.locate(runs((4, 4)), 0) is not None
+        assert log.locate(runs((3, 2)), 0) is None
+        assert log.locate(runs((8, 3)), 0) is None
+        with pytest.raises(EntriesGone):
+            log.locate(runs((11, 1)), 0)
+
+
+@pytest.mark.parametrize(
+    "wrong", [[(0, 0)], [(0, 3), (2, 1)], [(5, 1), (1, 1)], [(0, 1), (1, -4)], [(6, 1)]]
+)
+def test_runs_that_are_none_are_refused(tmp_path: Path, wrong: list[tuple[int, int]]) -> None:
+    with new_log(tmp_path) as log:
+        for _ in range(6):
+            append_next(log)
+        log.mark(Kind.COMMIT, 1, 1, 1, EPOCH, NOW)
+        with pytest.raises(InvalidRequest):
+            log.locate(runs(*wrong), 0)
+
+
+def test_a_damaged_batch_has_no_place(tmp_path: Path) -> None:
+    with new_log(tmp_path) as log:
+        append_next(log)
+        log.roll()
+        append_next(log)
+        damaged = segment_path(log, 0, "arrow")
+    flip(damaged, damaged.stat().st_size - 100, 3)
+    with new_log(tmp_path) as log, pytest.raises(DamagedSegment):
+        log.locate(runs((0, 1)), 0)
