@@ -35,7 +35,7 @@ SLOW_FIXTURES = {"broker", "flight", "log", "shared"}
 
 # The files of these go first, in this order. Files are dealt out to processes that run side by
 # side, and a long one that comes last would keep the others waiting.
-FIRST_FOLDERS = ("demo", "spark", "chaos", "client", "broker", "cli", "storage")
+FIRST_FOLDERS = ("demo", "spark", "testing", "chaos", "client", "broker", "cli", "storage")
 
 
 def folder_of(item: pytest.Item) -> str:

@@ -242,3 +242,9 @@ def test_many_may_make_the_same_topic_at_once(log, topic):
     with ThreadPoolExecutor(8) as pool:
         made = pool.map(lambda _: log.create_topic(topic, 2, if_not_exists=True).id, range(16))
         assert len(set(made)) == 1
+
+
+@pytest.mark.parametrize("assignment", [{0: ["1"]}, ["1"], "1"])
+def test_what_is_no_assignment_is_told(log, topic, assignment):
+    with pytest.raises(InvalidAssignment, match="a list with the brokers of each partition"):
+        log.create_topic(topic, assignment=assignment)

@@ -108,29 +108,37 @@ def test_an_environment_sent_with_archives(
     check(tmp_path)
 
 
-@pytest.mark.parametrize("lacking", ["isolog", "pyarrow"])
-def test_a_worker_that_lacks_something_says_what_to_do_and_nothing_is_half_written(
-    cluster: Standalone, log_dir: Path, tmp_path: Path, driver_path: str, lacking: str
-) -> None:
+def failures(
+    cluster: Standalone, log_dir: Path, folder: Path, driver_path: str, python: str, *attempts: str
+) -> Any:
+    """What the attempts end with where a worker's Python lacks something; they write nothing."""
     with isolog.connect(path=log_dir) as log:
         for topic in ("numbers", "target"):
             log.create_topic(topic, schema=pa.schema([("n", pa.int64())]), partitions=4)
         with log.producer() as producer:
             producer.append("numbers", numbers(0, 1000))
-        job = ("--conf", "spark.task.maxFailures=1", FAILURES, log_dir, tmp_path)
-        python = f"lacks-{lacking}"
-        cluster.submit(tmp_path, *job, PATH=driver_path, PYSPARK_PYTHON=python)
-        said = told(tmp_path)
+        job = ("--conf", "spark.task.maxFailures=1", FAILURES, log_dir, folder, *attempts)
+        cluster.submit(folder, *job, PATH=driver_path, PYSPARK_PYTHON=python)
         assert log.read("target", isolation="read_committed").num_rows == 0
+    return told(folder)
+
+
+def test_a_worker_that_lacks_isolog_says_what_to_do_and_nothing_is_half_written(
+    cluster: Standalone, log_dir: Path, tmp_path: Path, driver_path: str
+) -> None:
+    said = failures(cluster, log_dir, tmp_path, driver_path, "lacks-isolog")
     assert list(said) == ["write", "read", "write_stream", "read_stream"]
     for attempt, error in said.items():
-        if lacking == "isolog":
-            assert re.search(r"runs \S+ \(Python [\d.]+\), which lacks isolog\. Set", error), (
-                attempt
-            )
-        else:  # Spark itself looks for pyarrow there, before anything of ours
-            assert "ModuleNotFoundError: No module named 'pyarrow'" in error, attempt
-            assert "ModuleNotFoundError: No module named 'pyarrow'" in PAGE
+        assert re.search(r"runs \S+ \(Python [\d.]+\), which lacks isolog\. Set", error), attempt
+
+
+def test_a_worker_that_lacks_pyarrow_is_told_so_by_spark(
+    cluster: Standalone, log_dir: Path, tmp_path: Path, driver_path: str
+) -> None:
+    """Spark itself looks for it there, before anything of ours."""
+    said = failures(cluster, log_dir, tmp_path, driver_path, "lacks-pyarrow", "write")
+    assert "ModuleNotFoundError: No module named 'pyarrow'" in said["write"]
+    assert "ModuleNotFoundError: No module named 'pyarrow'" in PAGE
 
 
 def test_cluster_mode_is_not_for_python_on_standalone(

@@ -132,7 +132,7 @@ STEPS = st.sampled_from(
 )
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(
     st.lists(st.tuples(STEPS, st.integers(0, 60)), max_size=25),
     st.sampled_from([400, 1500, 1 << 20]),
