@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -246,6 +247,7 @@ class Life:
             copy.end += 1
 
 
+@pytest.mark.slow
 def test_in_thousands_of_lives_every_committed_record_has_a_sound_copy_that_may_lead() -> None:
     left = healed = 0
     for seed in range(1000):

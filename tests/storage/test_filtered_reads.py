@@ -101,6 +101,7 @@ class Reads:
             yield self
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=150, deadline=None)
 def test_a_filtered_read_gives_what_a_read_and_a_filter_give(data):

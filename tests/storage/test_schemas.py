@@ -132,6 +132,7 @@ STEPS = st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=500, deadline=None)
 @given(
     st.lists(st.tuples(STEPS, st.integers(0, 60)), max_size=25),
