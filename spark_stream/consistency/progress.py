@@ -14,10 +14,12 @@ with its session.
 **Who leaves.** A member leaves that lacks an entry which the leader appended longer than
 ``lag_max_us`` ago, and one that is not alive in its generation.
 
-**Who joins.** A follower joins that would not leave at once, has reached the high watermark, and
-has all that the leader had when it was elected (its *inherited end*: all that
-earlier leaders may have committed is below it). A follower that is close behind is *admitted*
-first: from then on the high watermark waits for it, so that it can be reached while appends go on.
+**Who joins.** A follower joins that has reported in its session, would not leave at once, has
+reached the high watermark, and has all that the leader had when it was elected (its *inherited
+end*: all that earlier leaders may have committed is below it). Before its first report its log may
+not have been cut to what both share: it could be elected with entries that nobody else has. A
+follower that is close behind is *admitted* first: from then on the high watermark waits for it, so
+that it can be reached while appends go on.
 
 **Order.** One proposal at a time is under way. Its outcome is the record after the compare-and-set,
 or as it was found instead. While the outcome is not known, whoever was proposed counts. News of a
@@ -59,12 +61,16 @@ class IsrSettings:
 
 @dataclass(slots=True)
 class _Follower:
-    """A follower in one generation: it has the entries below ``acked``."""
+    """A follower in one generation: it has the entries below ``acked``.
+
+    ``reported``: it has said so in its present session.
+    """
 
     member: Member
     acked: EntryIndex
     session: int | None = None
     admitted: bool = False
+    reported: bool = False
 
 
 class Ages:
@@ -194,15 +200,17 @@ class Progress:
             found = self._followers[member] = _Follower(member, acked)
         found.acked = acked
         found.session = session
+        found.reported = False
         self._sessions[session] = found
         self._find_maximal()
 
     def reported(self, session: int, acked: EntryIndex) -> bool:
         """The follower has the entries below ``acked``. True: it may join by that."""
         found = self._sessions.get(session)
-        if found is None or acked <= found.acked:
+        if found is None or (found.reported and acked <= found.acked):
             return False
-        found.acked = acked
+        found.reported = True
+        found.acked = max(found.acked, acked)
         return found.member not in self.record.isr
 
     def left(self, session: int) -> None:
@@ -287,7 +295,8 @@ class Progress:
             if each.member in self.record.isr:
                 continue  # its place in the ISR is judged above
             each.admitted = self._is_near(each, log_end, now)
-            if each.acked >= reach and self._stays(each.member, log_end, now):
+            caught_up = each.reported and each.acked >= reach
+            if caught_up and self._stays(each.member, log_end, now):
                 members[each.member.broker] = each.member
         isr = tuple(members[broker] for broker in self.record.replicas if broker in members)
         if set(isr) != set(self.record.isr):

@@ -16,6 +16,12 @@ LAG = 6_400
 STEP = LAG // 64
 
 
+def begun(progress: Progress, session: int, member: Member, acked: int) -> None:
+    """The member's session begins, and it reports that it has what both share."""
+    progress.started(session, member, acked)
+    progress.reported(session, acked)
+
+
 def leading(isr=(A, B, C), inherited=0, least=1, alive=None, replicas="abc") -> Progress:
     record = PartitionRecord(tuple(replicas), "a", 5, tuple(isr))
     generations = {"a": "1", "b": "1", "c": "1"} if alive is None else alive
@@ -149,8 +155,8 @@ def test_who_is_proposed_out_counts_until_the_record_says_so():
 
 def test_a_follower_joins_only_with_the_high_watermark_and_the_leaders_first_entry():
     progress = leading(isr=(A, B), inherited=10)
-    progress.started(1, B, 12)
-    progress.started(2, C, 9)
+    begun(progress, 1, B, 12)
+    begun(progress, 2, C, 9)
     assert progress.propose(5, 12, 1) is None  # it has reached the high watermark only
     assert progress.reported(2, 10)
     assert progress.propose(11, 12, 1) is None  # it lacks entry 10 of the replicated ones
@@ -161,22 +167,22 @@ def test_a_follower_joins_only_with_the_high_watermark_and_the_leaders_first_ent
 @pytest.mark.parametrize("alive", [{"a": "1", "b": "1"}, {"a": "1", "b": "1", "c": "2"}])
 def test_a_follower_joins_only_while_it_is_alive_in_the_generation_of_its_session(alive):
     progress = leading(isr=(A, B), alive=alive)
-    progress.started(1, B, 5)
-    progress.started(2, C, 5)
+    begun(progress, 1, B, 5)
+    begun(progress, 2, C, 5)
     assert progress.propose(5, 5, 1) is None
 
 
 def test_a_broker_that_is_no_replica_does_not_join():
     progress = leading(isr=(A, B), replicas="ab")
-    progress.started(1, B, 5)
-    progress.started(2, C, 5)
+    begun(progress, 1, B, 5)
+    begun(progress, 2, C, 5)
     assert progress.propose(5, 5, 1) is None
 
 
 def test_a_broker_that_comes_back_in_another_generation_takes_its_own_place():
     again = Member("b", "2")
     progress = leading(isr=(A, B), alive={"a": "1", "b": "2"})
-    progress.started(1, again, 5)
+    begun(progress, 1, again, 5)
     assert progress.propose(5, 5, 1) == (A, again)
     assert set(progress.maximal) == {B, again}
 
@@ -185,7 +191,7 @@ def test_a_follower_that_died_and_is_back_joins_only_with_a_new_session():
     """It may have lost what it had reported; nobody has noticed the end of its connection."""
     alive = {"a": "1", "b": "1"}
     progress = leading(isr=(A,), alive=alive)
-    progress.started(1, B, 5)
+    begun(progress, 1, B, 5)
     del alive["b"]
     progress.end_sessions_of_dead()
     alive["b"] = "1"
@@ -193,7 +199,7 @@ def test_a_follower_that_died_and_is_back_joins_only_with_a_new_session():
     assert progress.propose(5, 5, 1) is None
     progress.reported(1, 5)
     assert progress.propose(5, 5, 2) is None
-    progress.started(2, B, 0)
+    begun(progress, 2, B, 0)
     assert progress.propose(5, 5, 3) is None
     progress.reported(2, 5)
     assert progress.propose(5, 5, 4) == (A, B)
@@ -201,7 +207,7 @@ def test_a_follower_that_died_and_is_back_joins_only_with_a_new_session():
 
 def test_who_was_proposed_counts_before_the_record_says_so_and_not_after_a_refusal():
     progress = leading(isr=(A,))
-    progress.started(1, B, 5)
+    begun(progress, 1, B, 5)
     assert progress.propose(5, 5, 1) == (A, B)
     progress.left(1)
     assert progress.replicated(9) == 5
@@ -211,8 +217,8 @@ def test_who_was_proposed_counts_before_the_record_says_so_and_not_after_a_refus
 
 def test_an_isr_change_that_loses_its_compare_and_set_changes_nothing():
     progress = leading(isr=(A, B))
-    progress.started(1, B, 5)
-    progress.started(2, C, 5)
+    begun(progress, 1, B, 5)
+    begun(progress, 2, C, 5)
     assert progress.propose(5, 5, 1) == (A, B, C)
     assert progress.record.isr == (A, B)
     found = with_isr(progress, A)  # somebody had taken the other away
@@ -223,7 +229,7 @@ def test_an_isr_change_that_loses_its_compare_and_set_changes_nothing():
 def test_a_late_refusal_says_nothing_of_the_proposal_that_came_after_it():
     """Who may be on record by now is waited for, though it would not be proposed again."""
     progress = leading(isr=(A,))
-    progress.started(1, B, 5)
+    begun(progress, 1, B, 5)
     assert progress.propose(5, 5, 1) == (A, B)
     assert progress.changed(with_isr(progress, A), 8)
     assert progress.propose(5, 5, 1) == (A, B)
@@ -237,9 +243,9 @@ def test_a_late_refusal_says_nothing_of_the_proposal_that_came_after_it():
 
 def test_one_proposal_at_a_time_and_old_news_is_no_news():
     progress = leading(isr=(A,))
-    progress.started(1, B, 5)
+    begun(progress, 1, B, 5)
     assert progress.propose(5, 5, 1) == (A, B)
-    progress.started(2, C, 5)
+    begun(progress, 2, C, 5)
     assert progress.propose(5, 5, 2) is None
     assert progress.due(9) is None
     assert not progress.changed(with_isr(progress, A), 7)
@@ -250,7 +256,7 @@ def test_one_proposal_at_a_time_and_old_news_is_no_news():
 
 def test_a_leader_that_was_deposed_proposes_nothing_and_counts_as_before():
     progress = leading(isr=(A, B), alive={"a": "1"})
-    progress.started(1, B, 5)
+    begun(progress, 1, B, 5)
     assert progress.propose(5, 5, 1) == (A,)
     progress.refused(7, replace(progress.record, leader="b", leader_epoch=6), 8)
     assert progress.propose(5, 5, 10 * LAG) is None
@@ -261,7 +267,7 @@ def test_a_leader_that_was_deposed_proposes_nothing_and_counts_as_before():
 def test_a_follower_close_behind_joins_while_appends_go_on_without_a_pause():
     """Its reports are always late: the high watermark waits for it, until it has reached it."""
     progress = leading(isr=(A,))
-    progress.started(1, B, 0)
+    begun(progress, 1, B, 0)
     high, proposed = 0, None
     for entry in range(300):
         progress.appended(entry, 10 * entry)
@@ -277,7 +283,7 @@ def test_a_follower_close_behind_joins_while_appends_go_on_without_a_pause():
 def test_a_follower_that_falls_back_again_is_not_waited_for_any_longer():
     progress = leading(isr=(A,))
     progress.appended(0, 0)
-    progress.started(1, B, 0)
+    begun(progress, 1, B, 0)
     assert progress.propose(1, 1, 10) is None
     assert progress.maximal == (B,)
     due = progress.due(1)
@@ -289,7 +295,7 @@ def test_a_follower_that_falls_back_again_is_not_waited_for_any_longer():
 
 def test_a_follower_far_behind_never_holds_the_high_watermark():
     progress = leading(isr=(A,), inherited=5)
-    progress.started(1, B, 3)  # what the leader inherited is of unknown age
+    begun(progress, 1, B, 3)  # what the leader inherited is of unknown age
     progress.propose(5, 5, 1)
     assert progress.maximal == ()
 
@@ -323,8 +329,8 @@ def test_a_record_that_names_another_leader_is_a_programmers_error():
 
 def test_what_a_replica_had_is_forgotten_when_it_moves_away():
     progress = leading(isr=(A, B))
-    progress.started(1, B, 5)
-    progress.started(2, C, 5)
+    begun(progress, 1, B, 5)
+    begun(progress, 2, C, 5)
     moved = replace(progress.record, replicas=("a", "b"))
     assert progress.changed(moved, 8)
     assert not progress.reported(2, 6)
@@ -332,7 +338,7 @@ def test_what_a_replica_had_is_forgotten_when_it_moves_away():
     back = replace(moved, replicas=("a", "b", "c"), adding=("c",))
     assert progress.changed(back, 9)
     assert progress.propose(5, 5, 1) is None
-    progress.started(3, C, 0)
+    begun(progress, 3, C, 0)
     assert progress.propose(5, 5, 1) is None
     progress.reported(3, 5)
     assert progress.propose(5, 5, 1) == (A, B, C)
@@ -340,10 +346,10 @@ def test_what_a_replica_had_is_forgotten_when_it_moves_away():
 
 def test_a_replica_that_went_and_came_back_unseen_counts_for_nothing():
     progress = leading(isr=(A, B))
-    progress.started(1, B, 5)
+    begun(progress, 1, B, 5)
     coming = replace(progress.record, adding=("c",))
     assert progress.changed(coming, 8)
-    progress.started(2, C, 5)
+    begun(progress, 2, C, 5)
     assert progress.changed(coming, 12)  # by others, more than once
     assert progress.propose(5, 5, 1) is None
     assert progress.acked(C) is None
@@ -351,10 +357,23 @@ def test_a_replica_that_went_and_came_back_unseen_counts_for_nothing():
 
 def test_a_replica_that_comes_keeps_its_session_when_its_leader_takes_it_in():
     progress = leading(isr=(A, B))
-    progress.started(1, B, 5)
+    begun(progress, 1, B, 5)
     assert progress.changed(replace(progress.record, adding=("c",)), 8)
-    progress.started(2, C, 5)
+    begun(progress, 2, C, 5)
     proposed = progress.propose(5, 5, 1)
     assert proposed == (A, B, C)
     assert progress.changed(with_isr(progress, *proposed), 9)
     assert progress.acked(C) == 5
+
+
+def test_a_follower_joins_with_its_first_report_and_not_before():
+    """Until then it may not have cut its log, and be elected with what the leader has not got."""
+    progress = leading(isr=(A,))
+    progress.started(1, B, 5)
+    assert progress.propose(5, 5, 1) is None
+    assert progress.reported(1, 5)  # it has nothing new: what it had was cut
+    assert not progress.reported(1, 5)
+    assert progress.propose(5, 5, 2) == (A, B)
+    progress.refused(1, progress.record, 1)
+    progress.started(2, B, 5)
+    assert progress.propose(5, 5, 3) is None
