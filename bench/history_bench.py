@@ -26,20 +26,20 @@ def run(results: Results, transactions: int) -> None:
     """A log of one-row transactions, opened and read, next to one of as many plain batches."""
     batch = pa.record_batch({"value": values(1)})
     log_format = LogFormat(batch.schema)
-    now = time.time_ns() // 1000
+    moment = time.time_ns() // 1000
     with tempfile.TemporaryDirectory(prefix="isolog-bench-") as folder:
         places = {}
         for name in ("plain", "transactions"):
             places[name] = Path(folder) / name
             made = PartitionLog.open(places[name], log_format)
-            prepared = log_format.prepare(batch, now)
+            prepared = log_format.prepare(batch, moment)
             for number in range(transactions):
                 epoch, producer = number % 32_767, number // 32_767
                 if name == "plain":
-                    made.append(prepared, _EPOCH, now)
+                    made.append(prepared, _EPOCH, moment)
                     continue
-                made.append(prepared, _EPOCH, now, Stamp(producer, epoch, 0, number))
-                made.mark(Kind.COMMIT, producer, epoch, number, _EPOCH, now)
+                made.append(prepared, _EPOCH, moment, Stamp(producer, epoch, 0, number))
+                made.mark(Kind.COMMIT, producer, epoch, number, _EPOCH, moment)
             made.close()
         took, rates = {}, {}
         for name, place in places.items():

@@ -40,7 +40,7 @@ from spark_stream.broker.replication.leading import Identity, Leading
 from spark_stream.broker.replication.watch import Watch
 from spark_stream.broker.scrubbing import BEGIN_S, Scrub
 from spark_stream.broker.service import FlightService, location_of
-from spark_stream.broker.spare_memory import LOOK_S, SpareMemory, keep_free_memory
+from spark_stream.broker.spare_memory import LOOK_S, SpareMemory
 from spark_stream.broker.standing import Standing
 from spark_stream.broker.step_table import StepTable
 from spark_stream.broker.stores import lease_folder, open_store
@@ -63,6 +63,7 @@ from spark_stream.storage.directory import (
 )
 from spark_stream.version import VERSION
 from spark_stream.wire.addresses import UNIX, location, split_address
+from spark_stream.wire.allocator import keep_free_memory
 
 logger = logging.getLogger(__name__)
 

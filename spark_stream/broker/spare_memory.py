@@ -1,10 +1,8 @@
 """A broker's free memory: it stays with the broker while that works, and then goes back.
 
 mimalloc, which Arrow uses, gives back what a thread has freed when that thread next asks for
-memory. gRPC's buffers lie in glibc's heap, which gives back the memory of a large message when it
-is freed, and asks for the same again for the next: half of what it costs to receive a message is
-that. So a broker has it kept. Nobody gives anything back in a broker that has come to rest: that is
-done here.
+memory, and glibc's heap keeps what ``wire.allocator`` has it keep. Nobody gives anything back in a
+broker that has come to rest: that is done here.
 """
 
 from __future__ import annotations
@@ -25,22 +23,6 @@ LOOK_S: Final = 1.0
 """How often a broker looks for free memory."""
 
 _PRIMER_BYTES: Final = 40 << 20
-
-_M_TRIM_THRESHOLD: Final = -1  # mallopt(3): what may be free at the end of a heap
-_M_TOP_PAD: Final = -2  # by how much more than is needed a heap grows
-_M_MMAP_THRESHOLD: Final = -3  # what is larger never lies in a heap
-_KEPT: Final = ((_M_TRIM_THRESHOLD, 64 << 20), (_M_TOP_PAD, 1 << 20), (_M_MMAP_THRESHOLD, 32 << 20))
-
-
-def keep_free_memory() -> None:
-    """Lets glibc keep the memory of messages from one to the next; to be called at the start.
-
-    Elsewhere than in glibc it does nothing.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        for setting, size in _KEPT:
-            mallopt(setting, size)
 
 
 class SpareMemory:

@@ -38,6 +38,7 @@ from spark_stream.errors import (
 )
 from spark_stream.sql.filters import row_filter
 from spark_stream.sql.writing import both
+from spark_stream.wire.allocator import keep_free_memory
 from spark_stream.wire.messages import EARLIEST, LATEST
 from spark_stream.wire.schemas import fitted
 
@@ -62,6 +63,7 @@ class RangeReader:
             DataLoss: records of the range are gone, and ``failOnDataLoss`` is set.
             SchemaMismatch: a column has another type than the query was planned with.
         """
+        keep_free_memory()
         schema = to_arrow(self.schema)
         if len(task) == 1:
             yield from self._read(task[0], schema)

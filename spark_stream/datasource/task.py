@@ -46,10 +46,14 @@ from spark_stream.errors import (
     TopicExists,
     UnknownTopic,
 )
+from spark_stream.wire.allocator import keep_free_memory
 
 logger = logging.getLogger(__name__)
 
-_COALESCED_BYTES: Final = 4 << 20
+_COALESCED_BYTES: Final = 3 << 19
+"""Spark's batches are joined until they have this much: what a broker takes in best."""
+_KEYED_FACTOR: Final = 2
+"""How much more it is of rows with keys, which are shared out over the partitions afterwards."""
 
 
 @dataclass
@@ -102,6 +106,7 @@ class TaskWriter:
         A task without rows opens no branch, and one whose batch is in the log writes nothing. One
         that fails leaves nothing open.
         """
+        keep_free_memory()
         here = session(self.options.place)
         if not self.options.transactional:
             self._append_all(here, None, coalesced(batches))
@@ -241,7 +246,7 @@ def coalesced(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         held.append(batch)
         size += batch.nbytes
-        if size >= _COALESCED_BYTES:
+        if size >= _COALESCED_BYTES * (_KEYED_FACTOR if "key" in batch.schema.names else 1):
             yield _joined(held)
             held, size = [], 0
     if size or any(batch.num_rows for batch in held):

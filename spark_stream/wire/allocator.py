@@ -1,10 +1,13 @@
-"""How a process gets a bound under all memory that Arrow takes: settings of its allocator.
+"""How a process gets its memory: Arrow's has a bound in a broker, and gRPC's is kept for a while.
 
-The allocator reads them when the process begins, so whoever starts a broker gives them to it.
+Arrow's allocator reads its settings when the process begins, so whoever starts a broker gives them
+to it.
 """
 
 from __future__ import annotations
 
+import ctypes
+from functools import cache
 from typing import Final
 
 MEMORY_BYTES_DEFAULT: Final = 2 << 30
@@ -25,3 +28,23 @@ def allocator_settings(memory_bytes: int) -> dict[str, str]:
         "MIMALLOC_RESERVE_OS_MEMORY": f"{-(-memory_bytes // (1 << 20))}MiB",
         "MIMALLOC_DISALLOW_OS_ALLOC": "1",
     }
+
+
+_M_TRIM_THRESHOLD: Final = -1  # mallopt(3): what may be free at the end of a heap
+_M_TOP_PAD: Final = -2  # by how much more than is needed a heap grows
+_M_MMAP_THRESHOLD: Final = -3  # what is larger never lies in a heap
+_KEPT: Final = ((_M_TRIM_THRESHOLD, 64 << 20), (_M_TOP_PAD, 1 << 20), (_M_MMAP_THRESHOLD, 32 << 20))
+
+
+@cache
+def keep_free_memory() -> None:
+    """Lets glibc keep the memory of messages from one to the next; elsewhere it does nothing.
+
+    The buffers of gRPC, and those that Spark's workers read into, lie in glibc's heap. It gives the
+    memory of a large one back when that is freed and asks for the same again for the next: half of
+    what it costs to receive a message is that. These bounds are the highest that glibc sets itself.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        for setting, size in _KEPT:
+            mallopt(setting, size)

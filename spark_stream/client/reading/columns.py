@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -29,6 +30,7 @@ from spark_stream.wire.schemas import (
 )
 
 _TIMESTAMP_TYPE_CREATE: Final = 0  # Kafka's CreateTime: the producer set it
+_SHARED_ROWS: Final = 1 << 16  # of larger batches, columns that are all alike are made each time
 
 KAFKA_COLUMNS: Final = pa.schema(
     [
@@ -183,10 +185,28 @@ class View:
                 return sent
             return _integers(offsets_of(rows, base, spans), pa.int64())
         if field.name in ("topic", TOPIC.name):
-            return pa.repeat(pa.scalar(self.topic, pa.string()), rows)
+            return _repeated(self.topic, rows)
         of_partition = field.name in ("partition", PARTITION.name)
-        constant = partition if of_partition else _TIMESTAMP_TYPE_CREATE
-        return _integers(np.full(rows, constant, np.int32), pa.int32())
+        return _repeated(partition if of_partition else _TIMESTAMP_TYPE_CREATE, rows)
+
+
+def _repeated(value: str | int, rows: int) -> pa.Array:
+    """A text, or a number of 32 bits, in each row. Most batches have about as many rows as others:
+    they share it."""
+    if rows > _SHARED_ROWS:
+        return _all_alike(value, rows)
+    return _shared(value, 1 << (rows - 1).bit_length() if rows else 0).slice(0, rows)
+
+
+@lru_cache(maxsize=32)
+def _shared(value: str | int, rows: int) -> pa.Array:
+    return _all_alike(value, rows)
+
+
+def _all_alike(value: str | int, rows: int) -> pa.Array:
+    if isinstance(value, str):
+        return pa.repeat(pa.scalar(value, pa.string()), rows)
+    return _integers(np.full(rows, value, np.int32), pa.int32())
 
 
 def _integers(values: npt.NDArray[np.signedinteger], kind: pa.DataType) -> pa.Array:

@@ -13,7 +13,7 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -211,6 +211,7 @@ def _fetch(
     )
     timeout = router.timeout_s + wait_ms / 1000
     under_way = cancellation or Cancellation()
+    file: MappedFile | None = None
     watched = router.watch(lambda: route, wait_ms / 1000, lambda: under_way.leave(link, client))
     try:
         options = fl.FlightCallOptions(timeout=timeout)
@@ -238,7 +239,12 @@ def _fetch(
                 continue
             watched.rest()  # while the reader has the batch nothing is asked of the broker
             if "stored" in facts:
-                yield from _mapped(source, placed(source.router, asked, facts, left(deadline)))
+                columns = pa.schema([source.view.field(name) for name in source.view.asked])
+                for run in placed(router, asked, facts, left(deadline)):
+                    if file is None or not file.covers(run):
+                        file = MappedFile(run, source.topic_id, source.partition)
+                    for batch, told in mapped_batches(run, file, columns):
+                        yield shown(source, batch, told)
             else:
                 yield shown(source, chunk.data, facts)
             watched.wake()
@@ -254,17 +260,6 @@ def _fetch(
     finally:
         watched.end()
         under_way.end()
-
-
-def _mapped(source: Source, runs: Iterable[Mapping[str, Any]]) -> Iterator[Fetched]:
-    """The records that lie where these runs say; raises CannotMap."""
-    file: MappedFile | None = None
-    columns = pa.schema([source.view.field(name) for name in source.view.asked])
-    for run in runs:
-        if file is None or not file.covers(run):
-            file = MappedFile(run, source.topic_id, source.partition)
-        for batch, facts in mapped_batches(run, file, columns):
-            yield shown(source, batch, facts)
 
 
 def shown(source: Source, data: pa.RecordBatch, facts: Mapping[str, Any]) -> Fetched:

@@ -173,7 +173,8 @@ def _narrowed(places: npt.NDArray[np.int32], first: int, last: int) -> npt.NDArr
 
 def _taken(batch: pa.RecordBatch, order: npt.NDArray[np.int64]) -> pa.RecordBatch:
     """The batch's rows in this order. A column of nulls alone is in any order."""
-    rows = pa.array(order)
+    # Not pa.array(order): that imports pandas.
+    rows = pa.Array.from_buffers(pa.int64(), len(order), [None, pa.py_buffer(order)])
     columns = [
         column if column.null_count == len(column) else column.take(rows)
         for column in batch.columns
