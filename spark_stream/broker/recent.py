@@ -12,10 +12,10 @@ import threading
 from typing import Final
 
 import numpy as np
-import pyarrow as pa
 
 from spark_stream.consistency.entries import ENTRY, Entry
 from spark_stream.storage.codec import sealed
+from spark_stream.storage.message import Message
 from spark_stream.storage.stored import StoredEntries
 
 PARTITION_BYTES: Final = 8 << 20
@@ -58,7 +58,7 @@ class Recent:
         self._kept: dict[int, StoredEntries] = {}  # by entry index, which rises
         self._bytes = 0
 
-    def keep(self, entry: Entry, message: pa.Buffer) -> None:
+    def keep(self, entry: Entry, message: Message) -> None:
         """The entry was appended, with this batch."""
         size = message.size
         while self._kept and self._bytes + size > PARTITION_BYTES:
@@ -67,7 +67,7 @@ class Recent:
             return  # followers get it from the file
         self._bytes += size
         rows = np.frombuffer(sealed(entry.packed(0, size)), ENTRY)
-        self._kept[entry.entry_index] = StoredEntries(rows, message)
+        self._kept[entry.entry_index] = StoredEntries(rows, message.joined())
 
     def drop_below(self, entry: int) -> None:
         """The entries before this one are replicated."""

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-import pyarrow as pa
-
 from spark_stream.broker.recent import Recent
 from spark_stream.consistency.entries import Entry
+from spark_stream.storage.message import Message
 
 News = Callable[[bool], None]
 """Tells a follower's stream of news: of entries, or (False) only of the high watermark."""
@@ -53,7 +52,7 @@ class Sessions:
         if not self._news:
             self.recent.clear()
 
-    def give_batch(self, entry: Entry, message: pa.Buffer) -> None:
+    def give_batch(self, entry: Entry, message: Message) -> None:
         """The entry was appended, with this batch."""
         if self._news:
             self.recent.keep(entry, message)

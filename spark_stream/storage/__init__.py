@@ -2,9 +2,11 @@
 
 ``disk``         the seam to the operating system (a simulated disk takes its place)
 ``descriptors``  how many files are open at once
+``early_writing``  large amounts on their way to the disk before anybody forces them
 ``directory``    the broker's directory: whose it is, of which format, where partitions lie
 ``settings``     what a topic may configure about its files and its replicas
 ``codec``        Arrow batches to IPC bytes and back, checksums
+``message``      an encoded batch, in one piece or in several
 ``log_format``   what a log needs to know of its topic
 ``segment``      two files: batches and their entries table; ``active``: the one that grows;
                  ``mapping``: how readers see its batches, whatever becomes of the file

@@ -11,7 +11,7 @@ before the first entry, with its name forced.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -26,6 +26,7 @@ from spark_stream.storage.codec import END_OF_STREAM, Codec, moved, sealed
 from spark_stream.storage.disk import Disk, DiskFile
 from spark_stream.storage.extremes import Rows
 from spark_stream.storage.forcing import Forcing
+from spark_stream.storage.message import Message, Part
 from spark_stream.storage.segment import Segment, SegmentName
 
 # Below this a read near the end of a growing file copies; above it the file is mapped again.
@@ -112,7 +113,7 @@ class ActiveSegment(Segment):
         self._forcing.force_names()
         self._data_end = len(header)
 
-    def append(self, entry: Entry, message: pa.Buffer | None, *, forced: bool = False) -> None:
+    def append(self, entry: Entry, message: Message | None, *, forced: bool = False) -> None:
         """Writes one entry and its batch (None: a marker has none); on an error neither is there.
 
         ``forced``: both are on the disk before anybody sees them.
@@ -121,9 +122,9 @@ class ActiveSegment(Segment):
             DiskFull, StorageFailure: nothing was kept, and the next append starts where this did.
         """
         self.make_ready()
-        length = message.size if message is not None else 0
+        length, parts = (0, ()) if message is None else (message.size, message.parts)
         written = sealed(entry.packed(self._data_end, length))
-        self._write(message, written, forced=forced)
+        self._write(parts, written, forced=forced)
         self._publish(written, 1, entry.count, entry.appended)
         self._data_end += length
 
@@ -140,7 +141,7 @@ class ActiveSegment(Segment):
         self.make_ready()
         lengths = rows["length"]
         written = moved(rows, self._data_end + np.cumsum(lengths) - lengths).tobytes()
-        self._write(data if data.size else None, written, forced=forced)
+        self._write((data,) if data.size else (), written, forced=forced)
         self._publish(written, len(rows), int(rows["count"].sum()), int(rows[0]["appended"]))
         self._data_end += data.size
 
@@ -236,11 +237,11 @@ class ActiveSegment(Segment):
         if not self._complete:
             self._prepare()
 
-    def _write(self, data: pa.Buffer | None, rows: bytes, *, forced: bool) -> None:
+    def _write(self, data: Sequence[Part], rows: bytes, *, forced: bool) -> None:
         """Writes batches and their entries behind what is published, or neither."""
         try:
-            if data is not None:
-                self._arrow.write(self._data_end, data)
+            if data:
+                self._arrow.write(self._data_end, *data)
             self._entries.write(len(self._table) * ENTRY_SIZE, rows)
             self._unforced = True
             if forced:

@@ -28,6 +28,7 @@ from spark_stream.batches import (
 from spark_stream.consistency.entries import CRC_SPAN, ENTRY, ENTRY_SIZE, Table
 from spark_stream.errors import BrokerBusy
 from spark_stream.storage.extremes import Layout
+from spark_stream.storage.message import Message, uncompressed
 from spark_stream.storage.settings import Compression
 
 END_OF_STREAM: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
@@ -191,7 +192,7 @@ class Codec:
         """
         return with_facts(self.schema, facts)
 
-    def encode(self, batch: pa.RecordBatch) -> pa.Buffer:
+    def encode(self, batch: pa.RecordBatch) -> Message:
         """One batch as an encapsulated IPC message, padded to 8 bytes.
 
         Raises:
@@ -202,16 +203,16 @@ class Codec:
         except MemoryError:
             raise BrokerBusy(f"no memory to encode a batch of {batch.nbytes} bytes") from None
 
-    def _encoded(self, batch: pa.RecordBatch) -> pa.Buffer:
+    def _encoded(self, batch: pa.RecordBatch) -> Message:
         if self.compression is Compression.NONE:
-            return batch.serialize()
+            return uncompressed(batch)
         options = pa.ipc.IpcWriteOptions(compression=str(self.compression))
         sink = pa.BufferOutputStream()
         writer = pa.ipc.new_stream(sink, self.schema, options=options)
         writer.write_batch(batch)
         written = sink.getvalue()
         # The writer puts the schema message first: in some releases when it is made, in some now.
-        return written.slice(schema_length(written))
+        return Message.of(written.slice(schema_length(written)))
 
     def decode(
         self, messages: Sequence[memoryview], entries: int, columns: Sequence[str] | None

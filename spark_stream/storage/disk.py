@@ -13,8 +13,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -24,9 +23,13 @@ import pyarrow as pa
 from spark_stream.errors import DiskFull, IsologError, StorageFailure
 from spark_stream.storage.descriptors import DescriptorPool, PooledFile
 from spark_stream.storage.direct import stored_bytes
+from spark_stream.storage.early_writing import EARLY
+from spark_stream.storage.message import Part
 
 # EFBIG is the file-size limit of the process (`ulimit -f`): to a user the same as a full disk.
 _FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+_PARTS_MAX: Final = 1000  # of one call; Linux takes 1,024
 
 # What no force has waited for yet goes to the disk in pieces of so many bytes, while appends go on.
 _PIECE_BYTES: Final = 8 << 20
@@ -40,7 +43,7 @@ class DiskFile(Protocol):
     It must exist by the time it is used. Whether it is open in between is its own affair.
     """
 
-    def write(self, position: int, data: pa.Buffer | bytes) -> None: ...
+    def write(self, position: int, *parts: Part) -> None: ...
     def cut(self, size: int) -> None: ...
     def read(self, position: int, length: int) -> pa.Buffer | None: ...
     def flush(self) -> None: ...
@@ -61,7 +64,7 @@ class Disk(Protocol):
 
     def names(self, directory: Path) -> list[str]: ...
     def make_directory(self, path: Path) -> None: ...
-    def write_whole(self, path: Path, parts: list[pa.Buffer | bytes]) -> None: ...
+    def write_whole(self, path: Path, parts: Sequence[Part]) -> None: ...
     def rename(self, path: Path, new: Path) -> None: ...
     def remove(self, path: Path) -> None: ...
     def remove_tree(self, path: Path) -> None: ...
@@ -84,23 +87,38 @@ def _named(path: Path, **details: Any) -> Iterator[None]:
         raise _typed(path, error, **details) from error
 
 
-def _write_fully(descriptor: int, position: int, data: pa.Buffer | bytes) -> None:
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(descriptor, view, position)
-        view = view[written:]
-        position += written
+def _write_fully(descriptor: int, position: int, parts: Sequence[Part]) -> int:
+    """Writes the parts one behind the other; how many bytes they are."""
+    if len(parts) == 1:
+        return _write_part(descriptor, position, parts[0])
+    total = 0
+    for first in range(0, len(parts), _PARTS_MAX):
+        views = [memoryview(part) for part in parts[first : first + _PARTS_MAX]]
+        left = sum(map(len, views))
+        while left:
+            written = os.pwritev(descriptor, views, position + total)
+            total += written
+            left -= written
+            if left:
+                views = _behind(views, written)
+    return total
 
 
-def _start_writing(descriptor: int, position: int, length: int) -> None:
-    """Makes the system begin to write these bytes to the disk, and does not wait for it.
+def _write_part(descriptor: int, position: int, part: Part) -> int:
+    view = memoryview(part)
+    total = os.pwrite(descriptor, view, position)
+    while total < len(view):
+        total += os.pwrite(descriptor, view[total:], position + total)
+    return total
 
-    The call's own purpose is another: to drop from memory what is on the disk already. Bytes that
-    were written a moment ago are not, and stay.
-    """
-    if sys.platform != "darwin":
-        with suppress(OSError):  # a force would say so too, and is believed
-            os.posix_fadvise(descriptor, position, length, os.POSIX_FADV_DONTNEED)
+
+def _behind(views: list[memoryview], written: int) -> list[memoryview]:
+    """What is left of the views after so many bytes."""
+    at = 0
+    while written >= len(views[at]):
+        written -= len(views[at])
+        at += 1
+    return [views[at][written:], *views[at + 1 :]]
 
 
 class OsFile:
@@ -117,19 +135,18 @@ class OsFile:
         self._started: int | None = None  # up to where bytes are on their way, or forced
         self._end = 0  # of the last write
 
-    def write(self, position: int, data: pa.Buffer | bytes) -> None:
+    def write(self, position: int, *parts: Part) -> None:
         file = self._file
         held = file.held  # the usual case without a call: this is on the way of every append
         try:
             if held is None:
                 held = file.descriptor()
             held.used = True
-            _write_fully(held.number, position, data)
-            self._end = position + len(data)
+            self._end = position + _write_fully(held.number, position, parts)
             if self._started is None:
                 self._started = position
             elif self._end - self._started >= _PIECE_BYTES:
-                _start_writing(held.number, self._started, self._end - self._started)
+                EARLY.start(held, self._started, self._end - self._started)
                 self._started = self._end
         except OSError as error:
             raise _typed(file.path, error) from error
@@ -241,7 +258,7 @@ class OsDisk:
             each.mkdir(mode=0o700, exist_ok=True)
             self.sync_directory(each.parent)
 
-    def write_whole(self, path: Path, parts: list[pa.Buffer | bytes]) -> None:
+    def write_whole(self, path: Path, parts: Sequence[Part]) -> None:
         """Puts the parts in place of the file, all or nothing, by rename.
 
         The content is on the disk then; its name is once the directory was synchronised.
@@ -250,10 +267,7 @@ class OsDisk:
         with _named(path):
             descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             try:
-                position = 0
-                for part in parts:
-                    _write_fully(descriptor, position, part)
-                    position += len(memoryview(part))
+                _write_fully(descriptor, 0, parts)
                 os.fsync(descriptor)
             except OSError:
                 fresh.unlink(missing_ok=True)

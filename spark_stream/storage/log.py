@@ -28,6 +28,7 @@ from spark_stream.storage.filtering import Filtering, RowFilter
 from spark_stream.storage.flush_timer import FlushTimer
 from spark_stream.storage.locating import located_in, segment_with
 from spark_stream.storage.log_format import UNLIMITED, LogFormat, Prepared, marker_at
+from spark_stream.storage.message import Message
 from spark_stream.storage.moments import first_offset_at
 from spark_stream.storage.opening import Opened, open_files
 from spark_stream.storage.reading import Budget, Wanted, has_aborted, read_segments
@@ -181,7 +182,7 @@ class PartitionLog:
         if lone is not None:
             codec = self.format.codec_of(lone.schema) if lone.count else None
             self._make_room(data.size, lone.appended, codec)
-            self._write(lone, data if data.size else None)
+            self._write(lone, Message.of(data) if data.size else None)
             return [lone]
         check_entries(rows, data, end, epoch, str(self.directory))
         taken = read = 0
@@ -254,7 +255,7 @@ class PartitionLog:
         """Whether everything is on the disk before it is seen."""
         return self.format.settings.flush is Flush.BATCH
 
-    def _write(self, entry: Entry, message: pa.Buffer | None) -> None:
+    def _write(self, entry: Entry, message: Message | None) -> None:
         forced = self._forced
         self._active.append(entry, message, forced=forced)
         if forced:

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from spark_stream.batches import conformed, crc32c
+from spark_stream.batches import conformed
 from spark_stream.consistency.entries import Entry, Kind
 from spark_stream.consistency.ids import LeaderEpoch
 from spark_stream.consistency.leader import Boundary
@@ -17,6 +17,7 @@ from spark_stream.consistency.producers import Stamp
 from spark_stream.errors import UnknownSchema
 from spark_stream.storage.codec import Codec
 from spark_stream.storage.extremes import RECORDS_MIN, Rows
+from spark_stream.storage.message import Message
 from spark_stream.storage.settings import LogSettings
 
 UNLIMITED: Final = 1 << 62
@@ -34,7 +35,7 @@ class Prepared:
     """
 
     records: int
-    message: pa.Buffer
+    message: Message
     crc: int
     timestamp: int
     extremes: Rows | None = None
@@ -145,7 +146,7 @@ class LogFormat:
         return Prepared(
             batch.num_rows,
             message,
-            crc32c(message),
+            message.crc(),
             self._greatest(batch, now),
             self._extremes(batch, message.size),
             self.codec.version,

@@ -7,11 +7,12 @@ takes longer than the text does.
 
 from __future__ import annotations
 
-from spark_stream.wire.messages import StampFacts
+from spark_stream.consistency.ids import NO_TRANSACTION
+from spark_stream.consistency.producers import Stamp
 
 
 def envelope_bytes(
-    number: int, partition: int, stamp: StampFacts | None, leader_epoch: int | None
+    number: int, partition: int, stamp: Stamp | None, leader_epoch: int | None
 ) -> bytes:
     """An ``Envelope`` of valid values."""
     text = f'{{"number":{number},"partition":{partition}'
@@ -20,7 +21,8 @@ def envelope_bytes(
             f',"stamp":{{"producer_id":{stamp.producer_id},"epoch":{stamp.epoch}'
             f',"sequence":{stamp.sequence}'
         )
-        text += "}" if stamp.transaction is None else f',"transaction":{stamp.transaction}}}'
+        within = stamp.transaction != NO_TRANSACTION
+        text += f',"transaction":{stamp.transaction}}}' if within else "}"
     if leader_epoch is not None:
         text += f',"leader_epoch":{leader_epoch}'
     return f"{text}}}".encode()

@@ -12,6 +12,7 @@ from spark_stream.broker.recent import PARTITION_BYTES, Recent, Room
 from spark_stream.broker.replication.partitions import PartitionKey
 from spark_stream.consistency.entries import Entry
 from spark_stream.consistency.ids import EntryIndex
+from spark_stream.storage.message import Message
 from spark_stream.storage.stored import StoredEntries, check_entries
 from tests.broker.clusters import around, make
 from tests.broker.local_broker import LocalBroker, Surroundings
@@ -24,7 +25,7 @@ MANY = 1 << 20
 
 def keep(recent: Recent, number: int, size: int) -> pa.Buffer:
     message = pa.py_buffer(bytes([number % 256]) * size)
-    recent.keep(Entry(number, number, 0, 0, 1, 0, crc32c(message)), message)
+    recent.keep(Entry(number, number, 0, 0, 1, 0, crc32c(message)), Message.of(message))
     return message
 
 

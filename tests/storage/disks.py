@@ -6,12 +6,14 @@ fails has written a part, as real ones may.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
 
 from spark_stream.errors import DiskFull, StorageFailure
 from spark_stream.storage.disk import DiskFile, OsDisk
+from spark_stream.storage.message import Part
 
 
 class Died(BaseException):
@@ -26,10 +28,10 @@ class FaultyFile:
         self._path = path
         self._file = file
 
-    def write(self, position: int, data: pa.Buffer | bytes) -> None:
-        whole = memoryview(data)
+    def write(self, position: int, *parts: Part) -> None:
+        whole = b"".join(parts)
         allowed = self._disk.before_write(self._path, len(whole))
-        self._file.write(position, bytes(whole[:allowed]))
+        self._file.write(position, whole[:allowed])
         self._disk.after_write(self._path, allowed, len(whole))
 
     def cut(self, size: int) -> None:
@@ -69,7 +71,7 @@ class FaultyDisk(OsDisk):
         super().create(path)
         return self.open(path)
 
-    def write_whole(self, path: Path, parts: list[pa.Buffer | bytes]) -> None:
+    def write_whole(self, path: Path, parts: Sequence[Part]) -> None:
         length = sum(len(memoryview(part)) for part in parts)
         written = self.before_write(path, length)
         if written < length:

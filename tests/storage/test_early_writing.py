@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+from spark_stream.storage.descriptors import Descriptor
 from spark_stream.storage.disk import OsDisk
+from spark_stream.storage.early_writing import EARLY, WAITING_BYTES_MAX, EarlyWriting
 
 pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="the call is missing there")
 
@@ -31,6 +34,7 @@ def test_what_was_written_since_the_last_force_goes_early_in_large_pieces(
     file = OsDisk().create(tmp_path / "f")
     for number in range(20):
         file.write(number * MIB, bytes(MIB))
+    EARLY.settle()
     assert sent == [(0, 8 * MIB), (8 * MIB, 16 * MIB)]
     file.close()
 
@@ -40,9 +44,11 @@ def test_what_a_force_has_written_stays_in_memory(tmp_path: Path, sent: list[tup
     for number in range(20):
         file.write(number * MIB, bytes(MIB))
         file.flush()
+    EARLY.settle()
     assert sent == []
     for number in range(20, 30):
         file.write(number * MIB, bytes(MIB))
+    EARLY.settle()
     assert sent == [(20 * MIB, 28 * MIB)]
     file.close()
 
@@ -54,6 +60,7 @@ def test_a_file_that_is_opened_again_starts_where_it_is_written(
     file = OsDisk().open(tmp_path / "f")
     for number in range(100, 110):
         file.write(number * MIB, bytes(MIB))
+    EARLY.settle()
     assert sent == [(100 * MIB, 108 * MIB)]
     file.close()
 
@@ -70,3 +77,24 @@ def test_a_call_that_fails_fails_no_write(tmp_path: Path, monkeypatch: pytest.Mo
     assert found is not None
     assert found.to_pybytes() == bytes([9]) * MIB
     file.close()
+
+
+def test_what_waits_is_bounded_and_then_the_writer_itself_does_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    goes_on, callers = threading.Event(), list[str]()
+
+    def slow(*_: object) -> None:
+        callers.append(threading.current_thread().name)
+        if callers[-1] == "isolog-early-writing":
+            goes_on.wait(30)
+
+    monkeypatch.setattr(os, "posix_fadvise", slow)
+    early, file = EarlyWriting(), Descriptor(os.open(tmp_path, os.O_RDONLY))
+    for number in range(10):
+        early.start(file, number * WAITING_BYTES_MAX // 8, WAITING_BYTES_MAX // 8)
+    mine = threading.current_thread().name
+    assert callers.count(mine) == 2  # nobody waits for the thread, which is at the first of them
+    goes_on.set()
+    early.settle()
+    assert len(callers) == 10

@@ -23,9 +23,15 @@ from typing import Final
 
 import pyarrow as pa
 
-from spark_stream.consistency.producers import EPOCH_MAX, SEQUENCE_MAX, WINDOW, following
+from spark_stream.consistency.ids import NO_TRANSACTION
+from spark_stream.consistency.producers import (
+    EPOCH_MAX,
+    SEQUENCE_MAX,
+    WINDOW,
+    Stamp,
+    following,
+)
 from spark_stream.errors import IsologError, OutOfOrderSequence, RecordNotAttempted
-from spark_stream.wire.messages import StampFacts
 
 Settle = Callable[[int, IsologError | None], None]
 """Called once a batch: with its first offset, or the error (and -1, or the first kept offset)."""
@@ -60,7 +66,7 @@ class Outgoing:
     partition: int
     deadline: float
     settle: Settle
-    stamp: StampFacts | None = None
+    stamp: Stamp | None = None
     number: int = -1
     unanswered: int = 0
     joins: int = 0
@@ -214,7 +220,7 @@ class Lane:
         answered, and the leader waits for one of them that it refused and does not remember.
         """
         stamp = self._batches[0].stamp
-        if self._gap or stamp is None or stamp.transaction is not None or stamp.sequence == 0:
+        if self._gap or stamp is None or stamp.transaction != NO_TRANSACTION or stamp.sequence == 0:
             return False
         return self._ahead(error, stamp.sequence)
 
@@ -256,15 +262,12 @@ class Lane:
         self._gap = False
         return True
 
-    def _stamp(self) -> StampFacts:
+    def _stamp(self) -> Stamp:
         assert self._used is not None
         sequence, self._sequence = self._sequence, following(self._sequence)
-        return StampFacts(
-            producer_id=self._used.producer_id,
-            epoch=self._used.epoch,
-            sequence=sequence,
-            transaction=self._used.transaction,
-        )
+        used = self._used
+        transaction = NO_TRANSACTION if used.transaction is None else used.transaction
+        return Stamp(used.producer_id, used.epoch, sequence, transaction)
 
     @staticmethod
     def _ahead(error: OutOfOrderSequence, sequence: int) -> bool:

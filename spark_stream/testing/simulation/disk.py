@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from spark_stream.errors import DiskFull, StorageFailure
 from spark_stream.storage.disk import Disk, DiskFile
+from spark_stream.storage.message import Part
 
 SECTOR: Final = 512
 """What survives as a whole or not at all, bytes, unless a write ends within it."""
@@ -224,7 +225,7 @@ class SimulatedDisk(Disk):
                 self._directories.add(each)
                 self.sync_directory(each.parent)
 
-    def write_whole(self, path: Path, parts: list[pa.Buffer | bytes]) -> None:
+    def write_whole(self, path: Path, parts: Sequence[Part]) -> None:
         self._exists(path.parent)
         data = b"".join(bytes(memoryview(part)) for part in parts)
         self.take_room(path, len(data))
@@ -362,9 +363,9 @@ class SimulatedFile(DiskFile):
         self._life = disk.life
         self._closed = False
 
-    def write(self, position: int, data: pa.Buffer | bytes) -> None:
+    def write(self, position: int, *parts: Part) -> None:
         content = self._content()
-        whole = bytes(memoryview(data))
+        whole = b"".join(parts)
         room = self._disk.room
         if len(whole) > room:  # a real disk takes what it has room for, and then says no
             self._put(content, position, whole[:room])

@@ -160,7 +160,7 @@ class ListLog(ReplicaLog):
         self._make_room(batch.message.size, now)
         end = self.end
         entry = batch.entry_at(end, leader_epoch, now, stamp)
-        self._keep(entry, batch.message)
+        self._keep(entry, batch.message.joined())
         return end.offset
 
     def mark(

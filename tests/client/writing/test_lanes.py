@@ -28,7 +28,6 @@ from spark_stream.errors import (
     RecordNotAttempted,
     UnknownOutcome,
 )
-from spark_stream.wire.messages import StampFacts
 
 ME = Identity(7, 0)
 ROW = pa.record_batch({"n": [1]})
@@ -49,7 +48,7 @@ def outgoing(number: int, deadline: float = 1.0) -> Outgoing:
     return Outgoing(ROW, 0, deadline, ignored, number=number)
 
 
-def sent(lane: Lane, identity: Identity | None = ME) -> list[StampFacts]:
+def sent(lane: Lane, identity: Identity | None = ME) -> list[Stamp]:
     """The stamps of all that the lane sends now."""
     found = []
     while (batch := lane.next(identity)) is not None:
@@ -58,7 +57,7 @@ def sent(lane: Lane, identity: Identity | None = ME) -> list[StampFacts]:
     return found
 
 
-def sequences(stamps: list[StampFacts]) -> list[tuple[int, int]]:
+def sequences(stamps: list[Stamp]) -> list[tuple[int, int]]:
     return [(stamp.epoch, stamp.sequence) for stamp in stamps]
 
 
@@ -215,21 +214,20 @@ def test_against_a_leader_nothing_is_doubled_lost_or_out_of_order(events):
     ``stream`` is what was sent and not delivered; what a lost connection had still arrives, late.
     """
     lane, state, log = Lane(), None, []
-    stream: deque[tuple[int, StampFacts, int]] = deque()
-    late: deque[tuple[int, StampFacts]] = deque()
+    stream: deque[tuple[int, Stamp, int]] = deque()
+    late: deque[tuple[int, Stamp]] = deque()
     acknowledged, unknown, number, added, refusing = [], set(), 0, 0, False
 
-    def taken(value: int, stamp: StampFacts, keep: bool = True) -> object:
+    def taken(value: int, stamp: Stamp, keep: bool = True) -> object:
         nonlocal state
-        mine = Stamp(stamp.producer_id, stamp.epoch, stamp.sequence)
-        verdict = producers.judge(state, mine, int(keep))
+        verdict = producers.judge(state, stamp, int(keep))
         if isinstance(verdict, Accepted):
-            state = producers.appended(state, mine, len(log), int(keep), 0)
+            state = producers.appended(state, stamp, len(log), int(keep), 0)
             if keep:
                 log.append(value)
         return verdict
 
-    def answer(value: int, stamp: StampFacts, sending: int, keep: bool) -> None:
+    def answer(value: int, stamp: Stamp, sending: int, keep: bool) -> None:
         verdict = taken(value, stamp, keep)
         head = lane.head(sending)
         if head is None:

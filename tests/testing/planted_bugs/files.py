@@ -79,15 +79,15 @@ class Wrapped:
 class Waiting(Wrapped):
     """Its writes wait."""
 
-    def write(self, position: int, data: Any) -> None:
-        self.later.append(lambda: self.file.write(position, data))
+    def write(self, position: int, *parts: Any) -> None:
+        self.later.append(lambda: self.file.write(position, *parts))
 
 
 class Followed(Wrapped):
     """Its writes are followed by those that wait."""
 
-    def write(self, position: int, data: Any) -> None:
-        self.file.write(position, data)
+    def write(self, position: int, *parts: Any) -> None:
+        self.file.write(position, *parts)
         for each in self.later:
             each()
 

@@ -1,0 +1,80 @@
+"""An encoded batch: bytes in one piece, or in several that are written one behind the other.
+
+A large batch is written from where its columns lie. To put them into one piece first takes as much
+memory again, and a good part of the time that the writing takes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Self, TypeAlias
+
+import google_crc32c
+import pyarrow as pa
+
+from spark_stream.batches import schema_length
+
+Part: TypeAlias = pa.Buffer | bytes
+
+_APART_BYTES_MIN: Final = 2 << 20  # what is smaller is joined in the processor's own memory
+_PART_BYTES_MIN: Final = 4 << 10  # on average; smaller parts are joined as well
+
+
+@dataclass(slots=True)
+class Message:
+    """The parts, one behind the other; ``size`` is that of all of them, in bytes."""
+
+    parts: tuple[Part, ...]
+    size: int
+
+    @classmethod
+    def of(cls, part: Part) -> Self:
+        """A message in one piece."""
+        return cls((part,), len(part))
+
+    def joined(self) -> pa.Buffer:
+        """The same bytes in one piece."""
+        parts = self.parts
+        return pa.py_buffer(parts[0] if len(parts) == 1 else b"".join(parts))
+
+    def crc(self) -> int:
+        """CRC-32C (Castagnoli) of the bytes, unsigned."""
+        found = 0
+        for part in self.parts:
+            found = int(google_crc32c.extend(found, part))
+        return found
+
+
+def uncompressed(batch: pa.RecordBatch) -> Message:
+    """The batch as an encapsulated IPC message; where it is large, without a copy of its values."""
+    if batch.get_total_buffer_size() < _APART_BYTES_MIN:
+        return Message.of(batch.serialize())
+    sink = _Sink()
+    pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), batch.schema).write_batch(batch)
+    parts = sink.parts
+    before = schema_length(pa.py_buffer(b"".join(parts[:2])))
+    while before > 0:  # Arrow writes the schema first, in parts of its own
+        before -= len(parts.pop(0))
+    size = sum(map(len, parts))
+    if before or size < len(parts) * _PART_BYTES_MIN:
+        return Message.of(batch.serialize())
+    return Message(tuple(parts), size)
+
+
+class _Sink:
+    """A file for Arrow to write to: it keeps what it is given."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+
+    def write(self, part: Part) -> int:
+        self.parts.append(part)
+        return len(part)
+
+    def flush(self) -> None:
+        """Nothing waits here."""
+
+    def close(self) -> None:
+        """Nothing is open."""
