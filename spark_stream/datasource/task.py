@@ -68,11 +68,25 @@ class Wrote(WriterCommitMessage):
 
 
 @dataclass(frozen=True)
+class Seen:
+    """What a topic was: a process that remembers the same need not ask for it."""
+
+    topic_id: str
+    schema_version: int
+    partitions: int
+
+    @classmethod
+    def of(cls, known: TopicDescription) -> Seen:
+        """What a description says."""
+        return cls(known.id, known.schema_version, len(known.partitions))
+
+
+@dataclass(frozen=True)
 class TaskWriter:
     """What travels to the workers and writes there. ``schema`` is the DataFrame's.
 
     ``identity`` is a batch write's; a micro-batch's is known to its tasks alone. ``plan`` says
-    which driver planned the batch.
+    which driver planned the batch. ``seen``: the topic of the options, as the driver found it.
     """
 
     options: SinkOptions
@@ -80,6 +94,7 @@ class TaskWriter:
     identity: Identity | None = None
     plan: Plan = NO_PLAN
     timeout_ms: int = TIMEOUT_MS
+    seen: Seen | None = None
 
     def prepared(self) -> TaskWriter:
         """The same with the log that is there now, after all checks that need no row.
@@ -96,9 +111,11 @@ class TaskWriter:
         place = located(self.options.place, create=self.options.create_topic)
         check_checkpoint(self.options.checkpoint, place)
         ready = replace(self, options=replace(self.options, place=place))
-        if ready.options.topic is not None:
-            tell_what_stays(ready._topic(ready.options.topic, arrow), ready.options)
-        return ready
+        if ready.options.topic is None:
+            return ready
+        known = ready._topic(ready.options.topic, arrow)
+        tell_what_stays(known, ready.options)
+        return replace(ready, seen=Seen.of(known))
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> Wrote:
         """Writes a task's rows; returns when all are acknowledged, raises if one was not.
@@ -182,7 +199,9 @@ class TaskWriter:
         topics = session(self.options.place).topics
         by_column = self.options.topic is None
         try:
-            known = topics.describe(name)  # not from memory: it may have been made anew
+            known = topics.describe(name) if self.seen is None else topics.known(name)
+            if self.seen not in (None, Seen.of(known)):  # it may have been made anew, or altered
+                known = topics.describe(name)
             self._check_settings(known)
         except UnknownTopic:
             if not self.options.create_topic:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Flag, auto
+from functools import cache
 from typing import Any, Final
 
 from spark_stream.datasource.options import values
@@ -296,7 +297,8 @@ OPTIONS: Final = (
 )
 
 
-def options_for(side: Use) -> dict[str, Option]:
+@cache
+def options_for(side: Use) -> Mapping[str, Option]:
     """The options that a query of this side may have, by name."""
     return {each.name: each for each in OPTIONS if each.uses & side and not each.later}
 

@@ -1,0 +1,83 @@
+"""What a task knows of its topic: what its process remembers, if the driver found the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import LongType, StructField, StructType
+
+import spark_stream as isolog
+from spark_stream.client.topics import TopicsClient
+from spark_stream.datasource.options import sink_options
+from spark_stream.datasource.session import session
+from spark_stream.datasource.task import TaskWriter
+from tests.conftest import stop_broker
+
+pytestmark = pytest.mark.timeout(120)
+
+NUMBERS = pa.schema([("n", pa.int64())])
+SCHEMA = StructType([StructField("n", LongType())])
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Iterator[Path]:
+    """A log with a topic ``t``."""
+    with isolog.connect(path=tmp_path / "log") as log:
+        log.create_topic("t", schema=NUMBERS)
+    yield tmp_path / "log"
+    stop_broker(tmp_path / "log")
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The topics that brokers are asked for."""
+    found: list[str] = []
+    describe = TopicsClient.describe
+
+    def noted(self: TopicsClient, topic: str) -> isolog.TopicDescription:
+        found.append(topic)
+        return describe(self, topic)
+
+    monkeypatch.setattr(TopicsClient, "describe", noted)
+    return found
+
+
+def writer(path: Path) -> TaskWriter:
+    given = {"path": str(path), "topic": "t", "transactional": "false"}
+    return TaskWriter(sink_options(given), SCHEMA).prepared()
+
+
+def numbers(*found: int) -> Iterator[pa.RecordBatch]:
+    return iter([pa.record_batch({"n": pa.array(found, pa.int64())})])
+
+
+def test_a_task_asks_for_no_topic_that_it_remembers_as_the_driver_found_it(
+    path: Path, asked: list[str]
+) -> None:
+    made = writer(path)
+    asked.clear()
+    made.write(numbers(1))
+    assert asked == []
+    with isolog.connect(path=path) as log:
+        assert log.read("t").column("n").to_pylist() == [1]
+
+
+def test_a_task_that_remembers_another_topic_of_the_name_asks_for_the_present_one(
+    path: Path, asked: list[str]
+) -> None:
+    before = writer(path)
+    topics = session(before.options.place).topics
+    old = topics.known("t")
+    with isolog.connect(path=path) as log:
+        log.delete_topic("t")
+        log.create_topic("t", 2, schema=NUMBERS)
+    made = writer(path)
+    topics._known["t"] = old  # another process than the driver's
+    asked.clear()
+    made.write(numbers(2))
+    assert asked == ["t"]
+    with isolog.connect(path=path) as log:
+        assert log.read("t").column("n").to_pylist() == [2]
