@@ -21,6 +21,7 @@ from spark_stream.wire.type_names import type_name
 TOPIC_COLUMN: Final = "topic"
 PARTITION_COLUMN: Final = "partition"
 _ROUTING: Final = (TOPIC_COLUMN, PARTITION_COLUMN)
+_READ: Final = ("offset", "timestampType")  # the source's own, where a topic has Kafka's columns
 
 
 def looks_default(schema: pa.Schema) -> bool:
@@ -32,9 +33,21 @@ def looks_default(schema: pa.Schema) -> bool:
 
 
 def topic_schema(schema: pa.Schema, *, by_column: bool) -> pa.Schema:
-    """The schema of a topic made for this DataFrame; ``by_column``: its topic column routes."""
+    """The schema of a topic made for this DataFrame; ``by_column``: its topic column routes.
+
+    Raises:
+        SchemaMismatch: the columns are those of records that were read: a topic with these would
+            look like Kafka's in Spark, and be none.
+    """
     if looks_default(schema):
         return DEFAULT_SCHEMA
+    if "value" in schema.names and set(_READ) <= set(schema.names):
+        raise SchemaMismatch(
+            f"columns {', '.join(map(repr, _READ))} are those of records that were read, and a new"
+            " topic is to be made of them",
+            column=_READ[0],
+            hint="Select what the topic is to have: 'key' and 'value' for one like Kafka's.",
+        )
     return pa.schema([field for field in schema if not (by_column and field.name == TOPIC_COLUMN)])
 
 
@@ -90,10 +103,11 @@ def _check_default(schema: pa.Schema) -> None:
         expected = _DEFAULT_TAKES.get(field.name)
         if expected is None:
             raise SchemaMismatch(
-                f"column {field.name!r} is not one that a default-schema topic takes"
+                f"column {field.name!r} is not one that a topic with Kafka's columns takes"
                 f" ({', '.join(_DEFAULT_TAKES)}, topic)",
                 column=field.name,
-                hint="Make one value of your columns (to_json, to_avro), or use a typed topic.",
+                hint="Select those to be written; make one value of columns of your own (to_json,"
+                " to_avro), or use a typed topic.",
             )
         if not _DEFAULT_FITS[field.name](field.type):
             raise SchemaMismatch(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import AnalysisException, PythonException
+from pyspark.errors import AnalysisException, PySparkException, PythonException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
@@ -99,6 +99,19 @@ def test_a_frame_that_does_not_fit_is_refused_by_column_before_a_row_is_written(
         queries.write(spark.sql(query), topic)
     assert message in str(caught.value)
     assert log.read(topic).num_rows == 0
+
+
+def test_all_columns_of_what_was_read_are_not_written_to_a_new_topic(
+    spark: SparkSession, queries: Queries, log: isolog.Log, topic: str
+) -> None:
+    """It would look like Kafka's, and have the offsets of another."""
+    queries.write(spark.sql("select 'k' as key, 'v' as value"), topic, createTopic=True)
+    read = queries.read(topic)
+    with pytest.raises(PySparkException, match="are those of records that were read"):
+        queries.write(read, f"{topic}-copied", createTopic=True)
+    assert f"{topic}-copied" not in log.topics()
+    queries.write(read.select("key", "value"), f"{topic}-copied", createTopic=True)
+    assert log.read(f"{topic}-copied")["value"].to_pylist() == [b"v"]
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,11 @@ def checked(given: Mapping[str, str], side: Use, what: str) -> Given:
                 option=later[name],
             )
         elif name in others:
-            raise InvalidOption(f"option {others[name]!r} is not for a {what}", option=others[name])
+            raise InvalidOption(
+                f"option {others[name]!r} is not for a {what}",
+                hint="Leave it out; docs/spark.md says what each option is for.",
+                option=others[name],
+            )
         elif (hint := instead_of(key)) is not None:
             raise InvalidOption(
                 f"option {key!r} is one of Spark's Kafka connector; {hint}", option=key
@@ -69,7 +73,11 @@ def check_kind(given: Given, kind: Use) -> None:
     for name, option in options_for(given.side).items():
         if name in given and not option.uses & kind:
             called = "streaming" if kind & (Use.STREAM_SOURCE | Use.STREAM_SINK) else "batch"
-            raise InvalidOption(f"{name} is not for a {called} query", option=name)
+            raise InvalidOption(
+                f"{name} is not for a {called} query",
+                hint="Leave it out; docs/spark.md says what each option is for.",
+                option=name,
+            )
 
 
 def topic_settings(given: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:

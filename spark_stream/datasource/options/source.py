@@ -79,10 +79,16 @@ def source_options(given: Mapping[str, str], *, streaming: bool | None = None) -
     ending = _bound(options, ENDING, selection)
     if streaming is False and starting.place == LATEST:
         raise InvalidOption(
-            "startingOffsets: a batch query cannot start at latest", option=starting.option
+            "startingOffsets: a batch query cannot start at latest",
+            hint="Start at earliest, at offsets or at a time; a streaming query may start there.",
+            option=starting.option,
         )
     if ending.place == EARLIEST:
-        raise InvalidOption("endingOffsets: a query cannot end at earliest", option=ending.option)
+        raise InvalidOption(
+            "endingOffsets: a query cannot end at earliest",
+            hint="End at latest, at offsets or at a time.",
+            option=ending.option,
+        )
     _check_order(starting, ending)
     return SourceOptions(
         place=place,
@@ -133,6 +139,7 @@ def _limits(options: Given) -> Limits:
     if least is None and "maxTriggerDelay" in options:
         raise InvalidOption(
             "maxTriggerDelay is for minOffsetsPerTrigger: how long to wait for that many",
+            hint="Set minOffsetsPerTrigger too, or leave maxTriggerDelay out.",
             option="maxTriggerDelay",
         )
     if least is not None and most is not None and least > most:
