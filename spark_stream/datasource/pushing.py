@@ -3,6 +3,9 @@
 Spark asks a reader for them only where ``spark.sql.python.filterPushdown.enabled`` is on, and
 where it is off it refuses a reader that would take them. No reader is told that setting. But Spark
 asks in a Python worker that is there for nothing else, and in all others it only plans or reads.
+
+Spark keeps what a reader took with the DataFrame, for all queries over it: who wants that asks for
+it, with the option ``pushFilters``.
 """
 
 from __future__ import annotations

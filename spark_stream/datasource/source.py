@@ -69,8 +69,9 @@ class IsologDataSource(Travels, DataSource):
 
     @plainly
     def reader(self, schema: StructType) -> DataSourceReader:
-        reader = PushingReader if is_asked_for_filters() else IsologReader
-        return reader(self._source(schema, False), schema)
+        options = self._source(schema, False)
+        pushes = options.push_filters and is_asked_for_filters()
+        return (PushingReader if pushes else IsologReader)(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         try:

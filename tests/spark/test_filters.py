@@ -91,19 +91,34 @@ def test_spark_pushes_filters_only_where_it_may(
     ]
     with pushdown(spark, pushes):
         for condition in taken:
-            found = queries.read(topic).where(condition)
+            found = queries.read(topic, pushFilters=pushes).where(condition)
             assert filters(found) != pushes, str(condition)
             same(found, rows.where(condition))
-        mixed = queries.read(topic).where("n > 1000 and n % 5 = 0 and upper(name) like 'NAME 1%'")
+        mixed = queries.read(topic, pushFilters=pushes).where(
+            "n > 1000 and n % 5 = 0 and upper(name) like 'NAME 1%'"
+        )
         assert filters(mixed)
         same(mixed, rows.where("n > 1000 and n % 5 = 0 and upper(name) like 'NAME 1%'"))
+
+
+def test_a_frame_that_is_read_several_times_gives_each_query_its_own_rows(
+    spark: SparkSession, rows: DataFrame, queries: Queries, topic: str
+):
+    """Spark would keep what a reader took for all of them (decision 81)."""
+    with pushdown(spark, True):
+        frame = queries.read(topic)
+        assert frame.where("n < 10").count() == 10
+        assert frame.count() == 2000
+        assert frame.where("n >= 1990").unionAll(frame.where("n < 5")).count() == 15
 
 
 def test_a_pushed_filter_and_an_option_both_count(
     spark: SparkSession, rows: DataFrame, queries: Queries, topic: str
 ):
     with pushdown(spark, True):
-        found = queries.read(topic, filter="n < 100 or n > 1900").where("n >= 95 and n < 1903")
+        found = queries.read(topic, filter="n < 100 or n > 1900", pushFilters=True).where(
+            "n >= 95 and n < 1903"
+        )
         same(found, rows.where("n in (95, 96, 97, 98, 99, 1901, 1902)"))
 
 
@@ -111,7 +126,7 @@ def test_what_the_leader_would_compare_otherwise_is_left_to_spark(
     spark: SparkSession, rows: DataFrame, queries: Queries, topic: str
 ):
     with pushdown(spark, True):
-        found = queries.read(topic, "n bigint, name string collate unicode_ci")
+        found = queries.read(topic, "n bigint, name string collate unicode_ci", pushFilters=True)
         found = found.where("name = 'NAME 8'")
         assert [row.n for row in found.collect()] == [8]
 
@@ -127,7 +142,9 @@ def test_kafkas_columns_are_filtered(
     found = queries.read(topic, filter=text)
     assert [row.offset for row in found.orderBy("offset").collect()] == [22, 25, 28]
     with pushdown(spark, True):
-        pushed = queries.read(topic).where("offset >= 28 and topic is not null and partition = 0")
+        pushed = queries.read(topic, pushFilters=True).where(
+            "offset >= 28 and topic is not null and partition = 0"
+        )
         assert not filters(pushed)
         assert sorted(row.offset for row in pushed.collect()) == [28, 29]
 

@@ -61,6 +61,7 @@ class SourceOptions:
     include_metadata: bool = False
     consumer: str | None = None
     filter: str | None = None
+    push_filters: bool = False
 
 
 def source_options(given: Mapping[str, str], *, streaming: bool | None = None) -> SourceOptions:
@@ -105,6 +106,7 @@ def source_options(given: Mapping[str, str], *, streaming: bool | None = None) -
         include_metadata=options.value("includeMetadata"),
         consumer=options.value("consumer"),
         filter=options.value("filter"),
+        push_filters=options.value("pushFilters"),
     )
 
 

@@ -210,6 +210,14 @@ OPTIONS: Final = (
         values.predicate,
     ),
     Option(
+        "pushFilters",
+        Use.BATCH_SOURCE,
+        "let Spark push its filters to the leader, where its setting is on; only for a DataFrame"
+        " that [one query reads once](spark.md#filters)",
+        values.boolean,
+        "false",
+    ),
+    Option(
         "topic",
         Use.SINK,
         "where to write; the option wins over the column",
