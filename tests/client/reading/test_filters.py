@@ -123,7 +123,8 @@ def test_aborted_records_stay_out_of_what_matches(log, topic):
     with log.producer(transactional_id=f"{topic}-writer") as producer:
         for first, kept in ((0, True), (1000, False), (2000, True)):
             producer.begin_transaction()
-            producer.append(topic, numbers(first, 1000), partition=0)
+            # Waited for: what an abort finds unsent is never sent, and takes no offsets.
+            producer.append(topic, numbers(first, 1000), partition=0).result()
             producer.commit_transaction() if kept else producer.abort_transaction()
     for _ in range(2):
         found = log.read(
