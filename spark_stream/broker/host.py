@@ -195,15 +195,12 @@ class Host:
 
     def record(self, topic: Topic, number: int) -> PartitionRecord | None:
         """The partition's record as this broker sees it."""
-        found = self._stored(topic.id, number)
+        found = self.view_of(PartitionId(topic.id, number))
         return None if found is None else found.record
 
     def view_of(self, partition: PartitionId) -> StoredPartition | None:
         """The partition's record, with its version, as this broker sees it."""
         return self.view.now.partition(partition)
-
-    def _stored(self, topic_id: str, number: int) -> StoredPartition | None:
-        return self.view.now.partition(PartitionId(topic_id, number))
 
     def _elsewhere(self, topic: Topic, number: int) -> IsologError:
         """Why this broker does not serve the partition, and who does."""
@@ -284,7 +281,7 @@ class Host:
         found = []
         for hosted in self.topics():
             for partition in hosted.open_partitions():
-                stored = self._stored(partition.topic_id, partition.number)
+                stored = self.view_of(PartitionId(partition.topic_id, partition.number))
                 if stored is not None:
                     at = Joined(partition.topic, partition.topic_id, partition.number)
                     found.append(Placed(at, stored))
@@ -349,7 +346,7 @@ class Host:
         if generation is None or not self._has_begun:
             return
         for partition in partitions:
-            found = self._stored(partition.topic_id, partition.number)
+            found = self.view_of(PartitionId(partition.topic_id, partition.number))
             if found is None:
                 continue
             record = found.record

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 import spark_stream as isolog
-from spark_stream.client.reading import fetching
-from spark_stream.client.reading.mapping import Leaders, MappedFile
 from spark_stream.testing import LocalCluster
+from tests.mapped_files import by_flight, watch_mapped
 from tests.replication.clusters import CONF, folders, in_sync
 
 pytestmark = pytest.mark.chaos
@@ -39,33 +39,8 @@ def cluster() -> Iterator[LocalCluster]:
 
 
 @pytest.fixture
-def log(cluster: LocalCluster) -> Iterator[isolog.Log]:
-    with cluster.connect() as found:
-        yield found
-
-
-@pytest.fixture
 def mapped(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The paths of all files that this process maps from now on."""
-    found: list[str] = []
-    pieces = MappedFile.pieces
-
-    def noted(self: MappedFile, *asked: object) -> Iterator[object]:
-        found.append(self.path)
-        return pieces(self, *asked)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(MappedFile, "pieces", noted)
-    monkeypatch.setattr(fetching, "LEADERS", Leaders())
-    return found
-
-
-def by_flight(
-    monkeypatch: pytest.MonkeyPatch, log: isolog.Log, topic: str, **how: object
-) -> object:
-    """What a read gives where nothing is mapped."""
-    with monkeypatch.context() as patch:
-        patch.setattr(Leaders, "machine", lambda self, address: None)
-        return log.read(topic, **how)
+    return watch_mapped(monkeypatch)
 
 
 def led_by_the_first(cluster: LocalCluster, log: isolog.Log, topic: str, **config: object) -> None:
@@ -86,9 +61,7 @@ def write(log: isolog.Log, topic: str, first: int, batches: int, count: int = 50
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
-def test_a_followers_files_give_the_leaders_records(
-    cluster, log, topic, mapped, monkeypatch, compression
-):
+def test_a_followers_files_give_the_leaders_records(cluster, log, topic, mapped, compression):
     led_by_the_first(
         cluster, log, topic, **{"compression": compression, "segment.bytes": "1048576"}
     )
@@ -110,8 +83,9 @@ def test_a_followers_files_give_the_leaders_records(
             {"columns": ["_timestamp", "more", "_offset", "n"]},
             {"start": 777, "end": 33_333},
         ):
-            found = log.read(topic, isolation=isolation, **how)
-            assert found.equals(by_flight(monkeypatch, log, topic, isolation=isolation, **how))
+            read = partial(log.read, topic, isolation=isolation, **how)
+            found = read()
+            assert found.equals(by_flight(read))
             assert found.num_rows > 20_000
     follower = folders(cluster, topic)[2]
     assert len(set(mapped)) > 1

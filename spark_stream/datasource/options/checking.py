@@ -14,6 +14,8 @@ from spark_stream.errors import InvalidOption, Unsupported
 TOPIC_SETTING: Final = "topic."
 """Before the name of a setting of a topic that the sink makes."""
 
+_LEAVE_OUT: Final = "Leave it out; docs/spark.md says what each option is for."
+
 
 @dataclass(frozen=True, slots=True)
 class Given:
@@ -56,7 +58,7 @@ def checked(given: Mapping[str, str], side: Use, what: str) -> Given:
         elif name in others:
             raise InvalidOption(
                 f"option {others[name]!r} is not for a {what}",
-                hint="Leave it out; docs/spark.md says what each option is for.",
+                hint=_LEAVE_OUT,
                 option=others[name],
             )
         elif (hint := instead_of(key)) is not None:
@@ -75,7 +77,7 @@ def check_kind(given: Given, kind: Use) -> None:
             called = "streaming" if kind & (Use.STREAM_SOURCE | Use.STREAM_SINK) else "batch"
             raise InvalidOption(
                 f"{name} is not for a {called} query",
-                hint="Leave it out; docs/spark.md says what each option is for.",
+                hint=_LEAVE_OUT,
                 option=name,
             )
 

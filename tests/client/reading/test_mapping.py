@@ -6,7 +6,6 @@ import gc
 import itertools
 import os
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,9 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import spark_stream as isolog
-from spark_stream.client.reading import fetching, mapping
+from spark_stream.client.reading import mapping
 from spark_stream.client.reading.columns import offsets_of, runs_of
-from spark_stream.client.reading.mapping import CannotMap, Leaders, MappedFile
+from spark_stream.client.reading.mapping import CannotMap, Leaders
+from tests.mapped_files import by_flight, watch_mapped
 from tests.support import BrokerProcess
 
 ROWS = pa.schema([("n", pa.int64()), ("filler", pa.binary())])
@@ -31,27 +31,7 @@ def rows(first: int, count: int, size: int = 100) -> pa.RecordBatch:
 
 @pytest.fixture
 def mapped(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The paths of all files that this process maps from now on."""
-    found: list[str] = []
-    pieces = MappedFile.pieces
-
-    def noted(self: MappedFile, *asked: object) -> Iterator[object]:
-        found.append(self.path)
-        return pieces(self, *asked)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(MappedFile, "pieces", noted)
-    monkeypatch.setattr(fetching, "LEADERS", Leaders())
-    return found
-
-
-def by_flight(read: Callable[[], pa.Table]) -> pa.Table:
-    """What a read gives where nothing is mapped."""
-    leaders, fetching.LEADERS = fetching.LEADERS, Leaders()
-    fetching.LEADERS.machine = lambda address: None  # type: ignore[method-assign]
-    try:
-        return read()
-    finally:
-        fetching.LEADERS = leaders
+    return watch_mapped(monkeypatch)
 
 
 parts = st.lists(

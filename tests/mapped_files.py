@@ -1,0 +1,35 @@
+"""Which files a process maps when it reads next to the data, and reads that map none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+import pytest
+
+from spark_stream.client.reading import fetching
+from spark_stream.client.reading.mapping import Leaders, MappedFile
+
+
+def watch_mapped(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths of all files that this process maps from now on."""
+    found: list[str] = []
+    pieces = MappedFile.pieces
+
+    def noted(self: MappedFile, *asked: object) -> Iterator[object]:
+        found.append(self.path)
+        return pieces(self, *asked)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(MappedFile, "pieces", noted)
+    monkeypatch.setattr(fetching, "LEADERS", Leaders())
+    return found
+
+
+def by_flight(read: Callable[[], pa.Table]) -> pa.Table:
+    """What a read gives where nothing is mapped."""
+    leaders, fetching.LEADERS = fetching.LEADERS, Leaders()
+    fetching.LEADERS.machine = lambda address: None  # type: ignore[method-assign]
+    try:
+        return read()
+    finally:
+        fetching.LEADERS = leaders
