@@ -17,6 +17,7 @@ from typing import Final
 from spark_stream.storage.descriptors import Descriptor
 
 WAITING_BYTES_MAX: Final = 64 << 20
+THREAD_NAME: Final = "isolog-early-writing"
 
 
 class EarlyWriting:
@@ -37,9 +38,7 @@ class EarlyWriting:
                 self._changed.notify_all()
                 if self._process != os.getpid():
                     self._process = os.getpid()
-                    threading.Thread(
-                        target=self._run, name="isolog-early-writing", daemon=True
-                    ).start()
+                    threading.Thread(target=self._run, name=THREAD_NAME, daemon=True).start()
                 return
         _start(file, position, length)
 

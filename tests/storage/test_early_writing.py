@@ -11,7 +11,12 @@ import pytest
 
 from spark_stream.storage.descriptors import Descriptor
 from spark_stream.storage.disk import OsDisk
-from spark_stream.storage.early_writing import EARLY, WAITING_BYTES_MAX, EarlyWriting
+from spark_stream.storage.early_writing import (
+    EARLY,
+    THREAD_NAME,
+    WAITING_BYTES_MAX,
+    EarlyWriting,
+)
 
 pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="the call is missing there")
 
@@ -86,7 +91,7 @@ def test_what_waits_is_bounded_and_then_the_writer_itself_does_it(
 
     def slow(*_: object) -> None:
         callers.append(threading.current_thread().name)
-        if callers[-1] == "isolog-early-writing":
+        if callers[-1] == THREAD_NAME:
             goes_on.wait(30)
 
     monkeypatch.setattr(os, "posix_fadvise", slow)
