@@ -76,6 +76,7 @@ def brokers(tmp_path) -> Iterator[Brokers]:
     found.close()
 
 
+@pytest.mark.slow
 def test_a_controller_that_is_killed_is_replaced_at_once(brokers):
     """Its lease would last for a thousand seconds; and so it goes until one broker is left."""
     for name in NAMES:
@@ -92,6 +93,7 @@ def test_a_controller_that_is_killed_is_replaced_at_once(brokers):
         assert following.broker in brokers.processes
 
 
+@pytest.mark.slow
 def test_a_broker_that_comes_back_is_not_the_controller_that_it_was(brokers):
     brokers.start("b1", 1_000.0)
     eventually(lambda: brokers.controller() is not None)
@@ -104,6 +106,7 @@ def test_a_broker_that_comes_back_is_not_the_controller_that_it_was(brokers):
     assert brokers.controller().incarnation != first.incarnation
 
 
+@pytest.mark.slow
 def test_a_controller_that_stands_still_is_replaced_when_its_time_is_over(brokers):
     brokers.start("b1", 2.0)
     eventually(lambda: brokers.controller() is not None)

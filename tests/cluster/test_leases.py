@@ -317,6 +317,7 @@ def _renew_on_and_on(folder: Path, stop, said) -> None:
     lease.release()
 
 
+@pytest.mark.slow
 def test_a_process_that_is_stopped_loses_its_lease_and_learns_of_it(tmp_path):
     context = multiprocessing.get_context("spawn")
     stop, said = context.Event(), context.Queue()

@@ -272,6 +272,7 @@ def _change_on_and_on(path: Path, stop) -> None:
     store.close()
 
 
+@pytest.mark.slow
 def test_a_process_that_changes_on_and_on_lets_others_have_their_turn(tmp_path):
     """How many changes it makes while another waits for one of its own."""
     path = tmp_path / "metadata.sqlite"

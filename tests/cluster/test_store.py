@@ -413,6 +413,7 @@ def _count_in_process(kind: str, folder: Path, times: int, results) -> None:
     store.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", OF_PROCESSES)
 def test_of_processes_that_open_and_write_at_once_exactly_one_wins_each_time(kind, tmp_path):
     """None of them has a store before: they race for making it, too."""

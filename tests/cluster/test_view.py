@@ -280,6 +280,7 @@ def test_with_ten_thousand_partitions_a_change_costs_what_changed(many):
     assert view.now.topics is before.topics
 
 
+@pytest.mark.slow
 def test_readers_see_one_revision_at_a_time_while_others_refresh(store):
     """Two partitions that are always changed together are never seen apart."""
     view = ClusterView(store)

@@ -98,6 +98,7 @@ def test_the_least_cut_is_the_least(drawn, data):
     assert cut == np.min(sound, axis=0).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_blocks", "steps_max")
 @settings(max_examples=250, deadline=None)
 @given(bounded(), st.data())
@@ -115,6 +116,7 @@ def test_the_next_cut_goes_on(drawn, data):
         assert cut != lower  # all is decided
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_blocks", "steps_max")
 @settings(max_examples=250, deadline=None)
 @given(bounded(), st.data())

@@ -6,6 +6,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -110,6 +111,7 @@ def sweeping(broker: BrokerId, *gone: BrokerId) -> Script[None]:
         yield from remove_left_over(record, broker, gone)
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(acts=ACTS)
 def test_topics_are_there_in_full_or_not_at_all(acts):

@@ -265,6 +265,7 @@ def test_after_any_crash_a_log_holds_a_prefix_and_all_that_was_forced(
     assert (run.log.end.entry, run.log.end.offset) == (end.entry + 1, end.offset + 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flush", list(Flush))
 def test_a_first_append_that_is_cut_off_anywhere_leaves_a_log_that_keeps_what_it_is_given(flush):
     """The files of a log are made with its first entry; a process may die at any point of that."""
@@ -317,6 +318,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("step", "back"), [("truncate", 1), ("truncate", 3), ("reset", 2)])
 def test_a_cut_that_is_cut_off_anywhere_leaves_a_log_that_keeps_what_it_is_given(shape, back, step):

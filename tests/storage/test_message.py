@@ -33,6 +33,7 @@ def batches() -> dict[str, pa.RecordBatch]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", batches())
 def test_a_message_has_the_bytes_that_arrow_gives_in_one_piece(name: str):
     batch = batches()[name]

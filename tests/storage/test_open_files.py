@@ -50,6 +50,7 @@ def test_a_first_append_without_room_leaves_nothing_and_the_next_one_works(tmp_p
     assert logs.reopened(log).end.offset == 10
 
 
+@pytest.mark.slow
 def test_many_logs_hold_few_files_open_and_lose_nothing_by_it(tmp_path):
     """Several hundred that are written to in turn, again and again, then opened anew."""
     many = 2 * OPEN_FILES_MAX

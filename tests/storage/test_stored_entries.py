@@ -27,6 +27,7 @@ from tests.storage.logs import append_next, everything, flip, format_of, ids, se
 from tests.storage.replicas import HERE, fetch, fill, new_log, seen
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     st.integers(0, 1 << 20),

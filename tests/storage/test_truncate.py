@@ -33,6 +33,7 @@ def cut(log: PartitionLog, to: int) -> Boundary:
     return log.truncate(EntryIndex(to))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_cut_at_any_entry_a_log_is_as_if_it_had_ended_there(seed):
     whole = ListLog(format_of())
@@ -55,6 +56,7 @@ def test_cut_at_any_entry_a_log_is_as_if_it_had_ended_there(seed):
         assert seen(again) == seen(model)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12), st.booleans()), max_size=8),

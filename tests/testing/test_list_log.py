@@ -118,6 +118,7 @@ def stored_from(log: ReplicaLog, first: int) -> list[tuple[object, bytes]]:
     return [(digest([each.rows]), each.data.to_pybytes()) for each in found if each is not None]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(STEPS, st.sampled_from([3, 1 << 18]), st.sampled_from(Compression))
 def test_both_logs_answer_alike_whatever_is_done_to_them(steps, segment_entries, compression):
@@ -198,6 +199,7 @@ def test_a_list_that_failed_takes_no_more_and_is_read():
     assert len(ids(list(log.read(Offset(0), Offset(10))))) == 10
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(STEPS, st.sampled_from([-1, 3, 8]), st.sampled_from([-1, 0]), st.integers(0, 40))
 def test_nothing_is_due_before_its_moment_and_a_moment_later_something_is(

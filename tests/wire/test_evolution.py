@@ -266,6 +266,7 @@ def test_what_may_become_another_schema_is_read_in_it_and_back_without_a_loss(
     assert shown(back) == shown(batch.slice(1))
 
 
+@pytest.mark.slow
 @given(evolved(), st.data())
 def test_evolving_twice_is_evolving_once(
     case: tuple[pa.RecordBatch, pa.Schema], data: st.DataObject

@@ -69,6 +69,7 @@ sys.exit(3)
 )
 
 
+@pytest.mark.slow
 def test_a_broker_may_die_just_when_a_program_ends(tmp_path: Path) -> None:
     """Its threads would come back from gRPC with an error, and find no interpreter any more."""
     with BrokerProcess(tmp_path) as broker:
