@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Collection
 
 from spark_stream.broker.hosted import format_of
-from spark_stream.cluster.topics import Topic
+from spark_stream.cluster.topics import Topic, unknown
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.consistency.partition_record import PartitionRecord
 from spark_stream.errors import DamagedSegment, IsologError, StorageFailure
@@ -40,6 +40,7 @@ class TopicFolders:
         self._logs = logs
         self._losing = losing
         self._me = BrokerId(directory.broker_id)
+        self._removed: set[str] = set()
 
     def has(self, topic: Topic) -> bool:
         """Whether the topic's folder is there."""
@@ -55,6 +56,8 @@ class TopicFolders:
         again.
 
         Raises:
+            UnknownTopic: this process has removed it. A maker that was taken for dead puts such a
+                topic on record, and takes it back once it learns of that.
             DamagedSegment: it is missing, and must stay so: the next start would take what is lost
                 for empty logs.
             DiskFull, StorageFailure: it may be there or not.
@@ -62,6 +65,8 @@ class TopicFolders:
         folder = self._directory.topic(topic, topic_id)
         had = [each for each in records if each.member(self._me)]
         if had and not self._logs.has_folder(folder):
+            if topic_id in self._removed:
+                raise unknown(topic)
             alone = any(each.is_only_member(self._me) for each in had)
             lost = f"{folder} is missing, and with it all records of topic {topic!r}"
             if alone or not starts:
@@ -116,5 +121,6 @@ class TopicFolders:
             StorageFailure: some of that may be left.
         """
         folder = self._directory.topic(topic.name, topic.id)
+        self._removed.add(topic.id)
         self._logs.remove(folder)
         self._logs.remove_empty(folder.parent)

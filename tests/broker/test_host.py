@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from spark_stream.cluster.partitions import PartitionId, put_of
+from spark_stream.cluster.topics import TOPICS, encode
 from spark_stream.consistency.election import begin_move, prefer
 from spark_stream.consistency.ids import Generation
 from spark_stream.consistency.partition_record import PartitionRecord
@@ -255,6 +256,23 @@ def test_a_missing_folder_with_the_only_copy_is_an_error_until_it_is_back(pair, 
         again.die()
     shutil.copytree(tmp_path / "backup", folder)
     assert a.around.start("b").partition("t").bounds().log_end_offset == 4
+
+
+def test_what_was_removed_here_is_no_loss_where_its_topic_comes_back_on_record_for_a_moment(pair):
+    """Its maker was taken for dead, all was removed, and then it went on: the topic goes again."""
+    a, b = pair
+    make(a, "t", "b")
+    topic = a.host.find("t")
+    partition, record = PartitionId(topic.id, 0), a.record("t")
+    a.desk.delete("t")
+    see(a.around)
+    b.host.remove_files(topic)
+    assert not b.path.joinpath("topics", "t").exists()
+    a.store.put_many([put_of(partition, record, 0)])
+    a.store.put(TOPICS + "t", encode(topic), 0)
+    see(a.around)
+    with pytest.raises(UnknownTopic, match="'t'"):
+        b.partition("t")
 
 
 @pytest.mark.parametrize("alone", [0, 1])
