@@ -61,7 +61,8 @@ def inspected(batch: pa.RecordBatch, required: tuple[str, ...], record_bytes_max
             mask = pc.is_null(column).to_numpy(zero_copy_only=False)
             found = first_marked(mask, Reason.NULL_VALUE, name)
             flaws += [found] if found else []
-    if size * _COUNTED_PER_STORED_MAX > record_bytes_max:  # else no record can be too large
+    # Most batches need no look at each record: none can be too large.
+    if size * _COUNTED_PER_STORED_MAX > record_bytes_max < bytes_at_most(batch):
         found = first_too_large(record_sizes(batch), record_bytes_max)
         flaws += [found] if found else []
     return admit(rows, flaws)
@@ -178,6 +179,30 @@ def _valid(data: pa.RecordBatch | pa.Array) -> bool:
     return True
 
 
+def bytes_at_most(batch: pa.RecordBatch) -> int:
+    """No record has more bytes: the sum of what each column's largest value has."""
+    return sum(map(_at_most, batch.columns))
+
+
+def _at_most(array: pa.Array) -> int:
+    kind, rows = array.type, len(array)
+    if not rows or pt.is_null(kind):
+        return 0
+    if pt.is_struct(kind):
+        return sum(_at_most(array.field(index)) for index in range(kind.num_fields))
+    if pt.is_map(kind) or pt.is_list(kind) or pt.is_large_list(kind):
+        offsets = array.offsets.to_numpy(zero_copy_only=False)
+        first, last = int(offsets[0]), int(offsets[-1])
+        return int(np.diff(offsets).max()) * _at_most(array.values.slice(first, last - first))
+    if pt.is_fixed_size_list(kind):
+        start, width = array.offset * kind.list_size, kind.list_size
+        return width * _at_most(array.values.slice(start, rows * width))
+    if _has_one_size(kind):
+        return _bytes_of(kind)
+    longest = pc.max(pc.binary_length(array)).as_py()
+    return 0 if longest is None else int(longest)
+
+
 def record_sizes(batch: pa.RecordBatch) -> Sizes:
     """Bytes of each record's values, shape (rows,): what ``max.record.bytes`` limits."""
     total = np.zeros(batch.num_rows, np.int64)
@@ -201,11 +226,19 @@ def _sizes(array: pa.Array) -> Sizes:
         start, width = array.offset * kind.list_size, kind.list_size
         values = _sizes(array.values.slice(start, rows * width))
         return values.reshape(rows, width).sum(axis=1) if width else np.zeros(rows, np.int64)
-    if pt.is_primitive(kind) or pt.is_fixed_size_binary(kind) or pt.is_decimal(kind):
-        return np.full(rows, max(1, kind.bit_width // 8), np.int64)
+    if _has_one_size(kind):
+        return np.full(rows, _bytes_of(kind), np.int64)
     return np.asarray(
         pc.fill_null(pc.binary_length(array).cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
     )
+
+
+def _has_one_size(kind: pa.DataType) -> bool:
+    return bool(pt.is_primitive(kind) or pt.is_fixed_size_binary(kind) or pt.is_decimal(kind))
+
+
+def _bytes_of(kind: pa.DataType) -> int:
+    return max(1, int(kind.bit_width) // 8)
 
 
 def _list_sizes(array: pa.Array) -> Sizes:

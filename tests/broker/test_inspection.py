@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_stream.broker.inspection import inspected, record_sizes, refusal
+from spark_stream.broker.inspection import bytes_at_most, inspected, record_sizes, refusal
 from spark_stream.consistency.admission import Flaw, Reason
 from spark_stream.errors import BatchTooLarge, InvalidRecord, RecordTooLarge
 from spark_stream.wire.limits import BATCH_BYTES_MAX
@@ -104,7 +104,16 @@ def test_the_sizes_of_records_are_those_of_their_values(column, before, after, d
     around = data.draw(st.lists(values, min_size=before + after, max_size=before + after))
     whole = pa.array(around[:before] + rows + around[before:], kind)
     batch = pa.RecordBatch.from_arrays([whole], names=["c"]).slice(before, len(rows))
-    assert record_sizes(batch).tolist() == [size_of(value, kind) for value in rows]
+    sizes = record_sizes(batch).tolist()
+    assert sizes == [size_of(value, kind) for value in rows]
+    assert bytes_at_most(batch) >= max(sizes, default=0)
+
+
+def test_what_no_record_has_more_than_is_what_the_largest_values_have_together():
+    batch = pa.record_batch({"a": pa.array([1, 2], pa.int32()), "b": ["x", "yyy"], "c": [[], [5]]})
+    assert bytes_at_most(batch) == 4 + 3 + 8
+    assert bytes_at_most(batch.slice(0, 1)) == 4 + 1
+    assert bytes_at_most(batch.slice(0, 0)) == 0
 
 
 def test_the_sizes_of_columns_add_up():
