@@ -196,7 +196,7 @@ def _at_most(array: pa.Array) -> int:
         return int(np.diff(offsets).max()) * _at_most(array.values.slice(first, last - first))
     if pt.is_fixed_size_list(kind):
         start, width = array.offset * kind.list_size, kind.list_size
-        return width * _at_most(array.values.slice(start, rows * width))
+        return int(width) * _at_most(array.values.slice(start, rows * width))
     if _has_one_size(kind):
         return _bytes_of(kind)
     longest = pc.max(pc.binary_length(array)).as_py()
