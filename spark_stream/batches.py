@@ -21,6 +21,8 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from spark_stream.errors import SchemaMismatch
+from spark_stream.wire.casting import cast
+from spark_stream.wire.type_names import type_name
 
 _CHECKSUM: Final = "isolog.crc"
 
@@ -103,12 +105,13 @@ def _conformed(array: pa.Array, field: pa.Field) -> pa.Array:
     if array.type.equals(field.type):
         return array
     try:
-        found = array.cast(field.type)
+        found = cast(array, field.type)
         if _is_same(found, array):
             return found
     except pa.ArrowException:
         pass
-    raise _does_not_fit(field, f"{_values(array)} not fit {field.type}, as the reader has it")
+    fit = f"{_values(array)} not fit {type_name(field.type)}"
+    raise _does_not_fit(field, f"{fit}, as the reader has it")
 
 
 def _does_not_fit(field: pa.Field, problem: str) -> SchemaMismatch:
@@ -121,12 +124,12 @@ def _does_not_fit(field: pa.Field, problem: str) -> SchemaMismatch:
 
 def _values(array: pa.Array) -> str:
     if pt.is_nested(array.type):
-        return f"values of {array.type} do"
+        return f"values of {type_name(array.type)} do"
     found = pc.min_max(array)
     least, greatest = found["min"].as_py(), found["max"].as_py()
     if least == greatest:
-        return f"the value {least} ({array.type}) does"
-    return f"values from {least} to {greatest} ({array.type}) do"
+        return f"the value {least} ({type_name(array.type)}) does"
+    return f"values from {least} to {greatest} ({type_name(array.type)}) do"
 
 
 def _is_same(found: pa.Array, array: pa.Array) -> bool:

@@ -23,7 +23,7 @@ from spark_stream.cli.commands import (
     transactions,
 )
 from spark_stream.cli.streams import discard_output, occupy, problem_of
-from spark_stream.errors import InvalidOption, IsologError, Unsupported
+from spark_stream.errors import InvalidOption, IsologError, UnknownTopic, Unsupported
 from spark_stream.version import VERSION
 
 TO_COME: Final = ("log", "bench", "console")
@@ -43,6 +43,9 @@ app.add_typer(topic.app, name="topic")
 app.add_typer(transactions.app, name="transactions")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
+
+
+_NO_TOPIC = "`isolog topic list` shows those that there are, `isolog topic create` makes one."
 
 
 def _refuse(context: typer.Context) -> None:
@@ -108,7 +111,9 @@ def execute(arguments: list[str] | None = None) -> int:
 
 
 def _report(error: IsologError) -> None:
-    message = " ".join(f"{error.message} ({error.hint})".split())
+    no_topic = error.hint == UnknownTopic.hint  # it speaks to programs, and of sinks
+    hint = _NO_TOPIC if no_topic else error.hint
+    message = " ".join(f"{error.message} ({hint})".split())
     print(f"error: {message}", file=sys.stderr)
 
 

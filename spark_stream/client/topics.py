@@ -46,6 +46,7 @@ from spark_stream.wire.schemas import (
 
 _TRIES: Final = 5
 _NEAR: Final = 0.7  # with less, the guess would be any topic
+_SEE_ALL: Final = "`isolog topic list` shows those that there are."
 
 
 class TopicsClient:
@@ -141,25 +142,28 @@ class TopicsClient:
             assignment=_assigned(assignment),
             schema_ipc=None if schema is None else schema_to_text(schema),
         )
-        with self._guessing(topic):
+        with self._guessing(topic, _SEE_ALL):
             return self._remembered(self._connection.act("alter-topic", asked, TopicFacts))
 
     def delete(self, topic: str) -> None:
         self.forget(topic)
-        with self._guessing(topic):
+        with self._guessing(topic, _SEE_ALL):
             self._connection.act("delete-topic", named_topic(topic), Empty)
 
     @contextmanager
-    def _guessing(self, topic: str) -> Iterator[None]:
-        """Around a call about the topic: if there is none, the error says which may be meant."""
+    def _guessing(self, topic: str, hint: str | None = None) -> Iterator[None]:
+        """Around a call about the topic: if there is none, the error says which may be meant.
+
+        ``hint``: what to do, where it is not to make the topic.
+        """
         try:
             yield
         except UnknownTopic as error:
             with suppress(IsologError):  # who cannot be asked for all names leaves it as it is
                 near = difflib.get_close_matches(topic, self.names(), n=1, cutoff=_NEAR)
-                if near:
-                    message = f"{error.message}; did you mean {near[0]!r}?"
-                    error = UnknownTopic(message, hint=error.hint, **error.details)
+                meant = f"; did you mean {near[0]!r}?" if near else ""
+                told = error.hint if hint is None else hint
+                error = UnknownTopic(error.message + meant, hint=told, **error.details)
             raise error from None
 
     def offsets(

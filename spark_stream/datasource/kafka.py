@@ -13,6 +13,7 @@ _NOTHING: Final = "leave it out: nothing is needed instead"
 _NO_GROUPS: Final = (
     "leave it out: there are no consumer groups, a query's offsets are in its checkpoint"
 )
+_BATCHES: Final = "in batch queries only, as with Kafka"
 _SECURITY: Final = "leave it out: this release has neither TLS nor authentication"
 
 
@@ -30,6 +31,10 @@ class KafkaOption:
     ours: tuple[str, ...] = ()
     differs: str = ""
     remedy: str = ""
+
+    def shown(self, given: str) -> str:
+        """The option's name as Kafka spells it; Spark tells ``given`` in lower case."""
+        return given if self.name.endswith("*") else self.name
 
     def covers(self, name: str) -> bool:
         """Whether it is this option, or one of this family, whatever the case of the letters."""
@@ -73,9 +78,9 @@ KAFKAS: Final = (
         "where no record is at or after the time, the query starts at the end",
         "leave it out: where no record is at or after the time, the query starts at the end",
     ),
-    _same("endingOffsets", "source", "`latest`"),
-    _same("endingTimestamp", "source", "-"),
-    _same("endingOffsetsByTimestamp", "source", "-"),
+    _same("endingOffsets", "source", "`latest`", _BATCHES),
+    _same("endingTimestamp", "source", "-", _BATCHES),
+    _same("endingOffsetsByTimestamp", "source", "-", _BATCHES),
     _same("failOnDataLoss", "source", "`true`", "the message names topic, partition and range"),
     _same(
         "maxOffsetsPerTrigger",
@@ -166,7 +171,7 @@ KAFKAS: Final = (
 )
 
 
-def instead_of(option: str) -> str | None:
-    """What to use instead of this option; None if it is not one of Kafka's, or is also ours."""
+def replaced(option: str) -> KafkaOption | None:
+    """The row of an option that isolog has not; None if Kafka has not either, or both have."""
     found = next((each for each in KAFKAS if each.covers(option)), None)
-    return found.remedy if found and found.remedy else None
+    return found if found is not None and found.remedy else None

@@ -36,9 +36,11 @@ from spark_stream.datasource.options import SourceOptions
 from spark_stream.datasource.selection import Selection
 from spark_stream.datasource.session import Session, located, session
 from spark_stream.errors import InvalidOption, SchemaMismatch, UnknownTopic, WrongCluster
+from spark_stream.sql.filters import row_filter
 from spark_stream.wire.evolution import widens
 from spark_stream.wire.messages import INT64_MAX, AskedTopic, CutTopic
-from spark_stream.wire.schemas import empty_batch, fitted, is_default
+from spark_stream.wire.schemas import empty_batch, fitted, is_default, of_topic
+from spark_stream.wire.type_names import told_apart
 
 logger = logging.getLogger(__name__)
 
@@ -131,12 +133,17 @@ class Planner:
         """The columns that the query shows where it does not choose them.
 
         Raises:
-            SchemaMismatch: the topics differ; the message names a column.
+        SchemaMismatch: the topics differ; the message names a column.
+            InvalidFilter: the filter is none, or does not fit a topic's columns.
             UnknownTopic: none of the topics exists.
         """
-        schemas = {name: self._shown(each.schema) for name, each in self.described().items()}
-        if not schemas:
+        topics = self.described()
+        if not topics:
             raise self.no_topic("nobody knows the columns")
+        for name, topic in topics.items():
+            if self.options.filter is not None:
+                row_filter(self.options.filter, name, topic.schema)
+        schemas = {name: self._shown(topic.schema) for name, topic in topics.items()}
         (first, schema), *others = schemas.items()
         for name, other in others:
             if not other.equals(schema):
@@ -185,7 +192,8 @@ class Planner:
         """
         for name, topic in self.described().items():
             view = planned_view(topic, wanted, self.options.filter)
-            fitted(empty_batch(view.schema), wanted)
+            with of_topic(name):
+                fitted(empty_batch(view.schema), wanted)
             check_nullability(name, View.of(name, topic.schema, wanted.names).schema, wanted)
 
     @property
@@ -230,8 +238,30 @@ class Planner:
         }
         return replace(found, latest=latest)
 
+    def check_checkpoint(self, at: Offsets) -> None:
+        """InvalidOption if a checkpoint's offsets are of other partitions only.
+
+        It is another query's then, and this one would begin as if it were new. Where
+        ``failOnDataLoss`` is not set, that is told of as whatever else is no longer selected.
+        """
+        kept = self.selection.kept(at).values()
+        there = [name for name, topic in at.items() if topic.offsets]
+        if there and self.options.fail_on_data_loss and not any(each.offsets for each in kept):
+            option = self.selection.option
+            raise InvalidOption(
+                f"{option}: the checkpoint is of {', '.join(map(repr, there))}, and nothing of that"
+                f" is selected by {self.selection}",
+                option=option,
+                hint="Give this query a checkpointLocation of its own, or select as well what the"
+                " checkpoint is of; with failOnDataLoss=false it goes on as a new query would.",
+            )
+
     def still_selected(self, at: Offsets) -> dict[str, TopicOffsets]:
-        """The offsets of what is selected; tells once of what a checkpoint has and is no more."""
+        """The offsets of what is selected; tells once of what a checkpoint has and is no more.
+
+        Raises: as :meth:`check_checkpoint`.
+        """
+        self.check_checkpoint(at)
         kept = self.selection.kept(at)
         for name, topic in at.items():
             left_out = sorted(topic.offsets.keys() - (kept[name].offsets if name in kept else {}))
@@ -407,10 +437,11 @@ def _by_topic(reading: Iterable[Range]) -> dict[str, dict[int, tuple[int, int]]]
 
 def _difference(one: pa.Schema, other: pa.Schema) -> str:
     for name in dict.fromkeys([*one.names, *other.names]):
-        a = str(one.field(name).type) if name in one.names else "missing"
-        b = str(other.field(name).type) if name in other.names else "missing"
-        if a != b:
-            return f"column {name!r} is {a} and {b}"
+        if name not in one.names or name not in other.names:
+            return f"only one of them has column {name!r}"
+        kinds = one.field(name).type, other.field(name).type
+        if kinds[0] != kinds[1]:
+            return f"column {name!r} is {' and '.join(told_apart(*kinds))}"
     return "the order of their columns"
 
 

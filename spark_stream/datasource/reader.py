@@ -130,7 +130,13 @@ class RangeReader:
         if isolation is Isolation.READ_ATOMIC:
             isolation = Isolation.READ_COMMITTED  # what is atomic is the range: it ends at a cut
         return Source(
-            here.topics.router, view, asked.topic_id, asked.partition, isolation, asked.lineage
+            here.topics.router,
+            view,
+            asked.topic_id,
+            asked.partition,
+            isolation,
+            asked.lineage,
+            self.options.mapped_reads,
         )
 
     def _view(self, topic: TopicDescription, schema: pa.Schema) -> View:

@@ -15,7 +15,13 @@ from spark_stream.client.values import TopicDescription
 from spark_stream.client.writing.batches import fitted_to
 from spark_stream.client.writing.pending import split
 from spark_stream.errors import InvalidRecord, SchemaMismatch, UnknownPartition
-from spark_stream.wire.schemas import DEFAULT_SCHEMA, HEADERS_TYPE, empty_batch, is_default
+from spark_stream.wire.schemas import (
+    DEFAULT_SCHEMA,
+    HEADERS_TYPE,
+    empty_batch,
+    is_default,
+    of_topic,
+)
 from spark_stream.wire.type_names import type_name
 
 TOPIC_COLUMN: Final = "topic"
@@ -75,7 +81,8 @@ def check_fits(schema: pa.Schema, known: TopicDescription, *, by_column: bool) -
     """SchemaMismatch, naming column, expected and got, if the DataFrame does not fit the topic."""
     wanted = topic_schema_of(schema, known.schema, by_column=by_column)
     if is_default(known.schema):
-        _check_default(wanted)
+        with of_topic(known.name):
+            _check_default(wanted)
         return
     fitted_to(empty_batch(wanted), known)
 

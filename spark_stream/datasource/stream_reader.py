@@ -165,6 +165,7 @@ class IsologStreamReader(Travels, DataSourceStreamReader, SupportsTriggerAvailab
         if planned is not None and planned.covers(begin, until):
             now = planned.now
         else:
+            self._planner.check_checkpoint(until)
             now = self._planner.latest(begin, until, reading=ranges(begin, until))
         asked = ranges(losses.kept(begin, now), losses.kept(until, now))
         new = until.keys() - begin.keys()

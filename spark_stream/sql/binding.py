@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, Final
 
 import pyarrow.types as pt
@@ -34,6 +33,7 @@ from spark_stream.sql.predicates import (
     Versus,
 )
 from spark_stream.sql.tree import Column, Kind, Literal, Operand, Predicate
+from spark_stream.wire.nearest import meant
 from spark_stream.wire.type_names import type_name
 
 Columns = Mapping[str, Field | Literal]
@@ -46,15 +46,16 @@ _ORDERS: Final = {
     tree.Order.LESS_OR_EQUAL: pruning.Order.LESS_OR_EQUAL,
 }
 _MANY: Final = 3
+_KINDS: Final = {Kind.WHOLE: "int"}  # the type that Spark shows for such a column
 
 
-def bind(predicate: Predicate, columns: Columns) -> RowFilter:
-    """What the predicate means for these columns.
+def bind(predicate: Predicate, columns: Columns, topic: str) -> RowFilter:
+    """What the predicate means for these columns of the topic.
 
     Raises:
         InvalidFilter: a column that there is not, or that is not compared with such a value.
     """
-    binder = _Binder(columns)
+    binder = _Binder(columns, topic)
     bound = binder.bound(predicate)
     return RowFilter(bound, tuple(binder.used))
 
@@ -62,6 +63,7 @@ def bind(predicate: Predicate, columns: Columns) -> RowFilter:
 @dataclass
 class _Binder:
     columns: Columns
+    topic: str
 
     def __post_init__(self) -> None:
         self.used: dict[str, None] = {}
@@ -99,17 +101,18 @@ class _Binder:
 
     def _no_column(self, node: Column) -> InvalidFilter:
         names = list(self.columns)
-        near = get_close_matches(node.path[0].lower(), list(self._by_name), 1)
-        meant = f" (is {self._by_name[near[0]]!r} meant?)" if near else ""
+        near = meant(node.path[0], names)
         return refused(
-            f"there is no column {node.shown!r}{meant}; the topic has"
-            f" {', '.join(map(self._with_type, names))}",
+            f"there is no column {node.shown!r}{near}; topic {self.topic!r}"
+            f" has {', '.join(map(self._with_type, names))}",
             node,
         )
 
     def _with_type(self, name: str) -> str:
         found = self.columns[name]
-        return f"{name} {found.kind if isinstance(found, Literal) else type_name(found.type)}"
+        if isinstance(found, Field):
+            return f"{name} {type_name(found.type)}"
+        return f"{name} {_KINDS.get(found.kind, found.kind)}"
 
     # -- comparisons ------------------------------------------------------------------------------
 

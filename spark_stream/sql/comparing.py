@@ -218,7 +218,7 @@ def _of_numbers(order: pruning.Order, field: Field, literal: Literal) -> Bound:
     if literal.kind is Kind.STRING:
         whole = pt.is_integer(kind)
         literal = (
-            literals.cast(literal, "bigint")
+            _as_whole(literal)
             if whole
             else Literal(Kind.DOUBLE, literals.as_double(literal), literal.text)
         )
@@ -232,6 +232,14 @@ def _of_numbers(order: pruning.Order, field: Field, literal: Literal) -> Bound:
         raise NotAValue(f"it is not compared with {literal.shown}, a {literal.kind}")
     scale = 10**kind.scale if pt.is_decimal(kind) else 1
     return _of_wholes(order, field, literal.value * scale)
+
+
+def _as_whole(literal: Literal) -> Literal:
+    """A text that is compared with a column of whole numbers of whatever width."""
+    try:
+        return literals.cast(literal, "bigint")
+    except NotAValue:
+        raise NotAValue(f"{literal.shown} is no whole number") from None
 
 
 def _per_second(kind: pa.DataType) -> Fraction:

@@ -31,6 +31,12 @@ def parsed(text: str) -> Predicate:
             f"filter: it has {len(text)} characters; {FILTER_CHARACTERS_MAX} are the most",
             option="filter",
         )
+    if not text.strip():
+        raise InvalidFilter(
+            "filter: it is empty",
+            option="filter",
+            hint='Give a condition, as "delay > 60", or leave the option out.',
+        )
     from spark_stream.sql.grammar import predicate  # not before there is a text to read
 
     return predicate(text)
@@ -63,4 +69,4 @@ def row_filter(text: str, topic: str, schema: pa.Schema, partition: int = 0) -> 
         InvalidFilter: as :func:`parsed`; or it names a column that the topic lacks, or compares
             one with a value of another type.
     """
-    return bind(parsed(text), columns_of(topic, schema, partition))
+    return bind(parsed(text), columns_of(topic, schema, partition), topic)

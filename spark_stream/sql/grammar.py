@@ -38,8 +38,9 @@ from spark_stream.sql.tree import (
 
 KNOWN: Final = (
     "a filter has comparisons (=, <=>, !=, <, <=, >, >=), AND, OR, NOT, IN, BETWEEN, LIKE,"
-    " IS [NOT] NULL, IS [NOT] DISTINCT FROM, startswith, endswith, contains, isnan,"
-    " columns, and literals"
+    " IS [NOT] NULL (TRUE, FALSE, UNKNOWN), IS [NOT] DISTINCT FROM, isnull, isnotnull, isnan,"
+    " startswith, endswith, contains, columns, and literals; CAST of a literal, and of a binary"
+    " column to string"
 )
 _SHOWN_CHARACTERS_MAX: Final = 80
 

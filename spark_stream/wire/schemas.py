@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.types as pt
 
 from spark_stream.errors import InvalidRequest, SchemaMismatch, UnsupportedType
+from spark_stream.wire.casting import cast
 from spark_stream.wire.type_names import told_apart, type_name
 
 TIMESTAMP_TYPE: Final = pa.timestamp("us", "UTC")
@@ -112,6 +115,18 @@ def _unsupported(kind: pa.DataType, path: str) -> UnsupportedType:
     )
 
 
+@contextmanager
+def of_topic(topic: str) -> Iterator[None]:
+    """A SchemaMismatch from within names the topic too."""
+    try:
+        yield
+    except SchemaMismatch as error:
+        if "topic" in error.details or repr(topic) in error.message:
+            raise
+        named = f"topic {topic!r}: {error.message}"
+        raise SchemaMismatch(named, hint=error.hint, **error.details, topic=topic) from None
+
+
 def mismatch(expected: pa.Schema, got: pa.Schema) -> SchemaMismatch | None:
     """How ``got`` differs from ``expected`` in names, order or types; None where it does not."""
     if got.equals(expected):
@@ -191,7 +206,7 @@ def _fitted(array: pa.Array, field: pa.Field) -> pa.Array:
     if array.type.equals(want) or not _widens(array.type, want):
         return array
     try:
-        return array.cast(want)
+        return cast(array, want)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
         return array  # a moment too far away for the finer unit, a null within what takes none
 

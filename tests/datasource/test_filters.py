@@ -8,8 +8,9 @@ from pyspark.sql.types import StructType
 
 from spark_stream.datasource.options import source_options
 from spark_stream.datasource.pushing import PushingReader, is_asked_for_filters
+from spark_stream.datasource.source import IsologDataSource
 from spark_stream.datasource.types import to_spark
-from spark_stream.errors import IsologError
+from spark_stream.errors import InvalidFilter, IsologError
 from tests.datasource.sources import Query, batch_read
 from tests.support import NUMBERS, numbers
 
@@ -80,6 +81,22 @@ def test_pushed_filters_are_taken_or_given_back_by_reference(shared, thousands):
     assert [id(each) for each in reader.pushFilters([*taken, *left])] == list(map(id, left))
     assert rows_of(reader) == [4, 6, 4, 6]
     assert not is_asked_for_filters()
+
+
+def test_a_filter_is_looked_at_when_the_columns_are(shared, thousands):
+    """That is when a query is loaded without columns of its own."""
+    for text, told in (
+        (
+            "m = 1",
+            f"no column 'm'; topic '{thousands}' has n bigint, _offset bigint, _topic string",
+        ),
+        ("_partitio = 1", r"is '_partition' meant\?.* _partition int,"),
+        ("n = 'one'", r"column 'n' \(bigint\): 'one' is no whole number"),
+        (" ", "it is empty"),
+    ):
+        given = {"bootstrap": shared.address, "subscribe": thousands, "filter": text}
+        with pytest.raises(InvalidFilter, match=told):
+            IsologDataSource(given).schema()
 
 
 def test_a_filter_that_fits_no_topic_is_refused_when_the_query_is_planned(shared, thousands):

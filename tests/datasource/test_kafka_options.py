@@ -32,6 +32,22 @@ def test_an_option_of_kafkas_source_gets_a_hint(option: str, hint: str) -> None:
     assert hint in caught.value.message
 
 
+def test_an_option_is_spelt_as_kafka_spells_it_however_spark_hands_it_over() -> None:
+    with pytest.raises(InvalidOption, match="option 'groupIdPrefix' is one of") as caught:
+        source_options({"bootstrap": "h:1", "subscribe": "t", "groupidprefix": "x"})
+    assert caught.value.details["option"] == "groupIdPrefix"
+
+
+@pytest.mark.parametrize("name", ["subscribe", "subscribePattern", "assign"])
+def test_an_option_of_the_other_side_is_told_its_counterpart(name: str) -> None:
+    with pytest.raises(InvalidOption, match=f"option '{name}' is not for a sink") as caught:
+        sink_options({"bootstrap": "h:1", name: "t"})
+    assert "option topic" in caught.value.hint
+    with pytest.raises(InvalidOption, match="option 'topic' is not for a source") as caught:
+        source_options({"bootstrap": "h:1", "topic": "t"})
+    assert "subscribe" in caught.value.hint
+
+
 @pytest.mark.parametrize(
     ("option", "hint"),
     [

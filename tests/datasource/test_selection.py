@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 
 import pytest
@@ -198,6 +199,37 @@ def test_what_is_no_longer_selected_is_dropped_and_told_once(shared, log, topic,
     ]
     again = Query(shared.address, None, at=other.at, subscribePattern=f"{topic}-.*")
     assert again.batch() == [10, 11, 12, 13]
+
+
+def test_a_checkpoint_of_other_topics_only_is_refused(shared, log, topic, caplog):
+    for number, name in enumerate("ab"):
+        made(log, f"{topic}-{name}", number * 10, 3)
+    query = Query(shared.address, f"{topic}-a")
+    start = query.at
+    query.batch()
+    for selected in (
+        {"subscribe": f"{topic}-b"},
+        {"subscribePattern": f"{topic}-b+"},
+        {"assign": json.dumps({f"{topic}-b": [0]})},
+    ):
+        other = Query(shared.address, None, at=query.at, **selected)
+        with pytest.raises(InvalidOption, match=f"checkpoint is of '{topic}-a'") as raised:
+            other.batch()
+        assert raised.value.details["option"] == next(iter(selected))
+        assert "checkpointLocation" in raised.value.hint
+    replayed = Query(shared.address, f"{topic}-b", at=start)
+    with pytest.raises(InvalidOption, match="the checkpoint is of"):
+        replayed.read(query.at)
+    lenient = Query(shared.address, f"{topic}-b", at=query.at, failOnDataLoss=False)
+    with caplog.at_level(logging.WARNING):
+        assert lenient.batch() == [10, 11, 12]
+    assert f"topic '{topic}-a' is in the checkpoint, and subscribe no longer" in caplog.text
+
+
+def test_a_checkpoint_without_topics_is_anybodys(shared, log, topic):
+    """A query by pattern may have waited for its first topic."""
+    made(log, topic, 0, 3)
+    assert Query(shared.address, topic, at={}).batch() == [0, 1, 2]
 
 
 def test_partitions_that_are_no_longer_assigned_are_named(shared, log, topic, caplog):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_stream.datasource.kafka import KAFKAS, KafkaOption, instead_of
+from spark_stream.datasource.kafka import KAFKAS, KafkaOption, replaced
 from spark_stream.datasource.options.page import end, rendered_beside_kafkas, with_tables
 from spark_stream.datasource.options.table import OPTIONS
 from tests.conftest import ROOT
@@ -88,7 +88,7 @@ def test_an_option_that_isolog_lacks_is_refused_with_the_words_of_its_row(row: K
     """No row stands behind a family that would answer in its place."""
     name = row.name.replace("*", "something")
     ours = row.name in row.ours
-    assert instead_of(name) == (None if ours else row.remedy)
+    assert replaced(name) == (None if ours else row)
     assert ours or row.remedy
 
 

@@ -168,10 +168,10 @@ def test_a_stream_reads_what_its_filter_keeps_and_its_offsets_cover_all(
     ("text", "words"),
     [
         ("nme = 'a'", "no column 'nme' (is 'name' meant?)"),
-        ("n = 'one'", "'one' is no bigint"),
+        ("n = 'one'", "'one' is no whole number"),
         ("n = ", "no SQL"),
         ("upper(name) = 'A'", "UPPER(name)"),
-        ("", "no SQL"),
+        ("", "it is empty"),
     ],
 )
 def test_a_bad_filter_is_refused_at_the_start(

@@ -293,7 +293,7 @@ def test_evolving_twice_is_evolving_once(
         ([0.1], pa.float64(), pa.float32(), "the value 0.1"),
         ([0.5], pa.float64(), pa.int32(), "the value 0.5"),
         ([Decimal("1.001")], pa.decimal128(10, 3), pa.decimal128(9, 2), "the value 1.001"),
-        ([[0.1]], pa.list_(pa.float64()), pa.list_(pa.float32()), "values of list"),
+        ([[0.1]], pa.list_(pa.float64()), pa.list_(pa.float32()), "values of array<double>"),
         (
             [[("k", 0.1)]],
             pa.map_(pa.string(), pa.float64()),

@@ -13,7 +13,14 @@ from typing import Annotated, BinaryIO, Final
 import pyarrow as pa
 import typer
 
-from spark_stream.cli.commands.ranges import Span, Wanted, bounded, followed, place_of
+from spark_stream.cli.commands.ranges import (
+    Span,
+    Wanted,
+    bounded,
+    check_order,
+    followed,
+    place_of,
+)
 from spark_stream.cli.options import Bootstrap, Isolation, LogPath, Topic, connection
 from spark_stream.cli.output.formats import Shape, Template, Writer, writer_of
 from spark_stream.cli.progress import bar
@@ -125,6 +132,7 @@ def consume(
     chosen = level(isolation)
     first = place_of("--from", start)
     last = None if end is None else place_of("--to", end)
+    check_order(first, last)
     template = None if format_ is None else Template(format_)
     if template is not None and (output is not None or columns is not None or metadata):
         raise InvalidOption(

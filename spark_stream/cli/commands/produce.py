@@ -20,7 +20,7 @@ from spark_stream.cli.options import Bootstrap, LogPath, Topic, log, note
 from spark_stream.client.log import Log
 from spark_stream.client.values import TopicDescription
 from spark_stream.consistency.isolation import PRODUCER_LEVELS
-from spark_stream.errors import InvalidOption, UnknownTopic
+from spark_stream.errors import InvalidOption, UnknownPartition, UnknownTopic
 from spark_stream.sql.ddl import parse_schema
 from spark_stream.wire.limits import TRANSACTION_TIMEOUT_MS_MAX
 from spark_stream.wire.schemas import is_default
@@ -189,6 +189,7 @@ def produce(
             nulls=null or [],
         )
         _check(reading)
+        _check_partition(topic, partition, 1 if known is None else len(known.partitions))
         if known is None:
             columns = _new_schema(reading)
             _rehearse(reading, columns)
@@ -246,6 +247,18 @@ def _format(
     if found is None or (given is None and known is not None and not typed and found in TEXT):
         return Format.LINES
     return found
+
+
+def _check_partition(topic: str, partition: int | None, count: int) -> None:
+    """Refuses a partition that the topic lacks before anything is read or made."""
+    if partition is not None and partition >= count:
+        has = "only partition 0" if count == 1 else f"partitions 0 to {count - 1}"
+        raise UnknownPartition(
+            f"--partition {partition}: topic {topic!r} has {has}",
+            hint="Leave --partition out, or add partitions with `isolog topic alter`.",
+            topic=topic,
+            partition=partition,
+        )
 
 
 def _check(reading: Reading) -> None:

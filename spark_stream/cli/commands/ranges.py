@@ -41,6 +41,28 @@ def place_of(option: str, text: str) -> Place:
         ) from None
 
 
+def check_order(start: Place, end: Place | None) -> None:
+    """InvalidOption if a range as it was asked for ends before it starts, whatever the log has."""
+    if end == "earliest":
+        raise InvalidOption(
+            "--to earliest: nothing is before the first record",
+            hint="Give latest, an offset or a moment.",
+            option="--to",
+        )
+    if isinstance(start, int) and isinstance(end, int):
+        turned = (start < 0) == (end < 0) and end < start
+    elif isinstance(start, datetime) and isinstance(end, datetime):
+        turned = end.astimezone(UTC) < start.astimezone(UTC)
+    else:
+        turned = False
+    if turned:
+        raise InvalidOption(
+            f"the range would end (--to {end}) before it starts (--from {start})",
+            hint="Change one for the other, or leave --to out.",
+            option="--to",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """Offsets of one partition; ``end`` is exclusive, None means on and on."""

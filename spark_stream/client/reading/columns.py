@@ -19,6 +19,7 @@ import pyarrow as pa
 from spark_stream.batches import conformed, conforms
 from spark_stream.errors import InternalError, SchemaMismatch
 from spark_stream.sql.filters import row_filter
+from spark_stream.wire.nearest import meant
 from spark_stream.wire.schemas import (
     DEFAULT_SCHEMA,
     HEADERS_TYPE,
@@ -27,6 +28,7 @@ from spark_stream.wire.schemas import (
     PARTITION,
     TOPIC,
     is_default,
+    of_topic,
 )
 
 _TIMESTAMP_TYPE_CREATE: Final = 0  # Kafka's CreateTime: the producer set it
@@ -118,7 +120,8 @@ class View:
         for name in columns:
             if name not in everything.names:
                 raise SchemaMismatch(
-                    f"topic {topic!r} has no column {name!r}; it has {', '.join(everything.names)}",
+                    f"topic {topic!r} has no column {name!r}{meant(name, everything.names)}; it"
+                    f" has {', '.join(everything.names)}",
                     hint="Choose among the topic's columns.",
                     column=name,
                 )
@@ -169,7 +172,8 @@ class View:
         """
         if all(conforms(field, self.field(field.name)) for field in batch.schema):
             return batch
-        return conformed(batch, pa.schema([self.field(name) for name in batch.schema.names]))
+        with of_topic(self.topic):
+            return conformed(batch, pa.schema([self.field(name) for name in batch.schema.names]))
 
     def _made(
         self,

@@ -74,7 +74,8 @@ class Fetched:
 class Source:
     """What is read: one partition of a topic (of this id), under an isolation, through a view.
 
-    ``lineage``: that of the ends of ranges, where it is known.
+    ``lineage``: that of the ends of ranges, where it is known. ``maps``: records may be read from
+    the log's own files, where these are on this machine.
     """
 
     router: Router
@@ -83,6 +84,7 @@ class Source:
     partition: int
     isolation: Isolation
     lineage: Lineage = NOTHING_KNOWN
+    maps: bool = True
 
     def route(self) -> Route:
         """The way to the leader; raises as :meth:`Router.route`."""
@@ -165,7 +167,7 @@ def fetch_once(
         BrokerUnavailable, RequestTimeout, NotLeader, LeaderUnavailable, …: retriable, from the
             last ``next``.
     """
-    position, maps = start, True
+    position, maps = start, source.maps
     while True:
         try:
             for fetched in _fetch(

@@ -14,7 +14,6 @@ of the read: the records are asked for instead.
 from __future__ import annotations
 
 import logging
-import mmap
 import os
 import threading
 import time
@@ -157,6 +156,7 @@ class MappedFile:
         if named != (topic_id, str(partition)):
             raise CannotMap(f"{self.path} belongs to another partition")
         self.schema = pa.ipc.read_schema(header).remove_metadata()
+        logger.debug("records are read from %s", self.path)
 
     def _mapped(self) -> pa.Buffer:
         try:
@@ -170,8 +170,12 @@ class MappedFile:
             found = os.fstat(descriptor)
             if (found.st_dev, found.st_ino) != self.inode:
                 raise CannotMap(f"{self.path} is not the file that the leader has", lasting=True)
-            return pa.py_buffer(mmap.mmap(descriptor, found.st_size, access=mmap.ACCESS_READ))
-        except (OSError, ValueError) as error:  # ValueError: it is empty
+            if not found.st_size:
+                raise CannotMap(f"{self.path} is empty")
+            # Not by mmap.mmap, which keeps a descriptor for as long as any of its records is held.
+            with pa.memory_map(f"/dev/fd/{descriptor}") as file:
+                return file.read_buffer()
+        except (OSError, pa.ArrowException) as error:
             raise CannotMap(f"{self.path}: {error}") from None
         finally:
             os.close(descriptor)

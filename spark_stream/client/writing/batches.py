@@ -21,6 +21,7 @@ from spark_stream.wire.schemas import (
     TIMESTAMP_TYPE,
     empty_batch,
     fitted,
+    of_topic,
 )
 
 UNSENDABLE: Final = (
@@ -125,7 +126,8 @@ def fitted_to(batch: pa.RecordBatch, known: TopicDescription) -> pa.RecordBatch:
     """
     if known.schema_version and not batch.schema.equals(known.schema):
         batch = _brought_up(batch, known)
-    return fitted(batch, known.schema)
+    with of_topic(known.name):
+        return fitted(batch, known.schema)
 
 
 def _brought_up(batch: pa.RecordBatch, known: TopicDescription) -> pa.RecordBatch:

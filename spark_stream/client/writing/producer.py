@@ -45,7 +45,7 @@ from spark_stream.errors import (
 )
 from spark_stream.wire.limits import BATCH_BYTES_MAX
 from spark_stream.wire.messages import INT64_MAX
-from spark_stream.wire.schemas import fitted, is_default
+from spark_stream.wire.schemas import fitted, is_default, of_topic
 
 __all__ = ["Branch", "Producer"]
 
@@ -187,7 +187,8 @@ class Producer:
         """The topic, and the batch in its schema; SchemaMismatch if it does not fit."""
         known = self._topics.known(topic)
         if is_default(known.schema):
-            return known, fitted(completed(one_batch(batch, known.schema)), known.schema)
+            with of_topic(topic):
+                return known, fitted(completed(one_batch(batch, known.schema)), known.schema)
         try:
             return known, fitted_to(one_batch(batch, known.schema), known)
         except SchemaMismatch:

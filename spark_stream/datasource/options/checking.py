@@ -7,13 +7,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from spark_stream.datasource.kafka import instead_of
+from spark_stream.datasource.kafka import replaced
 from spark_stream.datasource.options.table import OPTIONS, Use, names_of_later, options_for
 from spark_stream.errors import InvalidOption, Unsupported
 
 TOPIC_SETTING: Final = "topic."
 """Before the name of a setting of a topic that the sink makes."""
 
+_WRITES: Final = "The option topic, or a column topic, says where a sink writes."
+_OTHER_SIDES: Final = {
+    "topic": "The option subscribe, subscribePattern or assign says what a source reads.",
+    "subscribe": _WRITES,
+    "subscribePattern": _WRITES,
+    "assign": _WRITES,
+}
 _LEAVE_OUT: Final = "Leave it out; docs/spark.md says what each option is for."
 
 
@@ -58,12 +65,14 @@ def checked(given: Mapping[str, str], side: Use, what: str) -> Given:
         elif name in others:
             raise InvalidOption(
                 f"option {others[name]!r} is not for a {what}",
-                hint=_LEAVE_OUT,
+                hint=_OTHER_SIDES.get(others[name], _LEAVE_OUT),
                 option=others[name],
             )
-        elif (hint := instead_of(key)) is not None:
+        elif (kafkas := replaced(key)) is not None:
+            shown = kafkas.shown(key)
             raise InvalidOption(
-                f"option {key!r} is one of Spark's Kafka connector; {hint}", option=key
+                f"option {shown!r} is one of Spark's Kafka connector; {kafkas.remedy}",
+                option=shown,
             )
         else:
             raise InvalidOption(f"unknown option {key!r}; {_guess(name, proper)}", option=key)

@@ -62,6 +62,7 @@ class SourceOptions:
     consumer: str | None = None
     filter: str | None = None
     push_filters: bool = False
+    mapped_reads: bool = True
 
 
 def source_options(given: Mapping[str, str], *, streaming: bool | None = None) -> SourceOptions:
@@ -107,6 +108,7 @@ def source_options(given: Mapping[str, str], *, streaming: bool | None = None) -
         consumer=options.value("consumer"),
         filter=options.value("filter"),
         push_filters=options.value("pushFilters"),
+        mapped_reads=options.value("mappedReads"),
     )
 
 

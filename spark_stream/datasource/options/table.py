@@ -218,6 +218,14 @@ OPTIONS: Final = (
         "false",
     ),
     Option(
+        "mappedReads",
+        Use.SOURCE,
+        "read large ranges [from the log's own files](spark.md#reads-next-to-the-data), where a"
+        " task runs on the machine of a replica",
+        values.boolean,
+        "true",
+    ),
+    Option(
         "topic",
         Use.SINK,
         "where to write; the option wins over the column",

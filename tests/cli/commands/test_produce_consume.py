@@ -53,6 +53,31 @@ def test_lines_in_and_out(served, call, monkeypatch):
     assert call("consume", "lines", "--from", "2999-01-01").out == ""
 
 
+@pytest.mark.parametrize(
+    ("first", "last", "told"),
+    [
+        ("earliest", "earliest", "nothing is before the first record"),
+        ("9", "3", "would end (--to 3) before it starts (--from 9)"),
+        ("-2", "-5", "would end (--to -5) before it starts (--from -2)"),
+        ("2024-05-02", "2024-05-01T00:00:00Z", "before it starts"),
+    ],
+)
+def test_a_range_that_ends_before_it_starts_is_refused(served, first, last, told):
+    refused = served.run("consume", "nowhere", "--from", first, "--to", last)
+    assert (refused.code, refused.out) == (2, "")
+    assert told in " ".join(refused.err.split())
+
+
+def test_a_partition_that_there_is_not_is_refused_before_anything_is_read_or_made(served):
+    served.log.create_topic("two", partitions=2)
+    refused = served.run("produce", "two", "--partition", "9", stdin="")
+    assert refused.code == 1
+    assert "--partition 9: topic 'two' has partitions 0 to 1" in refused.err
+    refused = served.run("produce", "new", "--create", "--partition", "1", stdin="x\n")
+    assert "topic 'new' has only partition 0" in refused.err
+    assert "new" not in served.log.topics()
+
+
 def files(folder: Path) -> list[Path]:
     """The same rows in every format."""
     rows = [{**row, "at": row["at"] or ""} for row in ROWS]

@@ -9,6 +9,15 @@ import pytest
 from tests.cli.conftest import run
 
 
+def test_who_names_a_topic_that_is_not_there_is_told_how_to_see_those_that_are(served):
+    for command in (["delete", "nope", "--yes"], ["alter", "nope", "--partitions", "2"]):
+        refused = served.run("topic", *command)
+        assert refused.code == 1
+        assert "there is no topic 'nope'" in refused.err
+        assert "`isolog topic list` shows those that there are" in refused.err
+        assert "sink" not in refused.err
+
+
 def test_a_topic_from_create_to_delete(served, call, monkeypatch):
     monkeypatch.setenv("ISOLOG_BOOTSTRAP", served.bootstrap)
     made = served.run(

@@ -110,7 +110,9 @@ def test_any_choice_of_columns_in_any_order_is_what_comes(kind, data):
 
 @pytest.mark.parametrize(("schema", "name"), [(DEFAULT_SCHEMA, "id"), (TYPED, "offset")])
 def test_a_column_that_is_not_there_is_refused_by_name_with_those_that_are(schema, name):
-    with pytest.raises(SchemaMismatch, match=f"topic 't' has no column '{name}'; it has") as caught:
+    with pytest.raises(
+        SchemaMismatch, match=f"topic 't' has no column '{name}'.*; it has"
+    ) as caught:
         View.of("t", schema, ["key" if schema is DEFAULT_SCHEMA else "id", name])
     assert caught.value.details == {"column": name}
 

@@ -1,0 +1,72 @@
+"""Arrow's cast, for nested values that Arrow refuses or should have refused.
+
+A struct that is null has something in its fields all the same, as a rule nulls. Where a field is
+declared NOT NULL, Arrow's cast of the whole calls these invalid, though nobody can see them. So
+what it refuses is cast part by part. In lists and maps it takes nulls where none are allowed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pt
+
+
+def cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """The array in another type: of nested ones in one with the same fields.
+
+    Raises:
+        pa.ArrowInvalid: a value, or a null, has no place in the type.
+        pa.ArrowNotImplementedError, pa.ArrowTypeError: nothing leads from one to the other.
+    """
+    if not pt.is_nested(kind):
+        return array.cast(kind)
+    try:
+        found = array.cast(kind)
+    except pa.ArrowInvalid:
+        if array.type.id != kind.id:
+            raise
+        found = _cast_parts(array, kind)
+    _check_nulls(found)
+    return found
+
+
+def _cast_parts(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    mask = array.is_null()
+    if pt.is_struct(kind):
+        if [each.name for each in array.type] != [each.name for each in kind]:
+            raise pa.ArrowInvalid(f"{array.type} has other fields than {kind}")
+        parts = [cast(array.field(place), field.type) for place, field in enumerate(kind)]
+        return pa.StructArray.from_arrays(parts, fields=list(kind), mask=mask)
+    array = _compact(array)
+    if pt.is_map(kind):
+        keys, items = cast(array.keys, kind.key_type), cast(array.items, kind.item_type)
+        return pa.MapArray.from_arrays(array.offsets, keys, items, type=kind, mask=mask)
+    values = cast(array.values, kind.value_type)
+    if pt.is_fixed_size_list(kind):
+        return pa.FixedSizeListArray.from_arrays(values, type=kind, mask=mask)
+    made = pa.LargeListArray if pt.is_large_list(kind) else pa.ListArray
+    return made.from_arrays(array.offsets, values, type=kind, mask=mask)
+
+
+def _compact(array: pa.Array) -> pa.Array:
+    """The same without what lies before, between and behind its values."""
+    return array.take(pa.array(np.arange(len(array))))
+
+
+def _check_nulls(array: pa.Array) -> None:
+    """ArrowInvalid for a null, seen through all that it is in, where its field takes none."""
+    kind = array.type
+    if pt.is_struct(kind):
+        within = zip(kind, array.drop_null().flatten(), strict=True)
+    elif pt.is_map(kind):
+        there = _compact(array.drop_null())
+        within = zip((kind.key_field, kind.item_field), (there.keys, there.items), strict=True)
+    elif pt.is_nested(kind):
+        within = zip((kind.value_field,), (array.flatten(),), strict=True)
+    else:
+        return
+    for field, seen in within:
+        if seen.null_count and not field.nullable:
+            raise pa.ArrowInvalid(f"field {field.name!r} of {kind} takes no nulls")
+        _check_nulls(seen)

@@ -1,0 +1,37 @@
+"""A query reads the log's own files, unless it is told not to."""
+
+from __future__ import annotations
+
+import psutil
+import pytest
+
+from tests.datasource.sources import batch_read
+from tests.mapped_files import watch_mapped
+from tests.support import NUMBERS, numbers
+
+
+@pytest.fixture
+def large(log, topic):
+    """Worth a file: a million bytes in some segments."""
+    log.create_topic(topic, schema=NUMBERS, config={"segment.bytes": "262144"})
+    with log.producer() as producer:
+        for first in range(0, 120_000, 10_000):
+            producer.append(topic, numbers(first, 10_000)).result()
+    return topic
+
+
+@pytest.mark.parametrize("maps", [True, False])
+def test_a_query_says_whether_it_maps_files(shared, large, monkeypatch, maps):
+    mapped = watch_mapped(monkeypatch)
+    assert batch_read(shared.address, large, mappedReads=maps) == list(range(120_000))
+    assert bool(mapped) == maps
+
+
+def test_records_that_are_held_hold_no_descriptor(log, large, monkeypatch):
+    """A client may keep the records of more segments than it may have files open."""
+    mapped = watch_mapped(monkeypatch)
+    me = psutil.Process()
+    held = log.read(large)
+    assert len(set(mapped)) > 2
+    assert not [each.path for each in me.open_files() if each.path.endswith(".arrow")]
+    assert held.column("n").to_pylist() == list(range(120_000))
