@@ -107,6 +107,7 @@ class Channel:
         self._owner = owner
         self._ready: deque[PlacedLane] = deque()
         self._pumping = False
+        self._connecting = False  # from another thread than its own
         self._next_number = 0
         self._progress = 0.0
         self._watched: Watched | None = None
@@ -257,7 +258,7 @@ class Channel:
     def _run(self) -> None:
         while True:
             with self._lock:
-                while not self._closed and (self._pumping or not self.waiting):
+                while not self._closed and (self._pumping or self._connecting or not self.waiting):
                     self._work.wait()
                 if self._closed:
                     return
@@ -265,6 +266,21 @@ class Channel:
                 continue
             self.pump()
             self._owner.want()
+
+    def serve(self) -> None:
+        """Connects and sends from the calling thread, which may wait, where no other does."""
+        with self._lock:
+            if self._thread or self._connecting or self._closed or self.stream or not self.waiting:
+                return
+            self._connecting = True
+        try:
+            connected = self._connected()
+        finally:
+            with self._lock:
+                self._connecting = False
+                self._work.notify()
+        if connected:
+            self.pump()
 
     def _connected(self) -> bool:
         """Whether there is a stream now; if not, the delivery has taken the lanes away."""

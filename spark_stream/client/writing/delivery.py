@@ -187,6 +187,9 @@ class Delivery:
             for channel in self._channels.values():
                 for placed in channel.lanes.values():
                     channel.list(placed)
+            channels = list(self._channels.values())
+        if len(channels) == 1 and len(self._brokers) == 1:  # else one that is lost holds up others
+            channels[0].serve()
         self.pump()
 
     def _find_leaders(self, lanes: list[PlacedLane]) -> None:
@@ -338,7 +341,8 @@ class Delivery:
             for each in placed:
                 self._take_out(channel, each, reason)
             waiting = any(len(each.lane) for each in placed)
-        for route in routes:
+            broken = not self._closed  # else the stream was ended from here: its leader still leads
+        for route in routes if broken else ():
             self._router.failed(route, reason)
         if not _passing(reason):
             self._clear_lanes(placed, reason)

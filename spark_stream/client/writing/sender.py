@@ -96,8 +96,7 @@ class Sender:
         # Not from 0: many short-lived producers would all write to partition 0.
         self._keyless = itertools.count(random.randrange(1 << 16))
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="isolog-sender", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
         threading.Thread(target=self._expire, name="isolog-deadlines", daemon=True).start()
 
     # -- taking ---------------------------------------------------------------------------------
@@ -157,7 +156,7 @@ class Sender:
                 # The sender wakes by itself after the linger; wake it only when that changes its
                 # plan.
                 if first or full:
-                    self.buffer.work.notify()
+                    self._wake()
         if alone:
             with self._order:
                 self._send_pending(topic, pending)
@@ -236,7 +235,8 @@ class Sender:
     def close(self) -> None:
         """Lets go of threads and streams; takes nothing more."""
         self.buffer.close()
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
         with self._lock:
             serving = list(self._serving.values())
         for thread in serving:
@@ -247,22 +247,29 @@ class Sender:
 
     # -- the sender's thread --------------------------------------------------------------------
 
+    def _wake(self) -> None:
+        """Has the thread look at what there is; the caller holds the lock.
+
+        There is none before there is something to do: batches that go at once need none.
+        """
+        if self._thread is None and not self.buffer.closed:
+            self._thread = threading.Thread(target=self._run, name="isolog-sender", daemon=True)
+            self._thread.start()
+        self.buffer.work.notify()
+
     def _run(self) -> None:
         """Sends what is due, serves who asks."""
         while True:
             with self._lock:
-                while True:
-                    due, asking = self._due(), self._served()
-                    if due or asking:
-                        break
+                while not (due := self._due()):
+                    self._serve_due()
                     if self.buffer.closed:
                         return
                     self.buffer.work.wait(self._next_due())
+                self._serve_due()
             for topic in due:
                 with self._order:
                     self._send_waiting(topic)
-            for delivery in asking:
-                self._start_serving(delivery)
 
     def _due(self) -> list[str]:
         now = time.monotonic()
@@ -274,19 +281,15 @@ class Sender:
             or now - waiting[0].since >= self._settings.linger_s
         ]
 
-    def _served(self) -> list[Delivery]:
-        """Takes out those that ask and may be served now."""
+    def _serve_due(self) -> None:
+        """Begins to serve those that ask and may be served now; the caller holds the lock."""
         if not self._asking:
-            return []
+            return
         now = time.monotonic()
-        found = [
-            delivery
-            for delivery in self._asking
-            if delivery.retry_at <= now and delivery not in self._serving
-        ]
-        for delivery in found:
-            del self._asking[delivery]
-        return found
+        for delivery in list(self._asking):
+            if delivery.retry_at <= now and delivery not in self._serving:
+                del self._asking[delivery]
+                self._start_serving(delivery)
 
     def _next_due(self) -> float | None:
         """Seconds until something is due; None while nothing waits."""
@@ -297,16 +300,21 @@ class Sender:
 
     def _ask(self, delivery: Delivery) -> None:
         with self._lock:
-            if not self.buffer.closed:
+            if self.buffer.closed:
+                return
+            if delivery in self._serving or delivery.retry_at > time.monotonic():
                 self._asking[delivery] = None
-                self.buffer.work.notify()
+                self._wake()
+                return
+            self._asking.pop(delivery, None)
+            self._start_serving(delivery)
 
     def _start_serving(self, delivery: Delivery) -> None:
+        """The caller holds the lock: so no other serves it too, or joins what has not begun."""
         thread = threading.Thread(
             target=self._serve, args=(delivery,), name="isolog-serving", daemon=True
         )
-        with self._lock:
-            self._serving[delivery] = thread
+        self._serving[delivery] = thread
         thread.start()
 
     def _serve(self, delivery: Delivery) -> None:
@@ -321,7 +329,8 @@ class Sender:
         finally:
             with self._lock:
                 del self._serving[delivery]
-                self.buffer.work.notify()
+                if self._asking:
+                    self._wake()
 
     def _expire(self) -> None:
         """Looks for batches whose time is over; on a thread of its own: others may be stuck."""

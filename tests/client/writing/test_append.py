@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from spark_stream import Written
+from spark_stream.client.connecting.router import Router
 from spark_stream.client.writing.appending import AppendStream
 from spark_stream.errors import InvalidRecord, SchemaMismatch, UnknownPartition, UnknownTopic
 from spark_stream.wire.schemas import HEADERS_TYPE, TIMESTAMP_TYPE
@@ -26,6 +27,25 @@ def test_a_batch_and_a_table_come_back_as_they_were(log, topic):
         assert first.result(20) == Written(topic, 0, 0, 5)
         assert second.result(20) == Written(topic, 0, 5, 5)
     assert log.read(topic)["n"].to_pylist() == list(range(10))
+
+
+def test_a_producer_that_ends_leaves_the_next_one_what_it_knows(log, topic, monkeypatch):
+    """Its stream has ended, and the leader still leads."""
+    log.create_topic(topic, schema=NUMBERS, partitions=2)
+    asked: list[str] = []
+    refresh = Router.refresh
+
+    def noted(router: Router, name: str, *rest: object) -> None:
+        asked.append(name)
+        refresh(router, name, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Router, "refresh", noted)
+    for first in range(0, 20, 5):
+        with log.producer() as producer:
+            for partition in range(2):
+                producer.append(topic, numbers(first, 5), partition=partition).result(20)
+    assert asked == [topic]
+    assert log.read(topic).num_rows == 40
 
 
 def test_nobody_writes_to_a_stream_whose_answers_nobody_reads_yet(log, topic, monkeypatch):
