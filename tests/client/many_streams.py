@@ -1,10 +1,10 @@
 """Many streams to brokers that are killed and stopped under them; a program of its own.
 
-``python -m tests.client.many_streams ADDRESSES SECONDS TOPIC…``: every topic has a producer that
-appends numbers in order, and a consumer that follows it. The program lives, every append is
-acknowledged in the end, and each consumer has seen each number once, in order. It prints how many
-appends there were. gRPC aborts a process whose threads use a stream wrongly, and then nothing is
-printed.
+``python -m tests.client.many_streams ADDRESSES TOPIC…``: until standard input ends, every topic has
+a producer that appends numbers in order, and a consumer that follows it. The program lives, every
+append is acknowledged in the end, and each consumer has seen each number once, in order. It prints
+how many appends there were. gRPC aborts a process whose threads use a stream wrongly, and then
+nothing is printed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import faulthandler
 import itertools
 import sys
 import threading
-import time
 
 import spark_stream as isolog
 from tests.support import eventually, numbers
@@ -25,10 +24,10 @@ SETTLED_S = 60.0
 class Stream:
     """A producer and a consumer of one topic."""
 
-    def __init__(self, log: isolog.Log, topic: str, until: float) -> None:
+    def __init__(self, log: isolog.Log, topic: str, over: threading.Event) -> None:
         self._log = log
         self._topic = topic
-        self._until = until
+        self._over = over
         self.appends = 0
         self.wrong = ""
         self._seen = 0
@@ -50,9 +49,8 @@ class Stream:
             futures = []
             for number in itertools.count():
                 futures.append(producer.append(self._topic, numbers(number * ROWS, ROWS), 0))
-                if time.monotonic() > self._until:
+                if self._over.wait(0.002):
                     break
-                time.sleep(0.002)
         offsets = [each.result(0).offset for each in futures]
         assert offsets == list(range(0, ROWS * len(futures), ROWS))
         self.appends = len(futures)
@@ -69,15 +67,17 @@ class Stream:
 
 def main() -> None:
     faulthandler.enable()
-    addresses, seconds, *topics = sys.argv[1:]
-    until = time.monotonic() + float(seconds)
+    addresses, *topics = sys.argv[1:]
+    over = threading.Event()
     with isolog.connect(addresses, timeout=SETTLED_S) as log:
-        streams = [Stream(log, topic, until) for topic in topics]
+        streams = [Stream(log, topic, over) for topic in topics]
         threads = [thread for stream in streams for thread in stream.threads]
         for thread in threads:
             thread.start()
+        sys.stdin.read()
+        over.set()
         for thread in threads:
-            thread.join(float(seconds) + 2 * SETTLED_S)
+            thread.join(2 * SETTLED_S)
             assert not thread.is_alive(), thread.name
     wrong = [stream.wrong for stream in streams if stream.wrong]
     assert not wrong, wrong

@@ -157,7 +157,7 @@ def test_topics_with_different_columns_are_refused(
 ) -> None:
     other = f"{hundred}-other"
     log.create_topic(other, schema=pa.schema([("n", pa.string())]))
-    with pytest.raises(AnalysisException, match="'n' is int64 and string"):
+    with pytest.raises(AnalysisException, match="'n' is bigint and string"):
         queries.read(f"{hundred},{other}").count()
 
 

@@ -139,7 +139,7 @@ class Channel:
 
     def wake(self) -> None:
         """Has the channel's own thread connect, or send what is listed."""
-        if self._thread is None and not self._closed:
+        if self._thread is None and not (self._closed or self._connecting):
             self._thread = threading.Thread(
                 target=self._run, name=f"isolog-append-{self._topic.name}", daemon=True
             )
@@ -214,7 +214,7 @@ class Channel:
                 if found is None:
                     self._pumping = False
                     if self.stream is None and self.waiting:  # its schema was altered
-                        self._work.notify()
+                        self.wake()
                     break
             stream, batch, epoch = found
             envelope = envelope_bytes(batch.number, batch.partition, batch.stamp, epoch)
@@ -223,7 +223,7 @@ class Channel:
             except BaseException:  # the caller was interrupted: the batch goes again in time
                 with self._lock:
                     self._pumping = False
-                    self._work.notify()
+                    self.wake()
                 raise
 
     def _taken(self) -> tuple[AppendStream, Outgoing, int | None] | None:

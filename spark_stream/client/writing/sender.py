@@ -3,9 +3,10 @@
 Memory is bounded: what is not settled counts against ``buffer_bytes``, and a caller that is faster
 than the broker waits (``buffer``). Records of one partition stay in the order of the calls.
 
-Threads: callers send what can go at once; ``isolog-sender`` sends what has waited. Neither waits
-for a broker: whoever needs to find a leader or to get an identity is served by a thread made for
-it, and each channel to a leader has one. ``isolog-deadlines`` settles what took too long.
+Threads: callers send what can go at once; ``isolog-sender``, made when something has to wait, sends
+what has waited. Neither waits for a broker: whoever needs to find a leader, to get an identity, or
+to connect to the only broker is served by a thread made for it; of several brokers each has a
+channel with one. ``isolog-deadlines`` settles what took too long.
 """
 
 from __future__ import annotations
