@@ -39,6 +39,7 @@ from tests.chaos.workers import (
     transactional_writer,
 )
 from tests.replication.clusters import CONF, copies_are_equal, in_sync, patiently, restored
+from tests.support import eventually
 
 if TYPE_CHECKING:
     from tests.chaos.query import Copy
@@ -199,6 +200,7 @@ def run(seconds: float, seed: int, *, spark: bool = False) -> Outcome:
         calm.set()
         mishaps.join(ENDING_S)
         restored(cluster)
+        eventually(lambda: notes.enough, ENDING_S)
         stop.set()
         stuck = _joined(writers)
         problems: list[str] = []

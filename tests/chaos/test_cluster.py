@@ -28,7 +28,6 @@ def test_nothing_committed_is_lost_repeated_reordered_or_in_part_and_replicas_ar
     print(found)
     assert found.problems == [], f"seed {seed}"
     assert set(found.strikes) == {"kill", "kill all", "doubt", "stop", "pause", "cut", "cut off"}
-    assert found.notes.commits >= 10
-    assert found.notes.aborts >= 5
+    assert found.notes.enough
     assert set(found.reads["level"]) == set(LEVELS)
     assert {"acknowledged", "committed", "aborted"} <= set(found.writes["outcome"])

@@ -32,6 +32,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 
 LEVELS = ("read_uncommitted", "read_replicated", "read_committed", "read_atomic")
 SECONDS = float(os.environ.get("ISOLOG_CHAOS_SECONDS", "12"))
+KILLS = 2
 
 
 def test_nothing_is_lost_duplicated_reordered_aborted_or_fractured(tmp_path: Path) -> None:
@@ -40,9 +41,7 @@ def test_nothing_is_lost_duplicated_reordered_aborted_or_fractured(tmp_path: Pat
     notes, kills = run(tmp_path, seed)
     writes, reads = pd.concat(notes.writes), pd.concat(notes.reads)
     assert notes.surprises == []
-    assert kills >= 2
-    assert notes.commits >= 10
-    assert notes.aborts >= 5
+    assert kills >= KILLS
     assert set(reads["level"]) == set(LEVELS)
     finals = {f"final-{level}" for level in LEVELS} | {f"follow-{level}" for level in LEVELS}
     assert finals <= set(reads["reader"])
@@ -75,7 +74,7 @@ def run(folder: Path, seed: int) -> tuple[Notes, int]:
         for each in everybody:
             each.start()
         kills, until = 0, time.monotonic() + SECONDS
-        while time.monotonic() < until:
+        while time.monotonic() < until or kills < KILLS or not notes.enough:
             time.sleep(0.3 + chance.random() * 2.0)
             broker.kill()
             broker.restart()

@@ -45,6 +45,14 @@ class Notes:
     commits: int = 0
     aborts: int = 0
 
+    @property
+    def enough(self) -> bool:
+        """Whether the history shows something, or shows by a surprise that it is over.
+
+        How long that takes is the machine's; a run lasts at least so long.
+        """
+        return bool(self.surprises) or (self.commits >= 10 and self.aborts >= 5)
+
     def wrote(
         self,
         writer: str,
