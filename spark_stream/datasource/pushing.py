@@ -10,7 +10,6 @@ it, with the option ``pushFilters``.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
@@ -32,14 +31,6 @@ from spark_stream.sql.tree import (
     Predicate,
 )
 from spark_stream.sql.writing import both, literal_of, sql_of
-
-_WORKER: Final = "pyspark.sql.worker.data_source_pushdown_filters"
-
-
-def is_asked_for_filters() -> bool:
-    """Whether this process is the worker in which Spark pushes filters."""
-    main = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return _WORKER in sys.modules or (main is not None and main.name == _WORKER)
 
 
 class PushingReader(IsologReader):

@@ -24,12 +24,13 @@ from spark_stream.datasource.options import (
 )
 from spark_stream.datasource.plainly import RefusedStream, plainly
 from spark_stream.datasource.planning import Planner
-from spark_stream.datasource.pushing import PushingReader, is_asked_for_filters
+from spark_stream.datasource.pushing import PushingReader
 from spark_stream.datasource.reader import IsologReader
 from spark_stream.datasource.stream_reader import IsologStreamReader
 from spark_stream.datasource.tables import kept_options, names_both_sides, table_options
 from spark_stream.datasource.travel import Travels
 from spark_stream.datasource.types import to_spark
+from spark_stream.datasource.worker import PUSHES_FILTERS, is_worker
 from spark_stream.datasource.writer import IsologStreamWriter, IsologWriter
 from spark_stream.errors import IsologError, Unsupported
 
@@ -70,7 +71,7 @@ class IsologDataSource(Travels, DataSource):
     @plainly
     def reader(self, schema: StructType) -> DataSourceReader:
         options = self._source(schema, False)
-        pushes = options.push_filters and is_asked_for_filters()
+        pushes = options.push_filters and is_worker(PUSHES_FILTERS)
         return (PushingReader if pushes else IsologReader)(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:

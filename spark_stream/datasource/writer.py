@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -27,6 +28,7 @@ from spark_stream.datasource.plainly import plainly
 from spark_stream.datasource.session import Session, check_one_log, session
 from spark_stream.datasource.task import TaskWriter, Wrote
 from spark_stream.datasource.travel import Travels
+from spark_stream.datasource.worker import COMMITS, is_worker
 from spark_stream.errors import IsologError
 
 logger = logging.getLogger(__name__)
@@ -57,11 +59,15 @@ class IsologWriter(Travels, DataSourceArrowWriter):
 
 
 class IsologStreamWriter(Travels, DataSourceStreamArrowWriter):
-    """The streaming sink. Spark makes it anew for every commit: it keeps nothing."""
+    """The streaming sink. Spark makes it anew for every commit: it keeps nothing.
+
+    The one that commits asks nothing beforehand: what it would ask, the one that planned has asked.
+    """
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         plan = plan_of(options.checkpoint) if options.transactional else Plan()
-        self._task = TaskWriter(options, schema, plan=plan).prepared()
+        task = TaskWriter(options, schema, plan=plan)
+        self._task = task if is_worker(COMMITS) else task.prepared()
 
     @plainly
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -97,8 +103,12 @@ def _identity(options: SinkOptions) -> Identity:
 
 
 def _commit(task: TaskWriter, messages: list[WriterCommitMessage | None], batch: int) -> None:
-    here = session(task.options.place)
-    check_one_log(here, [each.cluster_id for each in messages if isinstance(each, Wrote)])
+    clusters = [each.cluster_id for each in messages if isinstance(each, Wrote)]
+    if not clusters:
+        return
+    place = task.options.place
+    here = session(replace(place, cluster_id=place.cluster_id or clusters[0]))
+    check_one_log(here, clusters)
     keep = task.options.keep_different
     branches.commit(here.transactions, _written(messages), batch, keep_different=keep)
 

@@ -7,7 +7,7 @@ from pyspark.sql import datasource as spark
 from pyspark.sql.types import StructType
 
 from spark_stream.datasource.options import source_options
-from spark_stream.datasource.pushing import PushingReader, is_asked_for_filters
+from spark_stream.datasource.pushing import PushingReader
 from spark_stream.datasource.source import IsologDataSource
 from spark_stream.datasource.types import to_spark
 from spark_stream.errors import InvalidFilter, IsologError
@@ -80,7 +80,6 @@ def test_pushed_filters_are_taken_or_given_back_by_reference(shared, thousands):
     ]
     assert [id(each) for each in reader.pushFilters([*taken, *left])] == list(map(id, left))
     assert rows_of(reader) == [4, 6, 4, 6]
-    assert not is_asked_for_filters()
 
 
 def test_a_filter_is_looked_at_when_the_columns_are(shared, thousands):

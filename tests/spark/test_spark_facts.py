@@ -28,6 +28,7 @@ from pyspark.sql.types import StructType
 
 import spark_stream as isolog
 from spark_stream.datasource.identity import BATCH, QUERY, RUN
+from spark_stream.datasource.worker import COMMITS, is_worker
 from tests.spark.conftest import Queries
 from tests.support import eventually
 
@@ -97,7 +98,7 @@ class Writes(DataSourceStreamArrowWriter):
         self._told = Path(options["told"])
         self._fails = options.get("fails") == "true"
         with self._told.open("a") as out:
-            out.write(json.dumps(["made", *arguments]) + "\n")
+            out.write(json.dumps(["made", is_worker(COMMITS), *arguments]) + "\n")
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         from pyspark import TaskContext
@@ -271,6 +272,13 @@ def test_a_sink_is_made_anew_for_every_commit(run: Run) -> None:
     """So nothing of a task or of an earlier commit is on ``self``."""
     makers = run.calls("made")
     assert len(makers) >= 2
+
+
+def test_a_sink_can_tell_by_its_process_that_it_is_made_for_a_commit(run: Run) -> None:
+    """So it need not prepare what only its tasks use; else it would, and be none the worse."""
+    commits = [commits for commits, *_ in run.calls("made")]
+    assert commits.count(True) == len(run.calls("commit"))
+    assert not commits[0]
 
 
 def test_what_a_reader_reports_is_the_latest_offset_of_the_progress(run: Run) -> None:
