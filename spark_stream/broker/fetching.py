@@ -28,6 +28,7 @@ from spark_stream.consistency.lineage import Lineage, lost_above
 from spark_stream.errors import (
     DamagedSegment,
     DataLoss,
+    EntriesGone,
     InvalidFilter,
     InvalidRequest,
     OffsetEvicted,
@@ -216,15 +217,18 @@ class FetchStream:
                 log_end_offset=int(found.log_end_offset),
             )
         if isinstance(found, Evicted):
-            raise OffsetEvicted(
-                f"{where}: offset {found.start} is gone; the first left is"
-                f" {found.log_start_offset}",
-                topic=request.topic,
-                partition=request.partition,
-                asked=int(found.start),
-                log_start_offset=int(found.log_start_offset),
-            )
+            raise self._evicted(found.start, found.log_start_offset)
         return found
+
+    def _evicted(self, asked: Offset, log_start: Offset) -> OffsetEvicted:
+        topic, partition = self._request.topic, self._request.partition
+        return OffsetEvicted(
+            f"{topic}/{partition}: offset {asked} is gone; the first left is {log_start}",
+            topic=topic,
+            partition=partition,
+            asked=int(asked),
+            log_start_offset=int(log_start),
+        )
 
     def answers(self) -> Iterator[Answer]:
         """Batches with their facts; the last one is empty and says where to read on."""
@@ -303,8 +307,12 @@ class FetchStream:
         except DamagedSegment as error:
             self._partition.check_alone(error)
             raise
-        except StorageFailure:
-            self._visible()  # the segment may have been evicted meanwhile: that is the better error
+        except (EntriesGone, StorageFailure):
+            # If the segment was evicted meanwhile, that is the better error; the bounds may not
+            # show it yet.
+            if self._position < (log_start := self._partition.log.start.offset):
+                raise self._evicted(self._position, log_start) from None
+            self._visible()
             raise
 
     def _told(self, chunks: Iterator[Chunk]) -> Iterator[tuple[Chunk, Lineage]]:

@@ -382,6 +382,7 @@ class PartitionLog:
 
         Raises:
             DamagedSegment: the next record of the range is damaged.
+            EntriesGone: the log begins behind ``start`` since retention has removed a segment.
             SchemaMismatch: it has a value that has no place in the reader's schema.
         """
         budget, log_format = Budget(max_records, max_bytes), self.format

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from spark_stream.consistency.entries import Kind, at_offset
 from spark_stream.consistency.ids import Offset
-from spark_stream.errors import DamagedSegment
+from spark_stream.errors import DamagedSegment, EntriesGone
 from spark_stream.storage.chunks import Chunk, Stored, joined
 from spark_stream.storage.filtering import Filtering
 from spark_stream.storage.segment import Segment
@@ -140,6 +140,7 @@ def read_segments(
     Raises:
         DamagedSegment: the first record of the range fails its checksum. Where a later one does,
             what is good before it is given, and the next read meets the damage.
+        EntriesGone: retention has removed the first record of the range.
     """
     position = start
     for segment in segments:
@@ -147,6 +148,11 @@ def read_segments(
             return
         if position >= segment.end.offset:
             continue
+        if position < segment.first.offset:
+            raise EntriesGone(
+                f"{segment.name.arrow.parent} begins at offset {segment.first.offset} now, and"
+                f" not at {position}"
+            )
         try:
             for chunk in _chunks(segment, position, end, wanted, budget):
                 position = chunk.next_offset

@@ -8,16 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from spark_stream.broker import fetching
 from spark_stream.broker.fetching import FetchStream
 from spark_stream.broker.host import Host
 from spark_stream.broker.waiting import WaitingReads
 from spark_stream.cluster.partitions import PartitionId, key_of, put_of
 from spark_stream.cluster.topics import TOPICS, Topic, encode
 from spark_stream.cluster.view import ClusterView
-from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
+from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch, Offset
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.partition_record import Member, PartitionRecord
-from spark_stream.errors import LeaderEpochFenced, LeaderUnavailable, NotLeader
+from spark_stream.errors import LeaderEpochFenced, LeaderUnavailable, NotLeader, OffsetEvicted
 from spark_stream.storage.directory import LogDirectory
 from spark_stream.storage.settings import LogSettings
 from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
@@ -32,9 +33,9 @@ AT = PartitionId("id", 0)
 class OneOfTwo:
     """A broker with a replica of a partition that another broker has too."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, config: dict[str, str] | None = None) -> None:
         self.store = MemoryStore(MemoryRecords())
-        self.store.put(TOPICS + "t", encode(Topic("t", "id", NUMBERS, 1, {})), 0)
+        self.store.put(TOPICS + "t", encode(Topic("t", "id", NUMBERS, 1, config or {})), 0)
         self._put(ME, 1, 0)
         directory = LogDirectory(path, "cluster", ME)
         directory.topic("t", "id").mkdir(parents=True)
@@ -120,3 +121,23 @@ def test_a_new_leader_does_not_cut_a_range_short_at_a_bound_that_it_does_not_kno
         list(broker.fetch(level, end=3).answers())
     [(_, facts)] = broker.fetch(level).answers()
     assert json.loads(facts)["next"] == 0, "nobody told this reader of more"
+
+
+def test_a_fetch_that_retention_overtakes_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It has just seen what it may read, and the first of it is removed before it is read."""
+    broker = OneOfTwo(tmp_path, {"retention.ms": "100"})
+    log = broker.host.topic("t").partition(0).log
+
+    def hold_none(*_: object) -> None:
+        """Stands where a fetch looks for files, right before it reads."""
+        log.housekeep(log.segments[-2].last_appended + 3_600_000_000, Offset(3))
+
+    try:
+        broker.append(0)
+        log.roll()
+        broker.append(3)
+        monkeypatch.setattr(fetching, "holder_for", hold_none)
+        with pytest.raises(OffsetEvicted, match="offset 0 is gone; the first left is 3"):
+            list(broker.fetch().answers())
+    finally:
+        broker.host.close()

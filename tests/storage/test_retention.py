@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from spark_stream.consistency.ids import EntryIndex, Offset
 from spark_stream.consistency.leader import Boundary
-from spark_stream.errors import DiskFull
+from spark_stream.errors import DiskFull, EntriesGone
 from spark_stream.storage.log import PartitionLog
 from spark_stream.storage.retention import SegmentFacts, removable
 from spark_stream.storage.settings import LogSettings
@@ -200,6 +200,19 @@ def test_a_reader_keeps_what_it_mapped_when_retention_removes_it(tmp_path):
     first = next(reader)
     assert log.housekeep(NOW + 3600 * SECOND, log.end.offset) == 1
     assert first.batch.num_rows + sum(chunk.batch.num_rows for chunk in reader) == 90
+
+
+@pytest.mark.parametrize("locating", [False, True])
+@pytest.mark.parametrize("gone", [1, 3])
+def test_a_read_that_retention_is_faster_than_gives_nothing_of_what_is_left(
+    tmp_path, locating, gone
+):
+    """It was asked for while its first record was there, and begins when it is gone."""
+    log = aged_log(tmp_path, retention_ms=100)
+    reader = log.read(Offset(3), log.end.offset, locating=locating)
+    assert log.housekeep(NOW + 3600 * SECOND, Offset(10 * gone)) == gone
+    with pytest.raises(EntriesGone, match=f"begins at offset {10 * gone} now, and not at 3"):
+        next(reader)
 
 
 class Died(BaseException):

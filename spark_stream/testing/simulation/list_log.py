@@ -295,6 +295,8 @@ class ListLog(ReplicaLog):
     ) -> Iterator[Chunk]:
         if rows is not None or locating:
             raise NotImplementedError("no client of the simulator filters, or maps files")
+        if start < self.start.offset:
+            raise EntriesGone(f"{self.directory} does not have the offset {start}")
         budget = Budget(max_records, max_bytes)
         first = bisect_right(self._entries, start, key=lambda kept: kept.end)
         for kept in self._entries[first:]:
