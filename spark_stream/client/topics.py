@@ -160,7 +160,10 @@ class TopicsClient:
             yield
         except UnknownTopic as error:
             with suppress(IsologError):  # who cannot be asked for all names leaves it as it is
-                near = difflib.get_close_matches(topic, self.names(), n=1, cutoff=_NEAR)
+                names = self.names()
+                near = difflib.get_close_matches(topic, names, n=1, cutoff=_NEAR)
+                if topic in names:  # somebody has just made it
+                    near = []
                 meant = f"; did you mean {near[0]!r}?" if near else ""
                 told = error.hint if hint is None else hint
                 error = UnknownTopic(error.message + meant, hint=told, **error.details)

@@ -64,15 +64,16 @@ def check_topic_schema(schema: pa.Schema) -> pa.Schema:
         apart). UnsupportedType: a column (named) whose type the log does not carry.
     """
     if len(schema) == 0:
-        raise SchemaMismatch("a topic needs at least one column")
+        raise SchemaMismatch("a topic needs at least one column", hint="Give it one.")
     seen: dict[str, str] = {}
     for field in schema:
         folded = field.name.lower()
         if not field.name or folded in seen:
-            clash = f"columns {seen[folded]!r} and {field.name!r}" if field.name else "a column"
+            clash = f"columns {seen.get(folded)!r} and {field.name!r} cannot be told apart"
             raise SchemaMismatch(
-                f"{clash} cannot be told apart" if field.name else "a column has no name",
+                clash if field.name else "a column has no name",
                 column=field.name,
+                hint="Give each column a name of its own; capitals make no difference.",
             )
         seen[folded] = field.name
         if folded in {each.name for each in METADATA} and not is_default(schema):

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import spark_stream as isolog
+from spark_stream.client.topics import TopicsClient
 from spark_stream.errors import (
     InvalidAssignment,
     InvalidConfig,
@@ -230,6 +231,14 @@ def test_an_unknown_topic_is_told_with_the_name_that_may_be_meant(log, topic):
             call()
         assert caught.value.message == f"there is no topic '{asked}'; did you mean '{name}'?"
         assert caught.value.details == {"topic": asked}
+
+
+def test_an_unknown_topic_that_was_made_since_is_told_without_a_guess(log, topic, monkeypatch):
+    """Its name is the nearest of all."""
+    monkeypatch.setattr(TopicsClient, "names", lambda _: [topic])
+    with pytest.raises(UnknownTopic) as caught:
+        log.describe(topic)
+    assert caught.value.message == f"there is no topic '{topic}'"
 
 
 def test_an_unknown_topic_like_no_other_is_told_without_a_guess(log):
