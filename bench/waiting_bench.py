@@ -10,6 +10,7 @@ import statistics
 import subprocess
 import sys
 import threading
+import time
 
 import pyarrow as pa
 import pyarrow.flight as fl
@@ -23,6 +24,7 @@ WAITING = 500
 ROUNDS = 4
 APPENDS = 200
 WAIT_MS = 60_000
+RETRY_PAUSE_S = 0.1
 
 
 def run(log: isolog.Log, results: Results) -> None:
@@ -90,10 +92,13 @@ def _poll(address: str, topic: str, started: threading.Semaphore) -> None:
     start = -1  # the end
     asked = {"topic": topic, "partition": 0, "wait_ms": WAIT_MS}
     while True:
-        reader = client.do_get(fl.Ticket(json.dumps({**asked, "start": start}).encode()))
-        started.release()
-        for chunk in reader:
-            start = json.loads(chunk.app_metadata.to_pybytes())["next"]
+        try:
+            reader = client.do_get(fl.Ticket(json.dumps({**asked, "start": start}).encode()))
+            started.release()
+            for chunk in reader:
+                start = json.loads(chunk.app_metadata.to_pybytes())["next"]
+        except fl.FlightError:  # a leader may be missing for a moment
+            time.sleep(RETRY_PAUSE_S)
 
 
 if __name__ == "__main__":
