@@ -231,10 +231,13 @@ class FetchStream:
         )
 
     def answers(self) -> Iterator[Answer]:
-        """Batches with their facts; the last one is empty and says where to read on."""
+        """Batches with their facts; the last one is empty and says where to read on.
+
+        One of several fetches that has told all of its range has nothing to add, and no last one.
+        """
         request = self._request
         left = request.max_records or UNLIMITED
-        begin = self._position
+        begin = told = self._position
         more = True
         while more:
             try:
@@ -243,13 +246,16 @@ class FetchStream:
                     left -= answer[0].num_rows
                     self._waiting.end_turn()
                     yield answer
+                    told = self._position
             finally:
                 self._waiting.end_turn()
             more = more and request.follow and not self._at_end() and left > 0
             more = more and not self._cancelled()
         if self._position == begin:
             self._check_not_short()
-        yield self._last()
+        whole = begin < told and request.end is not None and told >= request.end
+        if not (whole and self._number is not None):
+            yield self._last()
 
     def _check_not_short(self) -> None:
         """LeaderUnavailable if nothing of a range is shown only since the bound is not known yet.

@@ -74,9 +74,10 @@ class RangeReader:
         """The ranges in one call as far as that goes, and what is left of each by itself."""
         left = dict(enumerate(task))
         sources = {}
+        views: dict[tuple[str, int], View] = {}
         for number, asked in left.items():
             try:
-                sources[number] = self._source(asked, schema)
+                sources[number] = self._source(asked, schema, views)
             except IsologError:  # it is told when the range is read by itself
                 logger.debug("%s/%d is read by itself", asked.topic, asked.partition)
         numbers = list(sources)
@@ -94,7 +95,7 @@ class RangeReader:
         while position < asked.end:
             before = position
             try:
-                source = self._source(asked, schema)
+                source = self._source(asked, schema, {})
                 for fetched in _visible(source, position, asked.end):
                     position = fetched.next
                     if fetched.batch.num_rows:
@@ -118,14 +119,20 @@ class RangeReader:
                 self._lost(error, error)
                 asked = replace(asked, end=int(error.details.get("left", position)))
 
-    def _source(self, asked: Range, schema: pa.Schema) -> Source:
+    def _source(
+        self, asked: Range, schema: pa.Schema, views: dict[tuple[str, int], View]
+    ) -> Source:
+        """What to read the range from; ``views``: those made before, by topic and version."""
         here = session(self.options.place)
         topic = here.topics.known(asked.topic)
         if topic.id != asked.topic_id:  # this process remembers an earlier topic of the name
             topic = here.topics.describe(asked.topic)
         if topic.id != asked.topic_id:
             raise UnknownTopic(f"topic {asked.topic!r} was made anew", topic=asked.topic)
-        view = self._view(topic, schema)
+        version = topic.id, topic.schema_version
+        if version not in views:
+            views[version] = self._view(topic, schema)
+        view = views[version]
         isolation = self.options.isolation
         if isolation is Isolation.READ_ATOMIC:
             isolation = Isolation.READ_COMMITTED  # what is atomic is the range: it ends at a cut

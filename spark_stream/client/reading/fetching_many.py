@@ -43,6 +43,7 @@ def fetch_many(wanted: Sequence[Wanted]) -> Iterator[tuple[int, Fetched]]:
     All sources have one router. Read on where the last ``next`` of each range says.
     """
     groups: dict[tuple[str, str, str], list[tuple[int, Route]]] = defaultdict(list)
+    sent: dict[int, str] = {}  # by the view: most ranges share one
     for number, each in enumerate(wanted):
         try:
             route = each.source.route()
@@ -50,8 +51,9 @@ def fetch_many(wanted: Sequence[Wanted]) -> Iterator[tuple[int, Fetched]]:
             logger.debug("a range is left to be read by itself: %s", error)
             continue
         view = each.source.view
-        columns = str([view.field(name) for name in view.asked])
-        groups[route.leader, route.address, columns].append((number, route))
+        if id(view) not in sent:
+            sent[id(view)] = str([view.field(name) for name in view.asked])
+        groups[route.leader, route.address, sent[id(view)]].append((number, route))
     for group in groups.values():
         yield from _fetch(wanted, group)
 
