@@ -152,6 +152,7 @@ def test_a_leader_that_stood_still_serves_nothing_of_its_old_epoch(cluster, log,
     old = cluster.leader(topic)
     with cluster.connect(timeout=60) as late, late.producer(timeout_ms=60_000) as producer:
         producer.append(topic, numbers(5, 1), 0).result(WAIT_S)
+        in_sync(log, topic)  # the leader alone has acknowledged it: a new one would lack it
         cluster.pause(old)
         eventually(lambda: partition(log, topic).leader not in (None, str(old)))
         written(log, topic, 6, 4)
