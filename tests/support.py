@@ -31,7 +31,7 @@ START_S = 60.0
 CALL = fl.FlightCallOptions(timeout=20)
 
 
-def eventually(check: Callable[[], Any], timeout_s: float = 20.0) -> Any:
+def eventually(check: Callable[[], Any], timeout_s: float = 60.0) -> Any:
     """The first true value of ``check``; fails when there is none in time."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -148,13 +148,13 @@ class BrokerProcess:
             self.process.kill()
         self.wait()
 
-    def terminate(self, timeout_s: float = 20.0) -> int:
+    def terminate(self, timeout_s: float = 60.0) -> int:
         """SIGTERM; its exit code."""
         if self.alive:
             self.process.terminate()
         return self.wait(timeout_s)
 
-    def wait(self, timeout_s: float = 20.0) -> int:
+    def wait(self, timeout_s: float = 60.0) -> int:
         code = self.process.wait(timeout_s)
         if self.process.stdout is not None:
             self.process.stdout.close()

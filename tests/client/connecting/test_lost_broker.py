@@ -26,13 +26,14 @@ from tests.support import BrokerProcess, eventually, free_port, values
 pytestmark = pytest.mark.slow  # every test here starts a broker, or uses one
 
 TIMEOUT = 1.0
+STALL = 15.0  # a shared machine may stand still so long; who hangs, hangs for longer
 
 
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
     begun = time.monotonic()
     yield
-    assert time.monotonic() - begun < seconds
+    assert time.monotonic() - begun < seconds + STALL
 
 
 @pytest.fixture
@@ -174,7 +175,7 @@ def test_a_host_name_is_an_address(broker):
 def test_a_send_to_a_killed_broker_fails_in_time(gone):
     producer = gone.producer(timeout_ms=1000)
     with within(8):
-        error = producer.send("t", b"v").exception(8)
+        error = producer.send("t", b"v").exception(8 + STALL)
         assert isinstance(error, BrokerUnavailable | UnknownOutcome)
         producer.close()
 
@@ -197,7 +198,7 @@ def test_what_was_sent_and_not_answered_has_an_unknown_outcome(broker):
         broker.pause()
         sent = producer.append("t", values("a", "b"))
         with within(5):
-            error = sent.exception(5)
+            error = sent.exception(5 + STALL)
         assert isinstance(error, UnknownOutcome)
         assert not error.retriable
         assert "2 records" in error.message
@@ -220,7 +221,7 @@ def test_killed_with_appends_in_flight_their_outcome_is_unknown_if_nobody_comes_
         futures = [producer.append("t", values("a")) for _ in range(8)]
         broker.kill()
         with within(5):
-            kinds = [type(future.exception(5)) for future in futures]
+            kinds = [type(future.exception(5 + STALL)) for future in futures]
         assert kinds == [UnknownOutcome] * 5 + [BrokerUnavailable] * 3
         producer.close()
 
@@ -239,13 +240,15 @@ def test_a_write_that_nobody_reads_ends_in_time(tmp_path, listen):
         def write() -> None:
             for _ in range(3):
                 try:
-                    outcomes.append(producer.append("t", values(b"x" * (12 << 20))).exception(20))
+                    outcomes.append(
+                        producer.append("t", values(b"x" * (12 << 20))).exception(20 + STALL)
+                    )
                 except BufferFull as error:
                     outcomes.append(error)
 
         writer = threading.Thread(target=write, daemon=True)
         writer.start()
-        writer.join(30)
+        writer.join(60)
         assert not writer.is_alive()
         assert len(outcomes) == 3
         # What went into the transport is unknown; what found no connection any more was never sent.
@@ -290,7 +293,7 @@ def test_a_full_buffer_is_told_in_time(gone):
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(15)
+            thread.join(15 + STALL)
     assert blocked
     assert blocked[0].retriable
     assert "buffer_bytes is 1000" in blocked[0].message

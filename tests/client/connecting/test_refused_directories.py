@@ -77,7 +77,7 @@ def test_a_path_that_cannot_be_is_told_at_once(tmp_path):
     begun = time.monotonic()
     with pytest.raises(InvalidOption, match="path"):
         isolog.connect(path=tmp_path / ("x" * 300))
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 20
     assert list(tmp_path.iterdir()) == []
 
 

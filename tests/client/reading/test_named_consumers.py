@@ -271,7 +271,7 @@ def test_a_consumer_that_iterates_is_told_that_its_name_was_taken_over(log, topi
         began = time.monotonic()
         with pytest.raises(ConsumerFenced):
             next(records)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 30
 
 
 def test_who_owns_a_name_is_kept_over_a_kill(broker):
