@@ -32,7 +32,7 @@ from spark_stream.client.values import (
 from spark_stream.client.writing.producer import Producer
 from spark_stream.client.writing.transactional import TransactionalProducer
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.errors import InvalidOption
+from spark_stream.errors import InvalidOption, OffsetEvicted
 from spark_stream.wire.limits import REQUEST_TIMEOUT_S
 from spark_stream.wire.messages import Empty, Status
 
@@ -340,7 +340,8 @@ class Log(Closing):
         is exclusive; ``latest`` is the bound of the isolation level at the time of the call.
         Under ``read_atomic`` all topics are read up to one cut, at or below ``end``: no transaction
         is seen in part. ``filter``: only the records for which this predicate, in Spark's SQL, is
-        true; ``docs/spark.md`` says what it takes.
+        true; ``docs/spark.md`` says what it takes. What retention removes meanwhile is missing from
+        a read that starts at ``earliest``, and any other read raises OffsetEvicted.
         """
         chosen = level(isolation)
         names = [topics] if isinstance(topics, str) else list(topics)
@@ -380,7 +381,8 @@ class Log(Closing):
                 ends[name][number] = offset
         for name, found in ends.items():  # partitions that were added meanwhile are read from 0
             starts[name] = dict.fromkeys(found, 0) | starts[name]
-        return {name: _Span(known[name], starts[name], ends[name]) for name in names}
+        earliest = start == "earliest"
+        return {name: _Span(known[name], starts[name], ends[name], earliest) for name in names}
 
     def _table(self, view: View, span: _Span, isolation: Isolation) -> pa.Table:
         def of_partition(number: int) -> list[pa.RecordBatch]:
@@ -388,8 +390,15 @@ class Log(Closing):
             first, last = span.starts[number], span.ends[number]
             if first >= last:  # empty, unless there never was such an offset: the leader knows
                 check_place(source, first, last)
-            found = (each.batch for each in fetch_range(source, first, last))
-            return [batch for batch in found if batch.num_rows]
+            while True:
+                try:
+                    found = (each.batch for each in fetch_range(source, first, last))
+                    return [batch for batch in found if batch.num_rows]
+                except OffsetEvicted as error:
+                    left = error.details.get("log_start_offset")
+                    if not span.from_earliest or left is None:
+                        raise
+                    first = left  # nobody asked for what retention has removed meanwhile
 
         with ThreadPoolExecutor(_READERS_MAX) as readers:
             parts = list(readers.map(of_partition, sorted(span.starts)))
@@ -407,6 +416,7 @@ class _Span:
     topic: TopicDescription
     starts: Mapping[int, int]
     ends: Mapping[int, int]
+    from_earliest: bool
 
 
 def _by_key(offsets: Mapping[str, Mapping[int, int]]) -> dict[Key, int]:

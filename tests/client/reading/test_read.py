@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import spark_stream as isolog
+from spark_stream.client import log as log_module
 from spark_stream.errors import (
     InvalidOption,
     OffsetEvicted,
@@ -133,6 +134,35 @@ def test_below_the_logs_start_the_error_has_the_first_offset_left(log, topic):
     table = log.read(topic)
     assert table["offset"].to_pylist() == list(range(start, 20))
     assert log.read(topic, start=start).equals(table)
+
+
+@pytest.mark.parametrize("start", ["earliest", 0])
+def test_what_retention_removes_after_a_read_began_was_never_asked_for_by_its_offset(
+    log, topic, monkeypatch, start
+):
+    """A read from the earliest gives all that is left; one from an offset says that it is gone."""
+    log.create_topic(topic, config={"segment.bytes": 65536})
+    with log.producer() as producer:
+        for _ in range(10):
+            producer.append(topic, values(b"x" * 20_000, b"y"))
+            producer.flush()
+
+    def evict_first(source, first, last, *more):
+        if log.describe(topic).partitions[0].log_start_offset == 0:
+            log.alter_topic(topic, config={"retention.bytes": 1})
+            eventually(lambda: log.describe(topic).partitions[0].log_start_offset)
+        return fetch_range(source, first, last, *more)
+
+    fetch_range = log_module.fetch_range
+    monkeypatch.setattr(log_module, "fetch_range", evict_first)
+    if start == 0:
+        with pytest.raises(OffsetEvicted):
+            log.read(topic, start=start)
+    else:
+        found = log.read(topic, start=start)["offset"].to_pylist()
+        left = log.describe(topic).partitions[0].log_start_offset
+        assert 0 < left < 20
+        assert found == list(range(left, 20))
 
 
 def test_columns_are_chosen_and_ordered_by_the_caller(log, topic):
