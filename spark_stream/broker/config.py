@@ -138,6 +138,7 @@ class BrokerConfig(BaseSettings):
             if first["type"] == "value_error":
                 message = message.removeprefix("Value error, ")  # what pydantic puts before ours
             elif not unknown and isinstance(first["input"], str | int | float):
+                message = message.replace("Input should", "it should")  # as pydantic begins
                 message = f"{message}, not {first['input']!r}"
             if unknown and name in {setting.partition(".")[0] for setting in SETTINGS}:
                 message = "the defaults of topics belong under [topic]"

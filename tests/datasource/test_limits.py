@@ -181,6 +181,7 @@ BAD = [
     ({"maxTriggerDelay": "15m"}, "maxTriggerDelay is for minOffsetsPerTrigger"),
     ({"minPartitions": "-1"}, "minPartitions takes a whole number from 1 on, not '-1'"),
     ({"maxRecordsPerPartition": "0.5"}, "maxRecordsPerPartition takes a whole number from 1 on"),
+    ({"minPartitions": "1" + "0" * 20}, "a whole number from 1 to 9223372036854775807, not '1000"),
 ]
 
 

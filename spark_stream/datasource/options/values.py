@@ -50,7 +50,7 @@ def positive(name: str, text: str) -> int:
     except ValueError:
         number = 0
     if not 1 <= number <= INT64_MAX:
-        raise InvalidOption(f"{name} takes a whole number from 1 on, not {text!r}", option=name)
+        raise _outside(name, 1, number, text)
     return number
 
 
@@ -68,9 +68,17 @@ def duration_s(name: str, text: str) -> float:
 def batch_id(name: str, text: str) -> int:
     """A whole number from 0 on that fits 64 bits."""
     found = text.strip()
-    if not (found.isascii() and found.isdecimal() and int(found) <= INT64_MAX):
-        raise InvalidOption(f"{name} takes a whole number from 0 on, not {text!r}", option=name)
-    return int(found)
+    number = int(found) if found.isascii() and found.isdecimal() else -1
+    if not 0 <= number <= INT64_MAX:
+        raise _outside(name, 0, number, text)
+    return number
+
+
+def _outside(name: str, least: int, number: int, text: str) -> InvalidOption:
+    where = f"to {INT64_MAX}" if number > INT64_MAX else "on"
+    return InvalidOption(
+        f"{name} takes a whole number from {least} {where}, not {text!r}", option=name
+    )
 
 
 def keeps(name: str, text: str) -> bool:
