@@ -112,6 +112,16 @@ def test_a_frame_that_is_read_several_times_gives_each_query_its_own_rows(
         assert frame.where("n >= 1990").unionAll(frame.where("n < 5")).count() == 15
 
 
+def test_spark_keeps_what_a_reader_took_for_the_next_query_over_the_frame(
+    spark: SparkSession, rows: DataFrame, queries: Queries, topic: str
+):
+    """Why filters are pushed where asked only: once Spark counts 2000 here, they always can be."""
+    with pushdown(spark, True):
+        frame = queries.read(topic, pushFilters=True)
+        assert frame.where("n < 10").count() == 10
+        assert frame.count() == 10
+
+
 def test_a_pushed_filter_and_an_option_both_count(
     spark: SparkSession, rows: DataFrame, queries: Queries, topic: str
 ):
