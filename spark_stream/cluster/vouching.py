@@ -17,7 +17,8 @@ What speaks against it: a log was cut below what had been forced, a log is damag
 force had failed, after which the kernel may have dropped what it had not written. And the directory
 must be the one that the broker used last. So each start writes the name of its *run* into the
 record and into the directory: one that is empty, or a copy of an earlier run, has no name or
-another. (A copy that was taken while the last run was under way cannot be told from it.)
+another. A copy of everything, the record included, is told by its files, which are others; only a
+snapshot of a whole volume cannot be told from it.
 
 Order of a start: all logs are open; the record gets the generation, the run, and no end; then the
 directory gets the run; then the broker registers with the generation, and takes its lease. It can
@@ -78,7 +79,7 @@ class Doubt(StrEnum):
     """Why a broker cannot vouch for its logs."""
 
     NEW = "the broker starts for the first time"
-    OTHER_DIRECTORY = "the directory is not as the broker used it last: it is new, or an older copy"
+    OTHER_DIRECTORY = "the directory is not the one that the broker used last: it is new, or a copy"
     FORCE_FAILED = "its disk had failed to force what was written"
     DAMAGED = "a log is missing or damaged, or lost what had been forced"
     MOVED_ENDS = "the logs do not end where the broker had left them"

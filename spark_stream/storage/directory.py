@@ -7,6 +7,7 @@
     broker.json       where that broker listens, and its process id
     broker.log        what a broker in the background says
     broker.run        the name of the last run of its broker: tells it from a copy of earlier
+    broker.original   what tells that file from a copy of it: which file it is, and of when
     metadata.sqlite   topics, transactions, positions, numbers (a shared store lies elsewhere)
     leases/           which brokers are alive; beside the store
     topics/<name>/<topic id>/<partition>/<base offset>.arrow and .entries
@@ -28,6 +29,7 @@ FORMAT_VERSION: Final = 1
 _FORMAT: Final = "isolog"
 _DESCRIPTION: Final = "isolog.json"
 _RUN: Final = "broker.run"
+_ORIGINAL: Final = "broker.original"
 _OURS: Final = frozenset(
     {"isolog.json", "isolog.json.new", "broker.lock", "broker.json", "broker.log", "start.lock"}
 )
@@ -102,21 +104,36 @@ def recorded_cluster_id(path: Path, disk: Disk = HOST_DISK) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class RunFile:
-    """Where a directory names the run that uses it."""
+    """Where a directory names the run that uses it.
+
+    A copy of the directory names the same run, but in another file. A process that dies between the
+    writing of the two files leaves what looks like a copy.
+    """
 
     path: Path
     disk: Disk = HOST_DISK
 
     def recorded_run(self) -> str | None:
-        """The name of the run that used the directory last; None: it has none."""
-        if _RUN not in self.disk.names(self.path):
+        """The run that used the directory last, or that it is a copy; None: it names no run."""
+        names = self.disk.names(self.path)
+        if _RUN not in names:
             return None
-        return str(self.disk.map(self.path / _RUN).to_pybytes(), "ascii", "replace").strip()
+        run = self._read(_RUN)
+        if _ORIGINAL in names and self._read(_ORIGINAL) != self.disk.stamp(self.path / _RUN):
+            return f"a copy of {run}"
+        return run
 
     def record_run(self, run: str) -> None:
         """Names the run that uses the directory from now on; that outlives a power cut."""
-        self.disk.write_whole(self.path / _RUN, [f"{run}\n".encode("ascii")])
+        self._write(_RUN, run)
+        self._write(_ORIGINAL, self.disk.stamp(self.path / _RUN))
         self.disk.sync_directory(self.path)
+
+    def _read(self, name: str) -> str:
+        return str(self.disk.map(self.path / name).to_pybytes(), "ascii", "replace").strip()
+
+    def _write(self, name: str, text: str) -> None:
+        self.disk.write_whole(self.path / name, [f"{text}\n".encode("ascii")])
 
     def forget_run(self) -> None:
         """Takes the run's name away, for good: whoever starts next cannot vouch for the logs."""

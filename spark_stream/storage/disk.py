@@ -62,6 +62,13 @@ class Disk(Protocol):
         """Device and inode of a file: what tells it from one that takes its name later."""
         ...
 
+    def stamp(self, path: Path) -> str:
+        """Inode and time of the last write of a file: what tells it from a copy, also later on.
+
+        The device is not in it: its number may be another after a start of the machine.
+        """
+        ...
+
     def names(self, directory: Path) -> list[str]: ...
     def make_directory(self, path: Path) -> None: ...
     def write_whole(self, path: Path, parts: Sequence[Part]) -> None: ...
@@ -217,6 +224,11 @@ class OsDisk:
         with _named(path):
             found = path.stat()
         return found.st_dev, found.st_ino
+
+    def stamp(self, path: Path) -> str:
+        with _named(path):
+            found = path.stat()
+        return f"{found.st_ino} {found.st_mtime_ns}"
 
     def size(self, path: Path) -> int:
         with _named(path):

@@ -63,7 +63,7 @@ def test_a_streaming_query_has_its_own_batch_ids() -> None:
 
 @pytest.mark.parametrize("text", ["", "-1", "1.5", "seven", "\u0661", str(1 << 63)])
 def test_a_batch_id_is_a_number(text: str) -> None:
-    with pytest.raises(InvalidOption, match="batchId takes a whole number from 0 (on|to)"):
+    with pytest.raises(InvalidOption, match=r"batchId takes a whole number from 0 (on|to)"):
         sink_options({**PLACE, "sinkId": "orders", "batchId": text}, streaming=False)
 
 

@@ -40,3 +40,29 @@ def test_a_leader_by_an_older_record_leads_after_all_epochs_of_its_log(tmp_path,
         in_sync(log, topic)
         copies_are_equal(cluster, topic)
         assert read(log, topic) == list(range(25))
+
+
+def test_a_whole_cluster_that_was_copied_leads_on_in_new_epochs(tmp_path, topic):
+    """Each broker finds that its files are a copy's: none vouches, and the longest logs lead."""
+    backup = tmp_path / "backup"
+    with LocalCluster(3, conf=CONF, cuttable=False) as cluster, cluster.connect() as log:
+        log.create_topic(topic, 3, 3, schema=NUMBERS)
+        for number in range(3):
+            written(log, topic, 100 * number, 5, number)
+        in_sync(log, topic)
+        epochs = [partition(log, topic, number).leader_epoch for number in range(3)]
+        for number in cluster.brokers:
+            cluster.stop(number)
+        shutil.copytree(cluster.folder, backup, ignore=shutil.ignore_patterns("*.sock", "leases"))
+    with (
+        LocalCluster(3, conf=CONF, cuttable=False, folder=backup) as cluster,
+        cluster.connect() as log,
+    ):
+        for number in range(3):
+            eventually(lambda n=number: partition(log, topic, n).leader_epoch > epochs[n])
+            written(log, topic, 100 * number + 5, 5, number)
+        in_sync(log, topic)
+        for number in range(3):
+            copies_are_equal(cluster, topic, number)
+        assert read(log, topic) == [n + 100 * part for part in range(3) for n in range(10)]
+        assert all("or a copy" in each.log_text() for each in cluster.brokers.values())

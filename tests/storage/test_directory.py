@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -198,7 +199,28 @@ def test_a_directory_names_the_run_that_used_it_last(tmp_path):
     assert RunFile(tmp_path).recorded_run() == "two"
     check_directory(tmp_path)
     (tmp_path / "broker.run").write_bytes(b"")
-    assert RunFile(tmp_path).recorded_run() == ""
+    assert RunFile(tmp_path).recorded_run() != "two"
+
+
+@pytest.mark.parametrize("copy", [shutil.copy, shutil.copy2])
+def test_a_copy_of_a_directory_is_told_from_it(tmp_path, copy):
+    first, second, third = (tmp_path / name for name in ("first", "second", "third"))
+    open_directory(first)
+    RunFile(first).record_run("one")
+    shutil.copytree(first, second, copy_function=copy)
+    assert RunFile(second).recorded_run() == "a copy of one"
+    first.rename(third)
+    (third / "broker.run").chmod(0o644)
+    assert RunFile(third).recorded_run() == "one"
+    RunFile(second).record_run("two")
+    assert RunFile(second).recorded_run() == "two"
+
+
+def test_a_run_of_an_earlier_release_is_known(tmp_path):
+    open_directory(tmp_path)
+    RunFile(tmp_path).record_run("one")
+    (tmp_path / "broker.original").unlink()
+    assert RunFile(tmp_path).recorded_run() == "one"
 
 
 @pytest.mark.parametrize("seed", range(20))

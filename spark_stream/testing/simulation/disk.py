@@ -215,6 +215,9 @@ class SimulatedDisk(Disk):
     def identity(self, path: Path) -> tuple[int, int]:
         raise NotImplementedError("nobody maps files of the simulator")
 
+    def stamp(self, path: Path) -> str:
+        return "of the simulator, which copies no files"
+
     def names(self, directory: Path) -> list[str]:
         found = {path.name for path in self._names if path.parent == directory}
         return sorted(found | {each.name for each in self._directories if each.parent == directory})

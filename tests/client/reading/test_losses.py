@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import threading
 from collections.abc import Iterator
 
@@ -97,6 +98,38 @@ def test_what_was_not_taken_back_is_no_loss(broker, log):
         broker.restart()  # in a new epoch, with all records
         grow(broker, "t", 100, 10)
         assert found + read_on(consumer) == list(range(110))
+
+
+@pytest.mark.parametrize("end", ["terminate", "kill"])
+def test_a_backup_that_was_put_in_place_has_lost_what_was_written_since(broker, log, tmp_path, end):
+    """Also the store is of then: nothing but the files themselves says that they are copies."""
+    backup = tmp_path / "backup"
+    with log.consumer("t") as consumer:
+        getattr(broker, end)()
+        shutil.copytree(broker.directory, backup)
+        broker.restart()
+        grow(broker, "t", 100, 50)
+        assert read_on(consumer) == list(range(150))
+        getattr(broker, end)()
+        shutil.rmtree(broker.directory)
+        shutil.copytree(backup, broker.directory)
+        broker.restart()
+        grow(broker, "t", 1000, 90)
+        with pytest.raises(DataLoss, match="t/0: offsets 100 to 149 were cut off"):
+            read_on(consumer)
+
+
+def test_a_log_that_moved_goes_on_as_it_was(broker, log):
+    """The same files under another name: its epoch goes on, and nobody is told of a loss."""
+    with log.consumer("t") as consumer:
+        assert len(read_on(consumer)) == 100
+        broker.kill()
+        elsewhere = broker.directory.with_name("elsewhere")
+        broker.directory.rename(elsewhere)
+        with BrokerProcess(elsewhere, broker.address) as moved:
+            grow(moved, "t", 100, 1)
+            assert read_on(consumer) == [100]
+            assert "cannot vouch" not in moved.said()
 
 
 @pytest.mark.parametrize("grown", [0, 3])
