@@ -118,6 +118,27 @@ class Losses:
             ends[name] = found if before is None else _not_below(before, found)
         return ends
 
+    def passed_over(self, at: Offsets, now: Found) -> Offsets:
+        """The offsets from which a query that goes on after losses finds records again.
+
+        What retention removed before takes no share of a limit. A query that fails plans it, and
+        is told.
+        """
+        if self._fail:
+            return at
+        found = dict(at)
+        for name, topic in at.items():
+            latest = now.latest.get(name)
+            if latest is not None and latest.topic_id == topic.id:
+                left = latest.log_start_offsets
+                found[name] = topic.moved(
+                    {
+                        number: max(offset, left.get(number, 0))
+                        for number, offset in topic.offsets.items()
+                    }
+                )
+        return found
+
     def deleted(self, name: str, before: TopicOffsets | None) -> None:
         """The topic is not there; ``before``: up to where the query has read it."""
         self.report(f"topic {name!r} was deleted{_rest_is_gone(name, before)}", topic=name)

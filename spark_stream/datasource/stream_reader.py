@@ -132,23 +132,25 @@ class IsologStreamReader(Travels, DataSourceStreamReader, SupportsTriggerAvailab
         selected = self._planner.still_selected(asked)
         now = self._planner.latest(selected, watched=selected)
         begin = self._planner.with_new_topics(self._planner.losses.kept(selected, now), now)
-        ends = self._ends(begin, self._planner.losses.ends(begin, now), limit)
+        ends = self._ends(begin, now, limit)
         if ends is None:
             return start
         self._planned = _Planned(asked, ends, now)
         return self._planner.logged(ends)
 
-    def _ends(self, begin: Offsets, ends: Offsets, limit: ReadLimit) -> Offsets | None:
-        """How far the next micro-batch goes, where the log ends at ``ends``; None: not yet."""
+    def _ends(self, begin: Offsets, now: Found, limit: ReadLimit) -> Offsets | None:
+        """How far the next micro-batch goes, with the log as it is ``now``; None: not yet."""
+        ends: Offsets = self._planner.losses.ends(begin, now)
         if self._target is not None:
             ends = _capped(begin, ends, self._target)
         if isinstance(limit, ReadAllAvailable):
             return ends
         if not isinstance(limit, ReadMaxRows):
             raise Unsupported(f"Spark asks for a read limit that isolog does not know: {limit}")
-        if self._target is None and self._pace.awaits_more(begin, ends):
+        left = self._planner.losses.passed_over(begin, now)
+        if self._target is None and self._pace.awaits_more(left, ends):
             return None
-        limited: Offsets = self._pace.limited(begin, ends)
+        limited: Offsets = self._pace.limited(left, ends)
         if self._planner.atomic and limited != ends:
             limited = self._planner.cut_between(begin, limited, ends)
         return limited

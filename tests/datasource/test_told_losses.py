@@ -72,6 +72,23 @@ def test_removed_by_retention_before_it_was_planned(log, topic, query, caplog, f
     assert 10 < first <= start(log, topic)
 
 
+@pytest.mark.parametrize("limit", [{"maxOffsetsPerTrigger": 100}, {"maxBytesPerTrigger": 4096}])
+def test_a_query_with_limits_goes_on_with_the_first_records_that_are_left(
+    shared, log, topic, limit
+):
+    """What is gone takes no share of a limit: else many micro-batches would read nothing."""
+    log.create_topic(topic, partitions=2, schema=NUMBERS, config=SMALL)
+    query = Query(shared.address, topic, failOnDataLoss=False, **limit)
+    fill(log, topic, 0, 10, 0)
+    assert len(query.batch()) == 10
+    overflow(log, topic)
+    found = query.batch()
+    assert found
+    assert len(found) <= 6_000
+    assert found[0] >= 10
+    assert len(query.batch()) > 0
+
+
 def test_removed_by_retention_before_it_was_read(log, topic, query, caplog, fail):
     fill(log, topic, 10, 6_000)
     partitions = query.reader.partitions(query.at, query.planned())
