@@ -116,8 +116,9 @@ def _conformed(array: pa.Array, field: pa.Field) -> pa.Array:
 
 def _does_not_fit(field: pa.Field, problem: str) -> SchemaMismatch:
     return SchemaMismatch(
-        f"column {field.name!r}: {problem}: the topic's schema was altered",
-        hint="Restart the query, or read anew: it has the topic's present schema then.",
+        f"column {field.name!r}: {problem}",
+        hint="Restart the query, or read anew, if the topic was altered since; give it no schema of"
+        " its own, or one with a type that takes the topic's values.",
         column=field.name,
     )
 

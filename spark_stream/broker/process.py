@@ -88,7 +88,8 @@ class Broker:
         self._stop_asked = threading.Event()
         os.umask(0o077)  # a broker's files, and its socket, belong to their owner alone
         _allow_many_files()
-        path = config.dir.absolute()
+        # Without links: one that is switched meanwhile must not lead new files elsewhere.
+        path = Path(os.path.realpath(config.dir))
         with contextlib.ExitStack() as undo:
             check_directory(path)  # before the lock leaves a file in somebody else's directory
             self._lock = DirectoryLock(path)

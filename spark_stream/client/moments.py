@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
+from numbers import Integral
 from typing import Final
 
 from spark_stream.errors import InvalidRecord
@@ -14,6 +15,8 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 def to_microseconds(moment: datetime) -> int:
     """Microseconds since the epoch; a moment without a zone is local time, as Python has it."""
+    if moment.tzinfo is None:  # as pandas' moments have it not
+        moment = datetime.combine(moment.date(), moment.time())
     span = moment.astimezone(UTC) - _EPOCH
     return (span.days * 86_400 + span.seconds) * 1_000_000 + span.microseconds
 
@@ -24,6 +27,11 @@ def timestamp_us(timestamp: int | datetime | None) -> int:
         return time.time_ns() // 1000
     if isinstance(timestamp, datetime):
         return to_microseconds(timestamp)
+    if not isinstance(timestamp, Integral) or isinstance(timestamp, bool):
+        raise InvalidRecord(
+            f"timestamp takes whole milliseconds since 1970, or a datetime, not {timestamp!r}",
+            hint="time.time() is in seconds: use int(time.time() * 1000), or leave it out.",
+        )
     moment = int(timestamp) * 1000
     if not -INT64_MAX <= moment <= INT64_MAX:
         raise InvalidRecord(f"timestamp {timestamp} is out of range", hint="It is in milliseconds.")

@@ -49,6 +49,18 @@ _NEAR: Final = 0.7  # with less, the guess would be any topic
 _SEE_ALL: Final = "`isolog topic list` shows those that there are."
 
 
+def _as_text(schema: pa.Schema | None) -> str | None:
+    if schema is None:
+        return None
+    if not isinstance(schema, pa.Schema):
+        raise InvalidOption(
+            f"schema takes a pyarrow.Schema, not a {type(schema).__name__}",
+            option="schema",
+            hint='Such as pa.schema([("id", pa.int64()), ("name", pa.string())]).',
+        )
+    return schema_to_text(schema)
+
+
 class TopicsClient:
     """The topics behind a connection. ``known`` answers from memory, everything else asks."""
 
@@ -105,7 +117,7 @@ class TopicsClient:
             topic=named_topic(topic).topic,
             partitions=1 if partitions is None else partitions,
             replication_factor=replication_factor,
-            schema_ipc=None if schema is None else schema_to_text(schema),
+            schema_ipc=_as_text(schema),
             config={name: str(value) for name, value in config.items()},
             assignment=_assigned(assignment),
         )
@@ -140,7 +152,7 @@ class TopicsClient:
             partitions=partitions,
             config={name: str(value) for name, value in config.items()},
             assignment=_assigned(assignment),
-            schema_ipc=None if schema is None else schema_to_text(schema),
+            schema_ipc=_as_text(schema),
         )
         with self._guessing(topic, _SEE_ALL):
             return self._remembered(self._connection.act("alter-topic", asked, TopicFacts))

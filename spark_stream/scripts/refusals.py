@@ -48,7 +48,8 @@ _ERRORS: Final[Mapping[Denial, Callable[[Transaction, str, str], IsologError]]] 
     ),
     Denial.ABORTED: _aborted,
     Denial.OVER: lambda found, which, asked: InvalidTransaction(
-        f"{which} is over: {found.number} is the present one"
+        f"{which} is over: {found.number} is the present one",
+        hint="Another producer that uses the id has begun that one, or this call came too late.",
     ),
     Denial.UNKNOWN: lambda found, which, asked: UnknownTransaction(f"there is no {which}"),
     Denial.INVALID: lambda found, which, asked: InvalidTransaction(

@@ -17,6 +17,7 @@ import pyarrow.types as pt
 
 from spark_stream.errors import InvalidRequest, SchemaMismatch, UnsupportedType
 from spark_stream.wire.casting import cast
+from spark_stream.wire.nearest import meant
 from spark_stream.wire.type_names import told_apart, type_name
 
 TIMESTAMP_TYPE: Final = pa.timestamp("us", "UTC")
@@ -139,8 +140,9 @@ def mismatch(expected: pa.Schema, got: pa.Schema) -> SchemaMismatch | None:
     for name in wanted:
         if name not in there:
             kind = expected.field(name).type
+            near = meant(name, there.keys() - wanted.keys())
             return SchemaMismatch(
-                f"column {name!r} ({type_name(kind)}) is missing",
+                f"column {name!r} ({type_name(kind)}) is missing{near}",
                 column=name,
                 expected=str(kind),
                 got=None,

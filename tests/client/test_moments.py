@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime, timedelta, timezone
 
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,6 +51,18 @@ def test_a_records_timestamp_is_in_milliseconds_as_with_kafka():
 def test_a_record_without_a_timestamp_gets_the_present():
     before = time.time_ns() // 1000
     assert before <= timestamp_us(None) <= time.time_ns() // 1000
+
+
+@pytest.mark.parametrize("other", [1.7e9, "2026-01-01", True])
+def test_what_is_no_timestamp_is_refused(other):
+    """Such as ``time.time()``: as milliseconds it would be in January 1970."""
+    with pytest.raises(InvalidRecord, match="takes whole milliseconds since 1970, or a datetime"):
+        timestamp_us(other)
+
+
+def test_pandas_moments_are_moments():
+    assert timestamp_us(pd.Timestamp("1970-01-01T00:00:00.000007", tz="UTC")) == 7
+    assert timestamp_us(pd.Timestamp(2020, 1, 1)) == timestamp_us(datetime(2020, 1, 1))
 
 
 @pytest.mark.parametrize("far", [2**63 // 1000 + 1, -(2**63) // 1000 - 1, 2**70])

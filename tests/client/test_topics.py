@@ -13,6 +13,7 @@ from spark_stream.client.topics import TopicsClient
 from spark_stream.errors import (
     InvalidAssignment,
     InvalidConfig,
+    InvalidOption,
     InvalidTopic,
     IsologError,
     SchemaMismatch,
@@ -136,6 +137,12 @@ def test_a_name_that_could_not_be_a_folder_is_refused(log, name):
 def test_a_schema_that_no_topic_can_have_is_refused_by_column(log, topic, schema, error, named):
     with pytest.raises(error, match=named):
         log.create_topic(topic, schema=schema)
+    assert topic not in log.topics()
+
+
+def test_another_librarys_schema_is_refused(log, topic):
+    with pytest.raises(InvalidOption, match=r"schema takes a pyarrow\.Schema, not a str"):
+        log.create_topic(topic, schema="id bigint")
     assert topic not in log.topics()
 
 

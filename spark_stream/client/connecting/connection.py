@@ -92,7 +92,7 @@ class Connection:
     ) -> None:
         if (bootstrap is None) == (path is None):
             raise InvalidOption("give either bootstrap (host:port) or path (a directory)")
-        if not 0 < timeout_s < math.inf:
+        if not (isinstance(timeout_s, int | float) and 0 < timeout_s < math.inf):
             raise InvalidOption(f"timeout takes a number of seconds above 0, not {timeout_s!r}")
         self._named = _addresses(bootstrap) if bootstrap is not None else []
         self._path = path
@@ -309,7 +309,7 @@ class Connection:
         """The address of the directory's broker; none is started for another log's directory."""
         expected = self._identity.cluster_id
         recorded = recorded_cluster_id(directory)
-        if expected is not None and recorded is not None:
+        if recorded is not None:  # so a broker that has another directory's log by now is refused
             self._identity.check(str(directory), recorded)
         # A log that was met once and is gone now is an error, and no reason to make another.
         create = self._create and expected is None
@@ -332,6 +332,11 @@ def _pauses() -> Iterator[float]:
 
 
 def _addresses(bootstrap: str) -> list[str]:
+    if not isinstance(bootstrap, str):
+        raise InvalidOption(
+            f"bootstrap takes a text, host:port or several with commas between, not {bootstrap!r}",
+            option="bootstrap",
+        )
     addresses = [part.strip() for part in bootstrap.split(",") if part.strip()]
     for address in addresses:
         host, colon, port = address.rpartition(":")

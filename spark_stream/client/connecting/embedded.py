@@ -75,7 +75,7 @@ def ensure_broker(
         NotALogDirectory, NewerFormat, …: whatever kept the broker from starting.
         BrokerUnavailable: it did not come up in time; the message names its log file.
     """
-    directory = directory.absolute()
+    directory = Path(os.path.realpath(directory))
     deadline = time.monotonic() + _START_SECONDS
     try:
         check_ours(directory)

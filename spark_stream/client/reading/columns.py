@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from spark_stream.batches import conformed, conforms
-from spark_stream.errors import InternalError, SchemaMismatch
+from spark_stream.errors import InternalError, InvalidOption, SchemaMismatch
 from spark_stream.sql.filters import row_filter
 from spark_stream.wire.nearest import meant
 from spark_stream.wire.schemas import (
@@ -107,7 +107,11 @@ class View:
     ) -> View:
         """The view of these columns (None: all that are shown), of the records that a filter keeps.
 
+        ``metadata`` and ``headers``: with those columns, behind the chosen ones where they are not
+        among them.
+
         Raises:
+            InvalidOption: ``columns`` is one text.
             SchemaMismatch: the topic lacks a column; it is named.
             InvalidFilter: the filter is none, or does not fit the topic's columns.
         """
@@ -117,6 +121,13 @@ class View:
         if columns is None:
             shown = shown_schema(stored, metadata=metadata, headers=headers)
             return cls(topic, shown, is_default(stored), filter)
+        if isinstance(columns, str):
+            raise InvalidOption(
+                f"columns takes a list of names, not {columns!r}", hint=f"Give [{columns!r}]."
+            )
+        wanted = shown_schema(stored, metadata=metadata, headers=headers)
+        always = {*shown_schema(stored).names, *columns}
+        columns = [*columns, *(name for name in wanted.names if name not in always)]
         for name in columns:
             if name not in everything.names:
                 raise SchemaMismatch(

@@ -220,6 +220,11 @@ class Consumer(Closing):
 
     def seek(self, position: Mapping[Key, int]) -> None:
         """Goes on from these offsets; partitions that are not named stay where they are."""
+        if not isinstance(position, Mapping):
+            raise InvalidOption(
+                f"a position is {{(topic, partition): offset}}, not {position!r}",
+                hint="`consumer.position()` shows the present one.",
+            )
         for key, offset in position.items():
             if key not in self._position:
                 raise InvalidOption(f"{key} is not a (topic, partition) of this consumer")

@@ -21,6 +21,7 @@ In a mapping -2 means earliest and -1 latest; partitions that it leaves out get 
 """
 
 _NAMED: Final = {"earliest": EARLIEST, "latest": LATEST}
+_TAKEN: Final = "earliest | latest, an offset, {partition: offset} or a datetime"
 
 
 def seen(
@@ -48,7 +49,7 @@ def resolve(
         return dict(topics.offsets(topic, timestamp_us=moment, isolation=isolation).offsets)
     if isinstance(place, str):
         if place not in _NAMED:
-            raise InvalidOption(f"a place is {' | '.join(_NAMED)} or an offset, not {place!r}")
+            raise InvalidOption(f"a place is {_TAKEN}, not {place!r}")
         return dict(topics.offsets(topic, at=_NAMED[place], isolation=isolation).offsets)
     count = len(topics.describe(topic).partitions)
     if isinstance(place, Mapping):
@@ -56,7 +57,7 @@ def resolve(
         for number in place:
             if number not in asked:
                 raise InvalidOption(
-                    f"topic {topic!r} has partitions 0 to {count - 1}, not {number}"
+                    f"topic {topic!r} has partitions 0 to {count - 1}, not {number!r}"
                 )
     else:
         asked = dict.fromkeys(range(count), place)
@@ -64,7 +65,7 @@ def resolve(
         if isinstance(offset, Integral) and offset > INT64_MAX:
             raise InvalidOption(f"an offset is {INT64_MAX} at most, not {offset}")
         if not isinstance(offset, Integral) or isinstance(offset, bool):
-            raise InvalidOption(f"a place is {' | '.join(_NAMED)} or an offset, not {offset!r}")
+            raise InvalidOption(f"a place is {_TAKEN}, not {offset!r}")
     return named_resolved(topics, topic, asked, isolation)
 
 

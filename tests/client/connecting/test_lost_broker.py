@@ -151,7 +151,12 @@ def test_an_empty_path_is_not_the_working_directory(tmp_path, monkeypatch, creat
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("timeout", [0, -1, float("nan")])
+def test_several_addresses_are_one_text(shared):
+    with pytest.raises(InvalidOption, match="several with commas between"):
+        isolog.connect([shared.address])
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), "5"])
 def test_a_timeout_that_is_none_is_refused(shared, timeout):
     with pytest.raises(InvalidOption, match="timeout"):
         shared.connect(timeout=timeout)

@@ -14,7 +14,7 @@ from spark_stream.client.reading.columns import (
     offsets_of,
     shown_schema,
 )
-from spark_stream.errors import InternalError, SchemaMismatch
+from spark_stream.errors import InternalError, InvalidOption, SchemaMismatch
 from spark_stream.wire.schemas import DEFAULT_SCHEMA, METADATA, TIMESTAMP
 
 TYPED = pa.schema(
@@ -115,6 +115,27 @@ def test_a_column_that_is_not_there_is_refused_by_name_with_those_that_are(schem
     ) as caught:
         View.of("t", schema, ["key" if schema is DEFAULT_SCHEMA else "id", name])
     assert caught.value.details == {"column": name}
+
+
+def test_metadata_and_headers_come_behind_a_choice_of_columns():
+    assert View.of("t", TYPED, ["id"], metadata=True).schema.names == [
+        "id",
+        "_topic",
+        "_partition",
+        "_offset",
+        "_timestamp",
+    ]
+    chosen = View.of("t", TYPED, ["_offset", "id"], metadata=True).schema.names
+    assert chosen == ["_offset", "id", "_topic", "_partition", "_timestamp"]
+    assert View.of("t", DEFAULT_SCHEMA, ["value"], headers=True).schema.names == [
+        "value",
+        "headers",
+    ]
+
+
+def test_one_text_is_no_choice_of_columns():
+    with pytest.raises(InvalidOption, match="a list of names, not 'id'"):
+        View.of("t", TYPED, "id")
 
 
 runs = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 4)), min_size=1, max_size=6)

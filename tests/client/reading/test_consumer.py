@@ -140,6 +140,8 @@ def test_a_seek_to_no_offset_is_refused_and_changes_nothing(log, topic, wrong):
             consumer.seek({(topic, 0): wrong})
         with pytest.raises(InvalidOption, match="not a"):
             consumer.seek({(topic, 0): 1, (topic, 1): 0})
+        with pytest.raises(InvalidOption, match="a position is"):
+            consumer.seek(3)
         assert consumer.position() == {(topic, 0): 0}
         assert len(list(consumer.records(until="latest"))) == 3
 
