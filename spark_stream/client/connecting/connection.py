@@ -263,8 +263,7 @@ class Connection:
 
     def _choose(self, deadline: float) -> BrokerLink:
         if self._path is not None:
-            address = live_address(self._path) or self._started(self._path)
-            found = self.at(address)
+            found = self.at(self._address_of(self._path))
             found.client(left(deadline))
         else:
             found = self._first_that_answers(deadline)
@@ -305,15 +304,17 @@ class Connection:
             return
         self.learn(each.address for each in found.brokers)
 
-    def _started(self, directory: Path) -> str:
-        """The address of the directory's broker; none is started for another log's directory."""
+    def _address_of(self, directory: Path) -> str:
+        """The address of the directory's broker, started if none lives; never for another log's."""
         expected = self._identity.cluster_id
         recorded = recorded_cluster_id(directory)
         if recorded is not None:  # so a broker that has another directory's log by now is refused
             self._identity.check(str(directory), recorded)
         # A log that was met once and is gone now is an error, and no reason to make another.
         create = self._create and expected is None
-        return ensure_broker(directory, self._idle_seconds, create=create)
+        return live_address(directory) or ensure_broker(
+            directory, self._idle_seconds, create=create
+        )
 
     def close(self) -> None:
         """Closes the connection: no new calls; those under way end by themselves."""

@@ -88,6 +88,43 @@ def test_a_log_that_is_gone_is_not_made_anew_under_its_users(log_dir):
     assert not log_dir.exists()
 
 
+def test_a_log_that_was_moved_is_not_taken_for_the_one_in_its_place(tmp_path):
+    """Its broker still runs, and what that one published names the place of the other by now."""
+    here, there, other = (tmp_path / name for name in ("here", "there", "other"))
+    for directory in (other, here):
+        with isolog.connect(path=directory) as log:
+            log.create_topic(directory.name)
+    stop_broker(other)
+    here.rename(there)
+    other.rename(here)
+    try:
+        with isolog.connect(path=here) as log:
+            assert log.topics() == ["other"]
+        with pytest.raises(WrongCluster):
+            isolog.connect(path=there, timeout=10)
+    finally:
+        for directory in (here, there):
+            stop_broker(directory)
+
+
+def test_a_link_that_is_switched_moves_no_log(tmp_path):
+    first, second, link = (tmp_path / name for name in ("first", "second", "link"))
+    first.mkdir()
+    link.symlink_to(first)
+    try:
+        with isolog.connect(path=link) as log:
+            log.create_topic("t")
+            link.unlink()
+            link.symlink_to(second)
+            with log.producer() as producer:
+                producer.append("t", values("a"))
+            assert log.read("t").num_rows == 1
+        assert list(first.glob("topics/t/*/0/*.arrow"))
+        assert not second.exists()
+    finally:
+        stop_broker(first)
+
+
 def test_a_connection_knows_which_log_it_speaks_to(two):
     connection = Connection(two[0].address)
     assert connection.cluster_id is None
