@@ -11,8 +11,10 @@ shrank (``write_whole`` is the way to shorten such a file).
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -26,6 +28,7 @@ from spark_stream.storage.direct import stored_bytes
 from spark_stream.storage.early_writing import EARLY
 from spark_stream.storage.message import Part
 
+_GET_GENERATION: Final = 0x80087601  # FS_IOC_GETVERSION of Linux
 # EFBIG is the file-size limit of the process (`ulimit -f`): to a user the same as a full disk.
 _FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -63,7 +66,7 @@ class Disk(Protocol):
         ...
 
     def stamp(self, path: Path) -> str:
-        """Inode and time of the last write of a file: what tells it from a copy, also later on.
+        """Inode, its generation, and time of the last write: what tells a file from its copies.
 
         The device is not in it: its number may be another after a start of the machine.
         """
@@ -92,6 +95,18 @@ def _named(path: Path, **details: Any) -> Iterator[None]:
         yield
     except OSError as error:
         raise _typed(path, error, **details) from error
+
+
+def _generation(descriptor: int) -> int:
+    """How often the file's inode was given away, as far as the file system tells: else 0.
+
+    The inode of a file that was deleted is soon another file's, perhaps that of its own copy.
+    """
+    try:
+        found = fcntl.ioctl(descriptor, _GET_GENERATION, bytes(8))
+    except OSError:
+        return 0
+    return int.from_bytes(found[:4], sys.byteorder)
 
 
 def _write_fully(descriptor: int, position: int, parts: Sequence[Part]) -> int:
@@ -226,9 +241,9 @@ class OsDisk:
         return found.st_dev, found.st_ino
 
     def stamp(self, path: Path) -> str:
-        with _named(path):
-            found = path.stat()
-        return f"{found.st_ino} {found.st_mtime_ns}"
+        with _named(path), path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            return f"{found.st_ino} {_generation(file.fileno())} {found.st_mtime_ns}"
 
     def size(self, path: Path) -> int:
         with _named(path):

@@ -216,6 +216,19 @@ def test_a_copy_of_a_directory_is_told_from_it(tmp_path, copy):
     assert RunFile(second).recorded_run() == "two"
 
 
+def test_a_copy_in_the_place_of_the_original_is_told_from_it(tmp_path):
+    """The file system gives it inodes that the original had: sometimes the very same."""
+    log, backup = tmp_path / "log", tmp_path / "backup"
+    open_directory(log)
+    for run in range(100):
+        RunFile(log).record_run(str(run))
+        shutil.copytree(log, backup)
+        shutil.rmtree(log)
+        shutil.copytree(backup, log)
+        shutil.rmtree(backup)
+        assert RunFile(log).recorded_run() == f"a copy of {run}"
+
+
 def test_a_run_of_an_earlier_release_is_known(tmp_path):
     open_directory(tmp_path)
     RunFile(tmp_path).record_run("one")
