@@ -15,7 +15,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 def to_microseconds(moment: datetime) -> int:
     """Microseconds since the epoch; a moment without a zone is local time, as Python has it."""
-    if moment.tzinfo is None:  # as pandas' moments have it not
+    if moment.tzinfo is None:  # pandas' own cannot become local time by themselves
         moment = datetime.combine(moment.date(), moment.time())
     span = moment.astimezone(UTC) - _EPOCH
     return (span.days * 86_400 + span.seconds) * 1_000_000 + span.microseconds

@@ -28,7 +28,7 @@ from spark_stream.storage.direct import stored_bytes
 from spark_stream.storage.early_writing import EARLY
 from spark_stream.storage.message import Part
 
-_GET_GENERATION: Final = 0x80087601  # FS_IOC_GETVERSION of Linux
+_GET_GENERATION: Final = 0x80087601  # FS_IOC_GETVERSION
 # EFBIG is the file-size limit of the process (`ulimit -f`): to a user the same as a full disk.
 _FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -98,9 +98,10 @@ def _named(path: Path, **details: Any) -> Iterator[None]:
 
 
 def _generation(descriptor: int) -> int:
-    """How often the file's inode was given away, as far as the file system tells: else 0.
+    """The number that the file's inode got with it, and gets anew with each file; 0: it has none.
 
-    The inode of a file that was deleted is soon another file's, perhaps that of its own copy.
+    The inode of a file that was deleted is soon another file's, perhaps that of its own copy. Not
+    all file systems number their uses (Linux: ``FS_IOC_GETVERSION``).
     """
     try:
         found = fcntl.ioctl(descriptor, _GET_GENERATION, bytes(8))

@@ -306,12 +306,11 @@ class Connection:
 
     def _address_of(self, directory: Path) -> str:
         """The address of the directory's broker, started if none lives; never for another log's."""
-        expected = self._identity.cluster_id
+        # A log that was met once and is gone now is an error, and no reason to make another.
+        create = self._create and self._identity.cluster_id is None
         recorded = recorded_cluster_id(directory)
         if recorded is not None:  # so a broker that has another directory's log by now is refused
             self._identity.check(str(directory), recorded)
-        # A log that was met once and is gone now is an error, and no reason to make another.
-        create = self._create and expected is None
         return live_address(directory) or ensure_broker(
             directory, self._idle_seconds, create=create
         )

@@ -117,17 +117,16 @@ class View:
         """
         if filter is not None:
             row_filter(filter, topic, stored)
-        everything = shown_schema(stored, metadata=True, headers=True)
+        shown = shown_schema(stored, metadata=metadata, headers=headers)
         if columns is None:
-            shown = shown_schema(stored, metadata=metadata, headers=headers)
             return cls(topic, shown, is_default(stored), filter)
         if isinstance(columns, str):
             raise InvalidOption(
                 f"columns takes a list of names, not {columns!r}", hint=f"Give [{columns!r}]."
             )
-        wanted = shown_schema(stored, metadata=metadata, headers=headers)
-        always = {*shown_schema(stored).names, *columns}
-        columns = [*columns, *(name for name in wanted.names if name not in always)]
+        everything = shown_schema(stored, metadata=True, headers=True)
+        optional = {*shown.names} - {*shown_schema(stored).names, *columns}
+        columns = [*columns, *(name for name in shown.names if name in optional)]
         for name in columns:
             if name not in everything.names:
                 raise SchemaMismatch(
