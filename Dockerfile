@@ -26,6 +26,8 @@ ENV PATH=/opt/isolog/bin:$PATH PYSPARK_PYTHON=/opt/isolog/bin/python PYTHONUNBUF
 USER isolog
 WORKDIR /home/isolog
 EXPOSE 9092
+# For a broker whose port is published on this host; -e ISOLOG_ADVERTISE=NAME:PORT names another.
+ENV ISOLOG_ADVERTISE=localhost:9092
 HEALTHCHECK --interval=10s --timeout=10s --start-period=30s --retries=3 \
     CMD ["isolog", "broker", "status", "--bootstrap", "127.0.0.1:9092"]
 CMD ["isolog", "broker", "start", "--conf", "/etc/isolog/broker.toml", \

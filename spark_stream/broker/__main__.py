@@ -21,6 +21,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m spark_stream.broker")
     parser.add_argument("--dir", type=Path, required=True)
     parser.add_argument("--listen")
+    parser.add_argument("--advertise")
     parser.add_argument("--metadata", type=Path)
     parser.add_argument("--id")
     parser.add_argument("--rack")
@@ -35,6 +36,7 @@ def main() -> int:
             rack=given.rack,
             metadata=given.metadata,
             listen=given.listen,
+            advertise=given.advertise,
             idle_seconds=given.idle_seconds,
         )
         bound_memory(config.memory_bytes)

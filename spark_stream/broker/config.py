@@ -13,14 +13,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Self
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.cluster.leases import DURATION_S
 from spark_stream.errors import InvalidConfig
 from spark_stream.storage.settings import SETTINGS, LogSettings, parse_settings
-from spark_stream.wire.addresses import UNIX, split_address
+from spark_stream.wire.addresses import UNIX, is_wildcard, split_address, with_port
 from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT, MEMORY_BYTES_MIN
 
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,200}")
@@ -39,9 +39,10 @@ class BrokerConfig(BaseSettings):
     ``peer_addresses``: addresses at which this broker reaches others, by their ids, where they
     differ from those that they have registered.
     ``listen`` is ``host:port`` (port 0: any free one) or ``unix:PATH``. ``advertise`` is the
-    address that others are told, where it differs. ``idle_seconds``: the broker ends after so long
-    without a call; 0 means never. ``memory_bytes``: what its batches may
-    take in memory at once. ``keepalive_seconds``: how long a client may leave a call of its
+    address that others are given, where it differs: ``host``, or ``host:port``; it is required
+    where ``listen`` names all addresses of the machine (0.0.0.0). ``idle_seconds``: the broker
+    ends after so long without a call; 0 means never. ``memory_bytes``: what its batches may take
+    in memory at once. ``keepalive_seconds``: how long a client may leave a call of its
     own waiting before its connection is ended. ``producer_expiry_seconds``: how long a producer
     that writes nothing is remembered. ``scrub_bytes_per_second``: how quickly closed segments are
     read to see whether they are damaged; 0: not at all. ``scrub_seconds``: from one beginning of
@@ -97,8 +98,27 @@ class BrokerConfig(BaseSettings):
     @classmethod
     def _advertise(cls, value: str | None) -> str | None:
         if value is not None:
-            split_address(value)
+            try:
+                host, _ = split_address(with_port(value, 0))
+            except ValueError:
+                raise ValueError(f"{value!r} is not host or host:port") from None
+            if is_wildcard(host):
+                raise ValueError(f"{value!r} is no address that a client can connect to")
         return value
+
+    @model_validator(mode="after")
+    def _reachable(self) -> Self:
+        if self.advertise is None and not self.listen.startswith(UNIX):
+            host, port = split_address(self.listen)
+            if is_wildcard(host):
+                raise InvalidConfig(
+                    f"listen: {self.listen} stands for all addresses of this machine, and clients"
+                    " cannot connect to it: the broker has to advertise one that they can",
+                    hint=f"Give --advertise HOST or HOST:{port}, with a name of this machine that"
+                    " clients resolve (in a file: advertise; as a variable: ISOLOG_ADVERTISE).",
+                    setting="advertise",
+                )
+        return self
 
     @field_validator("log_level")
     @classmethod

@@ -62,7 +62,7 @@ from spark_stream.storage.directory import (
     recorded_cluster_id,
 )
 from spark_stream.version import VERSION
-from spark_stream.wire.addresses import UNIX, location, split_address
+from spark_stream.wire.addresses import UNIX, location, split_address, with_port
 from spark_stream.wire.allocator import keep_free_memory
 
 logger = logging.getLogger(__name__)
@@ -309,7 +309,7 @@ class Broker:
         if self._config.listen.startswith(UNIX):
             return self._config.listen
         if self._config.advertise:
-            return self._config.advertise
+            return with_port(self._config.advertise, port)
         host, _ = split_address(self._config.listen)
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

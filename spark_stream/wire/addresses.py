@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import socket
 from typing import Final
 from urllib.parse import quote
 
@@ -26,3 +28,21 @@ def split_address(address: str) -> tuple[str, int]:
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"{address!r} is not host:port")
     return host.strip("[]"), int(port)
+
+
+def with_port(address: str, port: int) -> str:
+    """Return the address as ``host:port``, with this port if it names none."""
+    has_port = ":" in address.rpartition("]")[2]
+    return address if has_port else f"{address}:{port}"
+
+
+def is_wildcard(host: str) -> bool:
+    """Return whether the host stands for all addresses of a machine, such as ``0.0.0.0``."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        pass
+    try:
+        return not any(socket.inet_aton(host))  # short forms, such as "0"
+    except OSError:
+        return False

@@ -74,7 +74,7 @@ def test_the_brokers_share_a_metadata_store_and_nothing_else() -> None:
     assert {option(each, "--metadata") for each in brokers} == {"/var/lib/isolog/metadata.sqlite"}
     for name in ("--id", "--dir", "--listen"):
         assert len({option(each, name) for each in brokers}) == len(brokers)
-    addresses = [each["environment"]["ISOLOG_ADVERTISE"] for each in brokers]
+    addresses = [option(each, "--advertise") for each in brokers]
     assert addresses == [f"{name}:{port}" for name, port in BROKERS.items()]
     assert option(compose()["services"]["demo"], "--bootstrap") == ",".join(addresses)
 
@@ -133,11 +133,8 @@ def test_the_services_commands_run(tmp_path: Path, shell: Shell) -> None:
     shell.run(healthcheck("broker-1"), tmp_path, code=1)
     with ExitStack() as ended:
         for name in BROKERS:
-            environment = {key: outside(v) for key, v in services[name]["environment"].items()}
             command = [outside(word) for word in services[name]["command"]]
-            process = subprocess.Popen(
-                command, cwd=tmp_path, env=shell.environment | environment, text=True
-            )
+            process = subprocess.Popen(command, cwd=tmp_path, env=shell.environment, text=True)
             ended.callback(end_in_order, process)
         for name in BROKERS:
             wait_until_healthy(healthcheck(name), shell, tmp_path)

@@ -53,6 +53,15 @@ def start(
             show_default=False,
         ),
     ] = None,
+    advertise: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST[:PORT]",
+            help="The address that clients and other brokers are given, where it is not the one of"
+            " --listen. Required with --listen 0.0.0.0:PORT.",
+            show_default=False,
+        ),
+    ] = None,
     conf: Annotated[
         Path | None,
         typer.Option(
@@ -108,7 +117,7 @@ def start(
     \b
     isolog broker start --dir data/
     isolog broker start --dir data/ --listen 127.0.0.1:0 --daemon
-    isolog broker start --conf conf/broker.toml --listen 0.0.0.0:9092
+    isolog broker start --conf conf/broker.toml --listen 0.0.0.0:9092 --advertise log.example.org
     """
     from spark_stream.broker.config import BrokerConfig
 
@@ -120,6 +129,7 @@ def start(
             rack=rack,
             metadata=metadata,
             listen=listen,
+            advertise=advertise,
             idle_seconds=idle_seconds,
         )
 
@@ -139,6 +149,7 @@ def start(
         serve(config)
         return
     flags = ["--listen", config.listen]
+    flags += ["--advertise", config.advertise] if config.advertise else []
     flags += ["--conf", str(conf.absolute())] if conf is not None else []
     flags += ["--idle-seconds", str(config.idle_seconds)]
     flags += ["--metadata", str(config.metadata.absolute())] if config.metadata else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -32,6 +33,41 @@ def test_an_address_that_cannot_be_is_refused_before_a_directory_is_made(tmp_pat
     assert started.code == 1
     assert started.err.startswith(f"error: listen: {listen!r} is not host:port or unix:PATH")
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:9092", "[::]:9092", "0:9092"])
+def test_an_address_that_no_client_can_connect_to_is_refused_before_a_directory_is_made(
+    tmp_path, call, listen
+):
+    started = call("broker", "start", "--dir", str(tmp_path / "new"), "--listen", listen)
+    assert started.code == 1
+    assert started.err.startswith(f"error: listen: {listen} stands for all addresses")
+    assert "--advertise HOST or HOST:9092" in started.err
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("advertise", "problem"),
+    [("0.0.0.0:1", "no address that a client can connect to"), ("a:b", "is not host or host:port")],
+)
+def test_what_is_advertised_has_to_be_an_address(tmp_path, call, advertise, problem):
+    given = ["--listen", "0.0.0.0:0", "--advertise", advertise]
+    started = call("broker", "start", "--dir", str(tmp_path / "new"), *given)
+    assert started.code == 1
+    assert started.err.startswith(f"error: advertise: {advertise!r}")
+    assert problem in started.err
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_broker_that_listens_everywhere_gives_clients_the_address_that_it_advertises(directory):
+    given = ["--listen", "0.0.0.0:0", "--advertise", "localhost", "--daemon"]
+    started = run("broker", "start", "--dir", str(directory), *given)
+    assert (started.code, started.err) == (0, "")
+    address = started.out.split()[-1]
+    assert re.fullmatch(r"localhost:[1-9]\d*", address)
+    with isolog.connect(address) as log:
+        log.create_topic("t")
+        assert [each.address for each in log.cluster().brokers] == [address]
 
 
 def pid_of(directory: Path) -> int:
