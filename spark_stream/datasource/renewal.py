@@ -25,7 +25,10 @@ died for good holds back readers of committed records.
 _RENEWALS: Final = 4
 _FIRST_S: Final = 1.0
 _due: dict[str, tuple[list[Any], float]] = {}
-"""By transactional id: which run and batch this process saw last, and when to renew it."""
+"""By transactional id: which run and batch this process saw last, and when to renew it.
+
+It outlives a task, so that the many short tasks of a long batch renew its transaction among them.
+"""
 
 
 class KeptOpen:
@@ -54,9 +57,16 @@ class KeptOpen:
         name, *which = self._asked
         known = _due.get(name)
         if known is None or known[0] != which:
-            first = time.monotonic() + min(_FIRST_S, self._pause_s)
-            known = _due[name] = (which, first)
+            now = time.monotonic()
+            self._forget_ended(now)
+            known = _due[name] = (which, now + min(_FIRST_S, self._pause_s))
         return known[1]
+
+    def _forget_ended(self, now: float) -> None:
+        """Forget the batches that no task has renewed for a whole pause after it was due."""
+        for name, (_, due) in list(_due.items()):
+            if due + self._pause_s < now:
+                _due.pop(name, None)
 
     def _renewed(self) -> bool:
         """Renews it; False if there is nothing more to renew."""

@@ -6,12 +6,13 @@ import threading
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from spark_stream.datasource import task
+from spark_stream.datasource import renewal, task
 from spark_stream.datasource.identity import Identity
 from spark_stream.datasource.options import sink_options
 from spark_stream.datasource.renewal import KeptOpen
@@ -98,3 +99,17 @@ def test_quick_tasks_renew_nothing_until_it_is_due(
     with KeptOpen(calls, late, NEVER_MS):  # type: ignore[arg-type]
         pass
     assert calls.made == [(identity.transactional_id, "run", 4)]
+
+
+def test_a_process_forgets_the_batch_writes_that_have_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known: dict[str, Any] = {}
+    seconds = iter(range(1_000_000))
+    monkeypatch.setattr(renewal, "_due", known)
+    monkeypatch.setattr(renewal, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
+    for number in range(10_000):
+        written = Identity(f"job/{number}", "q", "run", 0)
+        KeptOpen(Calls(), written, 40_000)._due()  # type: ignore[arg-type]
+    assert len(known) < 20
+    assert "job/9999" in known
