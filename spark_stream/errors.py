@@ -153,6 +153,15 @@ class OffsetEvicted(IsologError):
     hint = "Retention removed these records; start at the first that is left (see the message)."
 
 
+class NotVisibleYet(IsologError):
+    code = "NOT_VISIBLE_YET"
+    retriable = True
+    hint = (
+        "Nothing is lost. Start the query again once the transaction has ended (`isolog"
+        " transactions list`), or under the isolation that the batch was planned with."
+    )
+
+
 class DataLoss(IsologError):
     code = "DATA_LOSS"
     hint = "Set failOnDataLoss to false to go on with what is left, or start a new checkpoint."

@@ -123,7 +123,14 @@ KAFKAS: Final = (
         "",
         "use startingOffsets",
     ),
-    KafkaOption("kafkaConsumer.*", "source", "`pollTimeoutMs`: 120 s", (), _NOTHING, _NOTHING),
+    KafkaOption(
+        "kafkaConsumer.*",
+        "source",
+        "`pollTimeoutMs`: 120 s",
+        ("brokerTimeout",),
+        "how long a query waits for brokers that do not answer",
+        "use brokerTimeout, or leave it out",
+    ),
     KafkaOption(
         "fetchOffset.*",
         "source",

@@ -22,6 +22,7 @@ import psutil
 
 from spark_stream.datasource.host import driver_jvm, this_host
 from spark_stream.errors import InvalidOption
+from spark_stream.wire.limits import REQUEST_TIMEOUT_S
 
 IN_A_WORKER: Final = "SPARK_PYTHON_RUNTIME"
 """The variable that Spark sets for its Python processes, planners and tasks alike."""
@@ -44,12 +45,14 @@ class Place:
 
     ``host`` is the host that a directory is on, ``cluster_id`` the log that the query was planned
     with. Both travel to the tasks, which refuse another host, and another log (``session``).
+    ``timeout_s`` is how long a call, with its retries, waits for a broker there.
     """
 
     bootstrap: str | None = None
     path: str | None = None
     host: str | None = None
     cluster_id: str | None = None
+    timeout_s: float = REQUEST_TIMEOUT_S
 
     @property
     def name(self) -> str:

@@ -32,6 +32,7 @@ from spark_stream.errors import (
     DataLoss,
     InvalidFilter,
     IsologError,
+    NotVisibleYet,
     OffsetEvicted,
     SchemaMismatch,
     UnknownTopic,
@@ -39,12 +40,14 @@ from spark_stream.errors import (
 from spark_stream.sql.filters import row_filter
 from spark_stream.sql.writing import both
 from spark_stream.wire.allocator import keep_free_memory
+from spark_stream.wire.fetch_messages import BoundsFacts
 from spark_stream.wire.messages import EARLIEST, LATEST
 from spark_stream.wire.schemas import fitted
 
 logger = logging.getLogger(__name__)
 
 _RETRY_PAUSE_S: Final = 0.1
+_WAIT_MS: Final = 2_000
 _ROWS_AT_ONCE: Final = 10_000
 
 
@@ -61,6 +64,7 @@ class RangeReader:
 
         Raises:
             DataLoss: records of the range are gone, and ``failOnDataLoss`` is set.
+            NotVisibleYet: a transaction that was open when the batch was planned is open still.
             SchemaMismatch: a column has another type than the query was planned with.
         """
         keep_free_memory()
@@ -93,19 +97,12 @@ class RangeReader:
     def _read(self, asked: Range, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         position = asked.start
         while position < asked.end:
-            before = position
             try:
                 source = self._source(asked, schema, {})
                 for fetched in _visible(source, position, asked.end):
                     position = fetched.next
                     if fetched.batch.num_rows:
                         yield fitted(fetched.batch, schema)
-                if position == before:
-                    raise self._loss(
-                        asked,
-                        f"{asked.topic}/{asked.partition}: offsets {position} to {asked.end - 1}"
-                        " are gone: their leader has nothing there, and gives no reason",
-                    )
             except OffsetEvicted as error:
                 first = int(error.details["log_start_offset"])
                 removed = removed_by_retention(asked, position, first)
@@ -174,29 +171,72 @@ class RangeReader:
 
 
 def _visible(source: Source, start: int, end: int) -> Iterator[Fetched]:
-    """What is visible of the range; the last ``next`` tells how far it went.
+    """Read a range, up to its end.
 
-    The end of a range may hold nothing but records of aborted transactions. Then the last batch
-    with rows says nothing of them, and the leader is asked once more where to read on.
+    The end of a range may hold only records of aborted transactions; then the leader is asked once
+    more where to read on. It may also lie above the bound of the isolation level, if the batch was
+    planned under another level; then this waits for the bound.
+
+    Raises:
+        NotVisibleYet: the bound did not move for the time that the source waits for a broker.
+        DataLoss: the log ends below the end of the range; ``left`` is where it ends.
     """
     position = start
     for fetched in fetch_range(source, position, end):
         position = fetched.next
         yield fetched
-    if position >= end:
-        return
     give_up = time.monotonic() + source.router.timeout_s
-    while True:
+    wait_ms = 0
+    while position < end:
+        before, bounds = position, None
         try:
-            for fetched in fetch_once(source, position, end):
-                position = fetched.next
+            for fetched in fetch_once(source, position, end, wait_ms):
+                position, bounds = fetched.next, fetched.bounds or bounds
                 yield fetched
         except IsologError as error:
             if not error.retriable or time.monotonic() > give_up:
                 raise
             time.sleep(_RETRY_PAUSE_S)
-        else:
-            return
+            continue
+        if position > before:
+            give_up = time.monotonic() + source.router.timeout_s
+        elif bounds is not None:
+            _check_there(source, position, end, bounds)
+            if time.monotonic() > give_up:
+                raise _not_visible(source, position, end, bounds)
+        elif time.monotonic() > give_up:  # the leader does not know its high watermark
+            raise _not_visible(source, position, end, bounds)
+        wait_ms = max(1, min(_WAIT_MS, int(1000 * (give_up - time.monotonic()))))
+
+
+def _check_there(source: Source, position: int, end: int, bounds: BoundsFacts) -> None:
+    """DataLoss if the log ends below the range's end."""
+    topic, number, left = source.view.topic, source.partition, bounds.log_end_offset
+    if left < end:
+        raise DataLoss(
+            f"{topic}/{number}: offsets {max(position, left)} to {end - 1} are gone: the log ends"
+            f" at {left}",
+            topic=topic,
+            partition=number,
+            left=max(position, left),
+        )
+
+
+def _not_visible(
+    source: Source, position: int, end: int, bounds: BoundsFacts | None
+) -> NotVisibleYet:
+    topic, number = source.view.topic, source.partition
+    if bounds is not None and bounds.last_stable_offset < bounds.high_watermark:
+        why = f"a transaction that began at offset {bounds.last_stable_offset} is still open"
+    else:
+        why = "not all in-sync replicas have them"
+    return NotVisibleYet(
+        f"{topic}/{number}: offsets {position} to {end - 1} of this batch are in the log, but not"
+        f" visible yet: {why}",
+        topic=topic,
+        partition=number,
+        offset=position,
+    )
 
 
 def combined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

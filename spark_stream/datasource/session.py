@@ -99,7 +99,9 @@ def check_one_log(here: Session, others: Iterable[str | None]) -> None:
 def _connected(place: Place, create: bool) -> Session:
     _check_host(place)
     path = None if place.path is None else Path(place.path)
-    connection = Connection(place.bootstrap, path, create=create, cluster_id=place.cluster_id)
+    connection = Connection(
+        place.bootstrap, path, place.timeout_s, create=create, cluster_id=place.cluster_id
+    )
     try:
         connection.retried(lambda client, options: None)  # who connects asks for the cluster's id
     except UnknownLog as error:

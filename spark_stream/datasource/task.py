@@ -170,7 +170,14 @@ class TaskWriter:
         known: dict[str, TopicDescription] = {}
         content: list[dict[str, Measure]] = []
         isolation = self.options.isolation
-        with Producer(here.connection, here.topics, isolation=isolation, branch=under) as producer:
+        timeout_ms = max(1, round(here.connection.timeout_s * 1000))
+        with Producer(
+            here.connection,
+            here.topics,
+            isolation=isolation,
+            timeout_ms=timeout_ms,
+            branch=under,
+        ) as producer:
             for turn, batch in enumerate(batches, _first_turn()):
                 for topic, rows in by_topic(batch, self.options.topic):
                     if topic not in known:

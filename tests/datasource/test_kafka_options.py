@@ -20,7 +20,7 @@ from spark_stream.errors import InvalidOption
         ("kafka.sasl.jaas.config", "neither TLS nor authentication"),
         ("kafka.ssl.truststore.location", "neither TLS nor authentication"),
         ("kafka.max.poll.records", "nothing is needed"),
-        ("kafkaConsumer.pollTimeoutMs", "nothing is needed"),
+        ("kafkaConsumer.pollTimeoutMs", "use brokerTimeout"),
         ("fetchOffset.numRetries", "nothing is needed"),
     ],
 )

@@ -64,7 +64,7 @@ def test_a_relative_path_is_one_of_the_drivers_jvm_whatever_the_planners_own(
     assert directory("../data").path == str(tmp_path / "data")
     given = {"path": "data", "subscribe": "t"}
     assert source_options(given).place.path == str(tmp_path / "jvm" / "data")
-    assert sink_options({"path": "data", "topic": "t"}).place == source_options(given).place
+    assert sink_options({"path": "data", "topic": "t"}).place.path == str(tmp_path / "jvm" / "data")
 
 
 def test_the_environments_path_is_resolved_by_the_same_rule(

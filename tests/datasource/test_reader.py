@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,7 @@ from spark_stream.datasource.place import Place
 from spark_stream.datasource.reader import RangeReader
 from spark_stream.datasource.selection import Selection
 from spark_stream.errors import BrokerUnavailable, DataLoss
+from spark_stream.wire.fetch_messages import BoundsFacts
 
 NUMBERS = pa.schema([("n", pa.int64())])
 SCHEMA = StructType([StructField("n", LongType())])
@@ -30,7 +32,7 @@ def fetched(first: int, count: int, next_: int) -> Fetched:
 
 
 class Leader:
-    """Rows 0 to 9 of a partition; what is behind them was aborted, up to ``end``."""
+    """Rows 0 to 9 of a partition; what is behind them was aborted, up to the log's ``end``."""
 
     def __init__(self, end: int, failures: int = 0) -> None:
         self._end = end
@@ -42,18 +44,24 @@ class Leader:
         if start < 10:
             yield fetched(start, 10 - start, 10)
 
-    def fetch_once(self, source: Any, start: int, end: int) -> Iterator[Fetched]:
+    def fetch_once(self, source: Any, start: int, end: int, wait_ms: int) -> Iterator[Fetched]:
         if self._failures:
             self._failures -= 1
             raise BrokerUnavailable("for a moment")
-        yield fetched(start, 0, max(start, min(self._end, end)))
+        bounds = BoundsFacts(
+            log_start_offset=0,
+            last_stable_offset=self._end,
+            high_watermark=self._end,
+            log_end_offset=self._end,
+        )
+        yield replace(fetched(start, 0, max(start, min(self._end, end))), bounds=bounds)
 
 
 def read(
     monkeypatch: pytest.MonkeyPatch, leader: Leader, asked: Range, **options: Any
 ) -> list[int]:
     topic = SimpleNamespace(id="id", name="t", schema=NUMBERS, schema_version=0)
-    router = SimpleNamespace(timeout_s=10.0)
+    router = SimpleNamespace(timeout_s=30.0)
     here = SimpleNamespace(topics=SimpleNamespace(known=lambda name: topic, router=router))
     monkeypatch.setattr(reader, "session", lambda place: here)
     monkeypatch.setattr(reader, "fetch_range", leader.fetch_range)
@@ -76,7 +84,7 @@ def test_a_broker_that_is_gone_at_the_end_is_asked_again(monkeypatch: pytest.Mon
 
 
 def test_what_is_not_there_is_lost_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(DataLoss, match="t/0: offsets 15 to 19 are gone"):
+    with pytest.raises(DataLoss, match="t/0: offsets 15 to 19 are gone: the log ends at 15"):
         read(monkeypatch, Leader(15), Range("t", "id", 0, 0, 20))
     went_on = read(monkeypatch, Leader(15), Range("t", "id", 0, 0, 20), fail_on_data_loss=False)
     assert went_on == list(range(10))

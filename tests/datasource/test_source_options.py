@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_stream.datasource.options import source_options
+from spark_stream.datasource.options import sink_options, source_options
 from spark_stream.datasource.selection import Selection
 from spark_stream.errors import InvalidOption
 
@@ -81,3 +81,22 @@ def test_a_start_of_what_is_not_read_is_refused(options: dict[str, str], message
     with pytest.raises(InvalidOption) as caught:
         selection(startingOffsets='{"b": {"1": 5}}', **options)
     assert f"startingOffsets: {message}" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("500ms", 0.5), (" 10M ", 600), ("1h", 3600), (None, 120)]
+)
+def test_how_long_a_query_waits_for_brokers(text: str | None, seconds: float) -> None:
+    given = {"subscribe": "a", "topic": "a"} | ({} if text is None else {"brokerTimeout": text})
+    source = {**PLACE, **{name: given[name] for name in given if name != "topic"}}
+    sink = {**PLACE, **{name: given[name] for name in given if name != "subscribe"}}
+    assert source_options(source, streaming=True).place.timeout_s == seconds
+    assert source_options(source, streaming=False).place.timeout_s == seconds
+    assert sink_options(sink).place.timeout_s == seconds
+    assert source_options(source).place.timeout_s == min(seconds, 30)  # only its columns yet
+
+
+@pytest.mark.parametrize("text", ["", "30", "0s", "0ms", "-1s", "2h", "999999999999d"])
+def test_a_wait_for_brokers_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(InvalidOption, match="brokerTimeout takes a time"):
+        selection(subscribe="a", brokerTimeout=text)

@@ -159,9 +159,9 @@ class BrokerLink:
             # A pool of its own: a new client then really connects anew, without an old one's
             # back-off.
             ("grpc.use_local_subchannel_pool", 1),
-            # How long an attempt to connect may take. gRPC's default is 20 s: longer than our
-            # own timeout may be.
-            ("grpc.min_reconnect_backoff_ms", max(100, int(self._timeout_s * 500))),
+            # How long an attempt to connect may take. gRPC's default of 20 s may be longer than our
+            # own timeout.
+            ("grpc.min_reconnect_backoff_ms", max(100, min(20_000, int(self._timeout_s * 500)))),
         ]
         UNDER_WAY.note(self.address)
         return fl.FlightClient(location(self.address), generic_options=options)

@@ -37,7 +37,7 @@ from spark_stream.client.reading.mapping import (
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.errors import IsologError, RequestTimeout
-from spark_stream.wire.fetch_messages import Fetch
+from spark_stream.wire.fetch_messages import BoundsFacts, Fetch
 from spark_stream.wire.limits import FETCH_BYTES_DEFAULT
 from spark_stream.wire.schemas import OFFSET, empty_batch
 
@@ -51,7 +51,8 @@ class Fetched:
     ``spans``, where offsets are missing in between: (first, count) of each run of rows. Of filtered
     rows ``scattered`` has the offset of each instead, if they were asked for.
     ``lineage``: that of ``next``.
-    ``partitions``, at the end of a fetch: how many the topic has now.
+    ``partitions`` and ``bounds``, at the end of a fetch: how many partitions the topic has now, and
+    the bounds of this one, if the leader knows them.
     """
 
     partition: int
@@ -62,6 +63,7 @@ class Fetched:
     partitions: int | None = None
     lineage: Lineage = NOTHING_KNOWN
     scattered: npt.NDArray[np.int64] | None = None
+    bounds: BoundsFacts | None = None
 
     def offsets(self) -> npt.NDArray[np.int64]:
         """The offset of each row."""
@@ -237,6 +239,7 @@ def _fetch(
                     _empty(source.view),
                     partitions=facts.get("partitions"),
                     lineage=tuple(map(tuple, facts["lineage"])),
+                    bounds=facts.get("bounds") and BoundsFacts.model_construct(**facts["bounds"]),
                 )
                 continue
             watched.rest()  # while the reader has the batch nothing is asked of the broker

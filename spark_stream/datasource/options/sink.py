@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.datasource.options.checking import TOPIC_SETTING, Given, checked, topic_settings
@@ -50,7 +50,7 @@ def sink_options(given: Mapping[str, str], *, streaming: bool = True) -> SinkOpt
             raise InvalidOption(f"{option} is for createTopic=true", option=option)
     unasked = Isolation.READ_COMMITTED if transactional else Isolation.READ_UNCOMMITTED
     return SinkOptions(
-        place=place,
+        place=replace(place, timeout_s=options.value("brokerTimeout")),
         topic=options.value("topic") if "topic" in options or short is None else short.strip(),
         transactional=transactional,
         sink_id=options.value("sinkId"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from spark_stream.consistency.isolation import Isolation
@@ -22,6 +22,7 @@ from spark_stream.datasource.place import Place, place_of
 from spark_stream.datasource.selection import Selection
 from spark_stream.datasource.tasks import NO_SPLITTING, Splitting
 from spark_stream.errors import InvalidOption
+from spark_stream.wire.limits import REQUEST_TIMEOUT_S
 from spark_stream.wire.messages import EARLIEST, LATEST
 
 SELECTING: Final = ("subscribe", "subscribePattern", "assign")
@@ -92,8 +93,11 @@ def source_options(given: Mapping[str, str], *, streaming: bool | None = None) -
             option=ending.option,
         )
     _check_order(starting, ending)
+    timeout_s = options.value("brokerTimeout")
+    if streaming is None:  # nothing runs yet: a wrong address is reported soon
+        timeout_s = min(timeout_s, REQUEST_TIMEOUT_S)
     return SourceOptions(
-        place=place,
+        place=replace(place, timeout_s=timeout_s),
         selection=selection,
         isolation=options.value("isolation"),
         starting=starting,

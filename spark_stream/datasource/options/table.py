@@ -226,6 +226,14 @@ OPTIONS: Final = (
         "true",
     ),
     Option(
+        "brokerTimeout",
+        Use.ALL,
+        "how long the query waits for brokers that do not answer, for a leader, and for a"
+        " transaction that a planned batch needs to end, before it fails: `30s`, `10m`",
+        values.timeout_s,
+        "2m",
+    ),
+    Option(
         "topic",
         Use.SINK,
         "where to write; the option wins over the column",

@@ -7,6 +7,7 @@ import re
 from typing import Final
 
 from spark_stream.client.topics import level
+from spark_stream.client.writing.producer import TIMEOUT_MS_MAX
 from spark_stream.consistency.isolation import PRODUCER_LEVELS, Isolation
 from spark_stream.errors import InvalidOption
 from spark_stream.sql.filters import parsed
@@ -63,6 +64,14 @@ def duration_s(name: str, text: str) -> float:
             option=name,
         )
     return int(found[1]) * _SECONDS[found[2]]
+
+
+def timeout_s(name: str, text: str) -> float:
+    """A time with its unit, from 1ms to 1h, in seconds."""
+    found = duration_s(name, text)
+    if not 0 < found <= TIMEOUT_MS_MAX / 1000:
+        raise InvalidOption(f"{name} takes a time from 1ms to 1h, not {text!r}", option=name)
+    return found
 
 
 def batch_id(name: str, text: str) -> int:
