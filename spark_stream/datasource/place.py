@@ -35,6 +35,12 @@ _DELETED: Final = re.compile(
 )
 """The names of folders that Spark, or its cluster manager, deletes with what ran in them."""
 
+_WHERE: Final = (
+    "Give .option(\"path\", \"data/\"), or in SQL WITH (path '…', topic '…'). Spark does not pass"
+    " a table's OPTIONS on to CREATE TABLE … AS SELECT (use CREATE TABLE t USING isolog OPTIONS"
+    " (…), then INSERT INTO t SELECT …), nor to a table with declared columns (leave the columns"
+    " out), nor to an INSERT of columns with just the table's names."
+)
 _POD: Final = Path("/opt/spark/work-dir")
 """Where Spark's image runs; in Kubernetes it ends with its pod."""
 
@@ -85,9 +91,7 @@ def place_of(options: Mapping[str, str], *, names_topic: bool) -> tuple[Place, s
     raise InvalidOption(
         "where is the log? Give bootstrap (host:port) or path (a directory)",
         option="bootstrap",
-        hint="For example .option(\"path\", \"data/\"), or in SQL WITH (path '…', topic '…'): Spark"
-        " passes the OPTIONS of a table on neither where its columns were declared, nor to an"
-        " INSERT of columns with just its names.",
+        hint=_WHERE,
     )
 
 

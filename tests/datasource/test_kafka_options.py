@@ -32,6 +32,22 @@ def test_an_option_of_kafkas_source_gets_a_hint(option: str, hint: str) -> None:
     assert hint in caught.value.message
 
 
+def test_all_options_of_kafka_are_in_one_error() -> None:
+    given = {
+        "bootstrap": "h:1",
+        "subscribe": "t",
+        "kafka.bootstrap.servers": "h:9092",
+        "isolation": "no level",
+        "kafka.group.id": "g",
+        "groupidprefix": "p",
+    }
+    with pytest.raises(InvalidOption) as caught:
+        source_options(given)
+    for name in ("kafka.bootstrap.servers", "kafka.group.id", "groupIdPrefix"):
+        assert f"'{name}': " in caught.value.message
+    assert caught.value.message.startswith("3 options of Spark's Kafka connector")
+
+
 def test_an_option_is_spelt_as_kafka_spells_it_however_spark_hands_it_over() -> None:
     with pytest.raises(InvalidOption, match="option 'groupIdPrefix' is one of") as caught:
         source_options({"bootstrap": "h:1", "subscribe": "t", "groupidprefix": "x"})

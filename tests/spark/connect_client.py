@@ -26,6 +26,7 @@ def main() -> None:
     query = (
         stream.writeStream.format("isolog")
         .options(**place, topic="copied", createTopic="true", checkpointLocation="checkpoint")
+        .queryName("copies")
         .trigger(availableNow=True)
         .start()
     )

@@ -76,7 +76,7 @@ def test_declared_columns_bring_their_options_in_a_comment(
         f"CREATE TABLE {table}_table (n bigint) USING isolog"
         f" OPTIONS (path '{queries.path}', topic '{topic}')"
     )
-    with pytest.raises(AnalysisException, match="where its columns were declared"):
+    with pytest.raises(AnalysisException, match="nor to a table with declared columns"):
         spark.sql(f"SELECT * FROM {table}_table").collect()
     query = f"SELECT n FROM {table}_table WITH (path '{queries.path}', subscribe '{topic}')"
     assert numbers(spark, query) == [0, 1, 2]
@@ -101,3 +101,16 @@ def test_a_table_of_a_mistyped_path_or_option_is_not_created(
             spark.sql(f"CREATE TABLE {table}_table USING isolog OPTIONS ({options})")
     assert not typo.exists()
     assert not spark.catalog.tableExists(f"{table}_table")
+
+
+def test_a_table_made_of_a_query_is_refused_with_the_statements_that_work(
+    spark: SparkSession, queries: Queries, topic: str, table: str
+) -> None:
+    queries.write(spark.sql("select id as n from range(3)"), topic, createTopic=True)
+    options = f"USING isolog OPTIONS (path '{queries.path}', topic '{topic}')"
+    with pytest.raises(AnalysisException, match="then INSERT INTO t SELECT"):
+        spark.sql(f"CREATE TABLE {table}_table {options} AS SELECT id AS n FROM range(2)")
+    assert not spark.catalog.tableExists(f"{table}_table")
+    spark.sql(f"CREATE TABLE {table}_table {options}")
+    spark.sql(f"INSERT INTO {table}_table SELECT id + 3 FROM range(2)")
+    assert numbers(spark, f"SELECT n FROM {table}_table") == [0, 1, 2, 3, 4]

@@ -45,12 +45,14 @@ def checked(given: Mapping[str, str], side: Use, what: str) -> Given:
     """The options by their proper names.
 
     Raises:
-        InvalidOption: one of them is not for this side, is one of Kafka's, or nobody knows it.
+        InvalidOption: an option is not for this side, belongs to Spark's Kafka connector (all of
+            these are in one error), or is unknown.
         Unsupported: it is still to come.
     """
     proper = _lowered(options_for(side))
     later = _lowered(names_of_later())
     others = _lowered(options_for(Use.ALL))
+    _refuse_kafkas(key for key in given if key.lower() not in others)
     found = {}
     for key, value in given.items():
         name = key.lower()
@@ -68,15 +70,23 @@ def checked(given: Mapping[str, str], side: Use, what: str) -> Given:
                 hint=_OTHER_SIDES.get(others[name], _LEAVE_OUT),
                 option=others[name],
             )
-        elif (kafkas := replaced(key)) is not None:
-            shown = kafkas.shown(key)
-            raise InvalidOption(
-                f"option {shown!r} is one of Spark's Kafka connector; {kafkas.remedy}",
-                option=shown,
-            )
         else:
             raise InvalidOption(f"unknown option {key!r}; {_guess(name, proper)}", option=key)
     return Given(side, found)
+
+
+def _refuse_kafkas(names: Iterable[str]) -> None:
+    """Raise one InvalidOption for all of these that belong to Spark's Kafka connector."""
+    rows = {name: row for name in names if (row := replaced(name)) is not None}
+    if not rows:
+        return
+    first, *others = ((row.shown(name), row.remedy) for name, row in rows.items())
+    if others:
+        lines = [f"\n  {name!r}: {remedy}" for name, remedy in (first, *others)]
+        message = f"{len(lines)} options of Spark's Kafka connector:{''.join(lines)}\n"
+    else:
+        message = f"option {first[0]!r} is one of Spark's Kafka connector; {first[1]}"
+    raise InvalidOption(message, option=first[0])
 
 
 def check_kind(given: Given, kind: Use) -> None:

@@ -312,6 +312,11 @@ OPTIONS: Final = (
         Use.SINK,
         "Spark's own, which it hands on: the query's id is there",
     ),
+    Option(
+        "queryName",
+        Use.STREAM_SINK,
+        "Spark's own, which it hands on: isolog does not use it",
+    ),
     Option("user", Use.ALL, "who is asking", later=True),
     Option("password", Use.ALL, "who is asking", later=True),
     Option("token", Use.ALL, "who is asking", later=True),
