@@ -22,6 +22,7 @@ from spark_stream.errors import InvalidConfig
 from spark_stream.storage.settings import SETTINGS, LogSettings, parse_settings
 from spark_stream.wire.addresses import UNIX, is_wildcard, split_address, with_port
 from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT, MEMORY_BYTES_MIN
+from spark_stream.wire.keys import PARTITION_BY
 
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,200}")
 
@@ -74,7 +75,10 @@ class BrokerConfig(BaseSettings):
     @field_validator("topic")
     @classmethod
     def _flat(cls, value: dict[str, Any]) -> dict[str, Any]:
-        return flattened(value)
+        found = flattened(value)
+        if str(found.get(PARTITION_BY, "")).strip():
+            raise ValueError(f"{PARTITION_BY} is a topic's own: it has no other default than none")
+        return found
 
     @field_validator("id")
     @classmethod

@@ -23,13 +23,20 @@ from spark_stream.broker.placing import placed, placed_by_hand
 from spark_stream.cluster.topics import Topic, check_name, check_partitions
 from spark_stream.consistency.partition_record import PartitionRecord
 from spark_stream.environment import Ids
-from spark_stream.errors import InvalidTopic, StorageFailure
+from spark_stream.errors import (
+    InvalidConfig,
+    InvalidTopic,
+    SchemaMismatch,
+    StorageFailure,
+    UnsupportedType,
+)
 from spark_stream.scripts import left_overs
 from spark_stream.scripts import topics as scripts
 from spark_stream.scripts.steps import Script
 from spark_stream.storage.settings import LogSettings, parse_settings
 from spark_stream.wire.evolution import VERSIONS_MAX, check_evolution
-from spark_stream.wire.schemas import check_topic_schema
+from spark_stream.wire.keys import PARTITION_BY, check_evolved_key, check_setting
+from spark_stream.wire.schemas import check_topic_schema, of_topic
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +100,7 @@ class TopicDesk:
             replication_factor=replication_factor,
         )
         check_partitions(topic)
-        parse_settings(topic.config, self._defaults)
+        _check_key(topic, parse_settings(topic.config, self._defaults))
         if assignment is not None:
             return topic, placed_by_hand(topic, assignment, self._members)
         return topic, placed(topic, partitions, self._host.view, self._members)
@@ -169,9 +176,18 @@ class TopicDesk:
                     topic=name,
                     hint="Partitions can only be added; for fewer, make another topic.",
                 )
-            parse_settings(new.config, self._defaults)
+            settings = parse_settings(new.config, self._defaults)
+            columns = parse_settings(old.config, self._defaults).partition_by
+            if settings.partition_by != columns:
+                raise InvalidConfig(
+                    f"topic {name!r} is made with {PARTITION_BY}={','.join(columns)!r}, which"
+                    " cannot change",
+                    hint="Make another topic with the setting, and copy the records.",
+                    setting=PARTITION_BY,
+                    topic=name,
+                )
             check_partitions(new)
-            return new if schema is None else _evolved(new, schema)
+            return new if schema is None else _evolved(new, schema, columns)
 
         return change
 
@@ -229,8 +245,24 @@ class TopicDesk:
                 self._free.notify_all()
 
 
-def _evolved(topic: Topic, schema: pa.Schema) -> Topic:
+def _check_key(topic: Topic, settings: LogSettings) -> None:
+    """Raise InvalidConfig if the topic's records cannot be placed by ``partition.by``."""
+    try:
+        check_setting(topic.schema, settings.partition_by)
+    except (SchemaMismatch, UnsupportedType) as error:
+        raise InvalidConfig(
+            f"{PARTITION_BY}: {error.message}",
+            hint=error.hint,
+            setting=PARTITION_BY,
+            column=error.details["column"],
+            topic=topic.name,
+        ) from None
+
+
+def _evolved(topic: Topic, schema: pa.Schema, key: Sequence[str]) -> Topic:
     following = check_evolution(topic.name, topic.schema, schema)
+    with of_topic(topic.name):
+        check_evolved_key(topic.schema, following, key)
     earlier = (*topic.earlier, topic.schema)
     if len(earlier) >= VERSIONS_MAX:
         raise InvalidTopic(

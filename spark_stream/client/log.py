@@ -103,7 +103,8 @@ class Log(Closing):
         partitions there are, and how many replicas.
 
         With ``if_not_exists`` a topic of this name that is there already is returned, whoever made
-        it; its settings stay as they are, whatever ``config`` says.
+        it; its settings stay as they are, whatever ``config`` says. Only ``partition.by``, which
+        cannot change, must be the one asked for.
 
         Raises:
             TopicExists: there is one; with ``if_not_exists``: its schema is another, or it has

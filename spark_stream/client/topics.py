@@ -27,6 +27,7 @@ from spark_stream.errors import (
     from_wire,
 )
 from spark_stream.wire.evolution import evolves
+from spark_stream.wire.keys import PARTITION_BY, split_names
 from spark_stream.wire.messages import (
     AlterTopic,
     AskedTopic,
@@ -132,6 +133,7 @@ class TopicsClient:
             except UnknownTopic:
                 continue  # deleted in between
             _check_as_asked(found, partitions, DEFAULT_SCHEMA if schema is None else schema)
+            _check_key_as_asked(found, config)
             return found
         raise TopicExists(
             f"topic {topic!r} is made and deleted by others all the time",
@@ -247,6 +249,19 @@ def _check_as_asked(found: TopicDescription, partitions: int | None, schema: pa.
             f"there is a topic {found.name!r} already, and it differs: {difference}",
             topic=found.name,
             hint="Ask for what is there, alter the topic, or choose another name.",
+        )
+
+
+def _check_key_as_asked(found: TopicDescription, config: Mapping[str, Any]) -> None:
+    """Raise TopicExists if the topic places its records by other columns than asked for."""
+    asked = split_names(str(config.get(PARTITION_BY, "")))
+    if asked and asked != found.partition_by:
+        present = ",".join(found.partition_by)
+        raise TopicExists(
+            f"there is a topic {found.name!r} already, and it differs: its {PARTITION_BY} is"
+            f" {present!r}, not {','.join(asked)!r}",
+            topic=found.name,
+            hint="Ask for what is there, or choose another name.",
         )
 
 

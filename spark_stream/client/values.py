@@ -11,6 +11,8 @@ import pyarrow as pa
 
 from spark_stream.consistency.lineage import Lineage
 from spark_stream.errors import IsologError
+from spark_stream.wire.keys import DEFAULT_KEY, PARTITION_BY, split_names
+from spark_stream.wire.schemas import is_default
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,13 @@ class TopicDescription:
     replication_factor: int = 1
     schema_version: int = 0
     added: tuple[str, ...] = ()
+
+    @property
+    def partition_by(self) -> tuple[str, ...]:
+        """The columns that place the topic's records; none where each batch takes its turn."""
+        if is_default(self.schema):
+            return DEFAULT_KEY
+        return split_names(self.config.get(PARTITION_BY, ""))
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from spark_stream.client.values import Branch, TopicDescription
+from spark_stream.client.writing.keys import has_keys
 from spark_stream.client.writing.producer import Producer
 from spark_stream.datasource.belonging import check_checkpoint
 from spark_stream.datasource.branches import Written, drop, opened
@@ -43,10 +44,13 @@ from spark_stream.errors import (
     InvalidAssignment,
     InvalidConfig,
     InvalidOption,
+    SchemaMismatch,
     TopicExists,
     UnknownTopic,
+    UnsupportedType,
 )
 from spark_stream.wire.allocator import keep_free_memory
+from spark_stream.wire.keys import DEFAULT_KEY, PARTITION_BY, key_columns
 
 logger = logging.getLogger(__name__)
 
@@ -74,11 +78,12 @@ class Seen:
     topic_id: str
     schema_version: int
     partitions: int
+    partition_by: tuple[str, ...]
 
     @classmethod
     def of(cls, known: TopicDescription) -> Seen:
         """What a description says."""
-        return cls(known.id, known.schema_version, len(known.partitions))
+        return cls(known.id, known.schema_version, len(known.partitions), known.partition_by)
 
 
 @dataclass(frozen=True)
@@ -126,16 +131,23 @@ class TaskWriter:
         keep_free_memory()
         here = session(self.options.place)
         if not self.options.transactional:
-            self._append_all(here, None, coalesced(batches))
+            self._append_all(here, None, coalesced(batches, keyed=self._keyed))
             return Wrote(here.cluster_id)
         identity = self.identity or of_task(self.options.sink_id, TaskContext.get())
         with KeptOpen(here.transactions, identity, self.timeout_ms):  # before the first row comes
-            rows = coalesced(batches)
+            rows = coalesced(batches, keyed=self._keyed)
             first = next(rows, None)
             if first is None:
                 return Wrote(here.cluster_id, Written(identity))
             rows = itertools.chain([first], rows)
             return Wrote(here.cluster_id, self._in_branch(here, identity, rows))
+
+    @property
+    def _keyed(self) -> bool:
+        """Whether rows may have keys, as far as is known before the first row comes."""
+        topics = DEFAULT_KEY if self.seen is None else self.seen.partition_by
+        names = self.schema.names
+        return any(name in names for name in self.options.partition_by or topics)
 
     def _in_branch(
         self, here: Session, identity: Identity, rows: Iterator[pa.RecordBatch]
@@ -191,15 +203,12 @@ class TaskWriter:
         self, producer: Producer, known: TopicDescription, rows: pa.RecordBatch, turn: int
     ) -> None:
         count = len(known.partitions)
-        by_column = self.options.topic is None
+        by_column, asked = self.options.topic is None, self.options.partition_by
         for part in routed(known.name, known.schema, rows, count, by_column=by_column):
-            keyed = "key" in part.batch.schema.names and part.batch.column("key").null_count < len(
-                part.batch
-            )
             place = part.partition
-            if place is None and not (keyed and known.schema.names[0] == "key"):
+            if place is None and not has_keys(part.batch, asked or known.partition_by):
                 place = turn % count
-            producer.append(known.name, part.batch, partition=place)
+            producer.append(known.name, part.batch, partition=place, key=asked)
 
     def _topic(self, name: str, arrow: pa.Schema) -> TopicDescription:
         """The topic, made if it is missing and may be; the DataFrame fits it."""
@@ -214,24 +223,30 @@ class TaskWriter:
             if not self.options.create_topic:
                 raise
             schema = topic_schema(arrow, by_column=by_column)
+            config = dict(self.options.topic_config)
+            if self.options.partition_by:
+                config[PARTITION_BY] = ",".join(self.options.partition_by)
             try:
                 known = topics.create(
                     name,
                     self.options.partitions or 1,
                     self.options.replication_factor,
                     schema,
-                    dict(self.options.topic_config),
+                    config,
                 )
             except (InvalidConfig, InvalidAssignment) as error:
-                copies = isinstance(error, InvalidAssignment)
-                setting = f"{TOPIC_SETTING}{error.details.get('setting')}"
-                option = "replicationFactor" if copies else setting
-                raise InvalidOption(
-                    f"option {option!r}: {error.message}", option=option, hint=error.hint
-                ) from None
+                raise _of_option(error) from None
             except TopicExists:  # another task was faster
                 known = topics.describe(name)
         check_fits(arrow, known, by_column=by_column)
+        try:
+            key_columns(known.schema, known.partition_by, self.options.partition_by)
+        except (SchemaMismatch, UnsupportedType) as error:
+            raise InvalidOption(
+                f"option 'partitionBy': topic {name!r}: {error.message}",
+                hint=error.hint,
+                **error.details | {"option": "partitionBy", "topic": name},
+            ) from None
         return known
 
     def _check_settings(self, known: TopicDescription) -> None:
@@ -242,6 +257,17 @@ class TaskWriter:
                 guess = f"did you mean 'topic.{near[0]}'?" if near else "no topic has it"
                 option = f"topic.{name}"
                 raise InvalidOption(f"unknown option {option!r}; {guess}", option=option)
+
+
+def _of_option(error: InvalidConfig | InvalidAssignment) -> InvalidOption:
+    """Return the error about a new topic as one that names the option which asked for it."""
+    setting = error.details.get("setting")
+    option = f"{TOPIC_SETTING}{setting}"
+    if isinstance(error, InvalidAssignment):
+        option = "replicationFactor"
+    elif setting == PARTITION_BY:
+        option = "partitionBy"
+    return InvalidOption(f"option {option!r}: {error.message}", option=option, hint=error.hint)
 
 
 def tell_what_stays(known: TopicDescription, options: SinkOptions) -> None:
@@ -265,14 +291,19 @@ def _warn_once(message: str) -> None:
     logger.warning("%s", message)
 
 
-def coalesced(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Fewer, larger batches: what the log stores, and every reader reads, in one go."""
+def coalesced(
+    batches: Iterator[pa.RecordBatch], *, keyed: bool = False
+) -> Iterator[pa.RecordBatch]:
+    """Join batches to fewer, larger ones: what the log stores, and every reader reads, in one go.
+
+    ``keyed``: their rows are shared out over partitions afterwards.
+    """
     held: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
         held.append(batch)
         size += batch.nbytes
-        if size >= _COALESCED_BYTES * (_KEYED_FACTOR if "key" in batch.schema.names else 1):
+        if size >= _COALESCED_BYTES * (_KEYED_FACTOR if keyed else 1):
             yield _joined(held)
             held, size = [], 0
     if size or any(batch.num_rows for batch in held):

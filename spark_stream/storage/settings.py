@@ -17,7 +17,7 @@ from spark_stream.errors import InvalidConfig
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
 HOUR_MS: Final = 3_600_000
-_NEAR: Final = 0.65  # with less, `partitions` would mean retention.ms
+_NEAR: Final = 0.65  # with less, `replicas` would mean min.insync.replicas
 
 
 class Flush(StrEnum):
@@ -61,6 +61,7 @@ class LogSettings:
     min_insync_replicas: Annotated[int, Range(1, 1000)] = 1
     replica_lag_time_max_ms: Annotated[int, Range(100, 10**9)] = 10_000
     unclean_leader_election: bool = False
+    partition_by: tuple[str, ...] = ()
 
 
 def _setting(field: str) -> str:
@@ -95,6 +96,8 @@ def shown_settings(settings: LogSettings) -> dict[str, str]:
 
 
 def _shown(value: object) -> str:
+    if isinstance(value, tuple):
+        return ",".join(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -119,6 +122,9 @@ def _parse(name: str, value: Any) -> Any:
             ) from None
     if kind is bool:
         return _parse_bool(name, value)
+    if kind == tuple[str, ...]:  # names of columns, checked where the schema is known
+        text = str(value).strip()
+        return tuple(each.strip() for each in text.split(",")) if text else ()
     allowed: Range = kind.__metadata__[0]
     try:
         number = int(str(value).strip())

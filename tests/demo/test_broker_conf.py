@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from spark_stream.broker.config import BrokerConfig
+from spark_stream.errors import InvalidConfig
 from spark_stream.storage.settings import SETTINGS, LogSettings, shown_settings
 from tests.conftest import ROOT
 from tests.demo.conftest import Shell
@@ -55,3 +56,8 @@ def test_a_broker_starts_with_it(tmp_path: Path, shell: Shell) -> None:
         finally:
             broker.send_signal(signal.SIGTERM)
         assert broker.wait(20) == 0
+
+
+def test_a_key_of_all_topics_is_refused() -> None:
+    with pytest.raises(InvalidConfig, match=r"partition\.by is a topic's own"):
+        BrokerConfig.load(None, dir="d", topic={"partition.by": "id"})

@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import spark_stream as isolog
+from spark_stream.client.writing.keys import partitions_by
 from spark_stream.client.writing.partitioner import partitions_of
 from tests.spark.conftest import Queries, ended
 from tests.spark.test_stream_source import NUMBERS, add, wait_until
@@ -296,3 +297,15 @@ def test_without_transactions_a_broker_killed_in_mid_query_costs_no_row(
             query = started()
         assert query.exception() is None
         assert set(log.read("out")["n"].to_pylist()) == set(range(5_000))
+
+
+def test_rows_of_a_typed_topic_go_where_their_key_says_whichever_task_writes_them(
+    spark: SparkSession, queries: Queries, log: isolog.Log, topic: str
+) -> None:
+    frame = spark.sql("select id % 13 as k, id as n from range(0, 400, 1, 3)")
+    queries.write(frame, topic, createTopic=True, partitions=4, partitionBy="k")
+    queries.write(frame, topic)  # the topic keeps its key
+    table = log.read(topic, metadata=True, isolation="read_committed")
+    (batch,) = table.combine_chunks().to_batches()
+    assert batch.num_rows == 800
+    assert batch["_partition"].to_pylist() == partitions_by(batch, ["k"], 4, 0).tolist()

@@ -29,10 +29,11 @@ NUMBERS = {
 }
 CHOICES = {"flush": Flush, "compression": Compression}
 SWITCHES = ("unclean.leader.election",)
+NAMES = ("partition.by",)
 
 
 def test_every_setting_is_tested_here():
-    assert set(SETTINGS) == {*NUMBERS, *CHOICES, *SWITCHES}
+    assert set(SETTINGS) == {*NUMBERS, *CHOICES, *SWITCHES, *NAMES}
 
 
 @pytest.mark.parametrize(("name", "bounds"), NUMBERS.items())
@@ -84,6 +85,13 @@ def test_a_switch_is_true_or_false(name):
     assert shown_settings(parse_settings({name: "true"}))[name] == "true"
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_names_have_commas_between(name):
+    for text, found in (("", ()), (" ", ()), ("a", ("a",)), (" a ,b", ("a", "b"))):
+        assert getattr(parse_settings({name: text}), SETTINGS[name]) == found
+        assert shown_settings(parse_settings({name: text}))[name] == ",".join(found)
+
+
 @pytest.mark.parametrize(
     ("wrong", "meant"),
     [
@@ -98,7 +106,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_known_one(wrong, meant):
         parse_settings({wrong: "1"})
 
 
-@pytest.mark.parametrize("name", ["zzz", "partitions"])
+@pytest.mark.parametrize("name", ["zzz", "replicas"])
 def test_a_name_near_to_none_is_refused_with_all_known_ones(name):
     with pytest.raises(InvalidConfig) as caught:
         parse_settings({name: "1"})

@@ -22,8 +22,9 @@ from spark_stream.client.values import TopicDescription
 from spark_stream.consistency.isolation import PRODUCER_LEVELS
 from spark_stream.errors import InvalidOption, UnknownPartition, UnknownTopic
 from spark_stream.sql.ddl import parse_schema
+from spark_stream.wire.keys import PARTITION_BY, key_columns, split_names
 from spark_stream.wire.limits import TRANSACTION_TIMEOUT_MS_MAX
-from spark_stream.wire.schemas import is_default
+from spark_stream.wire.schemas import is_default, of_topic
 
 _INPUT = "The input"
 _TRANSACTION = "A transaction"
@@ -108,6 +109,15 @@ def produce(
             show_default=False,
         ),
     ] = None,
+    partition_by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMNS",
+            help="Of a typed topic: place records by these columns, with commas between. Default:"
+            " the topic's partition.by. With --create it becomes the new topic's.",
+            show_default=False,
+        ),
+    ] = None,
     isolation: Annotated[
         str,
         typer.Option(
@@ -177,6 +187,7 @@ def produce(
     if key_separator == "":
         raise InvalidOption("--key-separator is empty", hint="Such as --key-separator :.")
     columns = None if schema is None else parse_schema(schema)
+    key = split_names(partition_by or "")
     with log(bootstrap, path, makes=create) as opened:
         known = _described(opened, topic, create)
         reading = Reading(
@@ -193,8 +204,11 @@ def produce(
         if known is None:
             columns = _new_schema(reading)
             _rehearse(reading, columns)
-            known = opened.create_topic(topic, schema=columns)
+            config = {PARTITION_BY: ",".join(key)} if key else {}
+            known = opened.create_topic(topic, schema=columns, config=config)
             note(f"created topic {topic}")
+        with of_topic(topic):
+            key_columns(known.schema, known.partition_by, key)
         reading = _by_columns(reading, known)
         work = Work(
             opened,
@@ -202,6 +216,7 @@ def produce(
             reading,
             _fittings(reading, known),
             Placing(known, partition, reading.format in TEXT),
+            key,
             isolation,
         )
         if identity is None:

@@ -47,6 +47,7 @@ class Work:
     reading: Reading
     fittings: list[Fitting]
     placing: Placing
+    key: tuple[str, ...]
     isolation: str
 
     def write(self) -> None:
@@ -105,7 +106,7 @@ class Work:
                 for fitting in self.fittings:
                     batch = fitting.fit(batch, first)
                 for partition, piece in self.placing.split(batch, places):
-                    sent.append(producer.append(name, piece, partition))
+                    sent.append(producer.append(name, piece, partition, self.key))
                 first += rows
                 shown.advance(rows, part)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -55,6 +55,17 @@ def as_headers(
             raise TypeError(f"a header's name is str, not {type(name).__name__}")
         listed.append((name, as_bytes("a header's value", value)))
     return listed
+
+
+def as_columns(key: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Return the names of key columns; TypeError for one that is no text."""
+    if key is None or isinstance(key, str):
+        return () if key is None else (key,)
+    names = tuple(key)
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"key is a column's name or several, not {type(name).__name__}")
+    return names
 
 
 def checked_size(batch: pa.RecordBatch) -> int:

@@ -6,7 +6,7 @@ when an answer is lost, and is in the log once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from datetime import datetime
 from types import TracebackType
@@ -22,6 +22,7 @@ from spark_stream.client.values import Branch, TopicDescription, Written
 from spark_stream.client.writing.batches import (
     UNSENDABLE,
     as_bytes,
+    as_columns,
     as_headers,
     check_partition,
     checked_size,
@@ -31,8 +32,8 @@ from spark_stream.client.writing.batches import (
 )
 from spark_stream.client.writing.channel import Author
 from spark_stream.client.writing.frames import ArrowData
+from spark_stream.client.writing.keys import partitions_by
 from spark_stream.client.writing.lanes import Identity
-from spark_stream.client.writing.partitioner import partitions_of
 from spark_stream.client.writing.pending import split
 from spark_stream.client.writing.sender import Sender, Settings
 from spark_stream.consistency.isolation import PRODUCER_LEVELS
@@ -43,6 +44,7 @@ from spark_stream.errors import (
     SchemaMismatch,
     UnknownPartition,
 )
+from spark_stream.wire.keys import key_columns
 from spark_stream.wire.limits import BATCH_BYTES_MAX
 from spark_stream.wire.messages import INT64_MAX
 from spark_stream.wire.schemas import fitted, is_default, of_topic
@@ -147,25 +149,36 @@ class Producer:
             return self._sender.settled(error)
         return self._sender.send(known, key, value, listed, moment, partition, size)
 
-    def append(self, topic: str, batch: ArrowData, partition: int | None = None) -> Future[Written]:
+    def append(
+        self,
+        topic: str,
+        batch: ArrowData,
+        partition: int | None = None,
+        key: str | Sequence[str] | None = None,
+    ) -> Future[Written]:
         """Appends an Arrow batch, or a table as one batch, with the topic's columns.
 
         A data frame of pandas, polars or any library that speaks Arrow's C interface goes as well;
         its columns get the topic's types where that changes no value.
 
-        Without ``partition`` the records of a default-schema topic go where their keys say; batches
-        without keys, and those of typed topics, go to the partitions in turn, each as a whole.
-        In a default-schema topic ``key``, ``headers`` and ``timestamp`` may be left out.
+        ``partition`` places all records of the batch. Without it they go where their key says: in a
+        default-schema topic the column ``key``, in a typed one the columns of the topic's setting
+        ``partition.by``, or else the column or columns ``key``. Records with equal keys go to one
+        partition, in their order. Records without a key go to the partitions in turn, those of a
+        batch together. In a default-schema topic the columns ``key``, ``headers`` and ``timestamp``
+        may be left out.
 
-        What is wrong with the batch is told by the future.
+        What is wrong with the batch, or with ``key``, is told by the future.
 
         Raises:
-            TypeError: ``batch`` is neither Arrow data nor a data frame.
+            TypeError: ``batch`` is neither Arrow data nor a data frame; ``key`` is no text.
             BufferFull: no room in the buffer within the timeout.
         """
+        asked = as_columns(key)
         try:
             known, rows = self._fitted(topic, batch)
-            default = is_default(known.schema)
+            with of_topic(topic):
+                columns = key_columns(known.schema, known.partition_by, asked)
             size = checked_size(rows)
             if partition is not None:
                 known = self._having(known, partition)
@@ -176,10 +189,10 @@ class Producer:
             return self._sender.settled(Written(topic, partition or 0, -1, 0))
         count = len(known.partitions)
         keyless = self._sender.keyless(count)
-        if partition is not None or not default:
+        if partition is not None or not columns:
             parts = [(keyless if partition is None else partition, rows, 0)]
         else:
-            places = partitions_of(rows.column("key"), count, keyless)
+            places = partitions_by(rows, columns, count, keyless)
             parts = [(place, part, int(at[0])) for place, part, at in split(rows, places)]
         return self._sender.append(known, parts, size)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import datetime
@@ -128,14 +128,20 @@ class TransactionalProducer(Producer):
             topic, value, key=key, headers=headers, partition=partition, timestamp=timestamp
         )
 
-    def append(self, topic: str, batch: ArrowData, partition: int | None = None) -> Future[Written]:
+    def append(
+        self,
+        topic: str,
+        batch: ArrowData,
+        partition: int | None = None,
+        key: str | Sequence[str] | None = None,
+    ) -> Future[Written]:
         """As :meth:`Producer.append`, in the open transaction: all of the batch, or none of it.
 
         Raises:
             InvalidTransaction, ProducerFenced: none is open; the id was taken over.
         """
         self._writable("a write")
-        return super().append(topic, batch, partition)
+        return super().append(topic, batch, partition, key)
 
     # -- transactions ---------------------------------------------------------------------------
 

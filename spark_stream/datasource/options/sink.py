@@ -10,6 +10,7 @@ from spark_stream.datasource.options.checking import TOPIC_SETTING, Given, check
 from spark_stream.datasource.options.table import Use
 from spark_stream.datasource.place import Place, place_of
 from spark_stream.errors import InvalidOption
+from spark_stream.wire.keys import PARTITION_BY, split_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class SinkOptions:
     partitions: int | None = None
     replication_factor: int = 1
     topic_config: tuple[tuple[str, str], ...] = ()
+    partition_by: tuple[str, ...] = ()
     batch_id: int | None = None
     keep_different: bool = False
     checkpoint: str | None = None
@@ -45,6 +47,7 @@ def sink_options(given: Mapping[str, str], *, streaming: bool = True) -> SinkOpt
     if settings and not create:
         name = f"{TOPIC_SETTING}{next(iter(settings))}"
         raise InvalidOption(f"{name} is for createTopic=true", option=name)
+    own = settings.pop(PARTITION_BY, None)
     for option in ("partitions", "replicationFactor"):
         if option in options and not create:
             raise InvalidOption(f"{option} is for createTopic=true", option=option)
@@ -59,10 +62,25 @@ def sink_options(given: Mapping[str, str], *, streaming: bool = True) -> SinkOpt
         partitions=options.value("partitions"),
         replication_factor=options.value("replicationFactor"),
         topic_config=tuple(settings.items()),
+        partition_by=_partition_by(options.value("partitionBy"), own),
         batch_id=options.value("batchId"),
         keep_different=options.value("differentReplay"),
         checkpoint=options.value("checkpointLocation"),
     )
+
+
+def _partition_by(asked: tuple[str, ...] | None, own: str | None) -> tuple[str, ...]:
+    """Return the columns by which rows are placed; ``own`` is the setting of a new topic."""
+    if own is None:
+        return asked or ()
+    found = split_names(own)
+    if asked not in (None, found):
+        raise InvalidOption(
+            f"partitionBy is {','.join(asked)!r} and {TOPIC_SETTING}{PARTITION_BY} is {own!r}",
+            option="partitionBy",
+            hint="Give one of them.",
+        )
+    return found
 
 
 def _check_identity(options: Given, *, streaming: bool, transactional: bool) -> None:

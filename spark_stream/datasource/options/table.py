@@ -294,6 +294,15 @@ OPTIONS: Final = (
         shown="1",
     ),
     Option(
+        "partitionBy",
+        Use.SINK,
+        "columns of a typed topic, with commas between: rows with equal values in them go to one"
+        " partition, in order ([how rows are placed](placement.md)); with `createTopic` it becomes"
+        " the new topic's `partition.by`",
+        values.column_names,
+        shown="the topic's `partition.by`",
+    ),
+    Option(
         "replicationFactor",
         Use.SINK,
         "with `createTopic`: how many replicas each partition has",

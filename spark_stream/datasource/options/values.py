@@ -11,6 +11,7 @@ from spark_stream.client.writing.producer import TIMEOUT_MS_MAX
 from spark_stream.consistency.isolation import PRODUCER_LEVELS, Isolation
 from spark_stream.errors import InvalidOption
 from spark_stream.sql.filters import parsed
+from spark_stream.wire.keys import split_names
 from spark_stream.wire.messages import INT64_MAX
 
 SINK_ID_LENGTH_MAX: Final = 200
@@ -42,6 +43,14 @@ def predicate(name: str, text: str) -> str:
     """A filter that can be read; whether it fits the columns is known when the topics are."""
     parsed(text)
     return text
+
+
+def column_names(name: str, text: str) -> tuple[str, ...]:
+    """Names of columns with commas between; whether they are there is known when the topic is."""
+    found = split_names(text)
+    if not found:
+        raise InvalidOption(f"{name} is empty; it takes columns, such as 'id'", option=name)
+    return found
 
 
 def positive(name: str, text: str) -> int:
