@@ -39,6 +39,8 @@ class BrokerConfig(BaseSettings):
     same for all brokers of a cluster.
     ``peer_addresses``: addresses at which this broker reaches others, by their ids, where they
     differ from those that they have registered.
+    ``default_replication_factor``: how many replicas the partitions of a topic get where its maker
+    does not say; by default as many as there are brokers that stay, up to three.
     ``listen`` is ``host:port`` (port 0: any free one) or ``unix:PATH``. ``advertise`` is the
     address that others are given, where it differs: ``host``, or ``host:port``; it is required
     where ``listen`` names all addresses of the machine (0.0.0.0). ``idle_seconds``: the broker
@@ -64,6 +66,7 @@ class BrokerConfig(BaseSettings):
     keepalive_seconds: float = Field(default=60.0, gt=0.0, le=86_400.0)
     lease_seconds: float = Field(default=DURATION_S, ge=0.5, le=3600.0)
     peer_addresses: dict[str, str] = {}
+    default_replication_factor: int | None = Field(default=None, ge=1)
     housekeeping_seconds: float = Field(default=1.0, gt=0.0, le=3600.0)
     producer_expiry_seconds: float = Field(default=86_400.0, gt=0.0, le=31_536_000.0)
     mapped_reads: bool = True

@@ -52,6 +52,11 @@ class Members:
         """Those that are alive, in the generation that the living incarnation has registered."""
         return brokers.alive(self._view.now.brokers, self._leases.holder)
 
+    def count_staying(self) -> int:
+        """Return how many brokers there are, dead ones too, without those that leave."""
+        known = self._view.now.brokers.values()
+        return sum(each.state is BrokerState.ACTIVE for each in known)
+
     def takers(self) -> Racks:
         """Those that may be given replicas: alive, and not leaving; each with its rack."""
         alive = self.alive()

@@ -15,6 +15,30 @@ from spark_stream.consistency.ids import BrokerId
 from spark_stream.consistency.partition_record import PartitionRecord
 from spark_stream.errors import InvalidAssignment
 
+FACTOR_MAX: Final = 3
+"""The largest replication factor that a topic gets without having asked for one."""
+
+
+def default_factor(members: Members) -> int:
+    """Return the replication factor of a topic whose maker names none.
+
+    A broker that is not alive counts: a topic that is made while one is away would otherwise have
+    fewer replicas than the others for good. It is refused, and the error says what to do.
+    """
+    return min(FACTOR_MAX, max(1, members.count_staying()))
+
+
+def lone_replica_warning(topic: Topic, members: Members) -> str | None:
+    """Return what to say of a topic that has one replica on a cluster of several brokers."""
+    brokers = members.count_staying()
+    if topic.replication_factor > 1 or brokers < 2:
+        return None
+    return (
+        f"topic {topic.name!r} has one replica of each partition, on a cluster of {brokers}"
+        " brokers: while a broker is away its partitions cannot be read or written, and if its"
+        " disk is lost, their records are"
+    )
+
 
 def placed(
     topic: Topic, partitions: int, view: ClusterView, members: Members

@@ -138,7 +138,14 @@ class Broker:
             self._desk = TransactionDesk(
                 driver, self._host, clock, directory.broker_id, leases, adopts=not config.metadata
             )
-            self._topics = TopicDesk(driver, self._host, self._members, config.topic_defaults, ids)
+            self._topics = TopicDesk(
+                driver,
+                self._host,
+                self._members,
+                config.topic_defaults,
+                ids,
+                config.default_replication_factor,
+            )
             watch = self._watch = Watch(config.replication, clock)
             undo.callback(watch.stop)
             me = Identity(directory.cluster_id, self._host.broker_id)

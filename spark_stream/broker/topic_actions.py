@@ -12,6 +12,7 @@ from spark_stream.broker.here import Here
 from spark_stream.broker.hosted import HostedTopic
 from spark_stream.broker.leader_actions import leaders_of
 from spark_stream.broker.partition import Partition
+from spark_stream.broker.placing import lone_replica_warning
 from spark_stream.broker.refusals import check_leader_epoch
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.ids import Offset
@@ -150,6 +151,7 @@ def _described(here: Here, hosted: HostedTopic) -> TopicFacts:
         schema_ipc=schema_to_text(topic.schema),
         config=shown_settings(hosted.settings),
         replication_factor=topic.replication_factor,
+        warning=lone_replica_warning(topic, here.members),
         schema_version=len(topic.earlier),
         added=topic.schema.names[len((*topic.earlier, topic.schema)[0]) :],
         partitions=[

@@ -19,7 +19,7 @@ from spark_stream.broker.driver import Driver
 from spark_stream.broker.host import Host
 from spark_stream.broker.hosted import HostedTopic
 from spark_stream.broker.members import Members
-from spark_stream.broker.placing import placed, placed_by_hand
+from spark_stream.broker.placing import default_factor, placed, placed_by_hand
 from spark_stream.cluster.topics import Topic, check_name, check_partitions
 from spark_stream.consistency.partition_record import PartitionRecord
 from spark_stream.environment import Ids
@@ -45,8 +45,16 @@ class TopicDesk:
     """Makes, alters and deletes topics; any broker may be asked for any topic."""
 
     def __init__(
-        self, driver: Driver, host: Host, members: Members, defaults: LogSettings, ids: Ids
+        self,
+        driver: Driver,
+        host: Host,
+        members: Members,
+        defaults: LogSettings,
+        ids: Ids,
+        replicas: int | None = None,
     ) -> None:
+        """``replicas``: the replication factor of topics that name none (``default_factor``)."""
+        self._replicas = replicas
         self._driver = driver
         self._host = host
         self._members = members
@@ -59,7 +67,7 @@ class TopicDesk:
         self,
         name: str,
         partitions: int,
-        replication_factor: int,
+        replication_factor: int | None,
         schema: pa.Schema,
         config: Mapping[str, Any],
         assignment: Sequence[Sequence[str]] | None = None,
@@ -74,15 +82,16 @@ class TopicDesk:
         self,
         name: str,
         partitions: int,
-        replication_factor: int,
+        replication_factor: int | None,
         schema: pa.Schema,
         config: Mapping[str, Any],
         assignment: Sequence[Sequence[str]] | None = None,
     ) -> tuple[Topic, Sequence[PartitionRecord]]:
         """The topic as it is to be, checked, and the first records of its partitions.
 
-        ``assignment``: the brokers of each partition, the preferred leader first; None: they are
-        spread over the brokers that are alive.
+        ``replication_factor``: None for the cluster's default. ``assignment``: the brokers of each
+        partition, the preferred leader first; None: they are spread over the brokers that are
+        alive.
 
         Raises:
             InvalidTopic, InvalidAssignment, InvalidConfig, SchemaMismatch: naming what is wrong.
@@ -91,6 +100,8 @@ class TopicDesk:
         self._host.refresh()  # a broker may have started a moment ago
         if assignment is not None:
             partitions, replication_factor = len(assignment), len(next(iter(assignment), ()))
+        elif replication_factor is None:
+            replication_factor = self._replicas or default_factor(self._members)
         topic = Topic(
             name=name,
             id=self._ids.new_id(),

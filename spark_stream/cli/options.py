@@ -15,6 +15,7 @@ import typer
 from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.connecting.embedded import answers
 from spark_stream.client.log import Log
+from spark_stream.client.values import TopicDescription
 from spark_stream.consistency.isolation import CONSUMER_LEVELS
 from spark_stream.errors import BrokerUnavailable, InvalidOption, UnknownLog
 
@@ -78,6 +79,12 @@ Output = Annotated[Listing, typer.Option("--output", "-o", help="How to print it
 def note(message: str) -> None:
     """Says something that is not data."""
     print(message, file=sys.stderr, flush=True)
+
+
+def note_warning(made: TopicDescription) -> None:
+    """Say what whoever made the topic should know of it."""
+    if made.warning is not None:
+        note(f"warning: {made.warning}")
 
 
 def counted(number: int, noun: str) -> str:

@@ -89,14 +89,18 @@ class Log(Closing):
         self,
         name: str,
         partitions: int | None = None,
-        replication_factor: int = 1,
+        replication_factor: int | None = None,
         schema: pa.Schema | None = None,
         config: Mapping[str, Any] | None = None,
         *,
         if_not_exists: bool = False,
         assignment: Sequence[Sequence[str]] | None = None,
     ) -> TopicDescription:
-        """Makes a topic: of one partition, and with Kafka's columns, unless told otherwise.
+        """Make a topic: of one partition, and with Kafka's columns, unless the arguments differ.
+
+        Without a ``replication_factor`` the cluster decides (``default_replication_factor``): three
+        replicas where there are three brokers. The answer's ``warning`` says so if a topic has one
+        replica on several brokers.
 
         Replicas are spread over the brokers and their racks. ``assignment`` puts them by hand: for
         each partition the ids of its brokers, the preferred leader first; it also says how many

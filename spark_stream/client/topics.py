@@ -105,7 +105,7 @@ class TopicsClient:
         self,
         topic: str,
         partitions: int | None,
-        replication_factor: int,
+        replication_factor: int | None,
         schema: pa.Schema | None,
         config: dict[str, Any],
         *,
@@ -223,6 +223,7 @@ class TopicsClient:
             replication_factor=facts.replication_factor,
             schema_version=facts.schema_version,
             added=tuple(facts.added),
+            warning=facts.warning,
         )
         with self._lock:
             self._known[topic.name] = topic
@@ -281,7 +282,7 @@ def _assigned(assignment: Sequence[Sequence[str]] | None) -> list[list[str]] | N
 
 
 def _check_agree(
-    partitions: int | None, replicas: int, assignment: Sequence[Sequence[str]] | None
+    partitions: int | None, replicas: int | None, assignment: Sequence[Sequence[str]] | None
 ) -> None:
     """InvalidAssignment if it is none, or its numbers are not those that were asked for."""
     if assignment is None:
@@ -295,7 +296,7 @@ def _check_agree(
         )
     for what, asked, assigned in (
         ("partitions", partitions, len(assignment)),
-        ("replicas", None if replicas == 1 else replicas, len(next(iter(assignment), ()))),
+        ("replicas", replicas, len(next(iter(assignment), ()))),
     ):
         if asked not in (None, assigned):
             raise InvalidAssignment(

@@ -47,6 +47,7 @@ class TopicDescription:
     """A topic with its partitions; ``config`` has every setting, defaults included.
 
     ``schema_version``: how often its schema was altered. ``added``: the columns that it got so.
+    ``warning``: what its maker should know, such as that it has one replica on a cluster.
     """
 
     name: str
@@ -57,6 +58,7 @@ class TopicDescription:
     replication_factor: int = 1
     schema_version: int = 0
     added: tuple[str, ...] = ()
+    warning: str | None = None
 
     @property
     def partition_by(self) -> tuple[str, ...]:

@@ -234,6 +234,8 @@ class TaskWriter:
                     schema,
                     config,
                 )
+                if known.warning is not None:
+                    logger.warning("%s (option replicationFactor)", known.warning)
             except (InvalidConfig, InvalidAssignment) as error:
                 raise _of_option(error) from None
             except TopicExists:  # another task was faster

@@ -171,13 +171,14 @@ class Empty(Message):
 class CreateTopic(Message):
     """``schema_ipc``: base64 of the Arrow IPC schema message; None means the default schema.
 
+    ``replication_factor``: None means the cluster's default.
     ``assignment``: the ids of the brokers of each partition, the preferred leader first; None: they
     are spread over the brokers that are alive. It says how many partitions and replicas there are.
     """
 
     topic: Name
     partitions: int = 1
-    replication_factor: int = 1
+    replication_factor: int | None = None
     assignment: list[list[str]] | None = None
     schema_ipc: str | None = None
     config: dict[str, str] = {}
@@ -233,6 +234,7 @@ class TopicFacts(Message):
     """A topic with its partitions.
 
     ``schema_version``: how often its schema was altered; ``added``: the columns that it got so.
+    ``warning``: what its maker should know, such as that it has a single replica on a cluster.
     """
 
     name: str
@@ -243,6 +245,7 @@ class TopicFacts(Message):
     replication_factor: int = 1
     schema_version: int = 0
     added: list[str] = []
+    warning: str | None = None
 
 
 class TopicNames(Message):

@@ -30,7 +30,7 @@ def replicas(broker: LocalBroker, topic: str) -> list[str]:
     return ["".join(broker.record(topic, each).replicas) for each in partitions]
 
 
-def create(asked: LocalBroker, partitions: int, factor: int, assignment=None) -> None:
+def create(asked: LocalBroker, partitions: int, factor: int | None, assignment=None) -> None:
     asked.desk.create("t", partitions, factor, NUMBERS, {}, assignment)
 
 
@@ -50,6 +50,24 @@ def test_what_brokers_have_already_counts(a):
     make(a, "old", "a", "a", "b", "b")
     create(a, 2, 1)
     assert replicas(a, "t") == ["c", "c"]
+
+
+def test_a_topic_that_names_no_factor_gets_as_many_replicas_as_brokers_up_to_three(around):
+    found = []
+    for name in "abcd":
+        broker = around.start(name)
+        see(around)
+        found.append(broker.desk.plan("t", 1, None, NUMBERS, {})[0].replication_factor)
+    assert found == [1, 2, 3, 3]
+
+
+def test_a_default_factor_counts_brokers_that_are_away_and_not_those_that_leave(a):
+    a.around.up["c"].die()
+    with pytest.raises(InvalidAssignment, match="broker 'c' is not alive"):
+        create(a, 1, None)
+    Brokers(a.store).mark("c", BrokerState.LEAVING)
+    create(a, 1, None)
+    assert sorted(*replicas(a, "t")) == ["a", "b"]
 
 
 def test_only_those_that_are_alive_get_replicas(a):

@@ -83,7 +83,9 @@ def test_a_broker_that_was_away_while_topics_were_made_follows_them(tmp_path: Pa
             b.kill()
             with pytest.raises(fl.FlightError):  # b cannot make the folder
                 make_topic(asked, "u", [["a", "b"]])
-            act(asked, "create-topic", topic="u")  # where there is a broker that can
+            act(
+                asked, "create-topic", topic="u", replication_factor=1
+            )  # where there is a broker that can
             put(a, "t", 5)
             b.start()
 

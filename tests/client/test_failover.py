@@ -232,7 +232,7 @@ def test_a_topic_that_nobody_leads_is_told_when_the_time_is_over(pair):
         with pytest.raises(IsologError) as caught:
             log.read("t")
         assert caught.value.retriable
-        log.create_topic("fresh", schema=NUMBERS)
+        log.create_topic("fresh", replication_factor=1, schema=NUMBERS)
         assert log.read("fresh").num_rows == 0
 
 

@@ -16,7 +16,7 @@ from spark_stream.cli.input.file_schemas import schema_of_file
 from spark_stream.cli.input.fitting import Fitting
 from spark_stream.cli.input.formats import TEXT, Format, Reading, format_of, records
 from spark_stream.cli.input.placing import Placing, metadata_of, stored_columns
-from spark_stream.cli.options import Bootstrap, LogPath, Topic, log, note
+from spark_stream.cli.options import Bootstrap, LogPath, Topic, log, note, note_warning
 from spark_stream.client.log import Log
 from spark_stream.client.values import TopicDescription
 from spark_stream.consistency.isolation import PRODUCER_LEVELS
@@ -207,6 +207,7 @@ def produce(
             config = {PARTITION_BY: ",".join(key)} if key else {}
             known = opened.create_topic(topic, schema=columns, config=config)
             note(f"created topic {topic}")
+            note_warning(known)
         with of_topic(topic):
             key_columns(known.schema, known.partition_by, key)
         reading = _by_columns(reading, known)

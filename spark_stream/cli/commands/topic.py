@@ -11,7 +11,17 @@ import pyarrow as pa
 import typer
 
 from spark_stream.cli.input.file_schemas import schema_of_file
-from spark_stream.cli.options import Bootstrap, Listing, LogPath, Output, Topic, counted, log, note
+from spark_stream.cli.options import (
+    Bootstrap,
+    Listing,
+    LogPath,
+    Output,
+    Topic,
+    counted,
+    log,
+    note,
+    note_warning,
+)
 from spark_stream.cli.output.show import show_names, show_topic
 from spark_stream.client.values import TopicDescription
 from spark_stream.errors import InvalidOption, TopicExists
@@ -30,8 +40,14 @@ def create(
         typer.Option(metavar="N", help="How many partitions. Default: 1.", show_default=False),
     ] = None,
     replication_factor: Annotated[
-        int, typer.Option(metavar="N", help="How many replicas each partition has.")
-    ] = 1,
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="How many replicas each partition has. Default: as many as there are brokers, up"
+            " to 3 (or what the brokers are configured with).",
+            show_default=False,
+        ),
+    ] = None,
     config: Annotated[
         list[str] | None,
         typer.Option(metavar="K=V", help="A setting, such as retention.ms=3600000; repeatable."),
@@ -102,6 +118,7 @@ def create(
                 note(difference)
             return
     note(f"created topic {topic}: {_count(made)}")
+    note_warning(made)
 
 
 @app.command("list")

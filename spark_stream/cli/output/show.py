@@ -48,6 +48,8 @@ def show_topic(topic: TopicDescription, shape: Listing, screen: Console | None =
     screen.print(_partitions_table(topic))
     show_replicas(topic, screen)
     screen.print()
+    if topic.warning is not None:
+        screen.print(f"warning: {escape(topic.warning)}")
     for each in topic.partitions:
         if each.error is not None:
             screen.print(f"partition {each.partition}: {escape(str(each.error))}", soft_wrap=True)
@@ -151,6 +153,7 @@ def _topic_facts(topic: TopicDescription) -> dict[str, Any]:
         ],
         "schema_version": topic.schema_version,
         "replication_factor": topic.replication_factor,
+        "warning": topic.warning,
         "config": dict(topic.config),
         "partitions": [_partition_facts(each) for each in topic.partitions],
     }

@@ -24,7 +24,7 @@ class SinkOptions:
     isolation: Isolation = Isolation.READ_COMMITTED
     create_topic: bool = False
     partitions: int | None = None
-    replication_factor: int = 1
+    replication_factor: int | None = None
     topic_config: tuple[tuple[str, str], ...] = ()
     partition_by: tuple[str, ...] = ()
     batch_id: int | None = None

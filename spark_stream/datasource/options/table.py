@@ -305,9 +305,10 @@ OPTIONS: Final = (
     Option(
         "replicationFactor",
         Use.SINK,
-        "with `createTopic`: how many replicas each partition has",
+        "with `createTopic`: how many replicas each partition has; by default three where there"
+        " are three brokers",
         values.positive,
-        "1",
+        shown="the cluster's",
     ),
     Option(
         "topic.<setting>",

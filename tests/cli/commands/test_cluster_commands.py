@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,6 +70,40 @@ def test_what_is_shown_of_replicas_while_one_is_stopped_and_comes_back(
     cluster.restart(int(away))
     partition_of(call, holds=lambda found: len(found["isr"]) == 3 and found["lag"].get(away) == 0)
     assert "fewer in sync" not in call("topic", "describe", "flights").out
+
+
+def test_topics_get_three_replicas_by_default_and_a_warning_where_one_is_chosen(
+    cluster: LocalCluster, call: Call, tmp_path: Path
+) -> None:
+    def replicas(topic: str) -> int:
+        return len(
+            json.loads(call("topic", "describe", topic, "--output", "json").out)["partitions"][0][
+                "replicas"
+            ]
+        )
+
+    assert call("topic", "create", "three").err == "created topic three: 1 partition\n"
+    (tmp_path / "new.csv").write_text("a\n1\n")
+    made = call("produce", "produced", "--file", str(tmp_path / "new.csv"), "--create")
+    assert made.code == 0
+    assert "warning" not in made.err
+    assert [replicas("three"), replicas("produced")] == [3, 3]
+
+    made = call("topic", "create", "one", "--replication-factor", "1")
+    warning = "warning: topic 'one' has one replica of each partition, on a cluster of 3 brokers"
+    assert (made.code, made.out) == (0, "")
+    assert warning in made.err
+    assert warning in " ".join(call("topic", "describe", "one").out.split())
+    assert replicas("one") == 1
+
+
+def test_a_configured_replication_factor_is_what_topics_get() -> None:
+    conf = {"default_replication_factor": 1}
+    with LocalCluster(2, conf=conf, cuttable=False) as made, made.connect() as log:
+        found = log.create_topic("t")
+        assert (found.replication_factor, len(found.partitions[0].replicas)) == (1, 1)
+        assert found.warning is not None
+        assert log.create_topic("u", replication_factor=2).warning is None
 
 
 def test_a_broker_is_taken_out_on_yes_only(cluster: LocalCluster, call: Call) -> None:
