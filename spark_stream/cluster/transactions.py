@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import astuple, fields
 from typing import Any, Final
 
 from spark_stream.cluster.consumers import decode_positions, encode_positions
@@ -35,7 +35,7 @@ def encode(transaction: Transaction) -> dict[str, Any]:
         **{name: list(getattr(transaction, name)) for name in _TUPLES},
         "content": None
         if transaction.content is None
-        else [[each.topic, each.rows, each.digest] for each in transaction.content],
+        else [list(astuple(each)) for each in transaction.content],
         "partitions": [
             [each.topic, each.topic_id, each.partition] for each in transaction.partitions
         ],

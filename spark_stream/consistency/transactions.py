@@ -168,12 +168,14 @@ class PositionOf:
 class Content:
     """What a batch put into a topic: enough to tell a replay that is not the same.
 
-    ``digest`` depends neither on the order of the rows nor on how tasks share them.
+    The digests depend neither on the order of the rows nor on how tasks share them: ``floats`` is
+    of the floating-point values, ``digest`` of all others.
     """
 
     topic: str
     rows: int
     digest: int
+    floats: int = 0
 
 
 @dataclass(frozen=True, slots=True)

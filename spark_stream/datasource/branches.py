@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from spark_stream.client.transactions import TransactionsClient
 from spark_stream.client.values import Branch
-from spark_stream.datasource.content import Measure, summed
+from spark_stream.datasource.content import Measure, Replays, summed
 from spark_stream.datasource.driver import NO_PLAN, Plan
 from spark_stream.datasource.identity import Identity
 from spark_stream.datasource.renewal import TIMEOUT_MS
@@ -112,13 +112,12 @@ def commit(
     tasks: Sequence[Written],
     batch: int,
     *,
-    keep_different: bool = False,
+    replays: Replays = Replays.FAIL,
 ) -> None:
     """Commits the micro-batch that these tasks wrote; returns when it is visible.
 
     If it was committed before, or no task had a row, nothing is written. Then the rows must be
-    those on record (with ``keep_different`` other rows are only warned about), and what a dead run
-    left open is aborted.
+    those on record, as far as ``replays`` says so, and what a dead run left open is aborted.
 
     Raises:
         DifferentReplay: other rows were committed as this batch.
@@ -132,17 +131,14 @@ def commit(
     if all(branch.committed for branch in branches):
         settled = transactions.settle_batch(_claim(identity, NO_PLAN, TIMEOUT_MS))
         if settled.committed and settled.content is not None:
-            check_replay(identity, settled.content, content, keep_different)
+            check_replay(identity, settled.content, content, replays)
         return
     whole = _one_transaction(branches, batch)
     transactions.commit(
         *whole,
         [branch.producer_id for branch in branches],
         batch=batch,
-        content=[
-            TopicContent(topic=topic, rows=found.rows, digest=found.digest)
-            for topic, found in content.items()
-        ]
+        content=[TopicContent(topic=topic, **asdict(found)) for topic, found in content.items()]
         if identity.remembered
         else None,
     )

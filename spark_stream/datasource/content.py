@@ -1,12 +1,14 @@
-"""What a batch writes, in a few bytes: rows and a digest by topic, to tell a replay from another.
+"""What a batch writes, in a few bytes: rows and digests by topic, to tell a replay from another.
 
 A replayed micro-batch has the same rows, though Spark may put them in another order, or into other
 tasks. So the digest is a sum modulo 2^64 over the values, each scrambled by itself: it depends on
 the values and on nothing else, and sums of parts add up.
 
 * A fixed-width value counts whole. A text is hashed in pieces of 512 bytes, each byte at its place.
-* Floating-point columns are left out, but for where they are null: Spark may add the same numbers
-  up in another order, and so get others in the last digit.
+* Floating-point values have a digest of their own, of their exact bits. A query that adds floats up
+  may get another last digit each time, since Spark adds in another order. Such a query is told
+  apart from a different batch by this digest alone (decision 98). All NaNs count as one, and -0.0
+  counts as 0.0.
 * Each column has a factor of its own, from its name. The digest does not tell
   which values are in one row: two batches with the same values in each column, but in other
   combinations, have the same digest.
@@ -17,6 +19,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import lru_cache
 from typing import Any, Final
 
@@ -27,6 +30,7 @@ import pyarrow as pa
 _Words = npt.NDArray[np.uint64]
 _Places = npt.NDArray[np.int64]
 _MASK: Final = (1 << 64) - 1
+_FLOATS: Final = "/floats"  # ends the name of a part whose values are floating-point numbers
 _WORD: Final = 8
 _MIX: Final = np.uint64(0x9E3779B97F4A7C15)
 _SHIFT: Final = np.uint64(32)
@@ -38,13 +42,29 @@ _BLOCK_ROWS: Final = 4096  # what is in between stays in the processor's cache
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """Rows, and the digest of their values. Measures of parts add up to that of the whole."""
+    """Rows, and digests of their values. Measures of parts add up to that of the whole.
+
+    ``floats`` is the digest of the floating-point values, ``digest`` that of all others.
+    """
 
     rows: int = 0
     digest: int = 0
+    floats: int = 0
 
     def __add__(self, other: Measure) -> Measure:
-        return Measure(self.rows + other.rows, (self.digest + other.digest) & _MASK)
+        return Measure(
+            self.rows + other.rows,
+            (self.digest + other.digest) & _MASK,
+            (self.floats + other.floats) & _MASK,
+        )
+
+
+class Replays(StrEnum):
+    """What happens to a replayed batch with other rows than were committed."""
+
+    FAIL = "fail"
+    IGNORE_FLOATS = "ignoreFloats"
+    KEEP = "keep"
 
 
 def summed(parts: Iterable[Mapping[str, Measure]]) -> dict[str, Measure]:
@@ -58,11 +78,14 @@ def summed(parts: Iterable[Mapping[str, Measure]]) -> dict[str, Measure]:
 
 def measured(batch: pa.RecordBatch) -> Measure:
     """The measure of a batch."""
-    digest = 0
+    digest = floats = 0
     for field, column in zip(batch.schema, batch.columns, strict=True):
         for name, value in _sums(field.name, column):
-            digest += value * _factor(name)
-    return Measure(batch.num_rows, digest & _MASK)
+            if name.endswith(_FLOATS):
+                floats += value * _factor(name)
+            else:
+                digest += value * _factor(name)
+    return Measure(batch.num_rows, digest & _MASK, floats & _MASK)
 
 
 def _sums(name: str, column: Any) -> Iterator[tuple[str, int]]:
@@ -71,7 +94,7 @@ def _sums(name: str, column: Any) -> Iterator[tuple[str, int]]:
     if column.null_count:
         column = column.drop_null()  # what stands under a null is anything
     kind = column.type
-    if pa.types.is_floating(kind) or pa.types.is_null(kind) or not len(column):
+    if pa.types.is_null(kind) or not len(column):
         return
     if pa.types.is_struct(kind):
         for field, child in zip(kind, column.flatten(), strict=True):
@@ -80,6 +103,8 @@ def _sums(name: str, column: Any) -> Iterator[tuple[str, int]]:
         yield from _nested(name, column)
     elif pa.types.is_boolean(kind):
         yield f"{name}/true", column.true_count
+    elif pa.types.is_floating(kind):
+        yield f"{name}{_FLOATS}", _scrambled(_bits(column))
     elif _is_text(kind):
         yield from _text(name, column)
     else:
@@ -112,6 +137,19 @@ def _fixed(name: str, column: Any) -> Iterator[tuple[str, int]]:
             yield f"{name}/values {at}", _scrambled(part.view("<u8")[:, 0])
         else:
             yield f"{name}/values {at}", int(part.sum(dtype=np.uint64))
+
+
+def _bits(column: Any) -> npt.NDArray[Any]:
+    """Return the bits of floating-point values, the same for values that Spark takes for equal.
+
+    The bytes are in reverse order: a number with a few digits has its only bits at the upper end,
+    where scrambling would leave them.
+    """
+    width = column.type.bit_width // 8
+    start = column.offset * width
+    values = np.frombuffer(column.buffers()[1], f"<f{width}", len(column), start) + 0  # no -0.0
+    values[np.isnan(values)] = np.nan
+    return values.view(f">i{width}")
 
 
 def _is_text(kind: pa.DataType) -> bool:

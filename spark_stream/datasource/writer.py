@@ -109,8 +109,7 @@ def _commit(task: TaskWriter, messages: list[WriterCommitMessage | None], batch:
     place = task.options.place
     here = session(replace(place, cluster_id=place.cluster_id or clusters[0]))
     check_one_log(here, clusters)
-    keep = task.options.keep_different
-    branches.commit(here.transactions, _written(messages), batch, keep_different=keep)
+    branches.commit(here.transactions, _written(messages), batch, replays=task.options.replays)
 
 
 def _written(messages: list[WriterCommitMessage | None]) -> list[branches.Written]:

@@ -20,6 +20,8 @@ from spark_stream.wire.messages import (
     TransactionalId,
 )
 
+DigestField = Annotated[int, Field(ge=0, lt=1 << 64)]
+
 
 class ProducerFacts(Message):
     """A producer id that nobody else has, with its first epoch."""
@@ -58,11 +60,15 @@ class BranchFacts(Message):
 
 
 class TopicContent(Message):
-    """What a batch put into a topic: it tells a replay with the same rows from one with others."""
+    """What a batch put into a topic: it tells a replay with the same rows from one with others.
+
+    ``floats``: a digest of its floating-point values; ``digest``: of all others.
+    """
 
     topic: Name
     rows: OffsetField
-    digest: Annotated[int, Field(ge=0, lt=1 << 64)]
+    digest: DigestField
+    floats: DigestField = 0
 
 
 class ConsumerPosition(Message):

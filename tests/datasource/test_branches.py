@@ -17,7 +17,7 @@ from spark_stream.datasource.branches import (
     opened,
     stop,
 )
-from spark_stream.datasource.content import Measure
+from spark_stream.datasource.content import Measure, Replays
 from spark_stream.datasource.driver import NO_PLAN, Plan
 from spark_stream.datasource.identity import Identity
 from spark_stream.errors import (
@@ -162,8 +162,21 @@ def test_another_replay_is_refused_or_kept_out_with_a_warning(
     assert "batch 3 of 'query/q'" in str(caught.value)
     assert "differentReplay" in caught.value.hint
     with caplog.at_level(logging.WARNING):
-        commit(Calls(settled=known), tasks, 3, keep_different=True)  # type: ignore[arg-type]
+        commit(Calls(settled=known), tasks, 3, replays=Replays.KEEP)  # type: ignore[arg-type]
     assert says in caplog.text
+
+
+def test_a_replay_of_other_floats_alone_may_be_taken_for_the_same() -> None:
+    tasks = [wrote(DONE), wrote(DONE)]
+    content = [TopicContent(topic="t", rows=8, digest=88, floats=1)]
+    known = Calls(settled=SettledBatch(committed=True, content=content))
+    with pytest.raises(DifferentReplay, match="of other floating-point values") as caught:
+        commit(known, tasks, 3)  # type: ignore[arg-type]
+    assert "set differentReplay to ignoreFloats" in caught.value.hint
+    commit(known, tasks, 3, replays=Replays.IGNORE_FLOATS)  # type: ignore[arg-type]
+    other = Calls(settled=committed(8, 89))
+    with pytest.raises(DifferentReplay, match="of other values"):
+        commit(other, tasks, 3, replays=Replays.IGNORE_FLOATS)  # type: ignore[arg-type]
 
 
 def test_a_replay_that_has_no_rows_any_more_is_another_one() -> None:

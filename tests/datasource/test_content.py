@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import struct
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -96,20 +97,54 @@ def test_columns_in_another_order_are_the_same_content() -> None:
     assert measured(one) == measured(one.select(["b", "a"]))
 
 
-def test_floats_count_by_their_nulls_alone() -> None:
+@pytest.mark.parametrize("kind", [pa.float64(), pa.float32()], ids=str)
+def test_floats_count_with_all_their_bits_in_a_digest_of_their_own(kind: pa.DataType) -> None:
     def of(*found: float | None) -> Measure:
-        return measured(pa.record_batch({"f": pa.array(found, pa.float64())}))
+        return measured(pa.record_batch({"f": pa.array(found, kind)}))
 
-    assert of(0.1 + 0.2, None) == of(0.3, None)
-    assert of(0.3, None) != of(0.3, 0.3)
+    assert of(0.1, None, 7.5) == of(7.5, 0.1, None)
+    assert of(0.1) + of(None, 7.5) == of(0.1, None, 7.5)
+    assert of(0.1, 0.1, 7.5) != of(0.1, 7.5, 7.5)
+    last_digit = of(1.0 + (2.0**-23 if kind == pa.float32() else 2.0**-52))
+    assert last_digit.floats != of(1.0).floats
+    assert last_digit.digest == of(1.0).digest
+    assert of(0.3, None).digest != of(0.3, 0.3).digest
+
+
+def test_no_two_pairs_of_short_numbers_have_one_digest() -> None:
+    numbers = [quarters / 4 for quarters in range(-40, 41)]
+    pairs = [(a, b) for a in numbers for b in numbers if a <= b]
+    found = {measured(pa.record_batch({"f": pa.array(pair)})).floats for pair in pairs}
+    assert len(found) == len(pairs)
+
+
+def test_zeros_are_equal_and_so_are_nans() -> None:
+    other_nan = struct.unpack("<d", struct.pack("<q", 0x7FF8000000000123))[0]
+    one = pa.record_batch({"f": [0.0, float("nan"), 0.0]})
+    assert measured(pa.record_batch({"f": [-0.0, other_nan, 0.0]})) == measured(one)
+
+
+def test_floats_within_other_values_count() -> None:
+    kind = pa.struct([("l", pa.list_(pa.float32())), ("m", pa.map_(pa.string(), pa.float64()))])
+
+    def of(first: float, second: float) -> Measure:
+        row = {"l": [first, None], "m": [("k", second)]}
+        return measured(pa.record_batch({"s": pa.array([row], kind)}))
+
+    assert len({of(1.5, 2.5).floats, of(1.25, 2.5).floats, of(1.5, 2.25).floats}) == 3
+    assert of(1.5, 2.5).digest == of(1.25, 2.25).digest
 
 
 def test_the_digest_is_the_same_in_every_release() -> None:
     """It is on record: another one would refuse a replay that is the same."""
     batch = pa.record_batch(
-        {"n": pa.array([1, None, 3]), "t": pa.array(["a", "", "a longer text"])}
+        {
+            "n": pa.array([1, None, 3]),
+            "t": pa.array(["a", "", "a longer text"]),
+            "f": pa.array([0.5, float("nan"), -0.0]),
+        }
     )
-    assert measured(batch) == Measure(3, 4187153750280040531)
+    assert measured(batch) == Measure(3, 4187153750280040531, 1444823975401610425)
 
 
 def plain_sum(name: str, texts: list[bytes]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from spark_stream.datasource.content import Replays
 from spark_stream.datasource.options import sink_options
 from spark_stream.datasource.options.values import SINK_ID_LENGTH_MAX
 from spark_stream.errors import InvalidOption
@@ -74,10 +75,11 @@ def test_a_batch_id_is_a_number(text: str, taken: str) -> None:
 
 
 def test_a_different_replay_is_refused_unless_it_is_kept_out() -> None:
-    assert not sink_options(PLACE).keep_different
-    assert not sink_options({**PLACE, "differentReplay": "fail"}).keep_different
-    assert sink_options({**PLACE, "differentreplay": "Keep"}).keep_different
-    with pytest.raises(InvalidOption, match=r"differentReplay takes fail \| keep"):
+    assert sink_options(PLACE).replays is Replays.FAIL
+    for text, meant in (("fail", Replays.FAIL), ("IgnoreFloats", Replays.IGNORE_FLOATS)):
+        assert sink_options({**PLACE, "differentReplay": text}).replays is meant
+    assert sink_options({**PLACE, "differentreplay": "Keep"}).replays is Replays.KEEP
+    with pytest.raises(InvalidOption, match=r"differentReplay takes fail \| ignoreFloats \| keep"):
         sink_options({**PLACE, "differentReplay": "drop"})
     with pytest.raises(InvalidOption, match="differentReplay is for a streaming query"):
         sink_options({**PLACE, "differentReplay": "keep"}, streaming=False)

@@ -28,25 +28,34 @@ def transactions(shared_path: Path) -> Iterator[TransactionsClient]:
 class Copy:
     """A query from one topic to another, whose checkpoint is set back as a backup would."""
 
-    def __init__(self, queries: Queries, log: isolog.Log, topic: str, directory: Path) -> None:
+    def __init__(
+        self,
+        queries: Queries,
+        log: isolog.Log,
+        topic: str,
+        directory: Path,
+        schema: pa.Schema = NUMBERS,
+    ) -> None:
         self._queries = queries
         self._log = log
         self.source, self.target = directory / "source", topic
         self.source.mkdir()
-        log.create_topic(topic, schema=NUMBERS)
+        log.create_topic(topic, schema=schema)
+        self._kind = schema.field("n").type
         self.checkpoint = directory / "checkpoint"
         self.query_id = ""
 
     def run(self, where: str = "true", **options: object) -> str | None:
         """Runs it over what there is, in two tasks; its error, or None."""
-        frame = self._queries.spark.readStream.schema("n bigint").parquet(str(self.source))
+        column = "n double" if pa.types.is_floating(self._kind) else "n bigint"
+        frame = self._queries.spark.readStream.schema(column).parquet(str(self.source))
         rows = frame.where(where).repartition(2)
         query = self._queries.sink(rows, self.checkpoint, topic=self.target, **options).start()
         self.query_id = str(query.id)
         return ended(query)
 
-    def add(self, *rows: int) -> None:
-        table = pa.table({"n": pa.array(rows, pa.int64())})
+    def add(self, *rows: float) -> None:
+        table = pa.table({"n": pa.array(rows, self._kind)})
         pq.write_table(table, self.source / f"{rows[0]}.parquet")
 
     def forget(self, batch: int, *, plan: bool = False) -> None:
@@ -55,7 +64,7 @@ class Copy:
             for name in (str(batch), f".{batch}.crc"):
                 (self.checkpoint / folder / name).unlink(missing_ok=True)
 
-    def written(self) -> list[int]:
+    def written(self) -> list[float]:
         table: pa.Table = self._log.read(self.target, isolation="read_committed")
         return sorted(table["n"].to_pylist())
 
@@ -102,6 +111,23 @@ def test_a_batch_of_as_many_rows_but_other_values(copy: Copy) -> None:
     copy.forget(0)
     assert copy.run(where="n >= 10", differentReplay="keep") is None
     assert copy.written() == list(range(10))
+
+
+def test_a_batch_of_floats_alone_with_other_values(
+    queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
+) -> None:
+    copy = Copy(queries, log, topic, tmp_path, pa.schema([("n", pa.float64())]))
+    copy.add(0.5, 1.25, 2.0)
+    assert copy.run() is None
+    copy.forget(0)
+    assert copy.run() is None  # the same rows again
+    copy.forget(0, plan=True)
+    copy.add(3.5, 1.25, 2.0)
+    failed = str(copy.run(where="input_file_name() LIKE '%3.5.parquet'"))
+    assert "DIFFERENT_REPLAY" in failed
+    assert "of other floating-point values" in failed
+    assert "ignoreFloats" in failed
+    assert copy.written() == [0.5, 1.25, 2.0]
 
 
 def test_a_sink_id_that_is_added_takes_over_what_the_query_committed(copy: Copy) -> None:

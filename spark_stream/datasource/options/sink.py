@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from spark_stream.consistency.isolation import Isolation
+from spark_stream.datasource.content import Replays
 from spark_stream.datasource.options.checking import TOPIC_SETTING, Given, checked, topic_settings
 from spark_stream.datasource.options.table import Use
 from spark_stream.datasource.place import Place, place_of
@@ -28,7 +29,7 @@ class SinkOptions:
     topic_config: tuple[tuple[str, str], ...] = ()
     partition_by: tuple[str, ...] = ()
     batch_id: int | None = None
-    keep_different: bool = False
+    replays: Replays = Replays.FAIL
     checkpoint: str | None = None
 
 
@@ -64,7 +65,7 @@ def sink_options(given: Mapping[str, str], *, streaming: bool = True) -> SinkOpt
         topic_config=tuple(settings.items()),
         partition_by=_partition_by(options.value("partitionBy"), own),
         batch_id=options.value("batchId"),
-        keep_different=options.value("differentReplay"),
+        replays=options.value("differentReplay"),
         checkpoint=options.value("checkpointLocation"),
     )
 

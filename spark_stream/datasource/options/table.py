@@ -273,9 +273,10 @@ OPTIONS: Final = (
     Option(
         "differentReplay",
         Use.SINK,
-        "what to do with a replayed batch that has other rows than were committed: `fail`, or"
-        " `keep` the committed ones; in a batch write, for `batchId`",
-        values.keeps,
+        "what to do with a replayed batch that has other rows than were committed: `fail`;"
+        " `ignoreFloats`: fail unless only floating-point values differ; or `keep` the committed"
+        " ones; in a batch write, for `batchId`",
+        values.replays,
         "fail",
         in_table=Use.STREAM_SINK,
     ),

@@ -9,6 +9,7 @@ from typing import Final
 from spark_stream.client.topics import level
 from spark_stream.client.writing.producer import TIMEOUT_MS_MAX
 from spark_stream.consistency.isolation import PRODUCER_LEVELS, Isolation
+from spark_stream.datasource.content import Replays
 from spark_stream.errors import InvalidOption
 from spark_stream.sql.filters import parsed
 from spark_stream.wire.keys import split_names
@@ -99,11 +100,12 @@ def _outside(name: str, least: int, number: int, text: str) -> InvalidOption:
     )
 
 
-def keeps(name: str, text: str) -> bool:
-    """``fail`` or ``keep``."""
-    if text.strip().lower() not in ("fail", "keep"):
-        raise InvalidOption(f"{name} takes fail | keep, not {text!r}", option=name)
-    return text.strip().lower() == "keep"
+def replays(name: str, text: str) -> Replays:
+    """What happens to a replayed batch with other rows."""
+    for each in Replays:
+        if text.strip().lower() == each.lower():
+            return each
+    raise InvalidOption(f"{name} takes {' | '.join(Replays)}, not {text!r}", option=name)
 
 
 def sink_id(name: str, text: str) -> str:
