@@ -319,6 +319,11 @@ class EntriesGone(IsologError):
     hint = "The log starts later or ends earlier now; the follower compares its epochs anew."
 
 
+class Unauthenticated(IsologError):
+    code = "UNAUTHENTICATED"
+    hint = "Only the cluster's own brokers may call this. A restarted broker is known in a moment."
+
+
 class UnknownLog(IsologError):
     code = "UNKNOWN_LOG"
     hint = "Check the path; connect(path=...) without create=False makes a log there."

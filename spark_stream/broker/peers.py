@@ -8,7 +8,8 @@ it once for each.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -16,11 +17,12 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from spark_stream.broker.driver import RemoteStep
+from spark_stream.broker.identity import Identity, Place
 from spark_stream.broker.members import Members
 from spark_stream.broker.step_table import Answer
 from spark_stream.broker.steps import answers_of, facts_of
 from spark_stream.environment import Clock
-from spark_stream.errors import LeaderUnavailable
+from spark_stream.errors import IsologError, LeaderUnavailable, Unauthenticated
 from spark_stream.wire.addresses import location
 from spark_stream.wire.flight import from_flight
 from spark_stream.wire.step_messages import RunSteps
@@ -35,7 +37,7 @@ class _Peer:
     """What is known of one of them; ``lock`` is held during a call."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
-    address: str = ""
+    place: Place | None = None
     client: fl.FlightClient | None = None
     silent_until: float = 0.0
     refusal: LeaderUnavailable | None = None  # why it is not asked until then
@@ -44,22 +46,32 @@ class _Peer:
 class FlightPeers:
     """The brokers that are registered.
 
-    ``addresses``: where some of them are reached, by their ids; others where they have registered.
+    ``refresh`` reads the records anew. ``addresses``: where some of them are reached, by their ids;
+    others where they have registered.
     """
 
     def __init__(
-        self, members: Members, clock: Clock, addresses: Mapping[str, str] | None = None
+        self,
+        me: Identity,
+        members: Members,
+        clock: Clock,
+        refresh: Callable[[], None],
+        addresses: Mapping[str, str] | None = None,
     ) -> None:
+        self._me = me
         self._members = members
         self._clock = clock
+        self._refresh = refresh
         self._addresses = addresses or {}
         self._lock = threading.Lock()
         self._peers: dict[str, _Peer] = {}
 
-    def address_of(self, broker_id: str) -> str | None:
-        """Where the broker is reached; None: it is not registered."""
+    def place_of(self, broker_id: str) -> Place | None:
+        """Return where the broker is reached, or None if it is not registered."""
         known = self._members.get(broker_id)
-        return None if known is None else self._addresses.get(broker_id, known.address)
+        if known is None:
+            return None
+        return Place(self._addresses.get(broker_id, known.address), known.incarnation)
 
     def run_steps(self, broker_id: str, steps: Sequence[RemoteStep]) -> list[Answer]:
         """What the broker answers to each step.
@@ -70,37 +82,58 @@ class FlightPeers:
         """
         with self._lock:
             peer = self._peers.setdefault(broker_id, _Peer())
-        address = self.address_of(broker_id)
-        if address is None:
+        place = self.place_of(broker_id)
+        if place is None:
             raise LeaderUnavailable(f"broker {broker_id} is not registered", leader=broker_id)
-        where = f"broker {broker_id} at {address}"
+        where = f"broker {broker_id} at {place.address}"
         if not peer.lock.acquire(timeout=_CALL_S):
             raise LeaderUnavailable(f"{where} is busy", leader=broker_id)
         try:
-            if peer.address != address:
-                peer.address, peer.client, peer.refusal = address, None, None
+            if peer.place != place:
+                peer.place, peer.client, peer.refusal = place, None, None
             if peer.refusal is not None and self._clock.monotonic() < peer.silent_until:
                 raise peer.refusal.again()  # in the same words: whoever logs it logs it once
-            return self._asked(peer, broker_id, where, steps)
+            while True:
+                try:
+                    return self._asked(peer, broker_id, place, steps)
+                except Unauthenticated as error:
+                    # It may have started again a moment ago: then the proof was for its last start.
+                    self._refresh()
+                    now = self.place_of(broker_id)
+                    if now is None or now == place:
+                        raise self._silence(peer, broker_id, where, error) from error
+                    peer.place, peer.client, place = now, None, now
         finally:
             peer.lock.release()
 
     def _asked(
-        self, peer: _Peer, broker_id: str, where: str, steps: Sequence[RemoteStep]
+        self, peer: _Peer, broker_id: str, place: Place, steps: Sequence[RemoteStep]
     ) -> list[Answer]:
-        body = RunSteps(broker_id=broker_id, steps=[facts_of(step) for step in steps])
+        asked = RunSteps(
+            caller=self._me.broker_id,
+            proof=self._me.call_proof(broker_id, place.incarnation),
+            nonce=uuid.uuid4().hex,
+            steps=[facts_of(step) for step in steps],
+        )
         options = fl.FlightCallOptions(timeout=_CALL_S)
         try:
             if peer.client is None:
                 peer.client = fl.FlightClient(
-                    location(peer.address), generic_options=[("grpc.use_local_subchannel_pool", 1)]
+                    location(place.address), generic_options=[("grpc.use_local_subchannel_pool", 1)]
                 )
-            action = fl.Action(RUN_STEPS, body.to_bytes())
+            action = fl.Action(RUN_STEPS, asked.to_bytes())
             results = [each.body.to_pybytes() for each in peer.client.do_action(action, options)]
         except (pa.ArrowException, OSError) as error:
-            peer.client = None
-            peer.silent_until = self._clock.monotonic() + _PAUSE_S
-            mine = from_flight(error, peer.address)
-            peer.refusal = LeaderUnavailable(f"{where}: {mine.message}", leader=broker_id)
-            raise peer.refusal.again() from error
-        return answers_of(results, len(steps))
+            mine = from_flight(error, place.address)
+            if isinstance(mine, Unauthenticated):
+                raise mine from error
+            where = f"broker {broker_id} at {place.address}"
+            raise self._silence(peer, broker_id, where, mine) from error
+        return answers_of(results, self._me, asked, broker_id)
+
+    def _silence(self, peer: _Peer, broker_id: str, where: str, error: IsologError) -> IsologError:
+        """Ask the peer nothing for a moment; return the error that says why."""
+        peer.client = None
+        peer.silent_until = self._clock.monotonic() + _PAUSE_S
+        peer.refusal = LeaderUnavailable(f"{where}: {error.message}", leader=broker_id)
+        return peer.refusal.again()

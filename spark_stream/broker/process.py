@@ -27,6 +27,7 @@ from spark_stream.broker.driver import Driver
 from spark_stream.broker.handover import handing_over
 from spark_stream.broker.here import BrokerFacts, Here
 from spark_stream.broker.host import Host
+from spark_stream.broker.identity import Identity
 from spark_stream.broker.keepalive import Keepalive
 from spark_stream.broker.links import LedPartitions, StreamLinks
 from spark_stream.broker.listening import bind_errors, bind_place
@@ -36,7 +37,7 @@ from spark_stream.broker.peers import FlightPeers
 from spark_stream.broker.proposals import Proposals
 from spark_stream.broker.recent import BROKER_BYTES
 from spark_stream.broker.replication.fetchers import Fetchers
-from spark_stream.broker.replication.leading import Identity, Leading
+from spark_stream.broker.replication.leading import Leading
 from spark_stream.broker.replication.watch import Watch
 from spark_stream.broker.scrubbing import BEGIN_S, Scrub
 from spark_stream.broker.service import FlightService, location_of
@@ -95,7 +96,7 @@ class Broker:
             self._lock = DirectoryLock(path)
             undo.callback(self._lock.release)
             is_new = recorded_cluster_id(path) is None
-            directory, self._store = open_store(path, config.metadata, ids, config.id)
+            directory, self._store, secret = open_store(path, config.metadata, ids, config.id)
             undo.callback(self._store.close)
             lease_files = LeaseFiles(lease_folder(path, config.metadata))
             self._id_lock = _locked_id(lease_files.folder, directory, is_new)
@@ -133,7 +134,8 @@ class Broker:
             boot_id = SystemMachine().boot_id() if config.mapped_reads else None
             table = StepTable(self._store, self._host)
             table.pass_over_used_numbers()
-            peers = FlightPeers(self._members, clock, config.peer_addresses)
+            me = Identity(directory.cluster_id, self._host.broker_id, incarnation, secret)
+            peers = FlightPeers(me, self._members, clock, self._host.refresh, config.peer_addresses)
             self._driver = driver = Driver(table, peers)
             self._desk = TransactionDesk(
                 driver, self._host, clock, directory.broker_id, leases, adopts=not config.metadata
@@ -148,10 +150,9 @@ class Broker:
             )
             watch = self._watch = Watch(config.replication, clock)
             undo.callback(watch.stop)
-            me = Identity(directory.cluster_id, self._host.broker_id)
             self._leading = Leading(me, LedPartitions(self._host), config.replication, clock, watch)
             undo.callback(self._leading.stop)
-            self._fetchers = Fetchers(me, peers.address_of, config.replication, clock, watch)
+            self._fetchers = Fetchers(me, peers.place_of, config.replication, clock, watch)
             undo.callback(self._fetchers.stop)
             bind, self._socket = bind_place(config.listen)
             with bind_errors(config.listen):
@@ -160,6 +161,7 @@ class Broker:
                     self._host,
                     self._desk,
                     table,
+                    me,
                     lambda port: Here(
                         self._host,
                         self._topics,

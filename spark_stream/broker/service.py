@@ -20,6 +20,7 @@ from spark_stream.broker.fetching_many import FetchManyStream
 from spark_stream.broker.here import Here
 from spark_stream.broker.host import Host
 from spark_stream.broker.hosted import HostedTopic
+from spark_stream.broker.identity import Identity
 from spark_stream.broker.keepalive import Keepalive, WatchedReader, WatchedWriter
 from spark_stream.broker.memory import memory_errors
 from spark_stream.broker.peers import RUN_STEPS
@@ -68,6 +69,7 @@ class FlightService(fl.FlightServerBase):
         host: Host,
         desk: TransactionDesk,
         table: StepTable,
+        me: Identity,
         here: Callable[[int], Here],
         reachable: Callable[[int], str],
         activity: Activity,
@@ -88,6 +90,7 @@ class FlightService(fl.FlightServerBase):
         self._clock = clock
         self._waiting = WaitingReads(clock)
         self._table = table
+        self._me = me
         self._here: Here | None = None
         self._memory_bytes = memory_bytes
         self._leading = leading
@@ -171,7 +174,7 @@ class FlightService(fl.FlightServerBase):
             body = action.body.to_pybytes()
             if action.type == RUN_STEPS:
                 asked = RunSteps.from_bytes(body)
-                answers, columns = run_steps(self._table, self._host.broker_id, asked)
+                answers, columns = run_steps(self._table, self._me, asked)
                 return iter([fl.Result(each) for each in (answers.to_bytes(), *columns)])
             return iter([fl.Result(run_action(self._here, action.type, body).to_bytes())])
 

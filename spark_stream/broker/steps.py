@@ -10,13 +10,14 @@ import numpy as np
 
 from spark_stream.broker.driver import RemoteStep
 from spark_stream.broker.fetching import bounds_facts
+from spark_stream.broker.identity import Identity
 from spark_stream.broker.step_table import Answer, StepTable
 from spark_stream.consistency.election import LogEnd
 from spark_stream.consistency.extents import Block, SpansSnapshot
 from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, LeaderEpoch, Offset
 from spark_stream.consistency.isolation import Bounds
 from spark_stream.consistency.transactions import Joined
-from spark_stream.errors import InternalError, InvalidRequest, IsologError, NotLeader, from_wire
+from spark_stream.errors import InternalError, InvalidRequest, IsologError, from_wire
 from spark_stream.scripts.steps import (
     FIRST_EPOCH,
     Describe,
@@ -57,26 +58,25 @@ _KINDS: Final[dict[type[PartitionStep], StepKind]] = {
 }
 
 
-def run_steps(table: StepTable, broker_id: str, asked: RunSteps) -> tuple[StepAnswers, list[bytes]]:
-    """Carries out steps that another broker sent; each is answered by itself.
+def run_steps(table: StepTable, me: Identity, asked: RunSteps) -> tuple[StepAnswers, list[bytes]]:
+    """Carry out steps that another broker sent; each is answered by itself.
 
     Raises:
-        NotLeader: they are meant for another broker, which had this one's address before.
+        Unauthenticated: the caller is no broker of this cluster, or means another broker.
     """
-    if asked.broker_id != broker_id:
-        raise NotLeader(f"this is broker {broker_id}, not {asked.broker_id}", leader="")
+    me.check_caller(asked.caller, asked.proof)
     answers: list[StepAnswer] = []
     columns: list[bytes] = []
     for facts in asked.steps:
         try:
-            answer = table.run_here(step_of(facts, BrokerId(broker_id)))
+            answer = table.run_here(step_of(facts, me.broker_id))
         except IsologError as error:
             answers.append(StepAnswer(error=error.to_wire()))
             continue
         if isinstance(answer, SpansSnapshot):
             columns.append(extents_to_bytes(answer))
         answers.append(_facts_of(answer))
-    return StepAnswers(answers=answers), columns
+    return StepAnswers(proof=me.answer_proof(asked.nonce), answers=answers), columns
 
 
 def facts_of(step: RemoteStep) -> StepFacts:
@@ -148,9 +148,15 @@ def _field(facts: StepFacts, name: str) -> int:
     return int(value)
 
 
-def answers_of(results: Sequence[bytes], count: int) -> list[Answer]:
-    """The answers to ``count`` steps, from the results of the action."""
-    found = StepAnswers.from_bytes(results[0]).answers
+def answers_of(results: Sequence[bytes], me: Identity, asked: RunSteps, of: str) -> list[Answer]:
+    """Return the answers of broker ``of`` to what this one asked, from the results of the action.
+
+    Raises:
+        Unauthenticated: another process has answered.
+    """
+    answered = StepAnswers.from_bytes(results[0])
+    me.check_answer(of, asked.nonce, answered.proof)
+    found, count = answered.answers, len(asked.steps)
     columns = iter(results[1:])
     if len(found) != count:
         raise InternalError(f"{count} steps have {len(found)} answers")

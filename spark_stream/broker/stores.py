@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from spark_stream.cluster.identity import cluster_id
+from spark_stream.cluster.identity import ClusterSecret, cluster_identity
 from spark_stream.cluster.left_overs import REMOVED
 from spark_stream.cluster.sqlite import SqliteStore
 from spark_stream.cluster.store import MetadataStore
@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 
 def open_store(
     path: Path, metadata: Path | None, ids: Ids, broker_id: str | None = None
-) -> tuple[LogDirectory, SqliteStore]:
-    """The broker's directory and its store, which belong to one cluster.
+) -> tuple[LogDirectory, SqliteStore, ClusterSecret]:
+    """The broker's directory and its store, which belong to one cluster, and that one's secret.
 
     ``metadata`` is the file of a shared store; None: the store lies in the directory.
     ``broker_id``: whose directory it is to be; None: whosever it is.
@@ -52,10 +52,10 @@ def open_store(
     try:
         if not store.list(""):
             _check_unused(path, f"the metadata store {file} is empty")
-        found = cluster_id(store, ids, known)
+        found, secret = cluster_identity(store, ids, known)
         directory = open_directory(path, found, ids.new_id, broker_id=broker_id)
         _report_unknown_folders(store, path)
-        return directory, store
+        return directory, store, secret
     except BaseException:
         store.close()
         raise

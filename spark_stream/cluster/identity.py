@@ -1,7 +1,16 @@
-"""Which cluster a store belongs to: one record, made once and never changed."""
+"""Which cluster a store belongs to: one record, made once and never changed.
+
+It also holds the cluster's secret, by which its brokers recognise one another. The record never
+leaves the brokers: no message and no log line has the secret.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import json
+import secrets
+from dataclasses import dataclass, field
 from typing import Final
 
 from spark_stream.cluster.store import MetadataStore
@@ -9,10 +18,29 @@ from spark_stream.environment import Ids
 from spark_stream.errors import WrongCluster
 
 CLUSTER: Final = "cluster"
+_SECRET_BYTES: Final = 32
 
 
-def cluster_id(store: MetadataStore, ids: Ids, known: str | None) -> str:
-    """The id of the store's cluster; a store that has none takes ``known``, or a new id.
+@dataclass(frozen=True, slots=True)
+class ClusterSecret:
+    """A key that only the brokers of a cluster have. What travels are proofs made with it."""
+
+    _key: bytes = field(repr=False)
+
+    def prove(self, *facts: str) -> str:
+        """Return a proof that its maker has the key and states these facts."""
+        text = json.dumps(facts).encode()  # unambiguous, whatever characters the facts have
+        return hmac.new(self._key, text, hashlib.sha256).hexdigest()
+
+    def has_proven(self, proof: str, *facts: str) -> bool:
+        """Return whether :meth:`prove` made the proof, with this key, of these facts."""
+        return hmac.compare_digest(proof.encode(), self.prove(*facts).encode())
+
+
+def cluster_identity(
+    store: MetadataStore, ids: Ids, known: str | None
+) -> tuple[str, ClusterSecret]:
+    """Return the id and the secret of the store's cluster; a store without them gets them.
 
     ``known`` is the id in a broker's directory; None for a new directory.
 
@@ -20,8 +48,10 @@ def cluster_id(store: MetadataStore, ids: Ids, known: str | None) -> str:
         WrongCluster: the directory belongs to another cluster.
     """
     record = store.get(CLUSTER)
-    while record is None:
-        store.put(CLUSTER, {"id": known or ids.new_id()}, expected=0)
+    while record is None or "secret" not in record.value:
+        version, value = (0, {}) if record is None else (record.version, record.value)
+        made = {"id": known or ids.new_id()} | dict(value)
+        store.put(CLUSTER, made | {"secret": secrets.token_hex(_SECRET_BYTES)}, expected=version)
         record = store.get(CLUSTER)  # another broker may have been first
     found = str(record.value["id"])
     if known is not None and known != found:
@@ -31,4 +61,4 @@ def cluster_id(store: MetadataStore, ids: Ids, known: str | None) -> str:
             directory=known,
             store=found,
         )
-    return found
+    return found, ClusterSecret(bytes.fromhex(str(record.value["secret"])))

@@ -9,7 +9,6 @@ their own (``partitions``); what may be left of a topic that is not there is ann
 from __future__ import annotations
 
 import base64
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,11 +16,11 @@ from typing import Any, Final
 import pyarrow as pa
 
 from spark_stream.cluster.store import MetadataStore, Record
+from spark_stream.consistency.ids import is_folder_name
 from spark_stream.errors import InvalidTopic, UnknownTopic
 
 PARTITIONS_MAX: Final = 10_000
 TOPICS: Final = "topics/"
-_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ class Topic:
 
 def check_name(name: object) -> str:
     """A topic's name, or InvalidTopic; a name is also a folder's name, so it is a narrow set."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not is_folder_name(name):
         raise InvalidTopic(f"{name!r} is not a topic name", topic=str(name))
     return name
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final, NewType
 
 Offset = NewType("Offset", int)
@@ -23,3 +24,10 @@ NO_PRODUCER: Final = -1
 NO_PRODUCER_EPOCH: Final = -1
 NO_SEQUENCE: Final = -1
 NO_TRANSACTION: Final = -1
+
+_FOLDER_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
+
+
+def is_folder_name(text: str) -> bool:
+    """Return whether a topic's name or id can name its folder: it is no path, and not hidden."""
+    return _FOLDER_NAME.fullmatch(text) is not None

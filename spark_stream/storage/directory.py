@@ -22,7 +22,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from spark_stream.errors import InvalidConfig, NewerFormat, NotALogDirectory, StorageFailure
+from spark_stream.consistency.ids import is_folder_name
+from spark_stream.errors import (
+    InvalidConfig,
+    InvalidTopic,
+    NewerFormat,
+    NotALogDirectory,
+    StorageFailure,
+)
 from spark_stream.storage.disk import HOST_DISK, Disk
 
 FORMAT_VERSION: Final = 1
@@ -48,10 +55,22 @@ class LogDirectory:
         return self.path / "metadata.sqlite"
 
     def topic(self, name: str, topic_id: str) -> Path:
+        """Return the folder of a topic; the only place where its name and id become a path.
+
+        Raises:
+            InvalidTopic: the name or the id is no folder's name.
+        """
+        for each in (name, topic_id):
+            if not is_folder_name(each):
+                raise InvalidTopic(
+                    f"topic {name!r} with the id {topic_id!r}: {each!r} cannot name a folder",
+                    topic=name,
+                )
         return self.path / "topics" / name / topic_id
 
     def partition(self, name: str, topic_id: str, partition: int) -> Path:
-        return self.topic(name, topic_id) / str(partition)
+        """Return the folder of a partition; raises as :meth:`topic`."""
+        return self.topic(name, topic_id) / f"{partition:d}"
 
 
 def check_directory(path: Path, disk: Disk = HOST_DISK) -> None:

@@ -8,7 +8,7 @@ it from every other call. What comes after that is packed: a byte that tells the
 fields, little-endian, in the ``app_metadata`` of a message.
 
 ======================  ===========  ===============================================================
-:class:`Welcome`        leader       the first message: who it is
+:class:`Welcome`        leader       the first message: a proof of who it is
 :class:`Follow`         follower     wants a partition, under a slot number of its own choice
 :class:`Unfollow`       follower     wants no more of a slot
 :class:`Acked`          follower     has appended, slot by slot, up to these entries
@@ -70,18 +70,18 @@ Pairs = tuple[tuple[int, int], ...]
 
 
 class OpenReplication(Message):
-    """Opens both halves of a stream: who asks whom, and for which log.
+    """Opens both halves of a stream: who asks, with the proof that it is a broker of the cluster.
 
-    ``stream``: an id that the follower made, which joins the two halves. ``pid``: the follower's
+    ``stream``: an id that the follower made, which joins the two halves; the proof in the leader's
+    :class:`Welcome` covers it. ``pid``: the follower's
     process; on a Unix socket it is what tells this connection from others.
     ``window_bytes``: as :class:`Room`.
     """
 
     stream: str
     version: int = REPLICATION_VERSION
-    cluster_id: str
     follower: str
-    leader: str
+    proof: str
     pid: int
     window_bytes: int
 
@@ -98,20 +98,19 @@ class OpenReplication(Message):
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The leader takes the stream; who it is."""
+    """The leader takes the stream, and proves that it is the broker that was called."""
 
     kind: ClassVar[int] = 1
     version: int
-    cluster_id: str
-    leader: str
+    proof: str
 
     def pack(self) -> bytes:
-        return _kind(self) + _SHORT.pack(self.version) + _texts(self.cluster_id, self.leader)
+        return _kind(self) + _SHORT.pack(self.version) + _texts(self.proof)
 
     @classmethod
     def unpack(cls, parts: Parts) -> Self:
         (version,) = parts.take(_SHORT)
-        return cls(version, parts.text(), parts.text())
+        return cls(version, parts.text())
 
 
 @dataclass(frozen=True, slots=True)

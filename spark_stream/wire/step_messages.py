@@ -43,9 +43,14 @@ class StepFacts(Message):
 
 
 class RunSteps(Message):
-    """Steps for the broker of this id; another one refuses them all."""
+    """Steps of ``caller``, a broker, for another one: all are refused if ``proof`` is wrong.
 
-    broker_id: str
+    ``nonce``: made for this call; the answers' proof covers it.
+    """
+
+    caller: str
+    proof: str
+    nonce: str
     steps: list[StepFacts]
 
 
@@ -88,6 +93,7 @@ class StepAnswer(Message):
 
 
 class StepAnswers(Message):
-    """The answers, in the order of the steps."""
+    """The answers, in the order of the steps; ``proof``: a broker of the cluster gives them."""
 
+    proof: str
     answers: list[StepAnswer]

@@ -61,13 +61,12 @@ def followed(
     """The follower has a session for each of so many partitions of ``t``; slots are numbered so."""
     opened = OpenReplication(
         stream="s",
-        cluster_id="c",
         follower=follower.id,
-        leader=leader.id,
+        proof="",
         pid=1,
         window_bytes=16 << 20,
     )
-    welcome = Welcome(1, "c", leader.id)
+    welcome = Welcome(1, "")
     led = LedPartitions(leader.host)
     stream = LeaderStream(
         "peer", opened, welcome, led, ReplicationSettings(), clock or SystemClock()

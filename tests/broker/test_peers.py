@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from spark_stream.broker.identity import Identity
 from spark_stream.broker.peers import FlightPeers
 from spark_stream.cluster.brokers import Brokers, RegisteredBroker
+from spark_stream.cluster.identity import ClusterSecret
 from spark_stream.cluster.sqlite import SqliteStore
+from spark_stream.consistency.ids import BrokerId
 from spark_stream.consistency.transactions import Joined
 from spark_stream.errors import LeaderUnavailable
 from spark_stream.scripts.steps import Seal
@@ -23,7 +26,9 @@ def test_a_broker_that_another_replaced_is_refused_in_the_same_words(
     store, clock = SqliteStore(tmp_path / "store"), FakeClock()
     brokers = Brokers(store)
     brokers.register(RegisteredBroker("gone", shared.address, "i", "1"))
-    peers = FlightPeers(brokers, clock)
+    me = Identity("cluster", BrokerId("me"), "start", ClusterSecret(b"no cluster's"))
+    refreshed = []
+    peers = FlightPeers(me, brokers, clock, lambda: refreshed.append(clock.monotonic()))
     said = set()
     for _ in range(6):
         with pytest.raises(LeaderUnavailable) as caught:
@@ -31,5 +36,6 @@ def test_a_broker_that_another_replaced_is_refused_in_the_same_words(
         said.add(caught.value.message)
         clock.pass_us(400_000)
     assert len(said) == 1
-    assert "not gone" in said.pop()
+    assert "means broker" in said.pop()
+    assert len(refreshed) == 2  # only when it was asked: it is left alone for a second
     store.close()

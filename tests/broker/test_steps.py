@@ -5,13 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from spark_stream.broker.identity import Identity
 from spark_stream.broker.steps import answers_of, facts_of, run_steps, step_of
+from spark_stream.cluster.identity import ClusterSecret
 from spark_stream.consistency.election import LogEnd
 from spark_stream.consistency.extents import Block, SpansSnapshot
 from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, LeaderEpoch, Offset
 from spark_stream.consistency.isolation import Bounds
 from spark_stream.consistency.transactions import Joined
-from spark_stream.errors import InvalidRequest, IsologError, NotLeader, UnknownTopic
+from spark_stream.errors import InvalidRequest, IsologError, Unauthenticated, UnknownTopic
 from spark_stream.scripts import steps
 from spark_stream.scripts.steps import (
     BrokerStep,
@@ -30,9 +32,11 @@ from spark_stream.scripts.steps import (
     Seal,
     WriteMarkers,
 )
-from spark_stream.wire.step_messages import RunSteps, StepFacts
+from spark_stream.wire.step_messages import RunSteps, StepAnswer, StepAnswers, StepFacts
 
-B = BrokerId("b")
+A, B = BrokerId("a"), BrokerId("b")
+SECRET = ClusterSecret(b"s" * 32)
+CALLER, CALLED = (Identity("c", each, f"start of {each}", SECRET) for each in (A, B))
 AT = Joined("flights", "id", 3)
 STEPS = (
     Seal(AT, 7),
@@ -80,9 +84,15 @@ class Table:
 
 def travelled(*answers: object) -> list[object]:
     """The answers, after they came back from another broker."""
-    asked = RunSteps(broker_id="b", steps=[facts_of(Force(AT)) for _ in answers])
-    message, columns = run_steps(Table(*answers), "b", RunSteps.from_bytes(asked.to_bytes()))
-    return answers_of([message.to_bytes(), *columns], len(answers))
+    asked = asking(*(Force(AT) for _ in answers))
+    message, columns = run_steps(Table(*answers), CALLED, RunSteps.from_bytes(asked.to_bytes()))
+    return answers_of([message.to_bytes(), *columns], CALLER, asked, "b")
+
+
+def asking(*steps: object, **fields: str) -> RunSteps:
+    """What broker a asks of broker b."""
+    proven = {"caller": "a", "proof": CALLER.call_proof("b", "start of b"), "nonce": "n"}
+    return RunSteps(**(proven | fields), steps=[facts_of(each) for each in steps])
 
 
 @pytest.mark.parametrize("step", STEPS, ids=str)
@@ -133,11 +143,34 @@ def vars_of(block: Block) -> list[np.ndarray]:
 
 def test_a_step_that_fails_holds_up_no_other():
     table = Table(UnknownTopic("gone"), True)
-    asked = RunSteps(broker_id="b", steps=[facts_of(Force(AT)), facts_of(Seal(AT, 1))])
-    run_steps(table, "b", asked)
+    run_steps(table, CALLED, asking(Force(AT), Seal(AT, 1)))
     assert table.asked == [Force(AT), Seal(AT, 1)]
 
 
-def test_what_is_meant_for_the_broker_that_listened_here_before_is_refused():
-    with pytest.raises(NotLeader, match="this is broker c, not b"):
-        run_steps(Table(), "c", RunSteps(broker_id="b", steps=[]))
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"proof": ""},
+        {"proof": CALLER.call_proof("b", "an earlier start of b")},
+        {"proof": CALLER.call_proof("c", "start of b")},
+        {"proof": Identity("c", A, "i", ClusterSecret(b"x" * 32)).call_proof("b", "start of b")},
+        {"caller": "c"},
+    ],
+)
+def test_steps_are_carried_out_only_for_a_broker_that_means_this_start_of_this_one(fields):
+    table = Table()
+    with pytest.raises(Unauthenticated, match="broker b as it runs now"):
+        run_steps(table, CALLED, asking(Force(AT), **fields))
+    assert table.asked == []
+
+
+def test_answers_of_something_else_in_the_place_of_a_broker_are_refused():
+    asked = asking(Seal(AT, 1))
+    other = asking(Seal(AT, 1), nonce="another")
+    for proof in ("", CALLED.answer_proof("another"), CALLER.answer_proof("n")):
+        said = StepAnswers(proof=proof, answers=[StepAnswer()])
+        with pytest.raises(Unauthenticated, match="in the place of broker b"):
+            answers_of([said.to_bytes()], CALLER, asked, "b")
+    replayed, _ = run_steps(Table(None), CALLED, other)
+    with pytest.raises(Unauthenticated):
+        answers_of([replayed.to_bytes()], CALLER, asked, "b")

@@ -6,11 +6,15 @@ import threading
 
 import pytest
 
-from spark_stream.cluster.identity import cluster_id
+from spark_stream.cluster.identity import CLUSTER, ClusterSecret, cluster_identity
 from spark_stream.environment import SystemIds
 from spark_stream.errors import WrongCluster
 
 IDS = SystemIds()
+
+
+def cluster_id(store, ids, known):
+    return cluster_identity(store, ids, known)[0]
 
 
 def test_a_new_store_gets_an_id_and_keeps_it(store):
@@ -46,3 +50,29 @@ def test_brokers_that_start_at_once_get_one_id(another):
         thread.join()
     assert len(found) == 4
     assert len(set(found)) == 1
+
+
+def test_a_cluster_has_one_secret_of_32_bytes_which_is_not_shown(store, another):
+    _, secret = cluster_identity(store, IDS, None)
+    key = store.get(CLUSTER).value["secret"]
+    assert len(bytes.fromhex(key)) == 32
+    assert cluster_identity(another(), IDS, None)[1] == secret
+    assert secret == ClusterSecret(bytes.fromhex(key))
+    assert key not in f"{secret!r} {secret}"
+
+
+def test_a_store_without_a_secret_gets_one_and_keeps_its_id(store):
+    store.put(CLUSTER, {"id": "ours"}, expected=0)
+    assert cluster_identity(store, IDS, "ours") == cluster_identity(store, IDS, None)
+    assert cluster_id(store, IDS, None) == "ours"
+
+
+def test_a_proof_is_of_one_key_and_of_its_facts():
+    secret = ClusterSecret(b"k" * 32)
+    proof = secret.prove("call", "1", "2")
+    assert secret.has_proven(proof, "call", "1", "2")
+    for facts in (("call", "2", "1"), ("call", "1"), ("call", "12"), ('call", "1', "2")):
+        assert not secret.has_proven(proof, *facts)
+    for wrong in ("", proof[:-1], proof.upper(), "\N{SNOWMAN}"):
+        assert not secret.has_proven(wrong, "call", "1", "2")
+    assert not ClusterSecret(b"l" * 32).has_proven(proof, "call", "1", "2")

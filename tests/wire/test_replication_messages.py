@@ -35,7 +35,7 @@ epochs = st.integers(0, 2**31 - 1)
 names = st.text(max_size=40)
 pairs = st.lists(st.tuples(slots, entries), max_size=20).map(tuple)
 messages = st.one_of(
-    st.builds(Welcome, st.integers(0, 65535), names, names),
+    st.builds(Welcome, st.integers(0, 65535), names),
     st.builds(Unfollow, slots),
     st.builds(Acked, pairs),
     st.builds(HighWatermarks, pairs),
@@ -93,9 +93,7 @@ def test_a_frame_comes_back_as_it_was_and_its_body_is_not_copied(size):
 
 
 def test_a_command_of_replication_is_told_from_any_other():
-    opened = OpenReplication(
-        stream="s", cluster_id="c", follower="2", leader="1", pid=1, window_bytes=9
-    )
+    opened = OpenReplication(stream="s", follower="2", proof="p", pid=1, window_bytes=9)
     assert OpenReplication.from_command(opened.to_command()) == opened
     assert OpenReplication.from_command(b"{}") is None
     with pytest.raises(InvalidRequest, match="OpenReplication: "):

@@ -21,8 +21,8 @@ from typing import Any, Final, assert_never
 import pyarrow as pa
 import pyarrow.flight as fl
 
+from spark_stream.broker.identity import Identity, Place
 from spark_stream.broker.replication.following import Following, Workers
-from spark_stream.broker.replication.leading import Identity
 from spark_stream.broker.replication.partitions import Agreement
 from spark_stream.broker.replication.settings import ENDING_S, ReplicationSettings
 from spark_stream.broker.replication.watch import is_silent
@@ -35,8 +35,6 @@ from spark_stream.errors import (
     InternalError,
     InvalidRequest,
     IsologError,
-    LeaderUnavailable,
-    WrongCluster,
 )
 from spark_stream.wire.addresses import location
 from spark_stream.wire.flight import from_flight
@@ -72,7 +70,7 @@ class FollowerStream:
         self,
         me: Identity,
         leader: BrokerId,
-        address: str,
+        place: Place,
         window_bytes: int,
         settings: ReplicationSettings,
         clock: Clock,
@@ -83,7 +81,7 @@ class FollowerStream:
         """``lost_session`` is called, under ``changed``, with what needs a new session."""
         self._me = me
         self._leader = leader
-        self._address = address
+        self._address = place.address
         self._settings = settings
         self._clock = clock
         self._changed = changed
@@ -104,9 +102,8 @@ class FollowerStream:
         self._writer: Any = None
         self._opened = OpenReplication(
             stream=uuid.uuid4().hex,
-            cluster_id=me.cluster_id,
             follower=me.broker_id,
-            leader=leader,
+            proof=me.call_proof(leader, place.incarnation),
             pid=os.getpid(),
             window_bytes=window_bytes,
         )
@@ -284,17 +281,7 @@ class FollowerStream:
                 assert_never(message)
 
     def _check(self, welcome: Welcome) -> None:
-        if welcome.cluster_id != self._me.cluster_id:
-            raise WrongCluster(
-                f"{self._address} is of cluster {welcome.cluster_id}, this broker of"
-                f" {self._me.cluster_id}",
-                cluster_id=welcome.cluster_id,
-            )
-        if welcome.leader != self._leader:
-            raise LeaderUnavailable(
-                f"{self._address} is broker {welcome.leader}, not {self._leader}",
-                leader=self._leader,
-            )
+        self._me.check_answer(self._leader, self._opened.stream, welcome.proof)
         with self._changed:
             self.is_welcome = True
             self._changed.notify_all()

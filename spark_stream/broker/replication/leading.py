@@ -6,35 +6,21 @@ import logging
 import threading
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
+from spark_stream.broker.identity import Identity
 from spark_stream.broker.replication.leader_stream import LeaderStream, Reader, Sent
 from spark_stream.broker.replication.partitions import LeadPartitions
 from spark_stream.broker.replication.settings import ENDING_S, ReplicationSettings
 from spark_stream.broker.replication.watch import Watch
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.environment import Clock
-from spark_stream.errors import (
-    BrokerStopping,
-    InvalidRequest,
-    LeaderUnavailable,
-    Unsupported,
-    WrongCluster,
-)
+from spark_stream.errors import BrokerStopping, InvalidRequest, Unsupported
 from spark_stream.wire.replication_messages import REPLICATION_VERSION, OpenReplication, Welcome
 
 _PREDECESSOR_S: Final = 0.1  # what a stream has to end by itself once its follower has another
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Which broker of which cluster."""
-
-    cluster_id: str
-    broker_id: BrokerId
 
 
 class Leading:
@@ -61,11 +47,10 @@ class Leading:
         """Begins a stream: what the leader says on it.
 
         Raises:
-            WrongCluster, LeaderUnavailable, Unsupported, InvalidRequest, BrokerStopping: nothing
-                has begun.
+            Unauthenticated, Unsupported, InvalidRequest, BrokerStopping: nothing has begun.
         """
         self._check(opened)
-        welcome = Welcome(REPLICATION_VERSION, self._me.cluster_id, self._me.broker_id)
+        welcome = Welcome(REPLICATION_VERSION, self._me.answer_proof(opened.stream))
         stream = LeaderStream(peer, opened, welcome, self._partitions, self._settings, self._clock)
         with self._lock:
             if self._stopped:
@@ -86,8 +71,10 @@ class Leading:
         """Takes what the follower says on a stream that is open.
 
         Raises:
+            Unauthenticated: the caller is no broker of this cluster.
             InvalidRequest: it is not, or what the follower says makes no sense.
         """
+        self._me.check_caller(opened.follower, opened.proof)
         with self._lock:
             stream = self._streams.get(BrokerId(opened.follower))
         if stream is None or stream.opened != opened:
@@ -119,17 +106,7 @@ class Leading:
                 del self._streams[stream.follower]
 
     def _check(self, opened: OpenReplication) -> None:
-        if opened.cluster_id != self._me.cluster_id:
-            raise WrongCluster(
-                f"broker {opened.follower} is of cluster {opened.cluster_id}, this one of"
-                f" {self._me.cluster_id}",
-                cluster_id=self._me.cluster_id,
-            )
-        if opened.leader != self._me.broker_id:
-            raise LeaderUnavailable(
-                f"broker {opened.leader} was asked for, and {self._me.broker_id} answers",
-                leader=self._me.broker_id,
-            )
+        self._me.check_caller(opened.follower, opened.proof)
         if opened.follower == self._me.broker_id:
             raise InvalidRequest(f"broker {opened.follower} cannot follow itself")
         if opened.version != REPLICATION_VERSION:

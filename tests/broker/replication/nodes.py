@@ -7,17 +7,27 @@ from typing import Self
 
 import pyarrow.flight as fl
 
+from spark_stream.broker.identity import Identity, Place
 from spark_stream.broker.replication.fetchers import Fetchers
-from spark_stream.broker.replication.leading import Identity, Leading
+from spark_stream.broker.replication.leading import Leading
 from spark_stream.broker.replication.partitions import PartitionKey
 from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.broker.replication.watch import Watch
 from spark_stream.broker.service import translated
+from spark_stream.cluster.identity import ClusterSecret
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.environment import SystemClock
 from spark_stream.wire.addresses import location
 from spark_stream.wire.replication_messages import BODY, OpenReplication
 from tests.broker.replication.partitions import LeadPartition, LeadPartitions
+
+START = "the only start"
+
+
+def identity(name: str, cluster_id: str = "c") -> Identity:
+    """The broker of this name; brokers of one cluster have one secret."""
+    return Identity(cluster_id, BrokerId(name), START, ClusterSecret(cluster_id.encode()))
+
 
 QUICK = ReplicationSettings(beat_s=0.1, death_s=1.0)
 
@@ -38,15 +48,19 @@ class Node:
         self.name = name
         self.partitions = partitions or {}
         self.addresses: dict[str, str] = {}
-        me = Identity(cluster_id, BrokerId(name))
+        me = identity(name, cluster_id)
         self.lead = LeadPartitions(self.partitions)
         self.watch = Watch(settings, clock)
         self.leading = Leading(me, self.lead, settings, clock, self.watch)
-        self.fetchers = Fetchers(me, self.addresses.get, settings, clock, self.watch)
+        self.fetchers = Fetchers(me, self._place_of, settings, clock, self.watch)
         self._server = _Server(location(listen), self.leading)
         self.address = listen.replace(":0", f":{self._server.port}")
         self._serving = threading.Thread(target=self._server.serve, daemon=True)
         self._serving.start()
+
+    def _place_of(self, name: BrokerId) -> Place | None:
+        address = self.addresses.get(name)
+        return None if address is None else Place(address, START)
 
     def stop(self) -> None:
         self.fetchers.stop()

@@ -14,15 +14,22 @@ from spark_stream.broker.replication.partitions import PartitionKey
 from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.errors import (
     InvalidRequest,
-    LeaderUnavailable,
     NotLeader,
+    Unauthenticated,
     UnknownTopic,
     Unsupported,
-    WrongCluster,
 )
 from spark_stream.wire.addresses import location
-from spark_stream.wire.replication_messages import BODY, Acked, Follow, OpenReplication, unpack
-from tests.broker.replication.nodes import QUICK, Node
+from spark_stream.wire.replication_messages import (
+    BODY,
+    NO_BODY,
+    Acked,
+    Follow,
+    OpenReplication,
+    Welcome,
+    unpack,
+)
+from tests.broker.replication.nodes import QUICK, START, Node, identity
 from tests.broker.replication.partitions import Copy, LeadPartition
 from tests.broker.replication.test_streams import KEY, equal, follow
 from tests.client.proxy import Proxy
@@ -275,8 +282,12 @@ def test_a_large_batch_on_a_slow_line_is_not_silence():
 @pytest.mark.parametrize(
     ("asked", "error"),
     [
-        ({"cluster_id": "another"}, WrongCluster),
-        ({"leader": "9"}, LeaderUnavailable),
+        ({"proof": ""}, Unauthenticated),
+        ({"proof": "0" * 64}, Unauthenticated),
+        ({"proof": identity("2", "another").call_proof("1", START)}, Unauthenticated),
+        ({"proof": identity("2").call_proof("9", START)}, Unauthenticated),
+        ({"proof": identity("2").call_proof("1", "an earlier start")}, Unauthenticated),
+        ({"proof": identity("3").call_proof("1", START)}, Unauthenticated),
         ({"version": 99}, Unsupported),
         ({"follower": "1"}, InvalidRequest),
         ({"window_bytes": 0}, InvalidRequest),
@@ -305,6 +316,33 @@ def test_a_follower_that_meets_a_wrong_leader_follows_nothing(wrong, caplog):
         assert leader.lead.started == 0
 
 
+class FalseLeader(fl.FlightServerBase):
+    """Welcomes any follower without the cluster's secret, and notes what it says then."""
+
+    def __init__(self):
+        self.said = []
+        super().__init__("grpc://127.0.0.1:0")
+
+    def do_get(self, context, ticket):
+        proof = OpenReplication.from_command(ticket.ticket).proof  # the only one that it knows
+        return fl.GeneratorStream(BODY, iter([(NO_BODY, Welcome(1, proof).pack())]))
+
+    def do_put(self, context, descriptor, reader, writer):
+        for chunk in reader:
+            self.said.append(chunk.app_metadata)
+
+
+def test_what_took_the_place_of_a_dead_leader_is_told_nothing(caplog):
+    copy = Copy(KEY)
+    caplog.set_level("INFO")
+    with FalseLeader() as leader, Node("2") as follower:
+        follower.addresses["1"] = f"127.0.0.1:{leader.port}"
+        follower.fetchers.follow("1", copy)
+        eventually(lambda: "in the place of broker 1 has not proved" in caplog.text)
+        assert leader.said == []
+        assert copy.agreements == []
+
+
 def test_a_follower_that_says_what_makes_no_sense_is_cut_off():
     partition, copy = LeadPartition(), Copy(KEY)
     partition.append(b"x")
@@ -330,8 +368,9 @@ def _follow() -> bytes:
 
 
 def opening(**fields: object) -> OpenReplication:
-    right = {"stream": "s", "cluster_id": "c", "follower": "2", "leader": "1", "pid": 1}
-    return OpenReplication(**(right | {"window_bytes": 1 << 20} | fields))
+    right = {"stream": "s", "follower": "2", "pid": 1, "window_bytes": 1 << 20} | fields
+    proof = identity(str(right["follower"])).call_proof("1", START)
+    return OpenReplication(**({"proof": proof} | right))
 
 
 def _raw(leader: Node, follower: str = "7"):
@@ -340,7 +379,7 @@ def _raw(leader: Node, follower: str = "7"):
     client = fl.FlightClient(location(leader.address))
     reader = client.do_get(fl.Ticket(command))
     writer, _ = client.do_put(fl.FlightDescriptor.for_command(command), BODY)
-    assert unpack(reader.read_chunk().app_metadata, None).leader == "1"
+    assert isinstance(unpack(reader.read_chunk().app_metadata, None), Welcome)
     return writer, reader
 
 

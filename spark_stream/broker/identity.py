@@ -1,0 +1,72 @@
+"""Which broker this is, and how two brokers of a cluster prove to each other that they are such.
+
+The cluster's secret never travels. A caller sends a proof: a keyed hash of its own id and of the id
+and incarnation of the broker that it means to call. Whatever listens at the address of a dead
+broker receives a proof that no other process accepts, and cannot answer with one of its own, for
+the answer's proof covers a number that the caller has just made.
+
+:meth:`Identity.check_caller` is the only place that decides whether a caller is a broker of this
+cluster.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from spark_stream.cluster.identity import ClusterSecret
+from spark_stream.consistency.ids import BrokerId
+from spark_stream.errors import Unauthenticated
+
+_CALL: Final = "call"
+_ANSWER: Final = "answer"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a broker listens, and which of its incarnations does."""
+
+    address: str
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """This broker: its cluster, its id, this start of it, and the cluster's secret."""
+
+    cluster_id: str
+    broker_id: BrokerId
+    incarnation: str
+    secret: ClusterSecret
+
+    def call_proof(self, broker_id: str, incarnation: str) -> str:
+        """Return the proof that a call from this broker to another one carries."""
+        return self.secret.prove(_CALL, self.broker_id, broker_id, incarnation)
+
+    def check_caller(self, caller: str, proof: str) -> None:
+        """Check that the caller is the broker of this cluster that it says it is.
+
+        Raises:
+            Unauthenticated: it is not, or it means another broker or an earlier start of this one.
+        """
+        if not self.secret.has_proven(proof, _CALL, caller, self.broker_id, self.incarnation):
+            raise Unauthenticated(
+                f"the caller has not proved that it is a broker of cluster {self.cluster_id} which"
+                f" means broker {self.broker_id} as it runs now"
+            )
+
+    def answer_proof(self, nonce: str) -> str:
+        """Return the proof that this broker's answer to a call with this nonce carries."""
+        return self.secret.prove(_ANSWER, self.broker_id, nonce)
+
+    def check_answer(self, broker_id: str, nonce: str, proof: str) -> None:
+        """Check that an answer comes from the broker that was called.
+
+        Raises:
+            Unauthenticated: it does not.
+        """
+        if not self.secret.has_proven(proof, _ANSWER, broker_id, nonce):
+            raise Unauthenticated(
+                f"what answers in the place of broker {broker_id} has not proved that it is a"
+                f" broker of cluster {self.cluster_id}"
+            )
