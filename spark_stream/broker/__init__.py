@@ -11,6 +11,7 @@ The process:
 
 Its place in the cluster:
 
+``identity``       which broker this is, and whether a caller is a broker of the same cluster
 ``members``        the other brokers: who is registered, who is alive
 ``standing``       what the others are told of this one: its address, the generation of its logs
 ``tenure``         its lease: it leads only while that lasts

@@ -214,7 +214,6 @@ def _facts(here: Here, found: Transaction) -> TransactionFacts:
         number=found.number,
         producer_id=found.producer_id,
         epoch=found.epoch,
-        instance=found.instance,
         query=found.query,
         branches=list(found.branches),
         partitions=[

@@ -7,6 +7,7 @@ table. What is too long is cut, for an error without its last words is still the
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -17,6 +18,7 @@ from spark_stream.errors import (
     InternalError,
     IsologError,
     RequestTimeout,
+    Unauthenticated,
     from_wire,
 )
 from spark_stream.wire.limits import ERROR_BYTES_MAX
@@ -24,6 +26,10 @@ from spark_stream.wire.messages import json_bytes
 
 _CUT: Final = "…"
 _DETAIL_BYTES_MAX: Final = 200
+_STATUSES: Final[Mapping[type[IsologError], type[fl.FlightError]]] = {
+    Unauthenticated: fl.FlightUnauthenticatedError,
+}
+"""Which errors get a gRPC status of their own; the others get UNKNOWN."""
 
 
 def to_flight(error: IsologError) -> fl.FlightError:
@@ -37,7 +43,7 @@ def to_flight(error: IsologError) -> fl.FlightError:
     text = str(error)
     while len(quote(text)) > ERROR_BYTES_MAX:
         text = _shorter(text)
-    return fl.FlightServerError(text, json_bytes(value))
+    return _STATUSES.get(type(error), fl.FlightServerError)(text, json_bytes(value))
 
 
 def _shorter(text: str) -> str:

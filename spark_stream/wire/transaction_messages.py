@@ -145,7 +145,6 @@ class TransactionFacts(Message):
     number: int
     producer_id: int
     epoch: int
-    instance: str
     query: str
     branches: list[int]
     partitions: list[TransactionPartition]

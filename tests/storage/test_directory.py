@@ -13,9 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_stream.errors import IsologError, NewerFormat, NotALogDirectory, StorageFailure
+from spark_stream.errors import (
+    InvalidTopic,
+    IsologError,
+    NewerFormat,
+    NotALogDirectory,
+    StorageFailure,
+)
 from spark_stream.storage.directory import (
     FORMAT_VERSION,
+    LogDirectory,
     RunFile,
     check_directory,
     open_directory,
@@ -244,3 +251,23 @@ def test_the_name_of_the_run_outlives_a_power_cut(seed):
     RunFile(HERE, disk).record_run("two")
     disk.crash(random.Random(seed))
     assert RunFile(HERE, disk).recorded_run() == "two"
+
+
+PARTS = st.one_of(
+    st.text(max_size=30),
+    st.text("./\\a\0", max_size=8),
+    st.from_regex(r"[A-Za-z0-9._-]{1,210}", fullmatch=True),
+    st.sampled_from(["", ".", "..", "../x", "a/../..", "/etc", "a/b", ".hidden", "a\n", "x" * 201]),
+)
+
+
+@settings(max_examples=500)
+@given(PARTS, PARTS, st.integers(0, 1 << 31))
+def test_no_name_and_no_id_leads_out_of_the_topics_folder(name, topic_id, number):
+    directory = LogDirectory(Path("/log"), "cluster", "broker")
+    try:
+        folder = directory.partition(name, topic_id, number)
+    except InvalidTopic:
+        return
+    assert Path(os.path.normpath(folder)) == folder
+    assert folder.parts == ("/", "log", "topics", name, topic_id, str(number))

@@ -1,0 +1,75 @@
+"""What only brokers ask of one another is refused to any other client of the public port."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pyarrow.flight as fl
+import pytest
+
+from spark_stream.broker.peers import RUN_STEPS
+from spark_stream.errors import Unauthenticated
+from spark_stream.wire.replication_messages import BODY, OpenReplication
+from spark_stream.wire.step_messages import RunSteps, StepFacts, StepKind
+from tests.broker.stamped import Owner, seen
+from tests.support import CALL, NUMBERS, BrokerProcess, act, typed
+
+ESCAPE = "../../../escaped"
+FORGED = "0" * 64
+
+
+def refused(call: Any) -> None:
+    with pytest.raises(fl.FlightUnauthenticatedError) as caught:
+        call()
+    assert isinstance(typed(caught.value), Unauthenticated)
+
+
+@pytest.mark.parametrize("kind", get_args(StepKind))
+@pytest.mark.parametrize("proof", ["", FORGED])
+def test_no_client_runs_a_step(
+    shared: BrokerProcess, flight: fl.FlightClient, log, topic: str, kind: str, proof: str
+) -> None:
+    log.create_topic(topic, schema=NUMBERS)
+    owner = Owner(flight).begin()
+    owner.put(topic, 2, 2)
+    facts = act(flight, "describe-topic", topic=topic)
+    before = sorted(shared.directory.rglob("*"))
+    step = StepFacts(
+        kind=kind,
+        topic=ESCAPE if kind == "make-folder" else topic,
+        topic_id=facts["id"],
+        transaction=owner.number,
+        producer_id=owner.producer,
+        entry=1,
+        leader_epoch=0,
+        taken=(owner.producer,),
+    )
+    me = act(flight, "status")["broker_id"]
+    asked = RunSteps(caller=me, proof=proof, nonce="n", steps=[step])
+    refused(lambda: list(flight.do_action(fl.Action(RUN_STEPS, asked.to_bytes()), CALL)))
+    assert sorted(shared.directory.rglob("*")) == before
+    assert seen(flight, topic, "read_committed") == []
+    owner.commit()
+    assert seen(flight, topic, "read_committed") == [2, 3]
+
+
+@pytest.mark.parametrize("proof", ["", FORGED])
+def test_no_client_opens_a_stream_of_replication(flight: fl.FlightClient, proof: str) -> None:
+    command = OpenReplication(
+        stream="s", follower="2", proof=proof, pid=1, window_bytes=1 << 20
+    ).to_command()
+    refused(lambda: flight.do_get(fl.Ticket(command), CALL).read_chunk())
+    writer, _ = flight.do_put(fl.FlightDescriptor.for_command(command), BODY, CALL)
+    refused(writer.close)
+
+
+def test_the_instance_that_owns_a_transaction_is_told_to_no_client(flight: fl.FlightClient) -> None:
+    """Who knows it can commit and abort as the owner does."""
+    owner = Owner(flight).begin()
+    answers = (
+        act(flight, "describe-transaction", transactional_id=owner.name),
+        act(flight, "list-transactions"),
+        act(flight, "renew-transaction", **owner.who, number=owner.number),
+    )
+    assert all(owner.instance not in str(each) for each in answers)
+    owner.abort()
