@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from spark_stream.broker.cluster_health import Watched, find_problems
 from spark_stream.broker.here import Here
 from spark_stream.broker.placing import check_stay
 from spark_stream.cluster.brokers import BrokerState
@@ -29,12 +30,14 @@ from spark_stream.wire.messages import Empty
 def describe_cluster(here: Here, asked: Empty) -> ClusterFacts:
     here.host.refresh()
     now, members = here.host.view.now, here.members
-    there = [
-        stored.record
+    watched = [
+        Watched(f"{topic.name}/{number}", stored.record, settings.min_insync_replicas)
         for topic in now.topics.values()
+        for settings in (here.host.settings_of(topic),)
         for number, stored in now.partitions.get(topic.id, {}).items()
         if number < topic.partitions
     ]
+    there = [each.record for each in watched]
     alive = members.alive()
     brokers = [
         BrokerFacts(
@@ -57,8 +60,9 @@ def describe_cluster(here: Here, asked: Empty) -> ClusterFacts:
         topics=len(now.topics),
         partitions=len(there),
         without_leader=sum(record.leader not in alive for record in there),
-        under_replicated=sum(len(record.isr) < len(record.replicas) for record in there),
-        moving=sum(bool(record.adding or record.removing) for record in there),
+        under_replicated=sum(each.lacks_replicas for each in watched),
+        moving=sum(each.is_moving for each in watched),
+        problems=find_problems(watched, brokers, alive),
     )
 
 

@@ -8,7 +8,8 @@ partition may be without a leader until a broker is back.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from spark_stream.broker.host import Host
@@ -36,6 +37,7 @@ ROUND_S: Final = 0.1
 """How long to pause between two rounds: so long may nobody notice that a leader died."""
 MOVES_S: Final = 0.3
 """How long to pause between two looks whether a move can be finished."""
+_NAMED: Final = 3  # how many partitions a line of the log names
 _RESTS: Final = 10  # rounds that pass until what could not be done is tried again
 
 
@@ -67,8 +69,7 @@ class Controlling:
         if self._seen == (now.revision, alive) and self._may_rest():
             return
         due = [each for each in self._partitions() if needs_leader(each.stored.record, alive)]
-        for change in (yield from attend(due, alive, self._members.registered())):
-            tell_change(change)
+        log_changes((yield from attend(due, alive, self._members.registered())))
         leaving = [each.id for each in now.brokers.values() if each.state is BrokerState.LEAVING]
         for broker in leaving:
             yield from self._send_away(BrokerId(broker))
@@ -86,8 +87,7 @@ class Controlling:
             return
         moving = [each for each in self._partitions() if is_moving(each.stored.record)]
         self._no_moves = None if moving else now.revision
-        for change in (yield from finish_moves(moving, self._members.alive())):
-            tell_change(change)
+        log_changes((yield from finish_moves(moving, self._members.alive())))
 
     def _may_rest(self) -> bool:
         """Whether a round may pass in which nothing has changed since the last."""
@@ -132,25 +132,51 @@ class Controlling:
                 yield Placed(Joined(topic.name, topic.id, number), stored, unclean)
 
 
-def tell_change(change: Changed) -> None:
-    """Logs it."""
-    where = f"{change.at.topic}/{change.at.partition}"
-    before, after = change.before, change.after
-    if after.leader == before.leader and after.leader_epoch == before.leader_epoch:
-        logger.info("%s: its replicas are on %s now", where, ", ".join(after.replicas))
-    elif change.risky:
+def log_changes(changes: Sequence[Changed]) -> None:
+    """Log what was changed together: one line for each cause, with counts; details for debugging.
+
+    The death of one broker may change thousands of partitions.
+    """
+    risky = [each for each in changes if each.risky]
+    moved = [each for each in changes if not each.risky and _leads_on(each)]
+    elected: dict[BrokerId | None, list[Changed]] = {}
+    for each in changes:
+        if not each.risky and not _leads_on(each):
+            elected.setdefault(each.before.leader, []).append(each)
+    if risky:
         logger.error(
-            "%s: no replica that was in sync has all its records; broker %s has the longest log and"
-            " leads in epoch %d: committed records may be lost",
-            where,
-            after.leader,
-            after.leader_epoch,
+            "%s: no replica that was in sync has all its records; the one with the longest log"
+            " leads now (%s): committed records may be lost",
+            _names(risky),
+            _leaders(risky),
         )
-    else:
-        logger.info(
-            "%s: broker %s leads in epoch %d, after %s",
-            where,
-            after.leader,
-            after.leader_epoch,
-            before.leader or "nobody",
+    for before, those in elected.items():
+        logger.info("%s: led by %s now, after %s", _names(those), _leaders(those), before)
+    if moved:
+        logger.info("%s: on other brokers now", _names(moved))
+    for each in changes:
+        logger.debug(
+            "%s/%d: broker %s leads in epoch %d, after %s; its replicas are on %s",
+            each.at.topic,
+            each.at.partition,
+            each.after.leader,
+            each.after.leader_epoch,
+            each.before.leader,
+            ", ".join(each.after.replicas),
         )
+
+
+def _leads_on(change: Changed) -> bool:
+    before, after = change.before, change.after
+    return (after.leader, after.leader_epoch) == (before.leader, before.leader_epoch)
+
+
+def _names(changes: Sequence[Changed]) -> str:
+    names = ", ".join(f"{each.at.topic}/{each.at.partition}" for each in changes[:_NAMED])
+    others = len(changes) - _NAMED
+    return f"{len(changes)} partitions ({names}, and {others} more)" if others > 0 else names
+
+
+def _leaders(changes: Sequence[Changed]) -> str:
+    counts = Counter(str(each.after.leader) for each in changes)
+    return ", ".join(f"broker {leader} ({count})" for leader, count in sorted(counts.items()))

@@ -14,7 +14,7 @@ import logging
 from dataclasses import replace
 from typing import Protocol
 
-from spark_stream.broker.controlling import tell_change
+from spark_stream.broker.controlling import log_changes
 from spark_stream.broker.damaged import DamagedReplicas
 from spark_stream.broker.host import Host
 from spark_stream.broker.members import Members
@@ -103,8 +103,7 @@ class Standing:
     def leading_again(self, earlier: Member | None = None) -> Script[None]:
         """Goes on leading what nobody else can lead, in new epochs; ``earlier``: as ``resume``."""
         placed, end_of = self._host.placed(), self._host.log_end
-        for change in (yield from resume(placed, self.me, end_of, earlier)):
-            tell_change(change)
+        log_changes((yield from resume(placed, self.me, end_of, earlier)))
 
     def looking(self) -> Script[None]:
         """Looks for logs whose forces have failed or whose batches are damaged; to be run often."""

@@ -28,7 +28,8 @@ class ClusterClient:
         """The cluster as it is now."""
         facts = self._connection.act("describe-cluster", Empty(), ClusterFacts)
         brokers = tuple(BrokerDescription(**each.model_dump()) for each in facts.brokers)
-        return ClusterDescription(**facts.model_dump(exclude={"brokers"}), brokers=brokers)
+        known = facts.model_dump(exclude={"brokers", "problems"})
+        return ClusterDescription(**known, brokers=brokers, problems=tuple(facts.problems))
 
     def move_replicas(self, topic: str, partitions: Mapping[int, Sequence[str]]) -> None:
         """Begins to move the replicas of these partitions."""

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from spark_stream.consistency.lineage import Lineage
 from spark_stream.errors import IsologError
+from spark_stream.wire.cluster_messages import Problem
 from spark_stream.wire.keys import DEFAULT_KEY, PARTITION_BY, split_names
 from spark_stream.wire.schemas import is_default
 
@@ -93,7 +94,8 @@ class ClusterDescription:
 
     ``controller`` is the id of the broker that elects leaders. ``without_leader`` counts partitions
     that nobody can use at the moment, ``under_replicated`` those with replicas that are not in
-    sync, ``moving`` those whose replicas are on their way to other brokers.
+    sync, ``moving`` those whose replicas are on their way to other brokers. ``problems``: what is
+    amiss, the worst first; where there is any, `isolog cluster status` ends with exit code 1.
     """
 
     cluster_id: str
@@ -104,6 +106,7 @@ class ClusterDescription:
     without_leader: int
     under_replicated: int
     moving: int
+    problems: tuple[Problem, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

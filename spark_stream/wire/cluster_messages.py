@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import StrEnum
+
 from pydantic import Field
 
 from spark_stream.wire.messages import Message, Name, PartitionField
@@ -25,6 +28,29 @@ class BrokerFacts(Message):
     in_sync: int
 
 
+class ProblemKind(StrEnum):
+    """What may be amiss in a cluster."""
+
+    NO_LEADER = "no_leader"
+    BELOW_MIN_ISR = "below_min_isr"
+    UNDER_REPLICATED = "under_replicated"
+    DEAD_BROKER = "dead_broker"
+    CANNOT_LEAVE = "cannot_leave"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that is amiss.
+
+    ``count``: of how many partitions or brokers. ``names``: the first twenty of them.
+    """
+
+    kind: ProblemKind
+    message: str
+    count: int
+    names: tuple[str, ...] = ()
+
+
 class ClusterFacts(Message):
     """The cluster as the broker that was asked sees it."""
 
@@ -36,6 +62,7 @@ class ClusterFacts(Message):
     without_leader: int
     under_replicated: int
     moving: int
+    problems: list[Problem] = Field(default_factory=list)
 
 
 class MoveReplicas(Message):

@@ -105,6 +105,18 @@ def test_dead_leaders_are_replaced_in_one_round_and_their_partitions_served(thre
     assert a.partition("t", 0).append(numbers(3, 1)).offset == 3
 
 
+def test_a_death_is_a_line_in_the_log_however_many_partitions_were_led(three, caplog):
+    a, _, c = three
+    make(a, "t", *["cab", "cba"] * 10)
+    c.die()
+    with caplog.at_level(logging.INFO, logger=controlling.__name__):
+        a.control()
+    assert [each.getMessage() for each in caplog.records] == [
+        "20 partitions (t/0, t/1, t/2, and 17 more): led by broker a (10), broker b (10) now,"
+        " after c"
+    ]
+
+
 def test_what_was_lost_is_told(three, caplog):
     """Both replicas start on logs that they cannot vouch for: one of them has to lead."""
     a, b, _ = three

@@ -18,14 +18,17 @@ app = typer.Typer(no_args_is_help=True, help="Look at a cluster, and take broker
 def status(
     bootstrap: Bootstrap = None, path: LogPath = None, output: Output = Listing.TABLE
 ) -> None:
-    """Shows the brokers, who of them is alive, and whether all replicas are in sync.
+    """Show the brokers, which of them are alive, and what is amiss. Exit code 1 if anything is.
 
     \b
     isolog cluster status --bootstrap localhost:9092
-    isolog cluster status --output json | jq .under_replicated
+    isolog cluster status --output json | jq .problems
     """
     with log(bootstrap, path) as opened:
-        show_cluster(opened.cluster(), output)
+        found = opened.cluster()
+    show_cluster(found, output)
+    if found.problems:
+        raise typer.Exit(1)
 
 
 @app.command()

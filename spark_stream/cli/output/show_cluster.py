@@ -31,8 +31,10 @@ def show_cluster(
     )
     screen.print(_brokers_table(cluster))
     screen.print()
-    for line in _amiss(cluster):
-        screen.print(line)
+    for each in cluster.problems:
+        screen.print(escape(each.message))
+    if cluster.moving:
+        screen.print(f"partitions on their way to other brokers: {cluster.moving}")
 
 
 def _brokers_table(cluster: ClusterDescription) -> Table:
@@ -61,19 +63,3 @@ def _state(broker: BrokerDescription, controller: str | None) -> str:
     if broker.id == controller:
         words.append("controller")
     return ", ".join(words)
-
-
-def _amiss(cluster: ClusterDescription) -> list[str]:
-    """What an operator may have to look at."""
-    found = (
-        (cluster.without_leader, "without a leader that is alive"),
-        (cluster.under_replicated, "with replicas that are not in sync"),
-        (cluster.moving, "on their way to other brokers"),
-    )
-    lines = [f"partitions {what}: {count}" for count, what in found if count]
-    stuck = [each.id for each in cluster.brokers if each.state == "leaving" and each.replicas]
-    if stuck and not cluster.moving:
-        which = "broker" if len(stuck) == 1 else "brokers"
-        names = f"{which} {', '.join(stuck)}"
-        lines.append(f"no broker can take all replicas of {names}: start one more")
-    return lines

@@ -54,6 +54,7 @@ def test_what_is_shown_of_replicas_while_one_is_stopped_and_comes_back(
     assert first["replicas"] == first["isr"]
     away = first["replicas"][2]
 
+    assert call("cluster", "status").code == 0
     cluster.stop(int(away))
     partition_of(call, holds=lambda found: away not in found["isr"])
     text = call("topic", "describe", "flights").out
@@ -61,7 +62,13 @@ def test_what_is_shown_of_replicas_while_one_is_stopped_and_comes_back(
     [row] = rows(text, "partition  leader")
     assert " ".join(row) == f"0 {first['leader']} 0 {replicas} {isr} {away} is away"
     assert "partition 0: fewer in sync than min.insync.replicas=3\n" in text
-    status = call("cluster", "status").out
+    facts = call("cluster", "status", "--output", "json")
+    assert facts.code == 1
+    kinds = [each["kind"] for each in json.loads(facts.out)["problems"]]
+    assert kinds == ["below_min_isr", "under_replicated", "dead_broker"]
+    shown = call("cluster", "status")
+    assert shown.code == 1
+    status = shown.out
     assert "brokers 2 of 3 alive" in status
     assert "partitions with replicas that are not in sync: 1" in status
     [dead] = [row for row in rows(status, "broker  address") if row[0] == away]

@@ -19,6 +19,7 @@ from spark_stream.client.values import (
     TopicDescription,
 )
 from spark_stream.errors import LeaderUnavailable
+from spark_stream.wire.cluster_messages import Problem, ProblemKind
 
 
 def partition(
@@ -108,7 +109,7 @@ def broker(name: str, leads: int, **facts: object) -> BrokerDescription:
     )
 
 
-def shown_cluster(*brokers: BrokerDescription, under_replicated: int, moving: int) -> str:
+def shown_cluster(*brokers: BrokerDescription, moving: int, problems: tuple[Problem, ...]) -> str:
     cluster = ClusterDescription(
         "24ded9fe50d74f2c920e2c3b5cb64bf0",
         "2",
@@ -116,8 +117,9 @@ def shown_cluster(*brokers: BrokerDescription, under_replicated: int, moving: in
         topics=1,
         partitions=1200,
         without_leader=0,
-        under_replicated=under_replicated,
+        under_replicated=0,
         moving=moving,
+        problems=problems,
     )
     out = io.StringIO()
     show_cluster(cluster, Listing.TABLE, Console(file=out, width=80, highlight=False))
@@ -129,8 +131,11 @@ def test_a_cluster_fits_into_80_columns():
         broker("1", 800, rack="north"),
         broker("2", 400, rack="south"),
         broker("3", 0, alive=False, state="leaving", in_sync=0),
-        under_replicated=1200,
         moving=3,
+        problems=(
+            Problem(ProblemKind.UNDER_REPLICATED, "partitions with such and such: 1200", 1200),
+            Problem(ProblemKind.DEAD_BROKER, "broker 3 is dead", 1, ("3",)),
+        ),
     )
     assert text == dedent("""\
         cluster 24ded9fe50d74f2c920e2c3b5cb64bf0
@@ -141,14 +146,7 @@ def test_a_cluster_fits_into_80_columns():
         2       127.0.0.1:46412  south  alive, controller    400      1200     1200
         3       127.0.0.1:46413         dead, leaving          0      1200        0
 
-        partitions with replicas that are not in sync: 1200
+        partitions with such and such: 1200
+        broker 3 is dead
         partitions on their way to other brokers: 3
         """)
-
-
-def test_who_cannot_leave_for_want_of_another_broker_is_named():
-    brokers = [broker("1", 1200), broker("2", 0, state="leaving"), broker("3", 0, state="leaving")]
-    text = shown_cluster(*brokers, under_replicated=0, moving=0)
-    assert text.endswith("\nno broker can take all replicas of brokers 2, 3: start one more\n")
-    assert "no broker" not in shown_cluster(*brokers, under_replicated=0, moving=1)
-    assert "no broker" not in shown_cluster(*brokers[:1], under_replicated=0, moving=0)

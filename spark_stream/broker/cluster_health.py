@@ -1,0 +1,86 @@
+"""What is amiss in a cluster, from its records alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from spark_stream.consistency.election import Alive
+from spark_stream.consistency.partition_record import PartitionRecord
+from spark_stream.wire.cluster_messages import BrokerFacts, Problem, ProblemKind
+
+_NAMES_MAX: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A partition as ``topic/number``, its record, and its topic's ``min.insync.replicas``."""
+
+    name: str
+    record: PartitionRecord
+    least_in_sync: int
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether a move is under way."""
+        return bool(self.record.adding or self.record.removing)
+
+    @property
+    def lacks_replicas(self) -> bool:
+        """Whether a replica is not in sync; those that a move brings are not expected to be."""
+        record = self.record
+        return any(
+            record.member(each) is None for each in record.replicas if each not in record.adding
+        )
+
+
+def find_problems(
+    partitions: Sequence[Watched], brokers: Sequence[BrokerFacts], alive: Alive
+) -> list[Problem]:
+    """Return what an operator has to look at, the worst first."""
+    led = [each for each in partitions if each.record.leader in alive]
+    found = [
+        _of_partitions(
+            ProblemKind.NO_LEADER,
+            (each for each in partitions if each.record.leader not in alive),
+            "without a leader that is alive",
+        ),
+        _of_partitions(
+            ProblemKind.BELOW_MIN_ISR,
+            (
+                each
+                for each in led
+                if len(each.record.isr) < min(each.least_in_sync, len(each.record.replicas))
+            ),
+            "with fewer in-sync replicas than min.insync.replicas: writes with read_committed fail",
+        ),
+        _of_partitions(
+            ProblemKind.UNDER_REPLICATED,
+            (each for each in partitions if each.lacks_replicas),
+            "with replicas that are not in sync",
+        ),
+    ]
+    dead = [each for each in brokers if not each.alive and each.replicas]
+    found += [
+        Problem(
+            ProblemKind.DEAD_BROKER,
+            f"broker {each.id} is dead, and has replicas of partitions: {each.replicas}",
+            1,
+            (each.id,),
+        )
+        for each in dead
+    ]
+    stuck = [each.id for each in brokers if each.state == "leaving" and each.replicas]
+    if stuck and not any(each.is_moving for each in partitions):
+        which = "broker" if len(stuck) == 1 else "brokers"
+        text = f"no broker can take all replicas of {which} {', '.join(stuck)}: start one more"
+        found.append(Problem(ProblemKind.CANNOT_LEAVE, text, len(stuck), tuple(stuck)))
+    return [each for each in found if each is not None]
+
+
+def _of_partitions(kind: ProblemKind, those: Iterable[Watched], what: str) -> Problem | None:
+    names = [each.name for each in those]
+    if not names:
+        return None
+    return Problem(kind, f"partitions {what}: {len(names)}", len(names), tuple(names[:_NAMES_MAX]))

@@ -1,0 +1,74 @@
+"""What is amiss in a cluster: each kind where it is, and none where all is well."""
+
+from __future__ import annotations
+
+from spark_stream.broker.cluster_health import Watched, find_problems
+from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
+from spark_stream.consistency.partition_record import Member, PartitionRecord
+from spark_stream.wire.cluster_messages import BrokerFacts, Problem, ProblemKind
+
+GENERATION = Generation("g")
+
+
+def partition(replicas: str, isr: str, least: int = 1, adding: str = "", name: str = "t/0"):
+    record = PartitionRecord(
+        tuple(map(BrokerId, replicas)),
+        BrokerId(isr[0]),
+        LeaderEpoch(0),
+        tuple(Member(BrokerId(each), GENERATION) for each in isr),
+        adding=tuple(map(BrokerId, adding)),
+    )
+    return Watched(name, record, least)
+
+
+def problems(*partitions: Watched, dead: str = "", leaving: str = "") -> list[Problem]:
+    names = [each for each in "abcd" if any(each in p.record.replicas for p in partitions)]
+    brokers = [
+        BrokerFacts(
+            id=each,
+            address="",
+            release="",
+            state="leaving" if each in leaving else "active",
+            alive=each not in dead,
+            leaders=0,
+            replicas=sum(each in p.record.replicas for p in partitions),
+            in_sync=0,
+        )
+        for each in names
+    ]
+    alive = {BrokerId(each): GENERATION for each in names if each not in dead}
+    return find_problems(partitions, brokers, alive)
+
+
+def kinds(found: list[Problem]) -> list[str]:
+    return [each.kind.value for each in found]
+
+
+def test_nothing_is_amiss_where_all_replicas_are_in_sync_or_on_their_way():
+    assert problems(partition("abc", "abc", 2), partition("abcd", "abc", 3, adding="d")) == []
+
+
+def test_a_partition_without_a_leader_is_named_with_the_broker_that_is_dead():
+    found = problems(partition("a", "a", name="t/7"), partition("bc", "bc"), dead="a")
+    assert kinds(found) == ["no_leader", "dead_broker"]
+    assert (found[0].count, found[0].names) == (1, ("t/7",))
+    assert found[1].message == "broker a is dead, and has replicas of partitions: 1"
+
+
+def test_too_few_in_sync_is_more_than_a_replica_that_is_not():
+    assert kinds(problems(partition("abc", "ab", 2))) == ["under_replicated"]
+    assert kinds(problems(partition("abc", "a", 2))) == ["below_min_isr", "under_replicated"]
+    assert problems(partition("a", "a", 2)) == []
+
+
+def test_a_broker_that_cannot_leave_is_named_once_nothing_moves():
+    stuck = problems(partition("abc", "abc"), leaving="bc")
+    text = "no broker can take all replicas of brokers b, c: start one more"
+    assert stuck == [Problem(ProblemKind.CANNOT_LEAVE, text, 2, ("b", "c"))]
+    assert problems(partition("abcd", "abc", adding="d"), leaving="b") == []
+
+
+def test_many_partitions_are_counted_and_twenty_of_them_named():
+    many = [partition("abc", "ab", name=f"t/{number}") for number in range(3000)]
+    (found,) = problems(*many)
+    assert (found.count, len(found.names)) == (3000, 20)
