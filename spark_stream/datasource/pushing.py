@@ -11,6 +11,7 @@ it, with the option ``pushFilters``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from decimal import Decimal, getcontext
 from typing import Any, Final
 
 from pyspark.sql import datasource as spark
@@ -25,6 +26,7 @@ from spark_stream.sql.tree import (
     Holds,
     In,
     IsNull,
+    Literal,
     Not,
     Order,
     Part,
@@ -66,12 +68,23 @@ def _tree_of(pushed: Any) -> Predicate | None:
     if isinstance(pushed, spark.IsNotNull):
         return Not(IsNull(Column(pushed.attribute)))
     if isinstance(pushed, spark.In):
-        items = [literal_of(value) for value in pushed.value]
+        items = [_literal(value) for value in pushed.value]
         known = tuple(each for each in items if each is not None)
         return In(Column(pushed.attribute), known) if known and len(known) == len(items) else None
     make = _MADE.get(type(pushed))
-    value = None if make is None else literal_of(pushed.value)
+    value = None if make is None else _literal(pushed.value)
     return None if make is None or value is None else make(Column(pushed.attribute), value)
+
+
+def _literal(value: Any) -> Literal | None:
+    """Return the value as a literal, or None if a filter has no such value, or it may be rounded.
+
+    PySpark multiplies decimals in the context of the process, which rounds to its precision (28).
+    A value with as many digits may have been another one, and Spark drops a filter that is taken.
+    """
+    if isinstance(value, Decimal) and len(value.as_tuple().digits) >= getcontext().prec:
+        return None
+    return literal_of(value)
 
 
 _MADE: Final[dict[type, Callable[[Column, Any], Predicate]]] = {

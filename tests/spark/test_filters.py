@@ -141,6 +141,25 @@ def test_what_the_leader_would_compare_otherwise_is_left_to_spark(
         assert [row.n for row in found.collect()] == [8]
 
 
+def test_a_decimal_that_python_may_have_rounded_is_left_to_spark(
+    spark: SparkSession, queries: Queries, topic: str
+):
+    """PySpark gives 10^30 for 10^30 + 1."""
+    great = "1000000000000000000000000000000BD"
+    frame = spark.sql(
+        f"select cast(d as decimal(38, 0)) d from values ({great}), ({great} + 1), (7) as t(d)"
+    )
+    queries.write(frame, topic, createTopic=True)
+    with pushdown(spark, True):
+        for text in (f"d = {great} + 1", f"d in (7, {great} + 1)", f"not d <= {great}"):
+            found = queries.read(topic, pushFilters=True).where(text)
+            assert filters(found), text
+            assert sorted(found.collect()) == sorted(frame.where(text).collect()), text
+        pushed = queries.read(topic, pushFilters=True).where("d < 999999999999999999999999999BD")
+        assert not filters(pushed)
+        assert pushed.count() == 1
+
+
 def test_kafkas_columns_are_filtered(
     spark: SparkSession, queries: Queries, log: isolog.Log, topic: str
 ):
