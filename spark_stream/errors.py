@@ -27,7 +27,7 @@ class IsologError(Exception):
 
     @property
     def kept(self) -> int:
-        """How many records of a refused message stay in the log (0 where nothing was kept)."""
+        """How many records of the message are acknowledged although the message failed."""
         return int(self.details.get("kept", 0))
 
     @property

@@ -15,7 +15,13 @@ import pyarrow as pa
 
 from spark_stream.broker.hosted import HostedTopic
 from spark_stream.broker.joining import AwaitAcknowledgement, TakeBatch, take_in_transaction
-from spark_stream.broker.outcomes import Acknowledgement, Appended, Candidate, Taken
+from spark_stream.broker.outcomes import (
+    Acknowledgement,
+    Appended,
+    Candidate,
+    Taken,
+    unknown_outcome,
+)
 from spark_stream.broker.partition import Partition
 from spark_stream.broker.refusals import check_leader_epoch
 from spark_stream.consistency.ids import NO_TRANSACTION
@@ -28,7 +34,6 @@ from spark_stream.errors import (
     IsologError,
     NotLeader,
     RequestTimeout,
-    UnknownOutcome,
 )
 from spark_stream.scripts.steps import Script
 from spark_stream.wire.append_messages import ack_bytes
@@ -149,15 +154,9 @@ class Append:
         taken = self._taken
         if taken is None or self._stamp is not None or not isinstance(error, NotLeader):
             return error
-        done = taken.appended
-        return UnknownOutcome(
-            f"{error.message}; whether the next leader has offsets {done.offset} to"
-            f" {done.offset + done.count - 1} is not known",
-            topic=self._hosted.topic.name,
-            partition=self.partition,
-            offset=int(done.offset),
-            kept=done.count,
-        )
+        name = self._hosted.topic.name
+        why = f"may not be in the next leader's: {error.message}"
+        return unknown_outcome(taken.appended, name, self.partition, why)
 
     def _candidate_for(self, target: Partition, patience_s: float) -> TakeBatch:
         if self._candidate is None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from spark_stream.consistency.admission import Flaw
 from spark_stream.consistency.ids import Offset
-from spark_stream.errors import IsologError
+from spark_stream.errors import IsologError, UnknownOutcome
 from spark_stream.storage.log import Prepared
 
 WakeUp = Callable[[], None]
@@ -32,6 +32,21 @@ class Appended:
     count: int
     refused: IsologError | None = None
     duplicate: bool = False
+
+
+def unknown_outcome(done: Appended, topic: str, partition: int, why: str) -> UnknownOutcome:
+    """Return the error for records that are in this leader's log and may be in no other.
+
+    It has no ``kept``: none of them is acknowledged.
+    """
+    return UnknownOutcome(
+        f"{topic}/{partition}: offsets {done.offset} to {done.offset + done.count - 1} are in the"
+        f" leader's log and {why}",
+        topic=topic,
+        partition=partition,
+        offset=int(done.offset),
+        count=done.count,
+    )
 
 
 @dataclass(slots=True)

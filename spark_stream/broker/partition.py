@@ -29,6 +29,7 @@ from spark_stream.broker.outcomes import (
     OpenTransaction,
     Taken,
     WakeUp,
+    unknown_outcome,
     wake_all,
 )
 from spark_stream.broker.refusals import of_stamp
@@ -45,7 +46,6 @@ from spark_stream.errors import (
     BrokerStopping,
     IsologError,
     NotEnoughReplicas,
-    UnknownOutcome,
     UnknownTopic,
 )
 from spark_stream.scripts.steps import Described, Marked
@@ -190,15 +190,7 @@ class Partition(FollowingReplica):
         with self._lock:
             self._core.give_up(pending.ticket)
             self._callers.remove(pending.ticket)
-        where = f"{self.topic}/{self.number}"
-        raise UnknownOutcome(
-            f"{where}: offsets {done.offset} to {done.offset + done.count - 1} are in the leader's"
-            f" log and were not replicated in time",
-            topic=self.topic,
-            partition=self.number,
-            offset=int(done.offset),
-            kept=done.count,
-        )
+        raise unknown_outcome(done, self.topic, self.number, "were not replicated in time")
 
     def _judge_and_append(
         self, prepared: Prepared | None, stamp: Stamp | None

@@ -111,10 +111,14 @@ class ClusterDescription:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Where records were written. ``offset`` is that of the first, ``count`` how many there are.
+    """An acknowledgement: ``count`` records are in the log, the first of them at ``offset``.
 
     A batch that its keys spread over partitions has its ``parts``, one a partition; ``partition``
-    and ``offset`` are then those of its first record, and ``count`` is the sum.
+    and ``offset`` are then those of its first record, and ``count`` is the sum. A batch without
+    records has ``count`` and ``offset`` 0.
+
+    Raises:
+        ValueError: ``offset`` or ``count`` is negative. No broker acknowledges such a batch.
     """
 
     topic: str
@@ -122,6 +126,10 @@ class Written:
     offset: int
     count: int = 1
     parts: tuple[Written, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.offset < 0 or self.count < 0:
+            raise ValueError(f"{self.count} records cannot be written at offset {self.offset}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,8 +144,9 @@ class Envelope(Message):
 
 
 class Ack(Message):
-    """What became of a batch: first offset and count, or an error (whose details have kept).
+    """What became of a batch: first offset and count, or an error.
 
+    With an error, ``count`` tells how many records before a bad one are acknowledged all the same.
     ``duplicate``: the batch was there already; offset and count are those it got then.
     ``partitions``: how many the topic has now, so that a producer learns when there are more.
     ``leader_epoch``: in which the leader answered.

@@ -5,7 +5,8 @@
 | ``brokers N [min.insync.replicas=M]`` | a partition with a replica on each of N brokers |
 | ``append A B [to BROKER] [with read_committed] [in T] [from P]`` | a client appends batches |
 | ``repeat A …`` | as ``append``: a producer sends its last batch again |
-| ``commit T``, ``abort T`` | the leader writes the marker of transaction T |
+| ``time out A`` | the leader has waited for the high watermark for as long as A's producer wants |
+| ``commit T``, ``abort T`` | the leader writes the marker; after a failed write none of a commit |
 | ``replicate`` | connections are made, and all that is on its way arrives |
 | ``force BROKER`` | what the broker has is on its disk now |
 | ``stall BROKER``, ``resume BROKER`` | nothing gets to it or from it; everything does again |
@@ -29,12 +30,14 @@ has one record, so offsets count batches.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from spark_stream.client.writing.promises import Failures
 from spark_stream.consistency import election
-from spark_stream.consistency.effects import Abandon, Answer, Disown, Effects
+from spark_stream.consistency.effects import Abandon, Answer, Disown, Effect, Effects
 from spark_stream.consistency.election import LogEnd, Unchanged
 from spark_stream.consistency.entries import Entry, Kind
 from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation
@@ -45,6 +48,7 @@ from spark_stream.consistency.producers import NOBODY, Duplicate, Refused, Stamp
 from spark_stream.consistency.progress import IsrSettings
 from tests.consistency.partition_model import Cluster
 from tests.consistency.partition_parts import Link, Process, Write
+from tests.stories.clients import Sent
 
 LAG_MAX_S: Final = 10
 _S: Final = 1_000_000
@@ -56,7 +60,7 @@ class _Partition(Cluster):
     """The partition in memory, which hears what its leaders answer to appends."""
 
     def __init__(self, brokers: int, min_insync: int) -> None:
-        self.answers: list[tuple[str, int]] = []
+        self.answers: list[tuple[Effect, int]] = []
         super().__init__(brokers, brokers, min_insync, lambda options: options[0])
 
     def start(self, broker: BrokerId) -> None:
@@ -66,10 +70,9 @@ class _Partition(Cluster):
 
     def obey(self, process: Process, effects: Effects) -> None:
         super().obey(process, effects)
-        words = {Answer: "acknowledged", Disown: "lost", Abandon: "outcome unknown"}
         for effect in effects:
             if isinstance(effect, Answer | Disown | Abandon):
-                self.answers += [(words[type(effect)], each) for each in effect.tickets]
+                self.answers += [(effect, each) for each in effect.tickets]
 
 
 @dataclass
@@ -79,7 +82,8 @@ class Story:
     def __post_init__(self) -> None:
         self.stalled: set[BrokerId] = set()
         self.names: dict[int, str] = {}
-        self.waiting: dict[int, str] = {}
+        self.waiting: dict[int, Sent] = {}
+        self.failures: defaultdict[str | None, Failures] = defaultdict(Failures)
         self.transactions: dict[str, int] = {}
         self.producers: dict[str, tuple[int, int]] = {}
         self.lineage = NOTHING_KNOWN
@@ -99,8 +103,10 @@ class Story:
         lines: list[str] = list(act(words[1:]))
         partition = self.partition
         partition.check()
-        for outcome, ticket in partition.answers:
-            lines.append(f"{self.waiting.pop(ticket)}: {outcome}")
+        for effect, ticket in partition.answers:
+            sent = self.waiting.pop(ticket)
+            answered = isinstance(effect, Answer)
+            lines.append(sent.acknowledge() if answered else sent.give_up("another broker leads"))
         partition.answers.clear()
         return lines
 
@@ -128,16 +134,17 @@ class Story:
         self.names[entry.data_crc] = name if transaction is None else f"{name}({transaction})"
         process.log.entries.append(entry)
         self.partition.obey(process, core.apply(entry))
-        yield self._answer(process, name, stamp, level, entry)
+        sent = Sent(name, entry.base_offset, self.failures[transaction])
+        yield self._answer(process, sent, stamp, level, entry)
 
     def _answer(
-        self, process: Process, name: str, stamp: Stamp | None, level: Isolation, entry: Entry
+        self, process: Process, sent: Sent, stamp: Stamp | None, level: Isolation, entry: Entry
     ) -> str:
         """What the producer hears of a batch that is in the leader's log."""
         if process.core.acknowledge(entry.data_crc, stamp, level, entry.base_offset):
-            return f"{name}: acknowledged, offset {entry.base_offset}"
-        self.waiting[entry.data_crc] = name
-        return f"{name}: waits for the high watermark, offset {entry.base_offset}"
+            return sent.acknowledge()
+        self.waiting[entry.data_crc] = sent
+        return f"{sent.name}: waits for the high watermark, offset {entry.base_offset}"
 
     def _stamp(self, process: Process, transaction: str | None, producer: str | None) -> Any:
         """The stamp of the producer's next batch; None for a client that does not stamp."""
@@ -173,10 +180,21 @@ class Story:
             for each in process.log.entries
             if each.base_offset == judged.offset and each.kind is Kind.DATA
         )
-        yield self._answer(process, name, stamp, level, found)
+        sent = Sent(name, found.base_offset, self.failures[transaction])
+        yield self._answer(process, sent, stamp, level, found)
+
+    def _do_time(self, words: list[str]) -> Iterator[str]:
+        _, name = words
+        ticket = next(ticket for ticket, sent in self.waiting.items() if sent.name == name)
+        self._leader(None).core.give_up(ticket)
+        yield self.waiting.pop(ticket).give_up("were not replicated in time")
 
     def _do_commit(self, words: list[str]) -> Iterator[str]:
-        return self._end(words[0], Kind.COMMIT)
+        failure = self.failures[words[0]].first
+        if failure is None:
+            yield from self._end(words[0], Kind.COMMIT)
+        else:
+            yield f"{words[0]} is not committed, for a write of it failed: {failure.code}"
 
     def _do_abort(self, words: list[str]) -> Iterator[str]:
         return self._end(words[0], Kind.ABORT)
@@ -407,7 +425,7 @@ class Story:
         epoch = process.log.entries[-1].leader_epoch if process.log.entries else None
         for entry in process.log.entries:
             if entry.leader_epoch == epoch and entry.data_crc in self.waiting:
-                yield f"{self.waiting.pop(entry.data_crc)}: outcome unknown"
+                yield f"{self.waiting.pop(entry.data_crc).name}: outcome unknown"
 
     def _land(self) -> None:
         """Every compare-and-set that is on its way arrives, and all hear of its outcome."""

@@ -31,7 +31,7 @@ from spark_stream.client.values import TopicDescription
 from spark_stream.client.writing.appending import AppendStream
 from spark_stream.client.writing.batches import fitted_to
 from spark_stream.client.writing.channel import Author, Channel, PlacedLane
-from spark_stream.client.writing.lanes import Lane, Outgoing, Settle
+from spark_stream.client.writing.lanes import Lane, Outgoing, Settle, Unacknowledged, settlement_of
 from spark_stream.errors import (
     BrokerStopping,
     BrokerUnavailable,
@@ -256,7 +256,7 @@ class Delivery:
                 reason = placed.reason or self._silence(placed.channel)
                 over += [(batch, reason) for batch in placed.lane.expired(now)]
         for batch, reason in over:
-            batch.settle_all(-1, self._outcome(batch, reason))
+            batch.settle_all(Unacknowledged(self._outcome(batch, reason)))
         if over:
             self._wanted(self)
 
@@ -265,7 +265,7 @@ class Delivery:
         with self._lock:
             left = [batch for each in self._lanes.values() for batch in each.lane.cleared()]
         for batch in left:
-            batch.settle_all(-1, error)
+            batch.settle_all(Unacknowledged(error))
 
     def close(self) -> None:
         """Waits for the last acknowledgements."""
@@ -302,6 +302,7 @@ class Delivery:
             batch = lane.head(ack["number"])
             if batch is None:
                 return  # settled meanwhile, or sent again
+            settlement = settlement_of(self._topic.name, batch, ack, self._told(batch, error))
             channel.progressed()
             if isinstance(error, _NOT_TAKEN):
                 route = placed.route
@@ -321,8 +322,7 @@ class Delivery:
         if route is not None and error is not None:
             self._router.failed(route, error)
         if batch is not None:
-            offset = ack.get("offset")
-            batch.settle_all(-1 if offset is None else int(offset), self._told(batch, error))
+            batch.settle_all(settlement)
         if route is not None:
             self._wanted(self)
 
@@ -353,7 +353,7 @@ class Delivery:
         with self._lock:
             left = [batch for each in placed for batch in each.lane.cleared()]
         for batch in left:
-            batch.settle_all(-1, error)
+            batch.settle_all(Unacknowledged(error))
 
     # -- outcomes ---------------------------------------------------------------------------------
 

@@ -17,12 +17,13 @@ often it is sent again, so the leader can tell it from a new one. Invariants of 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
+from spark_stream.client.values import Written
 from spark_stream.consistency.ids import NO_TRANSACTION
 from spark_stream.consistency.producers import (
     EPOCH_MAX,
@@ -33,8 +34,29 @@ from spark_stream.consistency.producers import (
 )
 from spark_stream.errors import IsologError, OutOfOrderSequence, RecordNotAttempted
 
-Settle = Callable[[int, IsologError | None], None]
-"""Called once a batch: with its first offset, or the error (and -1, or the first kept offset)."""
+
+@dataclass(frozen=True, slots=True)
+class Unacknowledged:
+    """The settlement of a batch that failed.
+
+    ``kept`` acknowledges its first records, which only the refusal of the next one does: no other
+    error tells which records are in the log to stay.
+
+    Raises:
+        ValueError: ``kept`` is not all that comes before the record that ``error`` refuses.
+    """
+
+    error: IsologError
+    kept: Written | None = None
+
+    def __post_init__(self) -> None:
+        if self.kept is not None and self.kept.count != self.error.details.get("record"):
+            raise ValueError(f"{self.error.code} does not acknowledge {self.kept}")
+
+
+Settlement = Written | Unacknowledged
+Settle = Callable[[Settlement], None]
+"""Called once a batch."""
 
 JOINED_BYTES_MAX: Final = 1 << 20
 """How much small batches that wait may become together."""
@@ -84,46 +106,69 @@ class Outgoing:
     def _batches(self) -> list[pa.RecordBatch]:
         return [self.batch, *(each.batch for each in self.others)]
 
-    def settle_all(self, offset: int, error: IsologError | None) -> None:
-        """Settles it and those that went with it."""
+    def settle_all(self, settlement: Settlement) -> None:
+        """Settle this batch and those that went with it."""
         if not self.others:
-            self.settle(offset, error)
+            self.settle(settlement)
             return
         before = 0
         for each in (self, *self.others):
             rows = each.batch.num_rows
-            if error is None:
-                each.settle(offset + before, None)
-            else:
-                each.settle(*share_of(error, offset, before, rows))
+            each.settle(share_of(settlement, before, rows))
             before += rows
 
 
-def share_of(
-    error: IsologError, offset: int, before: int, rows: int
-) -> tuple[int, IsologError | None]:
-    """The outcome of a batch's rows behind ``before`` others, of an answer to all of them.
+def settlement_of(
+    topic: str, batch: Outgoing, ack: Mapping[str, Any], error: IsologError | None
+) -> Settlement:
+    """Return what the leader's answer means for a batch; ``error`` is the answer's, if it has one.
 
-    Such rows have no flaw that the client can see. But the topic's settings may have changed: those
-    behind a refused row are not tried.
+    Raises:
+        KeyError, TypeError, ValueError: the answer is none that a leader gives.
     """
-    kept = min(max(0, error.kept - before), rows)
-    if error.details.get("record") is not None:
-        if kept == rows:
-            return offset + before, None
-        if error.kept < before:
-            return -1, RecordNotAttempted(
-                f"not tried, for a batch before it was refused: {error.message}"
+
+    def written(count: int) -> Written:
+        return Written(topic, batch.partition, int(ack["offset"]), count)
+
+    if error is None:
+        return written(batch.rows)
+    kept = ack.get("count", 0)
+    return Unacknowledged(error, written(kept) if kept else None)
+
+
+def share_of(settlement: Settlement, before: int, rows: int) -> Settlement:
+    """Return the settlement of ``rows`` rows that went with others, ``before`` of them in front.
+
+    The client sees no flaw in rows that go with others. But a setting of the topic may have
+    changed: then the leader refuses one of them, and does not try those behind it.
+    """
+    whole = settlement if isinstance(settlement, Written) else settlement.kept
+    written = None
+    if whole is not None and whole.count > before:
+        count = min(whole.count - before, rows)
+        written = replace(whole, offset=whole.offset + before, count=count)
+    if written is not None and written.count == rows:
+        return written
+    assert isinstance(settlement, Unacknowledged)
+    error = settlement.error
+    record, details = error.details.get("record"), dict(error.details)
+    if record is None:
+        if error.offset is not None:
+            details |= {"offset": error.offset + before, "count": rows}
+    elif before <= record < before + rows:
+        first = None if written is None else written.offset
+        details |= {
+            "record": record - before,
+            "kept": written.count if written else 0,
+            "offset": first,
+        }
+    else:
+        return Unacknowledged(
+            RecordNotAttempted(
+                f"not tried, for a batch that went with it was refused: {error.message}"
             )
-    if not before and kept == error.kept:
-        return offset, error
-    details = error.details | {"kept": kept}
-    if error.offset is not None:
-        details["offset"] = error.offset + before if kept else None
-    if error.details.get("record") is not None:
-        details["record"] = error.details["record"] - before
-    found = offset + before if kept else -1
-    return found, type(error)(error.message, hint=error.hint, **details)
+        )
+    return Unacknowledged(type(error)(error.message, hint=error.hint, **details), written)
 
 
 class Lane:

@@ -12,13 +12,14 @@ import threading
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from spark_stream.client.values import Written
+from spark_stream.client.writing.lanes import Settlement
 from spark_stream.client.writing.promises import Failures, Promise
 from spark_stream.errors import IsologError, RecordNotAttempted
 
@@ -56,8 +57,7 @@ class RecordPromise(Promise):
 class Outcomes:
     """Of the rows that go together, for any thread."""
 
-    def __init__(self, topic: str, failures: Failures) -> None:
-        self._topic = topic
+    def __init__(self, failures: Failures) -> None:
         self._failures = failures
         self._lock = threading.Lock()
         self._watched: dict[int, list[RecordPromise]] = {}  # whole futures, by their rows' parts
@@ -77,21 +77,18 @@ class Outcomes:
             for promise in self._watched.pop(0, []):
                 self._watched.setdefault(self._place_of(promise.row)[0], []).append(promise)
 
-    def settle(
-        self, number: int, rows: int, partition: int, offset: int, error: IsologError | None
-    ) -> None:
-        """The part of this number is settled: its rows are in the log from ``offset`` on.
-
-        With an error only as many of them as it has ``kept``.
-        """
-        kept, failure = rows, None
-        if error is not None:
-            kept = error.kept
-            if kept < rows:
-                failure = FailedRows(error, rows - kept, weakref.ref(self))
-                self._failures.note(failure)
+    def settle(self, number: int, rows: int, settlement: Settlement) -> None:
+        """Settle the part of this number, which has ``rows`` rows."""
+        if isinstance(settlement, Written):
+            assert settlement.count == rows, settlement
+            part = _Part(settlement)
+        else:
+            kept = 0 if settlement.kept is None else settlement.kept.count
+            failure = FailedRows(settlement.error, rows - kept, weakref.ref(self))
+            self._failures.note(failure)
+            part = _Part(settlement.kept, failure)
         with self._lock:
-            self._settled[number] = _Part(partition, offset, kept, failure)
+            self._settled[number] = part
             watched = self._watched.pop(number, [])
         for promise in watched:
             outcome = self._outcome(promise.row)
@@ -114,9 +111,9 @@ class Outcomes:
         """Where the row is in the log; None: it is not settled, or it failed."""
         number, place = self._place_of(row)
         part = self._settled.get(number)
-        if part is None or place >= part.kept:
+        if part is None or part.written is None or place >= part.written.count:
             return None
-        return Written(self._topic, part.partition, part.offset + place)
+        return replace(part.written, offset=part.written.offset + place, count=1)
 
     def _outcome(self, row: int) -> tuple[Written | IsologError, FailedRow | None] | None:
         """None: it is not settled."""
@@ -127,7 +124,8 @@ class Outcomes:
         part = self._settled.get(number)
         if part is None or part.failure is None:
             return None
-        failed = FailedRow(part.failure, place - part.kept)
+        kept = 0 if part.written is None else part.written.count
+        failed = FailedRow(part.failure, place - kept)
         return failed.error, failed
 
     def _place_of(self, row: int) -> tuple[int, int]:
@@ -139,12 +137,10 @@ class Outcomes:
 
 @dataclass(slots=True)
 class _Part:
-    """A settled part: its first ``kept`` rows are in the log from ``offset`` on."""
+    """A settled part: its first rows are ``written``, and those behind them failed."""
 
-    partition: int
-    offset: int
-    kept: int
-    failure: FailedRows | None
+    written: Written | None
+    failure: FailedRows | None = None
 
 
 class FailedRows:

@@ -186,7 +186,7 @@ class Producer:
         except IsologError as error:
             return self._sender.settled(error)
         if rows.num_rows == 0:
-            return self._sender.settled(Written(topic, partition or 0, -1, 0))
+            return self._sender.settled(Written(topic, partition or 0, 0, 0))
         count = len(known.partitions)
         keyless = self._sender.keyless(count)
         if partition is not None or not columns:

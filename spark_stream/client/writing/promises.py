@@ -16,11 +16,12 @@ import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from spark_stream.client.values import Written
-from spark_stream.errors import IsologError
+from spark_stream.client.writing.lanes import Settlement, Unacknowledged
+from spark_stream.errors import IsologError, UnknownOutcome
 
 logger = logging.getLogger(__name__)
 
@@ -158,35 +159,37 @@ class Promise(Future[Written]):
 class Gathering:
     """One promise for a batch that its keys spread over partitions; it fails if a part does.
 
-    Then the error's ``kept`` counts what stays of all parts; its ``offset`` is of the failed part.
+    Then the error's ``kept`` counts what is acknowledged of all parts; its ``offset`` is of the
+    part that failed.
     """
 
-    def __init__(self, topic: str, parts: int, failures: Failures) -> None:
+    def __init__(self, parts: int, failures: Failures) -> None:
         self.promise = Promise(failures)
-        self._topic = topic
         self._lock = threading.Lock()
         self._left = parts
-        self._outcomes: list[tuple[int, Written | IsologError]] = []
+        self._settlements: list[tuple[int, Settlement]] = []
 
-    def settle(self, first: int, outcome: Written | IsologError) -> None:
-        """A part is settled; ``first`` is the row of the batch that its first record was."""
+    def settle(self, first: int, settlement: Settlement) -> None:
+        """Settle a part; ``first`` is the row of the batch that its first record was."""
         with self._lock:
-            self._outcomes.append((first, outcome))
+            self._settlements.append((first, settlement))
             self._left -= 1
             if self._left:
                 return
         self.promise.settle(self._whole())
 
     def _whole(self) -> Written | IsologError:
-        outcomes = [outcome for _, outcome in sorted(self._outcomes, key=lambda each: each[0])]
-        if len(outcomes) == 1:
-            return outcomes[0]
-        parts = tuple(each for each in outcomes if isinstance(each, Written))
-        stay = sum(each.count for each in parts)
-        errors = [each for each in outcomes if isinstance(each, IsologError)]
-        if not errors:
-            return Written(self._topic, parts[0].partition, parts[0].offset, stay, parts)
-        error = errors[0]
-        stay += sum(each.kept for each in errors)
-        details = error.details | {"kept": stay}
-        return type(error)(error.message, hint=error.hint, **details)
+        settlements = [each for _, each in sorted(self._settlements, key=lambda each: each[0])]
+        parts = tuple(each for each in settlements if isinstance(each, Written))
+        failed = [each for each in settlements if isinstance(each, Unacknowledged)]
+        count = sum(each.count for each in parts)
+        if not failed:
+            first = parts[0]
+            return first if len(parts) == 1 else replace(first, count=count, parts=parts)
+        errors = [each.error for each in failed]
+        # Where the outcome of a part is unknown, so is that of the whole.
+        error = next((each for each in errors if isinstance(each, UnknownOutcome)), errors[0])
+        if len(settlements) == 1:
+            return error
+        kept = count + sum(each.kept.count for each in failed if each.kept is not None)
+        return type(error)(error.message, hint=error.hint, **error.details | {"kept": kept})

@@ -28,7 +28,7 @@ from spark_stream.client.writing.batches import fitted_to, joining_bytes
 from spark_stream.client.writing.buffer import Buffer, Share
 from spark_stream.client.writing.channel import Author
 from spark_stream.client.writing.delivery import Delivery
-from spark_stream.client.writing.lanes import Identity
+from spark_stream.client.writing.lanes import Identity, Settlement, Unacknowledged
 from spark_stream.client.writing.outcomes import Outcomes, RecordPromise
 from spark_stream.client.writing.pending import Pending
 from spark_stream.client.writing.promises import Failures, Gathering, Promise
@@ -189,7 +189,7 @@ class Sender:
         share = Share(max(size, least * len(parts)), 1, len(parts))
         with self._lock:
             self.buffer.reserve(share.size)
-        whole = Gathering(known.name, len(parts), self.failures)
+        whole = Gathering(len(parts), self.failures)
         with self._order:
             self._send_waiting(known.name)
             delivery = self._delivery(known)
@@ -342,7 +342,7 @@ class Sender:
     # -- gathering ------------------------------------------------------------------------------
 
     def _new_pending(self, known: TopicDescription) -> Pending:
-        outcomes = Outcomes(known.name, self.failures)
+        outcomes = Outcomes(self.failures)
         return Pending(outcomes, len(known.partitions), int(known.config["max.record.bytes"]))
 
     def _gathering(self, known: TopicDescription) -> Pending:
@@ -386,7 +386,7 @@ class Sender:
 
     def _drop(self, pending: Pending, error: IsologError) -> None:
         rows = len(pending.values)
-        pending.outcomes.settle(0, rows, -1, -1, error)
+        pending.outcomes.settle(0, rows, Unacknowledged(error))
         self.buffer.release(pending.size, rows)
 
     # -- handing over ---------------------------------------------------------------------------
@@ -416,14 +416,10 @@ class Sender:
         whole: Gathering,
         share: Share,
     ) -> None:
-        rows, topic = batch.num_rows, delivery.topic.name
 
-        def settle(offset: int, error: IsologError | None) -> None:
-            if delivery.outgrown:
-                self._topics.outgrown(delivery.topic, delivery.partitions)
-            if error is not None:
-                self._forget_if_gone(delivery, error)
-            whole.settle(first, error or Written(topic, partition, offset, rows))
+        def settle(settlement: Settlement) -> None:
+            self._learn(delivery, settlement)
+            whole.settle(first, settlement)
             self.buffer.release_part(share)
 
         delivery.enter(batch, partition, settle, joining_bytes(batch, delivery.topic))
@@ -440,16 +436,16 @@ class Sender:
         """Enters records that each have a promise of their own: the part of this number."""
         rows = batch.num_rows
 
-        def settle(offset: int, error: IsologError | None) -> None:
-            if delivery.outgrown:
-                self._topics.outgrown(delivery.topic, delivery.partitions)
-            if error is not None:
-                self._forget_if_gone(delivery, error)
-            outcomes.settle(number, rows, partition, offset, error)
+        def settle(settlement: Settlement) -> None:
+            self._learn(delivery, settlement)
+            outcomes.settle(number, rows, settlement)
             self.buffer.release_part(share)
 
         delivery.enter(batch, partition, settle)
 
-    def _forget_if_gone(self, delivery: Delivery, error: IsologError) -> None:
-        if isinstance(error, UnknownTopic):
+    def _learn(self, delivery: Delivery, settlement: Settlement) -> None:
+        """Take from a settlement what it tells about the topic."""
+        if delivery.outgrown:
+            self._topics.outgrown(delivery.topic, delivery.partitions)
+        if isinstance(settlement, Unacknowledged) and isinstance(settlement.error, UnknownTopic):
             self._topics.forget(delivery.topic.name)

@@ -82,7 +82,7 @@ def test_an_empty_batch_is_settled_at_once_and_leaves_no_trace(log, topic):
     with log.producer() as producer:
         for empty in (numbers(0, 0), NUMBERS.empty_table()):
             written = producer.append(topic, empty).result(0)
-            assert written.count == 0
+            assert written == Written(topic, 0, 0, 0)
     assert log.describe(topic).partitions[0].log_end_offset == 0
 
 

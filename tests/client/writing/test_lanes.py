@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_stream.client.writing.lanes import JOINED_BYTES_MAX, Identity, Lane, Outgoing
+from spark_stream.client.values import Written
+from spark_stream.client.writing.lanes import (
+    JOINED_BYTES_MAX,
+    Identity,
+    Lane,
+    Outgoing,
+    Settlement,
+    Unacknowledged,
+)
 from spark_stream.consistency import producers
 from spark_stream.consistency.producers import (
     EPOCH_MAX,
@@ -23,7 +31,6 @@ from spark_stream.consistency.producers import (
 from spark_stream.errors import (
     BrokerUnavailable,
     InvalidRecord,
-    IsologError,
     OutOfOrderSequence,
     RecordNotAttempted,
     UnknownOutcome,
@@ -33,7 +40,7 @@ ME = Identity(7, 0)
 ROW = pa.record_batch({"n": [1]})
 
 
-def ignored(offset: int, error: Exception | None) -> None:
+def ignored(_: object) -> None:
     pass
 
 
@@ -291,12 +298,9 @@ def test_against_a_leader_nothing_is_doubled_lost_or_out_of_order(events):
 # -- small batches that go together ---------------------------------------------------------------
 
 
-Outcome = tuple[int, IsologError | None]
-
-
-def small(rows: int, told: list[Outcome], joins: int = 8) -> Outgoing:
+def small(rows: int, told: list[Settlement], joins: int = 8) -> Outgoing:
     batch = pa.record_batch({"n": list(range(rows))})
-    return Outgoing(batch, 0, 1.0, lambda offset, error: told.append((offset, error)), joins=joins)
+    return Outgoing(batch, 0, 1.0, told.append, joins=joins)
 
 
 def test_what_waits_for_the_window_goes_together_in_its_order():
@@ -307,7 +311,7 @@ def test_what_waits_for_the_window_goes_together_in_its_order():
             assert lane.next(ME) is not None
     lane.add(small(2, told, joins=0))
     assert lane.next(ME) is None
-    lane.pop().settle_all(0, None)
+    lane.pop().settle_all(Written("t", 0, 0, 1))
     together = lane.next(ME)
     assert together is not None
     assert together.stamp is not None
@@ -316,8 +320,9 @@ def test_what_waits_for_the_window_goes_together_in_its_order():
     assert together.whole().column("n").to_pylist() == expected
     assert together.rows == len(expected)
     assert len(lane) == WINDOW + 1
-    together.settle_all(100, None)
-    assert told == [(0, None), (100, None), (106, None), (113, None)]
+    together.settle_all(Written("t", 0, 100, together.rows))
+    written = [(0, 1), (100, 6), (106, 7), (113, 8)]
+    assert told == [Written("t", 0, offset, rows) for offset, rows in written]
 
 
 def test_what_is_not_small_and_what_has_a_stamp_stays_alone():
@@ -345,32 +350,46 @@ def test_what_has_much_more_time_is_not_given_up_with_what_has_little():
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.data())
 def test_each_of_those_that_went_together_is_told_what_became_of_its_rows(sizes, data):
     """A bad record, which only a setting that has changed can make; none; or something else."""
-    told: list[Outcome] = []
+    told: list[Settlement] = []
     first = small(sizes[0], told)
     first.others = [small(rows, told) for rows in sizes[1:]]
     total = sum(sizes)
     bad = data.draw(st.integers(0, total - 1))
     starts = [sum(sizes[:index]) for index in range(len(sizes))]
     details = {"kept": bad, "offset": 50 if bad else None, "record": bad}
-    first.settle_all(50 if bad else -1, InvalidRecord("x", **details))
-    for start, rows, (offset, error) in zip(starts, sizes, told, strict=True):
+    kept = Written("t", 3, 50, bad) if bad else None
+    first.settle_all(Unacknowledged(InvalidRecord("x", **details), kept))
+    for start, rows, settlement in zip(starts, sizes, told, strict=True):
         if start + rows <= bad:
-            assert (offset, error) == (50 + start, None)
-        elif start > bad:
+            assert settlement == Written("t", 3, 50 + start, rows)
+            continue
+        assert isinstance(settlement, Unacknowledged)
+        error, before = settlement.error, bad - start
+        if before < 0:
             assert isinstance(error, RecordNotAttempted)
-            assert error.kept == 0
+            assert (error.kept, settlement.kept) == (0, None)
         else:
             assert isinstance(error, InvalidRecord)
-            assert error.kept == error.details["record"] == bad - start
-            assert offset == error.offset if error.kept else error.offset is None
+            assert error.kept == error.details["record"] == before
+            assert error.offset == (50 + start if before else None)
+            assert settlement.kept == (Written("t", 3, 50 + start, before) if before else None)
     told.clear()
-    unknown = UnknownOutcome("x", kept=total, offset=50)
-    first.settle_all(50, unknown)
-    assert [(offset, error.offset, error.kept) for offset, error in told] == [
-        (50 + start, 50 + start, rows) for start, rows in zip(starts, sizes, strict=True)
-    ]
+    first.settle_all(Unacknowledged(UnknownOutcome("x", count=total, offset=50)))
+    told_of = [(each.error.offset, each.error.details["count"], each.kept) for each in told]
+    assert told_of == [(50 + start, rows, None) for start, rows in zip(starts, sizes, strict=True)]
     told.clear()
-    first.settle_all(-1, BrokerUnavailable("gone"))
-    assert [(offset, type(error), error.kept) for offset, error in told] == [
-        (-1, BrokerUnavailable, 0)
-    ] * len(sizes)
+    first.settle_all(Unacknowledged(BrokerUnavailable("gone")))
+    assert [(type(each.error), each.kept) for each in told] == [(BrokerUnavailable, None)] * len(
+        sizes
+    )
+
+
+def test_all_that_went_together_in_a_transaction_fails_where_one_record_is_refused():
+    """There all of a message is kept or nothing; only the batch with the record is to be mended."""
+    told: list[Settlement] = []
+    first = small(2, told)
+    first.others = [small(2, told), small(2, told)]
+    first.settle_all(Unacknowledged(InvalidRecord("x", kept=0, offset=None, record=3)))
+    kinds = [RecordNotAttempted, InvalidRecord, RecordNotAttempted]
+    assert [(type(each.error), each.kept) for each in told] == [(kind, None) for kind in kinds]
+    assert told[1].error.details["record"] == 1

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 from concurrent.futures import CancelledError, Future, as_completed, wait
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,18 +14,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_stream.client.values import Written
+from spark_stream.client.writing.lanes import Unacknowledged
 from spark_stream.client.writing.outcomes import Outcomes, RecordPromise
 from spark_stream.client.writing.promises import Failures
 from spark_stream.errors import BrokerUnavailable, InvalidRecord, RecordNotAttempted
 
 
 def sent(rows: int, failures: Failures | None = None) -> tuple[Outcomes, list[RecordPromise]]:
-    outcomes = Outcomes("t", failures or Failures())
+    outcomes = Outcomes(failures or Failures())
     return outcomes, [RecordPromise(outcomes, row) for row in range(rows)]
 
 
-def refused(kept: int) -> InvalidRecord:
-    return InvalidRecord("bad", kept=kept, offset=None, record=kept)
+def written(rows: int, offset: int = 0, partition: int = 0) -> Written:
+    return Written("t", partition, offset, rows)
+
+
+def refused(kept: Written | None = None) -> Unacknowledged:
+    count = kept.count if kept else 0
+    details = {"kept": count, "offset": kept and kept.offset, "record": count}
+    return Unacknowledged(InvalidRecord("bad", **details), kept)
+
+
+def gone() -> Unacknowledged:
+    return Unacknowledged(BrokerUnavailable("gone"))
 
 
 @settings(max_examples=80)
@@ -45,8 +57,10 @@ def test_each_row_has_the_outcome_of_its_place_in_its_part(places, looked_early,
     order = data.draw(st.permutations(range(len(parts))))
     for number in order:
         rows = parts[number]
-        error = refused(len(rows) // 2) if number in failing else None
-        outcomes.settle(number, len(rows), 10 + number, 100 * number, error)
+        whole = written(len(rows), 100 * number, 10 + number)
+        half = replace(whole, count=len(rows) // 2)
+        failed = refused(half if half.count else None)
+        outcomes.settle(number, len(rows), failed if number in failing else whole)
     for number, rows in enumerate(parts):
         kept = len(rows) // 2 if number in failing else len(rows)
         for place, row in enumerate(rows.tolist()):
@@ -65,7 +79,7 @@ def test_it_is_a_future_for_all_who_wait():
     assert "pending" in repr(first)
     told = threading.Event()
     second.add_done_callback(lambda each: told.set() if each.result().offset == 8 else None)
-    threading.Timer(0.05, outcomes.settle, (0, 3, 1, 7, None)).start()
+    threading.Timer(0.05, outcomes.settle, (0, 3, written(3, 7, 1))).start()
     assert [each.result().offset for each in as_completed([first], 20)] == [7]
     assert told.wait(20)
     assert wait([first, second, third], 20).not_done == set()
@@ -79,7 +93,7 @@ def test_a_coroutine_may_wait_for_it():
 
     async def waiting() -> Written:
         future = asyncio.wrap_future(promise)
-        outcomes.settle(0, 1, 0, 5, None)
+        outcomes.settle(0, 1, written(1, 5))
         return await asyncio.wait_for(future, 20)
 
     assert asyncio.run(waiting()).offset == 5
@@ -88,7 +102,7 @@ def test_a_coroutine_may_wait_for_it():
 def test_a_cancelled_one_stays_so_and_the_others_have_their_outcomes():
     outcomes, (cancelled, other) = sent(2)
     assert cancelled.cancel()
-    outcomes.settle(0, 2, 0, 0, None)
+    outcomes.settle(0, 2, written(2))
     with pytest.raises(CancelledError):
         cancelled.result(0)
     assert other.result(0).offset == 1
@@ -100,7 +114,7 @@ def test_the_first_failure_that_nobody_took_is_told():
     outcomes, promises = sent(3, failures)
     early = promises[0]
     assert not early.done()
-    outcomes.settle(0, 3, 0, 0, refused(0))
+    outcomes.settle(0, 3, refused())
     with pytest.raises(InvalidRecord):
         early.result(0)
     with pytest.raises(RecordNotAttempted):
@@ -111,7 +125,7 @@ def test_the_first_failure_that_nobody_took_is_told():
 def test_a_failure_that_all_have_taken_is_told():
     failures = Failures()
     outcomes, promises = sent(2, failures)
-    outcomes.settle(0, 2, 0, 0, BrokerUnavailable("gone"))
+    outcomes.settle(0, 2, gone())
     assert [each.exception(0).message for each in promises] == ["gone", "gone"]
     failures.tell()
 
@@ -120,7 +134,7 @@ def test_failures_that_nobody_holds_take_no_room():
     failures = Failures()
     for _ in range(20_000):
         outcomes, _ = sent(1, failures)
-        outcomes.settle(0, 1, 0, 0, BrokerUnavailable("gone"))
+        outcomes.settle(0, 1, gone())
     del outcomes, _
     gc.collect()
     assert sum(1 for each in gc.get_objects() if isinstance(each, BrokerUnavailable)) < 4_000
@@ -143,7 +157,7 @@ def test_looking_while_it_is_settled_misses_nothing(rows):
         for thread in threads:
             thread.start()
         barrier.wait()
-        outcomes.settle(0, rows, 0, 0, None)
+        outcomes.settle(0, rows, written(rows))
         for thread in threads:
             thread.join()
         assert sorted(found) == sorted(list(range(rows)) * 3)

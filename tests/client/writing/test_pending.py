@@ -25,7 +25,7 @@ rows = st.lists(
 
 
 def pending_of(records) -> Pending:
-    pending = Pending(Outcomes("t", Failures()))
+    pending = Pending(Outcomes(Failures()))
     for number, (key, value, heads, at, partition) in enumerate(records):
         assert pending.add(key, value, partition, heads, at).row == number
     return pending

@@ -1,0 +1,54 @@
+"""The client of a story: one record, its way back from the leader, and its future.
+
+All of it is what ships: the messages, the settlements and the futures of ``client.writing``.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+import pyarrow as pa
+
+from spark_stream.broker.outcomes import Appended, unknown_outcome
+from spark_stream.client.writing.lanes import Outgoing, settlement_of
+from spark_stream.client.writing.outcomes import Outcomes, RecordPromise
+from spark_stream.client.writing.promises import Failures
+from spark_stream.consistency.ids import Offset
+from spark_stream.errors import IsologError, UnknownOutcome, from_wire
+from spark_stream.wire.messages import Ack
+
+TOPIC: Final = "t"
+_ROW: Final = pa.record_batch({"value": [b""]})
+
+
+class Sent:
+    """A record that a producer has sent; ``failures`` are the producer's."""
+
+    def __init__(self, name: str, offset: int, failures: Failures) -> None:
+        self.name = name
+        self._appended = Appended(Offset(offset), 1)
+        outcomes = Outcomes(failures)
+        self._future = RecordPromise(outcomes, 0)
+        self._batch = Outgoing(_ROW, 0, 0.0, lambda each: outcomes.settle(0, 1, each))
+
+    def acknowledge(self) -> str:
+        """Return what the future says once the leader has acknowledged the record."""
+        return self._heard(Ack(number=0, partition=0, offset=self._appended.offset, count=1))
+
+    def give_up(self, why: str) -> str:
+        """Return what the future says once the leader does not know what becomes of the record."""
+        error = unknown_outcome(self._appended, TOPIC, 0, why)
+        return self._heard(Ack(number=0, partition=0, error=error.to_wire()))
+
+    def _heard(self, ack: Ack) -> str:
+        answer = json.loads(ack.to_bytes())
+        refused = answer.get("error")
+        error = None if refused is None else from_wire(refused)
+        self._batch.settle_all(settlement_of(TOPIC, self._batch, answer, error))
+        try:
+            return f"{self.name}: acknowledged, offset {self._future.result(0).offset}"
+        except UnknownOutcome:
+            return f"{self.name}: outcome unknown"
+        except IsologError as failed:
+            return f"{self.name}: {failed.code}"
