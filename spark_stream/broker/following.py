@@ -85,11 +85,13 @@ class FollowingReplica(ReplicaShell):
 
         Raises:
             NotLeader: that turn is over.
-            DiskFull, StorageFailure: it is as it was.
+            DiskFull, StorageFailure: it is as it was; the log has refused writes, and no probe has
+                succeeded since.
         """
         with self._lock:
             epoch = agreed.leader_epoch
             self._check_follows(turn)
+            self.fitness.check()
             prepared = preparation(self._core.bounds_state, agreed, self.log.hole)
             if isinstance(prepared, Refusal):
                 raise self._refused(prepared, epoch)
@@ -139,7 +141,8 @@ class FollowingReplica(ReplicaShell):
             if judged.skip < count:
                 rows = frame.rows[judged.skip :]
                 self._check_not_estranged(int(rows[0]["base_offset"]))
-                entries = self.log.append_entries(rows, _data_of(frame, judged.skip))
+                with self.fitness:
+                    entries = self.log.append_entries(rows, _data_of(frame, judged.skip))
                 effects = self._core.append_replicated(entries, leader_hw)
             else:
                 effects = self._core.learn_high_watermark(leader_hw)

@@ -1,28 +1,44 @@
-"""A broker that ends in order hands over what it leads, so that nobody has to notice its end.
+"""A broker hands over what it leads: when it ends in order, and where its log refuses writes.
 
 Order of steps: nothing is appended any more; the followers get what they lack, for a while; then
 the records name other leaders, one compare-and-set each. What a follower lacked by then is cut off
 later: nothing of it was acknowledged as replicated. A partition that nobody else can lead stays.
+
+When and to whom a replica in trouble hands over is a rule of ``consistency.withdrawal``. To whom is
+asked of the other brokers, each of which probes its own log (``ProbeReplica``).
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 from spark_stream.broker.host import Host
 from spark_stream.broker.members import Members
+from spark_stream.broker.partition import Partition
 from spark_stream.cluster.partitions import PartitionId
 from spark_stream.consistency import election
-from spark_stream.consistency.partition_record import Member
+from spark_stream.consistency.damage import has_heir
+from spark_stream.consistency.ids import BrokerId
+from spark_stream.consistency.partition_record import Member, PartitionRecord
+from spark_stream.consistency.transactions import Joined
+from spark_stream.environment import Clock
+from spark_stream.errors import IsologError
 from spark_stream.scripts.moving import change_records
-from spark_stream.scripts.steps import Pause, Script
+from spark_stream.scripts.steps import Pause, ProbeReplica, Script, together
+
+logger = logging.getLogger(__name__)
 
 _PAUSES: Final = 100
 _PAUSE_S: Final = 0.01
+_NAMES_MAX: Final = 5  # that one line of the broker's log tells
+LOOK_S: Final = 0.2
+"""How long to pause between two looks for replicas in trouble."""
 
 
 def handing_over(host: Host, members: Members) -> Script[int]:
-    """Hands over all that the broker leads; how many partitions that were."""
+    """Hand over all that the broker leads; return how many partitions those were."""
     generation = host.generation
     if generation is None:
         return 0
@@ -33,15 +49,113 @@ def handing_over(host: Host, members: Members) -> Script[int]:
         for partition in hosted.led()
         if partition.has_followers
     ]
+    resigned = yield from _resigning(led, host, lambda _, at: election.resign(at, me, alive))
+    return len(resigned)
+
+
+def _resigning(
+    led: Collection[Partition],
+    host: Host,
+    resign: Callable[[PartitionId, PartitionRecord], election.Outcome],
+) -> Script[list[PartitionId]]:
+    """Let followers catch up, then change the records; return the partitions that others lead."""
     for partition in led:
         partition.begin_hand_over()
     for _ in range(_PAUSES):
         if all(each.is_all_replicated() for each in led):
             break
         yield Pause(_PAUSE_S)
-    outcomes = yield from change_records(
-        [PartitionId(each.topic_id, each.number) for each in led],
-        host.view_of,
-        lambda _, record: election.resign(record, me, alive),
-    )
-    return sum(not isinstance(each, election.Unchanged) for each in outcomes.values())
+    outcomes = yield from change_records([id_of(each) for each in led], host.view_of, resign)
+    return [each for each, found in outcomes.items() if not isinstance(found, election.Unchanged)]
+
+
+def id_of(partition: Partition) -> PartitionId:
+    """Return the key of the partition's record."""
+    return PartitionId(partition.topic_id, partition.number)
+
+
+class Withdrawals:
+    """The replicas of one broker whose logs refuse writes. One thread looks at them."""
+
+    def __init__(self, host: Host, members: Members, clock: Clock) -> None:
+        self._host = host
+        self._members = members
+        self._clock = clock
+        self._told: set[str] = set()
+
+    def looking(self) -> Script[None]:
+        """Hand over what this broker cannot write to and another one can; to be run often."""
+        found, generation = self._host.troubled(), self._host.generation
+        self._told &= {each.name for each in found}
+        if not found or generation is None:
+            return
+        now, me = self._clock.steady_us(), Member(self._host.broker_id, generation)
+        due = [each for each in found if (at := each.fitness.trouble) and at.due <= now]
+        left = [each for each in due if not self._takes_writes(each)]
+        heirs = yield from self._find_heirs(left, me)
+        led = [each for each in left if heirs.get(id_of(each))]
+        alive = self._members.alive()
+        try:
+            resigned = yield from _resigning(
+                led,
+                self._host,
+                lambda place, record: election.resign(record, me, alive, heirs[place]),
+            )
+        finally:
+            for partition in led:
+                partition.end_hand_over()
+            for partition in left:
+                partition.fitness.put_off()
+        gone = {each for each in led if id_of(each) in resigned}
+        self._tell(gone, "another in-sync replica leads now")
+        self._tell(set(left) - gone, "no other in-sync replica is known to take them")
+
+    def _takes_writes(self, partition: Partition) -> bool:
+        """Whether a probe of its log succeeds, if one is due before the replica hands over."""
+        trouble = partition.fitness.trouble
+        if trouble is None:
+            return True
+        if not trouble.needs_probe and partition.leads:
+            return False
+        try:
+            partition.probe()
+        except IsologError:
+            return False
+        logger.warning("%s: the log takes writes again", partition.name)
+        return True
+
+    def _find_heirs(
+        self, partitions: Iterable[Partition], me: Member
+    ) -> Script[dict[PartitionId, list[BrokerId]]]:
+        """Ask live in-sync replicas of the partitions led here whether their logs take writes."""
+        alive, steps = self._members.alive(), []
+        for each in partitions:
+            stored = self._host.view_of(id_of(each))
+            if not each.leads or stored is None or not has_heir(stored.record, me, alive):
+                continue
+            at = Joined(each.topic, each.topic_id, each.number)
+            members = election.live_members(stored.record, alive)
+            steps += [ProbeReplica(other.broker, at) for other in members if other != me]
+        answers = yield from together(steps)
+        found: dict[PartitionId, list[BrokerId]] = {}
+        for step, answer in zip(steps, answers, strict=True):
+            if not isinstance(answer, IsologError):
+                place = PartitionId(step.at.topic_id, step.at.partition)
+                found.setdefault(place, []).append(step.broker)
+        return found
+
+    def _tell(self, partitions: Collection[Partition], outcome: str) -> None:
+        """Log what became of partitions in trouble, in one line, and once for each of them."""
+        news = sorted(each.name for each in partitions if each.name not in self._told)
+        if not news:
+            return
+        self._told.update(news)
+        error = next(each.fitness.error for each in partitions if each.name == news[0])
+        more = f" and {len(news) - _NAMES_MAX} more" if len(news) > _NAMES_MAX else ""
+        logger.error(
+            "%s%s: the log refuses writes (%s); %s",
+            ", ".join(news[:_NAMES_MAX]),
+            more,
+            "" if error is None else error.message,
+            outcome,
+        )

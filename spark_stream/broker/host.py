@@ -103,7 +103,7 @@ class Host:
         self._has_begun = False
         self._serves: Callable[[], bool] = lambda: True
         self._hosted: dict[str, HostedTopic] = {}
-        self._some_log_failed = threading.Event()
+        self._some_trouble = threading.Event()
         view.refresh()
         self._reconcile(view.now.topics.values())
 
@@ -160,14 +160,12 @@ class Host:
             return hosted.settings
         return parse_settings(topic.config, self._defaults)
 
-    def force_replica(self, at: Joined) -> None:
-        """``ForceReplica``.
+    def open_replica(self, at: Joined) -> Partition:
+        """Return this broker's replica, whoever leads.
 
         Raises:
-            LeaderUnavailable: this broker has no replica of it that is open.
-            StorageFailure: that failed.
+            LeaderUnavailable: This broker has no replica of it that is open.
         """
-        self.refresh()
         found = self.replica(at)
         if found is None:
             raise LeaderUnavailable(
@@ -175,7 +173,7 @@ class Host:
                 topic=at.topic,
                 partition=at.partition,
             )
-        found.force()
+        return found
 
     def log_end(self, at: Joined) -> LogEnd | None:
         """Where this broker's replica ends, as far as it is sound; None: it has none open."""
@@ -271,10 +269,15 @@ class Host:
                 partition.rest(partition.leader_epoch)
             self._assign(self.open_replicas())
 
-    def failed_logs(self) -> set[str]:
-        """The partitions whose logs have failed, by name; costs nothing while none has."""
-        partitions = self.open_replicas() if self._some_log_failed.is_set() else []
-        return {each.name for each in partitions if each.log.failed is not None}
+    def troubled(self) -> list[Partition]:
+        """Return the replicas whose logs refuse writes; costs nothing while none does."""
+        if not self._some_trouble.is_set():
+            return []
+        self._some_trouble.clear()
+        found = [each for each in self.open_replicas() if each.fitness.trouble is not None]
+        if found:
+            self._some_trouble.set()
+        return found
 
     def placed(self) -> list[Placed]:
         """The partitions of which this broker has a replica, with their records."""
@@ -433,7 +436,12 @@ class Host:
         numbers: Sequence[int],
         replicas: dict[int, Partition | IsologError],
     ) -> None:
-        missing = self._missing(topic)
+        missing: IsologError | None = None
+        try:
+            if not self._folders.has(topic):
+                self._make_folder(topic.name, topic.id, topic)
+        except IsologError as error:
+            missing = error
         for number in numbers:
             try:
                 if missing is not None:
@@ -443,18 +451,8 @@ class Host:
                 logger.error("%s/%d cannot be opened: %s", topic.name, number, error)
                 replicas[number] = error
 
-    def _missing(self, topic: Topic) -> IsologError | None:
-        """If the topic's folder is missing, an empty one takes its place; or why it must not."""
-        try:
-            if not self._folders.has(topic):
-                self._make_folder(topic.name, topic.id, topic)
-        except IsologError as error:
-            return error
-        return None
-
     def _opened(self, topic: Topic, settings: LogSettings, number: int) -> Partition:
         log = self._folders.open_log(topic, settings, number, self.record(topic, number))
-        log.when_failed(self._some_log_failed.set)
         partition = Partition(
             topic.name,
             topic.id,
@@ -467,6 +465,7 @@ class Host:
             proposed=self._proposed,
             generation_of=self._generation_of,
             recent_room=self._recent_room,
+            troubled=self._some_trouble.set,
         )
         self.upkeep.note(partition)
         return partition

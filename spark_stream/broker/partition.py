@@ -212,7 +212,8 @@ class Partition(FollowingReplica):
                 core.use_up(stamp, now)
             return Appended(end.offset, 0), []
         writer = stamp or NOBODY
-        self.log.append(prepared, core.leader_epoch, now, writer)
+        with self.fitness:
+            self.log.append(prepared, core.leader_epoch, now, writer)
         entry = prepared.entry_at(end, core.leader_epoch, now, writer)
         effects = core.apply(entry)
         self._sessions.give_batch(entry, prepared.message)
@@ -355,7 +356,8 @@ class Partition(FollowingReplica):
     def _mark(self, kind: Kind, producer_id: int, epoch: int, transaction: int) -> Entry:
         """Writes one marker; its entry."""
         at, now, leader_epoch = self.log.end, self._clock.steady_us(), self._core.leader_epoch
-        self.log.mark(kind, producer_id, epoch, transaction, leader_epoch, now)
+        with self.fitness:
+            self.log.mark(kind, producer_id, epoch, transaction, leader_epoch, now)
         return marker_at(at, kind, producer_id, epoch, transaction, leader_epoch, now)
 
     # -- waiting and keeping ----------------------------------------------------------------------

@@ -24,7 +24,8 @@ from spark_stream.broker.activity import Activity
 from spark_stream.broker.config import BrokerConfig
 from spark_stream.broker.controlling import MOVES_S, ROUND_S, Controlling
 from spark_stream.broker.driver import Driver
-from spark_stream.broker.handover import handing_over
+from spark_stream.broker.handover import LOOK_S as TROUBLE_S
+from spark_stream.broker.handover import Withdrawals, handing_over
 from spark_stream.broker.here import BrokerFacts, Here
 from spark_stream.broker.host import Host
 from spark_stream.broker.identity import Identity
@@ -200,6 +201,7 @@ class Broker:
                 self._members,
                 ControllerSeat(self._store, self._host.broker_id, incarnation),
             )
+            self._withdrawals = Withdrawals(self._host, self._members, clock)
             self._keepers = [
                 self._keeper("lease", leases.pause_s, self._tenure.renew),
             ]
@@ -211,6 +213,7 @@ class Broker:
                 self._keeper("proposals", 0.0, self._put_proposals),
                 self._keeper("controller", ROUND_S, self._control),
                 self._keeper("moves", MOVES_S, self._finish_moves),
+                self._keeper("withdrawals", TROUBLE_S, self._withdraw),
             ]
             self._topics.remove_left_overs()
             self._desk.recover()
@@ -247,6 +250,9 @@ class Broker:
 
     def _finish_moves(self) -> None:
         self._driver.run(self._controlling.finishing())
+
+    def _withdraw(self) -> None:
+        self._driver.run(self._withdrawals.looking())
 
     def heed_signals(self) -> None:
         """From now on SIGTERM and SIGINT end :meth:`run`, also if they come before it begins."""

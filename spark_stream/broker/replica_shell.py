@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from spark_stream.broker.callers import Callers
+from spark_stream.broker.fitness import Fitness
 from spark_stream.broker.outcomes import WakeUp, wake_all
 from spark_stream.broker.partition_lock import PartitionLock
 from spark_stream.broker.recent import Recent, Room
@@ -45,7 +46,6 @@ from spark_stream.consistency.progress import GenerationOf, IsrSettings
 from spark_stream.consistency.replica import Replica, Surroundings
 from spark_stream.environment import Clock
 from spark_stream.errors import (
-    BrokerStopping,
     DamagedSegment,
     IsologError,
     LeaderEpochFenced,
@@ -86,13 +86,15 @@ class ReplicaShell:
         proposed: Callable[[Any, ProposeIsr | ProposeRecord], None] = lambda _, __: None,
         generation_of: GenerationOf = lambda _: None,
         recent_room: Room | None = None,
+        troubled: Callable[[], None] = lambda: None,
     ) -> None:
         """``alone``: it leads from the start and has no followers; else it has no part yet.
 
         ``moved`` is told of everything that may make housekeeping or a force due, ``proposed`` of
         in-sync replicas to be put on record; both under the lock, so they only note it.
         ``generation_of``: as ``consistency.progress`` says. ``recent_room``: for what followers do
-        not have yet (``recent``); None: nothing of that is kept in memory.
+        not have yet (``recent``); None: nothing of that is kept in memory. ``troubled`` is called
+        when the log begins to refuse writes.
         """
         self.topic = topic
         self.topic_id = topic_id
@@ -100,6 +102,8 @@ class ReplicaShell:
         self.log = log
         self._clock = clock
         self._lock = PartitionLock()
+        self.fitness = Fitness(clock, troubled)
+        log.when_failed(self._note_failure)
         self._closed: IsologError | None = None
         self._core = Replica(
             log.tables(),
@@ -276,6 +280,11 @@ class ReplicaShell:
         with self._lock:
             self._hands_over = True
 
+    def end_hand_over(self) -> None:
+        """Take appends again, for as long as this replica still leads."""
+        with self._lock:
+            self._hands_over = False
+
     def is_all_replicated(self) -> bool:
         """Whether all in-sync replicas have all that is there; or it leads no more."""
         state = self._core.bounds_state
@@ -315,10 +324,14 @@ class ReplicaShell:
         self._check_leads()
 
     def _check_takes(self) -> None:
-        """As :meth:`check_leads`; BrokerStopping once it hands over."""
+        """As :meth:`check_leads`; LeaderUnavailable while it hands over."""
         self._check_leads()
         if self._hands_over:
-            raise BrokerStopping(f"{self.name}: the broker hands the partition over")
+            raise LeaderUnavailable(
+                f"{self.name}: this broker hands the partition over",
+                topic=self.topic,
+                partition=self.number,
+            )
 
     def _check_leads(self) -> None:
         if self._closed is not None:
@@ -333,6 +346,27 @@ class ReplicaShell:
             partition=self.number,
             leader="",
         )
+
+    # -- its log -----------------------------------------------------------------------------------
+
+    def _note_failure(self) -> None:
+        """The log has failed, so it takes no more until it is opened again."""
+        if self.log.failed is not None:
+            self.fitness.note(self.log.failed)
+
+    def probe(self) -> None:
+        """Check by a write, which is taken back, that the log takes entries.
+
+        Raises:
+            DiskFull, StorageFailure: It does not.
+            BrokerStopping, UnknownTopic, NotLeader: The partition is closed.
+        """
+        with self._lock:
+            if self._closed is not None:
+                raise self._closed.again()
+            with self.fitness:
+                self.log.probe()
+            self.fitness.end()
 
     # -- to its followers --------------------------------------------------------------------------
 

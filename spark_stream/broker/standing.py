@@ -109,7 +109,7 @@ class Standing:
         """Looks for logs whose forces have failed or whose batches are damaged; to be run often."""
         if self._registered is None:
             return
-        failed = self._host.failed_logs()
+        failed = {each.name for each in self._host.troubled() if each.log.failed is not None}
         if not failed <= self._failed:
             self._vouching.force_failed(self._run)
             names = ", ".join(sorted(failed - self._failed))

@@ -34,6 +34,7 @@ from spark_stream.scripts.steps import (
     Numbering,
     PartitionStep,
     Pause,
+    ProbeReplica,
     Put,
     PutMany,
     ReadBounds,
@@ -139,6 +140,11 @@ def _mark(partition: Partition, step: WriteMarkers) -> Marked:
     return marked
 
 
+def _force_replica(host: Host, step: ForceReplica) -> None:
+    host.refresh()
+    host.open_replica(step.at).force()
+
+
 _HERE: Final[Mapping[type[PartitionStep], Callable[[Partition, Any], Any]]] = {
     Seal: lambda partition, step: partition.seal(step.transaction),
     WriteMarkers: _mark,
@@ -153,5 +159,6 @@ _HERE: Final[Mapping[type[PartitionStep], Callable[[Partition, Any], Any]]] = {
 _OF_BROKER: Final[Mapping[type[BrokerStep], Callable[[Host, Any], Any]]] = {
     MakeFolder: lambda host, step: host.make_folder(step.topic, step.topic_id),
     ReadLogEnd: lambda host, step: host.log_end(step.at),
-    ForceReplica: lambda host, step: host.force_replica(step.at),
+    ForceReplica: _force_replica,
+    ProbeReplica: lambda host, step: host.open_replica(step.at).probe(),
 }

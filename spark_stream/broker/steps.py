@@ -20,6 +20,7 @@ from spark_stream.consistency.transactions import Joined
 from spark_stream.errors import InternalError, InvalidRequest, IsologError, from_wire
 from spark_stream.scripts.steps import (
     FIRST_EPOCH,
+    BrokerStep,
     Describe,
     Described,
     DropBranch,
@@ -29,6 +30,7 @@ from spark_stream.scripts.steps import (
     MakeFolder,
     Marked,
     PartitionStep,
+    ProbeReplica,
     ReadBounds,
     ReadExtents,
     ReadLogEnd,
@@ -55,6 +57,11 @@ _KINDS: Final[dict[type[PartitionStep], StepKind]] = {
     ReadBounds: "read-bounds",
     ReadExtents: "read-extents",
     Describe: "describe",
+}
+_OF_REPLICAS: Final[dict[type[BrokerStep], StepKind]] = {
+    ReadLogEnd: "read-log-end",
+    ForceReplica: "force-replica",
+    ProbeReplica: "probe-replica",
 }
 
 
@@ -84,8 +91,8 @@ def facts_of(step: RemoteStep) -> StepFacts:
     if isinstance(step, MakeFolder):
         return StepFacts(kind="make-folder", topic=step.topic, topic_id=step.topic_id)
     kind: StepKind
-    if isinstance(step, ReadLogEnd | ForceReplica):
-        at, kind = step.at, "read-log-end" if isinstance(step, ReadLogEnd) else "force-replica"
+    if isinstance(step, ReadLogEnd | ForceReplica | ProbeReplica):
+        at, kind = step.at, _OF_REPLICAS[type(step)]
     else:
         assert isinstance(step, PartitionStep)
         at, kind = step.at, _KINDS[type(step)]
@@ -113,6 +120,8 @@ def step_of(facts: StepFacts, broker: BrokerId) -> RemoteStep:
             return ReadLogEnd(broker, at)
         case "force-replica":
             return ForceReplica(broker, at)
+        case "probe-replica":
+            return ProbeReplica(broker, at)
         case _:
             return replace(_step_on(at, facts), least_epoch=LeaderEpoch(facts.least_epoch))
 

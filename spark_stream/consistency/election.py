@@ -36,7 +36,7 @@ logs for ``elect_longest``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
@@ -209,17 +209,26 @@ def lift_epoch(record: PartitionRecord, me: Member, last_epoch: int) -> Outcome:
     return replace(record, leader_epoch=LeaderEpoch(last_epoch + 1))
 
 
-def resign(record: PartitionRecord, me: Member, alive: Alive) -> Outcome:
-    """The leader gives up (its disk failed, it shuts down) and leaves the ISR.
+def resign(
+    record: PartitionRecord, me: Member, alive: Alive, heirs: Collection[BrokerId] | None = None
+) -> Outcome:
+    """Let the leader give up (its disk failed, it shuts down) and leave the ISR.
 
     It stops appending first, and lets the others catch up if it can: what they do not have is cut.
+
+    Args:
+        record: The partition's record.
+        me: The leader.
+        alive: The brokers that are alive.
+        heirs: Who may lead; None: every live member of the ISR.
     """
     if not leads(record, me):
         return Unchanged(Obstacle.NOT_THE_LEADER, record)
     others = tuple(each for each in live_members(record, alive) if each != me)
-    if not others:
+    able = [each.broker for each in others if heirs is None or each.broker in heirs]
+    if not able:
         return Unchanged(Obstacle.ONLY_MEMBER, record)
-    return _led_by(record, others[0].broker, others)
+    return _led_by(record, able[0], others)
 
 
 def prefer(record: PartitionRecord, alive: Alive) -> Outcome:

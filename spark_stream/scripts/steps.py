@@ -240,6 +240,16 @@ class ForceReplica(BrokerStep):
     at: Joined
 
 
+@dataclass(frozen=True, slots=True)
+class ProbeReplica(BrokerStep):
+    """Check by a write, which is taken back, that the log of the broker's replica takes entries.
+
+    Fails as a write to the log would.
+    """
+
+    at: Joined
+
+
 # -- topics ---------------------------------------------------------------------------------------
 
 

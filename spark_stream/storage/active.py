@@ -21,7 +21,7 @@ import pyarrow as pa
 from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE, Entry, Table
 from spark_stream.consistency.ids import EntryIndex, Offset
 from spark_stream.consistency.leader import Boundary
-from spark_stream.errors import IsologError
+from spark_stream.errors import IsologError, StorageFailure
 from spark_stream.storage.codec import END_OF_STREAM, Codec, moved, sealed
 from spark_stream.storage.disk import Disk, DiskFile
 from spark_stream.storage.extremes import Rows
@@ -32,6 +32,7 @@ from spark_stream.storage.segment import Segment, SegmentName
 # Below this a read near the end of a growing file copies; above it the file is mapped again.
 _COPY_BYTES_MAX: Final = 1 << 20
 _ROWS_MIN: Final = 64
+_PROBE: Final = bytes(64 << 10)
 
 
 def header_of(codec: Codec, facts: dict[str, str], first: Boundary) -> bytes:
@@ -72,6 +73,7 @@ class ActiveSegment(Segment):
         self._complete = self._end.offset > first.offset  # by a batch: both names are there to stay
         self.first_appended = int(table[0]["appended"]) if len(table) else None
         self._torn = False
+        self._identities: list[tuple[int, int]] | None = None  # of the two files, once looked at
         # An earlier process may have died before it forced them.
         self._unforced = len(table) > 0 and self.end.entry > forcing.upto.entry
 
@@ -153,6 +155,57 @@ class ActiveSegment(Segment):
         """
         if self._unforced:
             self._force()
+
+    def probe(self, *, forced: bool) -> None:
+        """Write behind the last batch, as an append would, and take that back.
+
+        Args:
+            forced: Force the file as well.
+
+        Raises:
+            DiskFull, StorageFailure: The segment takes no appends at present.
+        """
+        self.check_files()
+        self.make_ready()
+        self._torn = True
+        try:
+            self._arrow.write(self._data_end, _PROBE)
+            if forced:
+                self._force()
+        except IsologError:
+            with suppress(IsologError):
+                self._take_back()
+            raise
+        self._take_back()
+
+    def check_files(self) -> None:
+        """Check that nobody has removed or replaced a file of the segment.
+
+        An open file goes on taking writes after its name is gone, and loses them when it is closed.
+
+        Raises:
+            StorageFailure: One was, and the log has failed; or the log had failed before.
+        """
+        self._forcing.check()
+        lost = self._lost_file()
+        if lost is not None:
+            raise self._forcing.fail(
+                f"{lost}: what is appended to the segment would be lost; the partition takes no"
+                " more until it is opened again"
+            )
+
+    def _lost_file(self) -> str | None:
+        if not self._complete:
+            return None
+        paths = (self.name.arrow, self.name.entries)
+        try:
+            found = [self._disk.identity(path) for path in paths]
+        except StorageFailure as error:
+            return error.message
+        known = self._identities = self._identities or found
+        replaced = (path for path, old, new in zip(paths, known, found, strict=True) if old != new)
+        path = next(replaced, None)
+        return None if path is None else f"{path}: another file has its name"
 
     def write_again(self, entry: int) -> None:
         """Writes the entries from the index ``entry`` on, and their batches, once more as they are.

@@ -116,6 +116,13 @@ class Forcing:
         self.force(self._write(upto, failed=False))
         self._upto = upto
 
+    def fail(self, message: str) -> IsologError:
+        """Make the log fail, also for the next process that opens it; return what to raise."""
+        failure = self.give_up(message)
+        with suppress(IsologError):
+            self._write(self._upto, failed=True)
+        return failure
+
     def give_up(self, message: str) -> IsologError:
         """Lets the log take no more until it is opened again; what to raise from now on."""
         if self.failed is None:
@@ -141,13 +148,10 @@ class Forcing:
 
     def _failure(self, error: IsologError) -> IsologError:
         """What to raise from now on, for this error of a force."""
-        failure = self.give_up(
+        return self.fail(
             f"{self._directory}: what was written could not be forced to the disk"
             f" ({error.message}); the partition takes no more until it is opened again"
         )
-        with suppress(IsologError):
-            self._write(self._upto, failed=True)
-        return failure
 
     def _write(self, upto: Boundary, *, failed: bool) -> DiskFile:
         if self._file is None:

@@ -168,8 +168,7 @@ class PartitionLog:
         """
         self._forcing.check()
         self._make_room(0, now)
-        end = self.end
-        entry = marker_at(end, kind, producer_id, epoch, transaction, leader_epoch, now)
+        entry = marker_at(self.end, kind, producer_id, epoch, transaction, leader_epoch, now)
         self._write(entry, None)
 
     def append_entries(self, rows: Table, data: pa.Buffer) -> list[Entry]:
@@ -204,7 +203,6 @@ class PartitionLog:
         except IsologError:
             if not taken:
                 raise
-            rows = rows[:taken]
         entries = entries_of(rows[:taken])
         for entry in entries:
             self._endings.appended(entry, self._segments)
@@ -225,10 +223,8 @@ class PartitionLog:
     @property
     def _last_epoch(self) -> int:
         """The epoch of the last entry; 0 without one."""
-        for segment in reversed(self._segments):
-            if len(segment.table):
-                return int(segment.table[-1]["leader_epoch"])
-        return 0
+        tables = (segment.table for segment in reversed(self._segments))
+        return next((int(table[-1]["leader_epoch"]) for table in tables if len(table)), 0)
 
     def truncate(self, to: EntryIndex) -> Boundary:
         """:meth:`ReplicaLog.truncate`; the steps are in ``truncation``."""
@@ -321,11 +317,16 @@ class PartitionLog:
         self._active.flush()
         self._forcing.mark(self._active.end)
 
-    def next_flush_due(self, monotonic: float) -> float | None:
-        """When what was appended by now must be forced; None: no time is set for that.
+    def check_files(self) -> None:
+        """:meth:`ReplicaLog.check_files`."""
+        self._active.check_files()
 
-        ``monotonic`` is the present moment, in seconds, of the clock that the answer goes by.
-        """
+    def probe(self) -> None:
+        """:meth:`ReplicaLog.probe`."""
+        self._active.probe(forced=self.format.settings.flush is not Flush.NONE)
+
+    def next_flush_due(self, monotonic: float) -> float | None:
+        """:meth:`ReplicaLog.next_flush_due`."""
         if self.failed is not None:
             return None
         return self._flush_timer.next_due(self.format.settings, monotonic)
@@ -342,9 +343,8 @@ class PartitionLog:
             StorageFailure: the log has ``failed``; its files are closed all the same.
         """
         try:
-            self._forcing.check()
-            self._active.flush()
-            self._forcing.mark(self._active.end)
+            self.check_files()
+            self.flush()
         finally:
             for segment in self._segments:
                 segment.close()
@@ -431,7 +431,7 @@ class PartitionLog:
         return True
 
     def has_aborted(self, start: Offset, end: Offset) -> bool:
-        """Whether a record of ``[start, end)`` is known to be aborted. Looks at no record."""
+        """:meth:`ReplicaLog.has_aborted`."""
         return any(has_aborted(segment, start, end) for segment in self.segments)
 
     def offset_at(self, timestamp: int) -> Offset | None:
@@ -444,19 +444,20 @@ class PartitionLog:
     def housekeep(self, now: int, last_stable_offset: Offset) -> int:
         """Removes what retention lets go, rolls an old active segment; how many segments are gone.
 
-        Does nothing once the log has ``failed``.
+        Does nothing once the log has ``failed``. Raises as :meth:`check_files`.
 
         Raises:
             DiskFull, StorageFailure: a part of that may be done.
         """
         if self.failed is not None:
             return 0
+        self.check_files()
         gone = self._let_go(now, last_stable_offset)  # first: a roll may need the room
         settings, last = self.format.settings, self._active.last_appended
-        if self._expired(now, settings.segment_ms) or is_too_old(settings, last, now):
-            self.roll()
-            gone += self._let_go(now, last_stable_offset)
-        return gone
+        if not (self._expired(now, settings.segment_ms) or is_too_old(settings, last, now)):
+            return gone
+        self.roll()
+        return gone + self._let_go(now, last_stable_offset)
 
     def _let_go(self, now: int, last_stable_offset: Offset) -> int:
         """Removes the segments that retention lets go; how many."""

@@ -115,9 +115,29 @@ class ReplicaLog(Protocol):
             DiskFull, StorageFailure: the log is as it was, or has ``failed``.
         """
 
+    def check_files(self) -> None:
+        """Check that the files which take appends still have their names.
+
+        Raises:
+            StorageFailure: One was removed or replaced, and the log has ``failed``; or it had.
+        """
+
+    def probe(self) -> None:
+        """Check that the log takes appends, by a write that is taken back.
+
+        Raises:
+            DiskFull, StorageFailure: It takes none; a later call can succeed, unless the log has
+                ``failed``.
+        """
+
     def roll(self) -> None: ...
     def flush(self) -> None: ...
-    def next_flush_due(self, monotonic: float) -> float | None: ...
+    def next_flush_due(self, monotonic: float) -> float | None:
+        """When what was appended by now must be forced; None: no time is set for that.
+
+        ``monotonic`` is the present moment, in seconds, of the clock that the answer goes by.
+        """
+
     def flush_if_due(self, monotonic: float) -> None: ...
     def housekeep(self, now: int, last_stable_offset: Offset) -> int: ...
     def drop_tail(self) -> Callable[[], None] | None:
@@ -188,7 +208,9 @@ class ReplicaLog(Protocol):
         For the writer to call: no file is replaced meanwhile.
         """
 
-    def has_aborted(self, start: Offset, end: Offset) -> bool: ...
+    def has_aborted(self, start: Offset, end: Offset) -> bool:
+        """Whether a record of ``[start, end)`` is known to be aborted. Looks at no record."""
+
     def offset_at(self, timestamp: int) -> Offset | None:
         """The first offset whose record has a timestamp at or after this one; None: no record has.
 

@@ -24,6 +24,7 @@ StepKind = Literal[
     "make-folder",
     "read-log-end",
     "force-replica",
+    "probe-replica",
 ]
 
 

@@ -26,6 +26,7 @@ from spark_stream.scripts.steps import (
     MakeFolder,
     Marked,
     PartitionStep,
+    ProbeReplica,
     ReadBounds,
     ReadExtents,
     ReadLogEnd,
@@ -52,6 +53,7 @@ STEPS = (
     MakeFolder(B, "flights", "id"),
     ReadLogEnd(B, AT),
     ForceReplica(B, AT),
+    ProbeReplica(B, AT),
 )
 BOUNDS = Bounds(Offset(1), Offset(2), Offset(3), Offset(4))
 ANSWERS = (

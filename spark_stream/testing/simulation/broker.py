@@ -20,7 +20,7 @@ import pyarrow as pa
 from spark_stream.broker.append import Append, AppendStream
 from spark_stream.broker.controlling import Controlling
 from spark_stream.broker.driver import Driver, RemoteStep
-from spark_stream.broker.handover import handing_over
+from spark_stream.broker.handover import Withdrawals, handing_over
 from spark_stream.broker.host import Host
 from spark_stream.broker.leader_actions import leaders_of
 from spark_stream.broker.links import LedPartitions
@@ -273,6 +273,8 @@ class SimulatedBroker:
         self._start_task("proposals", self._put_proposals())
         self._keep("controller", CONTROL_S, lambda: self._control(controlling))
         self._keep("moves", CONTROL_S, lambda: self.run(controlling.finishing()))
+        withdrawals = Withdrawals(self.host, members, around.clock)
+        self._keep("withdrawals", CONTROL_S, lambda: self.run(withdrawals.looking()))
         yield from self.run(self.topic_desk.removing_left_overs(starts=True))
         yield from self.run(self.desk.recovering())
         self._keep(

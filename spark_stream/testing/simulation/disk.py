@@ -11,6 +11,7 @@ it, a second force says yes, and a power cut takes it.
 
 from __future__ import annotations
 
+import itertools
 import random
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +22,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from spark_stream.errors import DiskFull, StorageFailure
+from spark_stream.errors import DiskFull, IsologError, StorageFailure
 from spark_stream.storage.disk import Disk, DiskFile
 from spark_stream.storage.message import Part
 
@@ -47,7 +48,10 @@ class _Resize:
 class _Content:
     """A file's bytes, as readers see them and as they are on the disk for certain."""
 
+    _numbers = itertools.count(1)
+
     def __init__(self, forced: bytes = b"") -> None:
+        self.number = next(self._numbers)
         self.forced = bytearray(forced)
         self.pending: list[_Write | _Resize] = []
         self.size = len(forced)
@@ -177,11 +181,13 @@ class SimulatedDisk(Disk):
     """Directories and files in memory.
 
     ``room``: so many bytes can still be written. ``forces``: how often something was to be forced.
+    ``refusal``: why nothing can be written at present.
     ``before_change`` is called before each change, and may end the process there.
     """
 
     def __init__(self, room: int = 1 << 62) -> None:
         self.room = room
+        self.refusal: type[IsologError] | None = None
         self.forces = 0
         self.before_change: Callable[[], None] = lambda: None
         self._names: dict[Path, _Content] = {}
@@ -213,7 +219,7 @@ class SimulatedDisk(Disk):
         return self.content(path).size
 
     def identity(self, path: Path) -> tuple[int, int]:
-        raise NotImplementedError("nobody maps files of the simulator")
+        return 0, self.content(path).number
 
     def stamp(self, path: Path) -> str:
         return "of the simulator, which copies no files"
@@ -326,6 +332,8 @@ class SimulatedDisk(Disk):
         return found
 
     def take_room(self, path: Path, wanted: int) -> None:
+        if self.refusal is not None:
+            raise self.refusal(f"{path}: the disk refuses the write")
         if wanted > self.room:
             raise DiskFull(f"no room to write {path}")
         self.room -= wanted
@@ -369,7 +377,7 @@ class SimulatedFile(DiskFile):
     def write(self, position: int, *parts: Part) -> None:
         content = self._content()
         whole = b"".join(parts)
-        room = self._disk.room
+        room = 0 if self._disk.refusal else self._disk.room
         if len(whole) > room:  # a real disk takes what it has room for, and then says no
             self._put(content, position, whole[:room])
         self._disk.take_room(self._path, len(whole))

@@ -217,6 +217,12 @@ class ListLog(ReplicaLog):
         self._derive()
         self.forced = int(start.entry)
 
+    def check_files(self) -> None:
+        self._check()
+
+    def probe(self) -> None:
+        self._check()
+
     def roll(self) -> None:
         self._check()
         if self.end.offset > self._segments[-1].offset:

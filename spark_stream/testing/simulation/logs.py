@@ -14,7 +14,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from spark_stream.consistency.entries import ENTRY_SIZE, Entry
-from spark_stream.errors import DiskFull, StorageFailure
+from spark_stream.errors import IsologError, StorageFailure
 from spark_stream.storage.directory import RunFile
 from spark_stream.storage.log import PartitionLog
 from spark_stream.storage.log_format import LogFormat
@@ -50,8 +50,8 @@ class MachineLogs(Logs, Protocol):
     def fail_next_force(self) -> None:
         """The next force fails."""
 
-    def set_full(self, full: bool) -> None:
-        """The disk takes nothing more, or again."""
+    def refuse_writes(self, why: type[IsologError] | None) -> None:
+        """The disk takes nothing more, for this reason, or (None) takes writes again."""
 
     def mend(self) -> None:
         """Nothing fails from now on."""
@@ -75,6 +75,12 @@ class FullListLog(ListLog):
         self._force()
         super().flush()
 
+    def probe(self) -> None:
+        super().probe()
+        self.machine.check_room()
+        if self.format.settings.flush is not Flush.NONE:
+            self._force()
+
     def _keep(self, entry: Entry, message: pa.Buffer | None) -> None:
         self.machine.check_room()
         if self.format.settings.flush is Flush.BATCH:
@@ -96,7 +102,7 @@ class ListLogs:
         self._logs: dict[Path, FullListLog] = {}
         self._made: set[Path] = set()
         self._failing = False
-        self._full = False
+        self._refusal: type[IsologError] | None = None
 
     def open(self, folder: Path, log_format: LogFormat) -> ReplicaLog:
         known = self._logs.get(folder)
@@ -148,11 +154,11 @@ class ListLogs:
     def fail_next_force(self) -> None:
         self._failing = True
 
-    def set_full(self, full: bool) -> None:
-        self._full = full
+    def refuse_writes(self, why: type[IsologError] | None) -> None:
+        self._refusal = why
 
     def mend(self) -> None:
-        self._failing = self._full = False
+        self._failing, self._refusal = False, None
 
     def folders(self) -> set[Path]:
         return set(self._logs)
@@ -170,9 +176,9 @@ class ListLogs:
         return failing
 
     def check_room(self) -> None:
-        """DiskFull where there is no room."""
-        if self._full:
-            raise DiskFull("no room for one more entry")
+        """Raise an error where writes are refused."""
+        if self._refusal is not None:
+            raise self._refusal("the disk takes not one more entry")
 
 
 class DiskLogs(FileLogs):
@@ -185,7 +191,6 @@ class DiskLogs(FileLogs):
         self._runs = RunFile(folder, self.disk)
         self.disk.make_directory(folder)
         self.disk.before_change = before_change
-        self._room = self.disk.room
         super().__init__(self.disk, self._runs.forget_run)
 
     def recorded_run(self) -> str | None:
@@ -207,11 +212,11 @@ class DiskLogs(FileLogs):
     def fail_next_force(self) -> None:
         self.disk.fail_next_force()
 
-    def set_full(self, full: bool) -> None:
-        self.disk.room = 0 if full else self._room
+    def refuse_writes(self, why: type[IsologError] | None) -> None:
+        self.disk.refusal = why
 
     def mend(self) -> None:
-        self.set_full(False)
+        self.disk.refusal = None
         self.disk.stop_failing()
 
     def folders(self) -> set[Path]:

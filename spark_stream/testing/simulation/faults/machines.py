@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.ids import BrokerId
+from spark_stream.errors import DiskFull, StorageFailure
 from spark_stream.testing.simulation.broker import SimulatedBroker
 from spark_stream.testing.simulation.faults.common import (
     LEASE_OVER_S,
@@ -96,15 +97,16 @@ def fail_a_force(world: World, name: str) -> Body:
 
 
 def fill_a_disk(world: World, name: str) -> Body:
-    """The disk is full for a while."""
+    """The disk takes no writes for a while: mostly since it is full."""
     chance, broker = begin(world, name)
     yield chance.random() * SOON_S
     if world.calm:
         return
-    world.tell(f"the disk of {broker.broker_id} is full")
-    broker.logs.set_full(True)
-    yield chance.random() * 6.0
-    broker.logs.set_full(False)
+    why = DiskFull if chance.random() < 0.7 else StorageFailure
+    world.tell(f"the disk of {broker.broker_id} refuses writes: {why.code}")
+    broker.logs.refuse_writes(why)
+    yield chance.random() * 12.0
+    broker.logs.refuse_writes(None)
 
 
 def restart(world: World, name: str) -> Body:

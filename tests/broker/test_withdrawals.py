@@ -1,0 +1,257 @@
+"""A replica whose log refuses writes hands over its leadership, and comes back once it takes them."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from dataclasses import dataclass
+
+import pytest
+
+from spark_stream.broker.handover import Withdrawals
+from spark_stream.consistency.withdrawal import FULL_US, RETRY_US
+from spark_stream.errors import DiskFull, IsologError, NotLeader, StorageFailure
+from spark_stream.storage.logs import FileLogs
+from spark_stream.testing.simulation.disk import SimulatedDisk
+from tests.broker.clusters import around, make, see
+from tests.broker.local_broker import LocalBroker, Surroundings, replicate
+from tests.support import numbers
+
+__all__ = ["around"]
+
+
+@dataclass
+class Cluster:
+    """Three brokers, each with a disk and a thread that looks for replicas in trouble."""
+
+    around: Surroundings
+    brokers: dict[str, LocalBroker]
+    disks: dict[str, SimulatedDisk]
+    withdrawals: dict[str, Withdrawals]
+
+    def look(self, name: str) -> None:
+        """One round of the broker's thread, and what it did is seen by all."""
+        self.brokers[name].driver.run(self.withdrawals[name].looking())
+        see(self.around)
+
+    def leader(self, topic: str = "t") -> str | None:
+        return self.brokers["a"].record(topic).leader
+
+    def isr(self, topic: str = "t") -> list[str]:
+        return [each.broker for each in self.brokers["a"].record(topic).isr]
+
+    def pass_us(self, microseconds: int) -> None:
+        self.around.clock.pass_us(microseconds)
+        for each in self.brokers.values():
+            each.tenure.renew()
+
+    def append(self, name: str, first: int = 0, topic: str = "t") -> None:
+        self.brokers[name].partition(topic).append(numbers(first, 1))
+
+
+@pytest.fixture
+def cluster(around: Surroundings) -> Cluster:
+    disks = {each: SimulatedDisk() for each in "abc"}
+    for name in disks:
+        (around.path / name).mkdir()
+    return led_by_a(
+        around, disks, {each: around.start(each, logs=FileLogs(disks[each])) for each in disks}
+    )
+
+
+@pytest.fixture
+def of_files(around: Surroundings) -> Cluster:
+    """As ``cluster``, on the disk of this machine: a file without a name still takes writes."""
+    return led_by_a(around, {}, {each: around.start(each) for each in "abc"})
+
+
+def led_by_a(
+    around: Surroundings, disks: dict[str, SimulatedDisk], brokers: dict[str, LocalBroker]
+) -> Cluster:
+    """A topic ``t`` with a record that all three have."""
+    looks = {
+        name: Withdrawals(each.host, each.members, around.clock) for name, each in brokers.items()
+    }
+    found = Cluster(around, brokers, disks, looks)
+    make(brokers["a"], "t", "abc")
+    found.append("a")
+    for other in "bc":
+        replicate(brokers["a"], brokers[other], "t")
+    return found
+
+
+def refused(cluster: Cluster, name: str, error: type[IsologError]) -> None:
+    """The broker's disk refuses writes from now on, and an append finds that out."""
+    cluster.disks[name].refusal = error
+    with pytest.raises(error):
+        cluster.append(name, 1)
+
+
+def test_after_a_failed_write_another_in_sync_replica_leads(cluster, caplog):
+    refused(cluster, "a", StorageFailure)
+    with caplog.at_level(logging.ERROR):
+        cluster.look("a")
+    assert (cluster.leader(), cluster.isr()) == ("b", ["b", "c"])
+    cluster.append("b", 1)
+    with pytest.raises(NotLeader):
+        cluster.append("a", 2)
+    assert caplog.text.count("t/0: the log refuses writes") == 1
+    assert "another in-sync replica leads now" in caplog.text
+
+
+def test_what_followers_lack_is_replicated_before_the_handover_and_nothing_is_appended(cluster):
+    a, b = cluster.brokers["a"], cluster.brokers["b"]
+    cluster.append("a", 1)
+    refused(cluster, "a", StorageFailure)
+    script = cluster.withdrawals["a"].looking()
+    next(script)  # the other replicas are probed
+    script.send([None, None])  # it waits for its followers
+    with pytest.raises(IsologError, match="hands the partition over") as error:
+        cluster.append("a", 2)
+    assert error.value.retriable
+    replicate(a, b, "t")
+    replicate(a, cluster.brokers["c"], "t")
+    step = script.send(None)
+    with pytest.raises(StopIteration):
+        while True:
+            step = script.send(a.table.carry_out(step))
+    see(cluster.around)
+    assert b.partition("t").bounds().log_end_offset == 2
+
+
+def test_a_full_disk_is_given_some_time_and_then_another_leads(cluster):
+    refused(cluster, "a", DiskFull)
+    cluster.pass_us(FULL_US - 1)
+    cluster.look("a")
+    assert cluster.leader() == "a"
+    cluster.pass_us(1)
+    cluster.look("a")
+    assert cluster.leader() == "b"
+
+
+def test_a_disk_that_has_room_again_in_time_keeps_its_leader(cluster, caplog):
+    refused(cluster, "a", DiskFull)
+    cluster.disks["a"].refusal = None
+    cluster.pass_us(FULL_US)
+    with caplog.at_level(logging.WARNING):
+        cluster.look("a")
+    assert cluster.leader() == "a"
+    assert "t/0: the log takes writes again" in caplog.text
+    cluster.append("a", 1)
+    assert cluster.brokers["a"].host.troubled() == []
+
+
+def test_the_heir_is_a_replica_that_takes_a_write(cluster):
+    cluster.disks["b"].refusal = DiskFull
+    refused(cluster, "a", StorageFailure)
+    cluster.look("a")
+    assert (cluster.leader(), cluster.isr()) == ("c", ["b", "c"])
+
+
+def test_where_no_other_replica_takes_writes_the_leader_stays_and_takes_them_again_itself(
+    cluster, caplog
+):
+    """No restart is needed, and each refused append says why."""
+    cluster.disks["b"].refusal = cluster.disks["c"].refusal = DiskFull
+    refused(cluster, "a", DiskFull)
+    with caplog.at_level(logging.ERROR):
+        for _ in range(3):
+            cluster.pass_us(max(FULL_US, RETRY_US))
+            cluster.look("a")
+            with pytest.raises(DiskFull):
+                cluster.append("a", 1)
+    assert (cluster.leader(), cluster.isr()) == ("a", ["a", "b", "c"])
+    assert caplog.text.count("refuses writes") == 1
+    assert "no other in-sync replica is known to take them" in caplog.text
+    cluster.disks["a"].refusal = None
+    cluster.append("a", 1)
+
+
+def test_a_partition_without_other_replicas_stays_and_takes_writes_once_its_disk_does(cluster):
+    make(cluster.brokers["a"], "lone", "a")
+    cluster.append("a", 0, "lone")
+    cluster.disks["a"].refusal = StorageFailure
+    with pytest.raises(StorageFailure):
+        cluster.append("a", 1, "lone")
+    cluster.look("a")
+    assert cluster.leader("lone") == "a"
+    cluster.disks["a"].refusal = None
+    cluster.append("a", 1, "lone")
+    cluster.pass_us(RETRY_US)
+    cluster.look("a")
+    assert cluster.brokers["a"].host.troubled() == []
+
+
+def test_a_broker_that_handed_over_follows_only_once_a_write_has_succeeded(cluster):
+    """It is in no ISR before, so nobody elects it."""
+    a, b = cluster.brokers["a"], cluster.brokers["b"]
+    refused(cluster, "a", StorageFailure)
+    cluster.look("a")
+    replicate(b, cluster.brokers["c"], "t")
+    for _ in range(2):
+        cluster.pass_us(RETRY_US)
+        cluster.look("a")
+        with pytest.raises(StorageFailure):
+            replicate(b, a, "t")
+    b.put_proposals()
+    assert cluster.isr() == ["b", "c"]
+    cluster.disks["a"].refusal = None
+    cluster.pass_us(RETRY_US)
+    cluster.look("a")
+    replicate(b, a, "t")
+    b.put_proposals()
+    assert cluster.isr() == ["a", "b", "c"]
+
+
+def test_a_follower_that_refused_a_write_hands_over_when_it_is_elected(cluster):
+    """Until its lag takes it out of the ISR it may be: it has all that is committed."""
+    a, b = cluster.brokers["a"], cluster.brokers["b"]
+    cluster.disks["b"].refusal = StorageFailure
+    cluster.append("a", 1)
+    with pytest.raises(StorageFailure):
+        replicate(a, b, "t")
+    a.die()
+    b.control()
+    see(cluster.around)
+    assert b.record("t").leader == "b"
+    cluster.look("b")
+    assert b.record("t").leader == "c"
+
+
+def test_a_replica_whose_force_failed_hands_over_to_one_that_joins_later(cluster):
+    """Its log takes no more until it is opened again, though it was the only one in sync then."""
+    a, b = cluster.brokers["a"], cluster.brokers["b"]
+    make(a, "u", "ab", flush="batch")
+    cluster.disks["a"].fail_next_force()
+    with pytest.raises(StorageFailure):
+        cluster.append("a", 0, "u")
+    cluster.disks["a"].stop_failing()
+    cluster.pass_us(RETRY_US)
+    replicate(a, b, "u")
+    a.put_proposals()
+    cluster.look("a")
+    assert cluster.leader("u") == "b"
+
+
+LOSSES = {
+    "its data file is removed": lambda path: path.unlink(),
+    "its entries are removed": lambda path: path.with_suffix(".entries").unlink(),
+    "its data file is replaced": lambda path: shutil.copy(path, path.with_suffix(".x")).rename(
+        path
+    ),
+    "the topic's folder is removed": lambda path: shutil.rmtree(path.parent.parent),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_removed_file_of_the_log_is_noticed_by_the_next_round_of_housekeeping(of_files, loss):
+    """An append succeeds meanwhile, and would be lost when the broker ends."""
+    a = of_files.brokers["a"]
+    a.host.upkeep.housekeep()
+    LOSSES[loss](a.partition("t").log.segments[-1].name.arrow)
+    of_files.append("a", 1)
+    a.host.upkeep.housekeep()
+    with pytest.raises(StorageFailure, match="would be lost"):
+        of_files.append("a", 2)
+    of_files.look("a")
+    assert of_files.leader() == "b"
