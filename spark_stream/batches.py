@@ -12,7 +12,7 @@ another schema that the topic had before or has had since.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import google_crc32c
@@ -25,11 +25,21 @@ from spark_stream.wire.casting import cast
 from spark_stream.wire.type_names import type_name
 
 _CHECKSUM: Final = "isolog.crc"
+_NO_CHECKSUM: Final = "00000000"
 
 
 def crc32c(data: pa.Buffer | bytes) -> int:
     """CRC-32C (Castagnoli), unsigned."""
     return int(google_crc32c.value(data))
+
+
+def crc_of_parts(data: pa.Buffer, parts: Iterable[Sequence[int]]) -> int:
+    """CRC-32C of these parts of ``data``, (start, length), one behind the other."""
+    found = 0
+    for start, length in parts:
+        start, end = max(0, int(start)), min(data.size, int(start) + int(length))
+        found = int(google_crc32c.extend(found, data.slice(start, max(0, end - start))))
+    return found
 
 
 def decode_one(
@@ -168,11 +178,16 @@ def _entries(array: pa.MapArray) -> list[pa.Array]:
 def with_facts(schema: pa.Schema, facts: Mapping[str, str]) -> bytes:
     """The schema message that a segment starts with; ``facts`` go into the schema's metadata.
 
-    The names of all facts start with ``isolog.``; a checksum over them is put beside them.
+    The names of all facts start with ``isolog.``. Beside them is the checksum of the whole message,
+    computed with zeros in its own place.
     """
+    blank = _message(schema, {**facts, _CHECKSUM: _NO_CHECKSUM})
+    return _message(schema, {**facts, _CHECKSUM: f"{crc32c(blank):08x}"})
+
+
+def _message(schema: pa.Schema, facts: Mapping[str, str]) -> bytes:
     metadata = dict(schema.metadata or {})
-    checked = {**facts, _CHECKSUM: _checksum_of(facts)}
-    metadata.update({key.encode(): value.encode() for key, value in checked.items()})
+    metadata.update({key.encode(): value.encode() for key, value in facts.items()})
     return bytes(schema.with_metadata(metadata).serialize())
 
 
@@ -187,12 +202,9 @@ def facts_of(header: pa.Buffer) -> dict[str, str] | None:
         }
     except (pa.ArrowException, OSError, ValueError):
         return None
-    return facts if facts.pop(_CHECKSUM, None) == _checksum_of(facts) else None
-
-
-def _checksum_of(facts: Mapping[str, str]) -> str:
-    lines = "".join(f"{name}={facts[name]}\n" for name in sorted(facts))
-    return f"{crc32c(lines.encode()):08x}"
+    found = facts.pop(_CHECKSUM, "")
+    blank = header.to_pybytes().replace(found.encode(), _NO_CHECKSUM.encode())
+    return facts if found == f"{crc32c(blank):08x}" else None
 
 
 def header_length(file: pa.Buffer) -> int | None:

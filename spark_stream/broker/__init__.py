@@ -32,7 +32,7 @@ Its replicas:
 ``proposals``      in-sync replicas on their way to the partitions' records
 ``links``          partitions as the streams of replication see them
 ``replication``    the streams on which entries go from leaders to followers
-``scrubbing``      reads closed segments again and again; ``damaged``: what it does about damage
+``scrubbing``      reads segments again and again; ``damaged``: what it does about damage
 ``upkeep``         keeps partitions in order; ``housekeeping``: which of them in a round
 ``inspection``     which records of a batch are bad, for whole batches
 ``outcomes``       what a partition answers to an append

@@ -47,7 +47,7 @@ class BrokerConfig(BaseSettings):
     ends after so long without a call; 0 means never. ``memory_bytes``: what its batches may take
     in memory at once. ``keepalive_seconds``: how long a client may leave a call of its
     own waiting before its connection is ended. ``producer_expiry_seconds``: how long a producer
-    that writes nothing is remembered. ``scrub_bytes_per_second``: how quickly closed segments are
+    that writes nothing is remembered. ``scrub_bytes_per_second``: how quickly segments are
     read to see whether they are damaged; 0: not at all. ``scrub_seconds``: from one beginning of
     such a look at all of them to the next, at least. ``topic`` holds the defaults of topics
     (``segment.bytes`` …).

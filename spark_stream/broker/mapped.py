@@ -88,13 +88,15 @@ def locate_entries(here: Here, asked: LocateEntries) -> LocatedEntries:
     replica = here.host.replica(Joined(asked.topic, asked.topic_id, asked.partition))
     if replica is None:
         return LocatedEntries(places=[None] * len(asked.runs))
-    return LocatedEntries(places=[_place_of(replica, each) for each in asked.runs])
+    return LocatedEntries(
+        places=[_place_of(replica, each, doubted=asked.doubted) for each in asked.runs]
+    )
 
 
-def _place_of(replica: Partition, runs: EntryRuns) -> FilePlace | None:
+def _place_of(replica: Partition, runs: EntryRuns, *, doubted: bool) -> FilePlace | None:
     indexes = np.array(runs.indexes, np.int64).reshape(-1, 2)
     try:
-        found = replica.locate(indexes, runs.epoch)
+        found = replica.locate(indexes, runs.epoch, doubted=doubted)
     except (EntriesGone, DamagedSegment, StorageFailure):
         return None
     return None if found is None else _file(found)
@@ -149,7 +151,6 @@ def _facts(chunk: Chunk, lineage: Lineage, holder: Holder, *, timed: bool) -> St
         indexes=None if mine else found.indexes.ravel().tolist(),
         epoch=None if mine else found.epoch,
         entries=found.entries,
-        first=found.first,
         crc=found.crc,
         lead=found.lead,
         rows=int(chunk.counts.sum()),

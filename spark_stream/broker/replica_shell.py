@@ -388,8 +388,6 @@ class ReplicaShell:
             agreed, effects = self._core.follower_started(member, epoch, history, now)
             if isinstance(agreed, Refusal):
                 raise self._refused(agreed, epoch)
-            # A copy is made of it now: a byte that has changed since it was written must not pass.
-            self.log.distrust(agreed.entry if agreed.begin is None else agreed.begin.entry)
             self._sessions.start(agreed.session, news)
             woken = self._carry_out(effects)
         wake_all(woken)
@@ -421,10 +419,12 @@ class ReplicaShell:
         recent = self._sessions.recent.get(first, end, max_bytes)
         return recent or self.log.read_entries(first, max_bytes, end)
 
-    def locate(self, indexes: np.ndarray, epoch: int) -> Stored | None:
+    def locate(self, indexes: np.ndarray, epoch: int, *, doubted: bool = False) -> Stored | None:
         """:meth:`ReplicaLog.locate`, whatever this replica's part is; None: it is closed."""
         with self._lock:
-            return None if self._closed is not None else self.log.locate(indexes, epoch)
+            if self._closed is not None:
+                return None
+            return self.log.locate(indexes, epoch, doubted=doubted)
 
     def take_report(self, session: int, entry: EntryIndex) -> None:
         """The follower of this session has the entries below ``entry``; waits for nobody."""

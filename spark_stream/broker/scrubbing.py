@@ -1,8 +1,8 @@
-"""The slow look at what lies in closed segments: is it still what was written?
+"""The slow look at what lies in all segments: is it still what was written?
 
 A byte that changes on a disk is noticed by a reader, who may come in a year, or never; until then
 the replica counts as a good one, and may be elected when the really good ones are gone. So all
-closed segments are read again and again, at a pace that leaves the disk to others, and past the
+segments are read again and again, at a pace that leaves the disk to others, and past the
 system's memory (``storage.checking``). The first look begins when the broker has started.
 
 One thread looks. It holds no lock while it reads; it stops between two pieces.
@@ -37,7 +37,7 @@ class Looked:
 
 
 class Scrub:
-    """Looks at all closed segments of a broker, at a bounded pace."""
+    """Looks at all segments of a broker, at a bounded pace."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Scrub:
         level = logging.ERROR if damaged else logging.INFO
         logger.log(
             level,
-            "closed segments: %d bytes were read in %.1f s, and %s",
+            "stored records: %d bytes were read in %.1f s, and %s",
             size,
             took_s,
             f"{damaged} batches are damaged" if damaged else "all of them are sound",
@@ -87,12 +87,11 @@ class Scrub:
         for suspect in piece.suspects:
             if partition.confirm(suspect):
                 found += 1
-                segment = suspect.segment
                 logger.error(
-                    "%s: the batch of entry %d in %s fails its checksum, or cannot be read",
+                    "%s: entry %d in %s, or its batch, fails its checksum or cannot be read",
                     partition.name,
-                    segment.first.entry + suspect.row,
-                    segment.name.arrow,
+                    suspect.entry,
+                    suspect.path,
                 )
         return found
 

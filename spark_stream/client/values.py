@@ -266,7 +266,7 @@ class ConsumerDescription:
 class BrokerStatus:
     """A broker's own account of itself; ``memory`` in bytes, without mapped files.
 
-    ``checked_ms``: when the last look at all closed segments ended, in ms since the epoch; None:
+    ``checked_ms``: when the last look at all segments ended, in ms since the epoch; None:
     none has. ``damaged``: the first offset that is known to be damaged in each of its replicas
     that has damage, by ``"topic/partition"``.
     """

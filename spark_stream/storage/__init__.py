@@ -17,7 +17,7 @@
 ``opening``      a log's directory as it is made good before it is used
 ``looking``      what the files of a segment tell; ``recovery``: what of a log is valid;
                  ``aside``: where the rest is kept; ``begun``: the note that a log has begun
-``checking``     closed segments read again; ``direct``: past the page cache; ``damage``: what is
+``checking``     segments read again; ``direct``: past the page cache; ``damage``: what is
                  known to be damaged
 ``reading``      from a range of offsets to few, well-sized Arrow batches
 ``locating``     which files have the entries that another replica has named

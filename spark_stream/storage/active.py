@@ -61,7 +61,7 @@ class ActiveSegment(Segment):
         forcing: Forcing,
         data_end: int | None = None,
     ) -> None:
-        super().__init__(disk, name, codec, first, table, verified=True)
+        super().__init__(disk, name, codec, first, table)
         self._facts = facts
         self._forcing = forcing
         self._data_end = data_end or 0  # 0: there are no files, else a schema message is there
@@ -69,18 +69,12 @@ class ActiveSegment(Segment):
         self._entries: DiskFile = disk.open(name.entries)
         self._grow(table, 2 * len(table))
         self._table = self._grown[: len(table)]
-        self._end = super().end
         self._complete = self._end.offset > first.offset  # by a batch: both names are there to stay
         self.first_appended = int(table[0]["appended"]) if len(table) else None
         self._torn = False
         self._identities: list[tuple[int, int]] | None = None  # of the two files, once looked at
         # An earlier process may have died before it forced them.
         self._unforced = len(table) > 0 and self.end.entry > forcing.upto.entry
-
-    @property
-    def end(self) -> Boundary:
-        """The position after the last published entry; kept, for every append asks for it."""
-        return self._end
 
     @property
     def data_bytes(self) -> int:
@@ -254,7 +248,7 @@ class ActiveSegment(Segment):
                 force_names()
 
     def closed(self) -> Segment:
-        """The same segment for readers only. What this process wrote needs no second check."""
+        """The same segment for readers only."""
         table = np.frombuffer(self._disk.map(self.name.entries), ENTRY, count=len(self._table))
         segment = Segment(
             self._disk,
@@ -262,10 +256,10 @@ class ActiveSegment(Segment):
             self.codec,
             self.first,
             table,
-            verified=True,
             file=self._file,
             extremes=self.extremes,
         )
+        segment._end = self._end  # not from the file, which may have changed
         segment.set_aborted(self.aborted(table))
         return segment
 

@@ -24,9 +24,9 @@ class Stored:
 
     ``device`` and ``inode`` tell the file from another that takes its name later. ``parts`` are
     runs of bytes, (start, length), int64, shape (runs, 2); in them are ``entries`` messages, one
-    behind the other; ``compressed``: maybe their bodies are. ``crc`` is the CRC-32C of the first
-    message, whose length is ``first``. The chunk's rows begin ``lead`` rows behind the first of the
-    first message.
+    behind the other; ``compressed``: maybe their bodies are. ``crc`` is the CRC-32C of all parts,
+    one behind the other. The chunk's rows begin ``lead`` rows behind the first one of the first
+    message.
 
     In every replica of the partition the messages are those of the same entries: ``indexes`` are
     runs of them, (first, count), int64, shape (runs, 2), the last one of leader epoch ``epoch``.
@@ -37,7 +37,6 @@ class Stored:
     inode: int
     parts: np.ndarray
     entries: int
-    first: int
     crc: int
     compressed: bool
     indexes: np.ndarray

@@ -18,6 +18,7 @@ import pyarrow as pa
 from spark_stream.batches import (
     as_one,
     crc32c,
+    crc_of_parts,
     decode_each,
     decode_one,
     decode_run,
@@ -27,6 +28,7 @@ from spark_stream.batches import (
 )
 from spark_stream.consistency.entries import CRC_SPAN, ENTRY, ENTRY_SIZE, Table
 from spark_stream.errors import BrokerBusy
+from spark_stream.storage.chunks import joined
 from spark_stream.storage.extremes import Layout
 from spark_stream.storage.message import Message, uncompressed
 from spark_stream.storage.settings import Compression
@@ -45,9 +47,14 @@ def sealed(packed: bytes) -> bytes:
 
 
 # A CRC is linear. So any bytes, followed by their own CRC, always have the same CRC, and so has any
-# number of such pieces in a row. A block of entries is thereby checked by one call.
+# number of such pieces in a row. Many entries are thereby checked by one call.
 _BLOCK_ENTRIES: Final = 1024
-_INTACT_BLOCK: Final = crc32c(sealed(bytes(CRC_SPAN)) * _BLOCK_ENTRIES)
+
+
+@cache
+def _intact_crc(entries: int) -> int:
+    """The CRC of so many intact entries in a row."""
+    return crc32c(sealed(bytes(CRC_SPAN)) * entries)
 
 
 def intact_rows(table: Table) -> npt.NDArray[np.bool_]:
@@ -64,19 +71,12 @@ def intact_rows(table: Table) -> npt.NDArray[np.bool_]:
 
 def intact_entries(table: Table) -> int:
     """How many leading entries have the checksum that they carry."""
-    blocks = len(table) // _BLOCK_ENTRIES
-    data = pa.py_buffer(table.tobytes())
-    size = _BLOCK_ENTRIES * ENTRY_SIZE
-    good = 0
-    while good < blocks and crc32c(data.slice(good * size, size)) == _INTACT_BLOCK:
-        good += 1
-    checked = good * _BLOCK_ENTRIES
-    while checked < len(table):
-        rows = intact_rows(table[checked : checked + _BLOCK_ENTRIES])
-        if not rows.all():
-            return checked + int(rows.argmin())
-        checked += len(rows)
-    return checked
+    data = pa.py_buffer(np.ascontiguousarray(table).view(np.uint8))
+    for first in range(0, len(table), _BLOCK_ENTRIES):
+        rows = min(_BLOCK_ENTRIES, len(table) - first)
+        if crc32c(data.slice(first * ENTRY_SIZE, rows * ENTRY_SIZE)) != _intact_crc(rows):
+            return first + int(intact_rows(table[first : first + rows]).argmin())
+    return len(table)
 
 
 _FIELDS: Final[Any] = ENTRY.fields
@@ -132,6 +132,10 @@ def first_broken_batch(table: Table, data: pa.Buffer, offset_in_file: int = 0) -
 
     ``data`` holds the ``.arrow`` file from ``offset_in_file`` on; it may end too early.
     """
+    if len(table) > _FEW_BATCHES:
+        parts = joined(table["position"] - offset_in_file, table["length"])
+        if len(parts) < len(table) // 2 and crc_of_parts(data, parts) == run_crc(table):
+            return len(table)
     value = google_crc32c.value
     starts = (table["position"] - offset_in_file).tolist()
     rows = zip(starts, table["length"].tolist(), table["data_crc"].tolist(), strict=True)
@@ -141,6 +145,63 @@ def first_broken_batch(table: Table, data: pa.Buffer, offset_in_file: int = 0) -
         if start + length > data.size or value(data.slice(start, length)) != crc:
             return row
     return len(table)
+
+
+def run_crc(table: Table) -> int:
+    """The CRC of these entries' batches, one behind the other, from the CRCs in the entries.
+
+    The CRC of two pieces is that of the second, combined with that of the first as if as many zeros
+    followed it as the second is long. So no byte of a batch is looked at here.
+    """
+    lengths = table["length"] // _UNIT
+    behind = np.cumsum(lengths[::-1])[::-1] - lengths
+    return int(np.bitwise_xor.reduce(_followed_by_zeros(table["data_crc"], behind), initial=0))
+
+
+_FEW_BATCHES: Final = 128  # up to so many are checked one by one
+_DIGIT_BITS: Final = 6
+
+
+def _followed_by_zeros(
+    crcs: npt.NDArray[np.uint32], words: npt.NDArray[np.int64]
+) -> npt.NDArray[np.uint32]:
+    """By how much each piece with such a CRC changes the CRC of all, if so many words follow it."""
+    found, place = crcs.copy(), 0
+    while words.any():
+        digit = words & ((1 << _DIGIT_BITS) - 1)
+        found = _changed(_zeros_table(place), found, digit << 10)
+        words, place = words >> _DIGIT_BITS, place + 1
+    return found
+
+
+def _changed(
+    table: npt.NDArray[np.uint32],
+    crcs: npt.NDArray[np.uint32],
+    at: npt.NDArray[np.int64] | int = 0,
+) -> npt.NDArray[np.uint32]:
+    """What a table makes of these CRCs: it has, from ``at`` on, what each of their bytes gives."""
+    found = table[at + (crcs & 0xFF)]
+    for byte in range(1, 4):
+        found ^= table[at + ((crcs >> (8 * byte) & 0xFF) | byte << 8)]
+    return found
+
+
+@cache
+def _zeros_table(place: int) -> npt.NDArray[np.uint32]:
+    """For each digit at this place of a number of words: 4 times 256 values, one for each byte."""
+    values = np.arange(256, dtype=np.uint32)
+    same = np.concatenate([values << 8 * byte for byte in range(4)])
+    if place:
+        last = _zeros_table(place - 1)[-1024:]
+        one = _changed(last, _zeros_table(place - 1)[1024:2048])
+    else:
+        zeros = bytes(_UNIT)
+        nothing = crc32c(zeros)
+        one = np.array([google_crc32c.extend(int(crc), zeros) ^ nothing for crc in same], np.uint32)
+    found = [same]
+    for _ in range((1 << _DIGIT_BITS) - 1):
+        found.append(_changed(one, found[-1]))
+    return np.concatenate(found)
 
 
 # If messages are this far from each other on average, they are taken one by one.

@@ -36,14 +36,17 @@ def segment_with(segments: Sequence[Segment], entry: EntryIndex, directory: Path
     return segments[place]
 
 
-def located_in(segment: Segment, indexes: np.ndarray, epoch: int) -> Stored | None:
+def located_in(
+    segment: Segment, indexes: np.ndarray, epoch: int, *, doubted: bool = False
+) -> Stored | None:
     """Where these entries' messages lie, if all of them do so in this segment; None: they do not.
 
     ``indexes``: runs of entries, (first, count), int64, shape (runs, 2), rising. ``epoch``: the
     leader epoch of the last one where it was looked up; here there may be another entry instead.
+    ``doubted``: the messages are checked as well.
 
     Raises:
-        DamagedSegment: the first of them fails its checksum.
+        DamagedSegment: an entry among them is damaged, or the batch of one that is doubted.
         StorageFailure: the file is gone.
         InvalidRequest: the runs are none, or do not rise, or name what is no batch.
     """
@@ -52,11 +55,15 @@ def located_in(segment: Segment, indexes: np.ndarray, epoch: int) -> Stored | No
     if not len(indexes) or (counts < 1).any() or (firsts[1:] < ends[:-1]).any():
         raise InvalidRequest("runs of entries rise, and each has an entry at least")
     table = segment.table
-    if firsts[0] < 0 or ends[-1] > len(table) or table[ends[-1] - 1]["leader_epoch"] != epoch:
+    if firsts[0] < 0 or ends[-1] > len(table):
+        return None
+    segment.check_rows(int(firsts[0]), int(ends[-1]))
+    if table[ends[-1] - 1]["leader_epoch"] != epoch:
         return None
     before = np.cumsum(counts) - counts
     places = np.repeat(firsts - before, counts) + np.arange(int(counts.sum()))
     if (table[places]["kind"] != Kind.DATA).any():
         raise InvalidRequest("an entry that is no batch has no place in a file")
-    found, sound = segment.locate(places)
-    return found if sound == len(places) else None
+    if doubted:
+        segment.check_batches(places)
+    return segment.locate(places)

@@ -401,33 +401,28 @@ class PartitionLog:
         with self._damage.noted():
             return self._segment_of(first).stored(first, max_bytes, upto)
 
-    def locate(self, indexes: np.ndarray, epoch: int) -> Stored | None:
+    def locate(self, indexes: np.ndarray, epoch: int, *, doubted: bool = False) -> Stored | None:
         """:meth:`ReplicaLog.locate`."""
         with self._damage.noted():
-            return located_in(self._segment_of(EntryIndex(int(indexes[0, 0]))), indexes, epoch)
+            segment = self._segment_of(EntryIndex(int(indexes[0, 0])))
+            return located_in(segment, indexes, epoch, doubted=doubted)
 
     @property
     def hole(self) -> EntryIndex | None:
         """:meth:`ReplicaLog.hole`."""
         return self._damage.first(self.start.entry) if self._damage else None
 
-    def distrust(self, first: EntryIndex) -> None:
-        """:meth:`ReplicaLog.distrust`."""
-        for segment in self._closed:
-            if segment.end.entry > first:
-                segment.distrust(slice(max(0, first - segment.first.entry), None))
-
     def check_stored(self) -> Iterator[Piece]:
         """:meth:`ReplicaLog.check_stored`."""
-        return pieces(self._disk, self._closed)
+        return pieces(self._disk, self._segments)
 
     def confirm(self, suspect: Suspect) -> bool:
         """:meth:`ReplicaLog.confirm`."""
-        segment = suspect.segment
-        if segment not in self._closed or is_sound(self._disk, suspect):
+        if not self.start.entry <= suspect.entry < self.end.entry:
             return False
-        segment.distrust(slice(suspect.row, suspect.row + 1))
-        self._damage.note(segment.first.entry + suspect.row)
+        if is_sound(self._disk, self._segment_of(suspect.entry), suspect.entry):
+            return False
+        self._damage.note(suspect.entry)
         return True
 
     def has_aborted(self, start: Offset, end: Offset) -> bool:

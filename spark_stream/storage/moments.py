@@ -20,10 +20,12 @@ def first_offset_at(
     ``column`` has the records' own timestamps; None: a record's is that of its entry.
 
     Raises:
-        DamagedSegment: the batch with that record is damaged.
+        DamagedSegment: the batch with that record is damaged, or an entry of its segment or one
+            before.
     """
     for segment in segments:
         table = segment.table
+        segment.check_rows(0, len(table))
         row = first_at_or_after(table, timestamp)
         if row is None:
             continue

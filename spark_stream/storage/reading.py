@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from spark_stream.consistency.entries import Kind, at_offset
+from spark_stream.consistency.entries import Kind, at_offset, next_offset
 from spark_stream.consistency.ids import Offset
 from spark_stream.errors import DamagedSegment, EntriesGone
 from spark_stream.storage.chunks import Chunk, Stored, joined
@@ -73,14 +73,19 @@ class Visible:
         """Those of ``[start, end)``, or of a first part of it; it is not empty and can be read.
 
         Batches that can hold nothing of a filtering are left out like aborted ones.
+
+        Raises:
+            DamagedSegment: the entry of ``start`` is damaged, or another one that hides it.
         """
         table = segment.table
         aborted = segment.aborted(table) if committed else None
         first, last = at_offset(table, start), at_offset(table, Offset(end - 1)) + 1
-        if last - first > _WINDOW_ENTRIES:
-            last = first + _WINDOW_ENTRIES
-            end = Offset(int(table[last]["base_offset"]))
-        rows = table[first:last]
+        rows = segment.sound_rows(max(0, first), min(last, first + _WINDOW_ENTRIES))
+        if not len(rows) or not rows[0]["base_offset"] <= start < next_offset(rows[:1], start):
+            # A search through sound entries finds the one that has the offset.
+            segment.check_rows(0, len(table))
+            raise AssertionError(f"{segment.name.entries} has no offset {start}")
+        last, end = first + len(rows), min(end, next_offset(rows, start))
         seen = rows["kind"] == Kind.DATA
         if aborted is not None:
             seen &= ~aborted[first:last]
@@ -231,7 +236,7 @@ def _chunk(
     reading = columns if filtering is None else filtering.reading(columns)
     stored: Stored | None = None
     if wanted.locating:
-        stored, taken = segment.locate(places[at:high])
+        stored, taken = segment.locate(places[at:high]), high - at
         batch = segment.blank(columns, wanted.schema)
     else:
         batch, taken = segment.decode(places[at:high], reading, wanted.schema)

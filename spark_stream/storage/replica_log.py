@@ -179,25 +179,23 @@ class ReplicaLog(Protocol):
             DamagedSegment: the batch of ``first`` is damaged.
         """
 
-    def locate(self, indexes: np.ndarray, epoch: int) -> Stored | None:
+    def locate(self, indexes: np.ndarray, epoch: int, *, doubted: bool = False) -> Stored | None:
         """Where the messages of these entries lie, if they do so in one file; else None.
 
         ``indexes``: runs of entries, (first, count), int64, shape (runs, 2), rising. None also
         where the last of them is not of this leader epoch: it is another entry then. For the writer
-        to call: no file is replaced meanwhile.
+        to call: no file is replaced meanwhile. Whoever reads the messages checks them; they are
+        checked here as well if they are ``doubted``.
 
         Raises:
             EntriesGone: the log starts behind the first, or ends before it.
-            DamagedSegment: the first is damaged.
+            DamagedSegment: an entry is damaged, or the batch of one that is doubted.
             StorageFailure: the file is gone.
             InvalidRequest: no such runs, or of what are no batches.
         """
 
-    def distrust(self, first: EntryIndex) -> None:
-        """The batches of closed segments from this entry on are checked anew when they are read."""
-
     def check_stored(self) -> Iterator[Piece]:
-        """Reads the batches of closed segments from the disk; one thread at a time, without a lock.
+        """Reads entries and batches from the disk; one thread at a time, without a lock.
 
         What fails its checksum is a suspect, for :meth:`confirm`.
         """

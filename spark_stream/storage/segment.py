@@ -22,7 +22,14 @@ from spark_stream.consistency.ids import EntryIndex, Offset
 from spark_stream.consistency.leader import Boundary
 from spark_stream.errors import DamagedSegment, IsologError
 from spark_stream.storage.chunks import Stored, joined
-from spark_stream.storage.codec import Codec, first_broken_batch, gathered
+from spark_stream.storage.codec import (
+    Codec,
+    first_broken_batch,
+    gathered,
+    intact_entries,
+    intact_rows,
+    run_crc,
+)
 from spark_stream.storage.disk import Disk
 from spark_stream.storage.extreme_files import SegmentExtremes
 from spark_stream.storage.mapping import MappedFile
@@ -30,6 +37,7 @@ from spark_stream.storage.settings import Compression
 from spark_stream.storage.stored import StoredEntries
 
 EXTREMES: Final = ".extremes"
+_NEAR_ENTRIES: Final = 64  # so many are looked at for an intact one behind a damaged one
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +95,6 @@ class Segment:
         first: Boundary,
         table: Table,
         *,
-        verified: bool = False,
         has_tail: bool = False,
         file: MappedFile | None = None,
         extremes: SegmentExtremes | None = None,
@@ -102,7 +109,8 @@ class Segment:
         self.extremes = extremes or SegmentExtremes(disk, name.extremes, first, codec.layout)
         self._aborted: np.ndarray | None = None
         self._file = file or MappedFile(disk, name.arrow)
-        self._verified: np.ndarray | None = None if verified else np.zeros(len(table), np.bool_)
+        # Kept, for every append asks for it, and a closed segment's last entry may change on disk.
+        self._end = Boundary(EntryIndex(first.entry + len(table)), next_offset(table, first.offset))
 
     @property
     def table(self) -> Table:
@@ -138,19 +146,45 @@ class Segment:
 
     @property
     def end(self) -> Boundary:
-        """The position after the last entry."""
-        table = self._table
-        return Boundary(
-            EntryIndex(self.first.entry + len(table)), next_offset(table, self.first.offset)
-        )
+        """The position after the last published entry."""
+        return self._end
 
     def boundary_of(self, entry: EntryIndex) -> Boundary:
-        """The place before the entry with this index, of this segment or the next behind it."""
-        table = self._table
-        row = entry - self.first.entry
-        if row < len(table):
+        """The place before the entry with this index, of this segment or the next behind it.
+
+        Raises:
+            DamagedSegment: the entry is damaged, and so is the one before it.
+        """
+        table, row = self._table, entry - self.first.entry
+        if row == len(table):
+            return self._end
+        if not row:
+            return self.first
+        if intact_entries(table[row : row + 1]):
             return Boundary(entry, Offset(int(table[row]["base_offset"])))
-        return Boundary(entry, next_offset(table, self.first.offset))
+        return Boundary(entry, next_offset(self.sound_rows(row - 1, row), self.first.offset))
+
+    def sound_rows(self, low: int, high: int) -> Table:
+        """The entries from row ``low`` to before ``high``, up to the first damaged one.
+
+        Raises:
+            DamagedSegment: that is row ``low``.
+        """
+        rows = self._table[low:high]
+        good = intact_entries(rows)
+        if not good and len(rows):
+            raise self._entry_damage(low)
+        return rows[:good]
+
+    def check_rows(self, low: int, high: int) -> None:
+        """Check the entries from row ``low`` to before ``high``.
+
+        Raises:
+            DamagedSegment: one of them is damaged; the error names the first.
+        """
+        good = low + intact_entries(self._table[low:high])
+        if good < high:
+            raise self._entry_damage(good)
 
     def stored(
         self, first: EntryIndex, max_bytes: int, upto: EntryIndex | None
@@ -168,7 +202,7 @@ class Segment:
             high = min(high, upto - self.first.entry)
         if low >= high:
             return None
-        rows = table[low:high]
+        rows = self.sound_rows(low, high)
         position = int(rows[0]["position"])
         if int(rows[-1]["position"] + rows[-1]["length"]) - position > max_bytes - rows.nbytes:
             sizes = rows["position"] + rows["length"] - position
@@ -176,9 +210,8 @@ class Segment:
             rows = rows[: max(1, int(np.searchsorted(sizes, max_bytes, side="right")))]
         length = int(rows[-1]["position"] + rows[-1]["length"]) - position
         data = self._bytes(position, length) if length else pa.py_buffer(b"")
-        places = np.arange(low, low + len(rows))
-        if self._untrusted(places) or data.size != length:
-            sound = self._checked(rows, data, places, position)
+        sound = self._sound_batches(rows, data, position)
+        if sound < len(rows):
             rows = rows[:sound]
             data = data.slice(0, int(rows[-1]["position"] + rows[-1]["length"]) - position)
         return StoredEntries(rows, data)
@@ -223,31 +256,37 @@ class Segment:
         batch, taken = self.codec.decode(data, sound, there)
         return conformed(batch, projected(schema, columns)), taken
 
-    def locate(self, places: np.ndarray) -> tuple[Stored, int]:
-        """Where the batches at these rows of the table lie; and how many of them are sound.
+    def check_batches(self, places: np.ndarray) -> None:
+        """Check the batches at these rows of the table.
 
         Raises:
-            DamagedSegment: the first batch fails its checksum.
+            DamagedSegment: one of them fails its checksum; the error names the first.
+        """
+        while len(places):
+            _, sound = self._load(places)
+            places = places[sound:]
+
+    def locate(self, places: np.ndarray) -> Stored:
+        """Return where the batches at these rows of the table lie.
+
+        Whoever reads them there checks them: a byte may change until then.
+
+        Raises:
             StorageFailure: the file is gone.
         """
         rows = self._table[places]
-        if self._untrusted(places):
-            _, sound = self._load(places)
-            rows = rows[:sound]
         device, inode = self._disk.identity(self.name.arrow)
-        found = Stored(
+        return Stored(
             path=self.name.arrow,
             device=device,
             inode=inode,
             parts=joined(rows["position"], rows["length"]),
             entries=len(rows),
-            first=int(rows[0]["length"]),
-            crc=int(rows[0]["data_crc"]),
+            crc=run_crc(rows),
             compressed=self.codec.compression is not Compression.NONE,
             indexes=joined(rows["entry_index"], np.ones(len(rows), np.int64)),
             epoch=int(rows[-1]["leader_epoch"]),
         )
-        return found, len(rows)
 
     def blank(self, columns: list[str] | None, schema: pa.Schema | None = None) -> pa.RecordBatch:
         """A batch without rows, of the same columns as :meth:`decode` gives."""
@@ -264,28 +303,17 @@ class Segment:
         position = int(starts[0])
         length = int(starts[-1] + lengths[-1]) - position
         data = self._bytes(position, length)
-        sound = len(rows)
-        if self._untrusted(places) or data.size != length:
-            sound = self._checked(rows, data, places, position)
+        sound = self._sound_batches(rows, data, position)
+        if sound < len(rows):
             starts, lengths = starts[:sound], lengths[:sound]
             data = data.slice(0, int(starts[-1] + lengths[-1]) - position)
         return gathered(data, starts - position, lengths), sound
 
-    def _untrusted(self, places: np.ndarray) -> bool:
-        """Whether a batch at these rows may differ from what was written."""
-        return self._verified is not None and not self._verified[places].all()
-
-    def distrust(self, rows: slice) -> None:
-        """Reads check the batches at these rows of the table again, whoever wrote them."""
-        trusted = self._verified
-        verified = np.ones(len(self._table), np.bool_) if trusted is None else trusted
-        verified[rows] = False
-        self._verified = verified
-
-    def _checked(self, rows: Table, data: pa.Buffer, places: np.ndarray, position: int) -> int:
+    def _sound_batches(self, rows: Table, data: pa.Buffer, position: int) -> int:
         """How many of these rows, from the first on, have sound batches.
 
-        ``places`` are theirs in the table; ``data`` holds the file from ``position`` on.
+        ``data`` holds the file from ``position`` on. It is checked at each read: what was sound a
+        moment ago may be read from the disk anew, and differ.
 
         Raises:
             DamagedSegment: the first has not.
@@ -293,8 +321,6 @@ class Segment:
         sound = first_broken_batch(rows, data, position)
         if sound == 0:
             raise self._batch_damage(rows[0])
-        if self._verified is not None:
-            self._verified[places[:sound]] = True
         return sound
 
     def _batch_damage(self, row: np.void) -> DamagedSegment:
@@ -306,6 +332,23 @@ class Segment:
             first=start,
             next=start + count,
             entry=int(row["entry_index"]),
+        )
+
+    def _entry_damage(self, row: int) -> DamagedSegment:
+        """The error about an entry; the intact ones around it say which offsets it has."""
+        table = self._table
+        before, behind = table[max(0, row - 1) : row], table[row + 1 : row + 1 + _NEAR_ENTRIES]
+        start = next_offset(before[: intact_entries(before)], self.first.offset)
+        intact = np.flatnonzero(intact_rows(behind))
+        after = int(behind[intact[0]]["base_offset"]) if len(intact) else int(self._end.offset)
+        entry = self.first.entry + row
+        return DamagedSegment(
+            f"{self.name.entries}: entry {entry} fails its checksum, and offsets {start} to"
+            f" {after - 1} may be its; the first offset after them is {after}",
+            path=str(self.name.entries),
+            first=int(start),
+            next=after,
+            entry=int(entry),
         )
 
     def _bytes(self, position: int, length: int) -> pa.Buffer:
@@ -335,14 +378,11 @@ class Segment:
             self.codec,
             self.first,
             table,
-            verified=self._verified is None,
             file=MappedFile(self._disk, self.name.arrow, self._file.mapped),
             extremes=self.extremes,
         )
         shorter.has_tail = self.has_tail or self.data_end > shorter.data_end
         shorter.set_aborted(self.aborted(table))
-        if self._verified is not None:
-            shorter._verified = self._verified[: len(table)].copy()
         return shorter
 
     def flush(self) -> None:

@@ -107,9 +107,9 @@ class StoredFacts(Message):
     first and the count of each run of the entries, one after the other, and ``epoch`` the leader
     epoch of the last one: the follower is asked for the file with these (``LocateEntries``).
 
-    ``entries``: how many messages they are. ``crc``: the CRC-32C of the first
-    ``first`` bytes, which are the first message. Of its rows ``lead`` are not meant; ``rows`` of
-    those that follow are. ``base``, ``next``, ``lineage`` and ``spans`` as in ChunkFacts.
+    ``entries``: how many messages they are. ``crc``: the CRC-32C of all of them, one behind the
+    other. Of the first one's rows ``lead`` are not meant; ``rows`` of those that follow are.
+    ``base``, ``next``, ``lineage`` and ``spans`` as in ChunkFacts.
     ``timestamps``, of each message, and ``counts``, how many of its rows are meant, are there if
     ``_timestamp`` was asked for.
     """
@@ -118,7 +118,6 @@ class StoredFacts(Message):
     indexes: list[OffsetField] | None = None
     epoch: OffsetField | None = None
     entries: int
-    first: int
     crc: int
     lead: int
     rows: int
@@ -170,12 +169,16 @@ class EntryRuns(Message):
 
 
 class LocateEntries(Message):
-    """Asks a replica, whatever its part is, where the messages of entries lie in its files."""
+    """Asks a replica, whatever its part is, where the messages of entries lie in its files.
+
+    ``doubted``: a reader has found other bytes there. The replica looks whether they are damaged.
+    """
 
     topic: Name
     topic_id: str
     partition: PartitionField
     runs: Annotated[list[EntryRuns], Field(min_length=1)]
+    doubted: bool = False
 
 
 class LocatedEntries(Message):

@@ -361,7 +361,7 @@ class ListedOffsets(Message):
 class Status(Message):
     """The broker itself. Memory in bytes: what the process holds that is not a mapped file.
 
-    ``checked_ms``: when the last look at all closed segments ended, in ms since the epoch; None:
+    ``checked_ms``: when the last look at all segments ended, in ms since the epoch; None:
     none has. ``damaged``: the first offset that is known to be damaged, of each replica with one.
     """
 

@@ -1,4 +1,4 @@
-"""A broker looks at its closed segments: how quickly, when again, and what follows from damage."""
+"""A broker looks at its segments: how quickly, when again, and what follows from damage."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ def a(around: Surroundings) -> LocalBroker:
     return found
 
 
-def test_a_look_reads_all_closed_segments_at_its_pace_and_says_so(a, caplog):
+def test_a_look_reads_all_segments_at_its_pace_and_says_so(a, caplog):
     stopped = Waits()
     scrub = scrub_of(a, 10_000, stopped)
     assert scrub.last is None
     with caplog.at_level(logging.INFO):
         assert scrub.look() == 100.0  # by the clock of the test no time has passed
-    closed = a.partition("t").log.segments[:-1]
-    size = sum(int(segment.table["length"].sum()) for segment in closed)
+    segments = a.partition("t").log.segments
+    size = sum(int(segment.table["length"].sum()) for segment in segments)
     assert (scrub.last.size, scrub.last.damaged) == (size, 0)
     assert stopped.waited_s == pytest.approx(size / 10_000, rel=0.05)
     assert "all of them are sound" in caplog.text

@@ -1,4 +1,4 @@
-"""Closed segments are read from the disk, and what is damaged there is found, and only that."""
+"""Segments are read from the disk, and what is damaged there is found, and only that."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spark_stream.consistency.entries import ENTRY_SIZE
 from spark_stream.consistency.ids import EntryIndex
 from spark_stream.errors import DamagedSegment, StorageFailure
 from spark_stream.storage import checking, direct
@@ -17,7 +18,7 @@ from spark_stream.storage.disk import OsDisk
 from spark_stream.storage.log import PartitionLog
 from tests.storage.logs import append_next, flip, folder, format_of, ids, read, reopened
 
-ENTRIES, PER_SEGMENT, CLOSED = 18, 5, 15
+ENTRIES, PER_SEGMENT = 18, 5
 
 
 @pytest.fixture
@@ -41,18 +42,24 @@ def damage(log: PartitionLog, entry: int, byte: int = 7, bit: int = 3) -> None:
     flip(segment.name.arrow, int(row["position"]) + byte % int(row["length"]), bit)
 
 
+def damage_entry(log: PartitionLog, entry: int, byte: int, bit: int) -> None:
+    """Changes a bit of the entry itself on the disk."""
+    segment, row = log.segments[entry // PER_SEGMENT], entry % PER_SEGMENT
+    flip(segment.name.entries, row * ENTRY_SIZE + byte % ENTRY_SIZE, bit)
+
+
 def suspected(log: PartitionLog) -> list[Suspect]:
     return [suspect for piece in log.check_stored() for suspect in piece.suspects]
 
 
 def numbers(suspects: list[Suspect]) -> list[int]:
-    return [each.segment.first.entry + each.row for each in suspects]
+    return [each.entry for each in suspects]
 
 
 def test_a_sound_log_is_read_as_a_whole_and_nothing_is_found(log):
     found = list(log.check_stored())
-    closed = log.segments[:-1]
-    assert sum(piece.size for piece in found) == sum(int(s.table["length"].sum()) for s in closed)
+    size = sum(int(segment.table["length"].sum()) for segment in log.segments)
+    assert sum(piece.size for piece in found) == size
     assert not any(piece.suspects for piece in found)
     assert log.hole is None
 
@@ -60,16 +67,17 @@ def test_a_sound_log_is_read_as_a_whole_and_nothing_is_found(log):
 @settings(max_examples=60, deadline=None)
 @given(
     st.dictionaries(
-        st.integers(0, CLOSED - 1), st.tuples(st.integers(0, 10_000), st.integers(0, 7))
+        st.integers(0, ENTRIES - 1),
+        st.tuples(st.sampled_from(["batch", "entry"]), st.integers(0, 10_000), st.integers(0, 7)),
     ),
     st.sampled_from([1, 700, 1 << 20]),
 )
-def test_every_damaged_batch_of_closed_segments_is_found_and_no_other(places, piece_bytes):
+def test_everything_that_is_damaged_is_found_and_nothing_else(places, piece_bytes):
     with folder() as path, pytest.MonkeyPatch.context() as patch:
         patch.setattr(checking, "_PIECE_BYTES", piece_bytes)
         log = filled(path / "log")
-        for entry, (byte, bit) in places.items():
-            damage(log, entry, byte, bit)
+        for entry, (what, byte, bit) in places.items():
+            (damage if what == "batch" else damage_entry)(log, entry, byte, bit)
         suspects = suspected(log)
         assert numbers(suspects) == sorted(places)
         assert all(log.confirm(each) for each in suspects)
@@ -79,7 +87,7 @@ def test_every_damaged_batch_of_closed_segments_is_found_and_no_other(places, pi
 
 def test_what_is_read_at_once_is_bounded_by_a_batch(log, monkeypatch):
     monkeypatch.setattr(checking, "_PIECE_BYTES", 1)
-    assert len(list(log.check_stored())) == CLOSED
+    assert len(list(log.check_stored())) == ENTRIES
 
 
 def test_confirmed_damage_is_told_to_readers_also_of_what_this_process_wrote(log):
@@ -175,10 +183,10 @@ class BadSector(OsDisk):
 def test_bytes_that_the_disk_does_not_give_damage_their_own_batch_alone(log):
     segment = log.segments[2]
     bad = BadSector(segment.name.arrow, int(segment.table[3]["position"]) + 5)
-    found = [s for piece in checking.pieces(bad, log.segments[:-1]) for s in piece.suspects]
+    found = [s for piece in checking.pieces(bad, log.segments) for s in piece.suspects]
     assert numbers(found) == [13]
-    assert not checking.is_sound(bad, found[0])
-    assert checking.is_sound(OsDisk(), found[0])
+    assert not checking.is_sound(bad, segment, found[0].entry)
+    assert checking.is_sound(OsDisk(), segment, found[0].entry)
 
 
 @pytest.mark.parametrize("flag", ["as the system can", "through memory"])

@@ -38,9 +38,8 @@ def test_the_places_are_those_that_a_read_names(tmp_path: Path) -> None:
         found = log.locate(chunk.stored.indexes, chunk.stored.epoch)
         assert found is not None
         assert found.parts.tolist() == chunk.stored.parts.tolist()
-        assert (found.crc, found.first, found.entries) == (
+        assert (found.crc, found.entries) == (
             chunk.stored.crc,
-            chunk.stored.first,
             chunk.stored.entries,
         )
         part = log.locate(runs((2, 3), (8, 1)), int(EPOCH))
@@ -80,12 +79,18 @@ def test_runs_that_are_none_are_refused(tmp_path: Path, wrong: list[tuple[int, i
             log.locate(runs(*wrong), 0)
 
 
-def test_a_damaged_batch_has_no_place(tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", ["arrow", "entries"])
+def test_places_that_are_doubted_are_looked_at_and_damage_there_is_known_then(
+    tmp_path: Path, what: str
+) -> None:
     with new_log(tmp_path) as log:
         append_next(log)
         log.roll()
         append_next(log)
-        damaged = segment_path(log, 0, "arrow")
-    flip(damaged, damaged.stat().st_size - 100, 3)
-    with new_log(tmp_path) as log, pytest.raises(DamagedSegment):
-        log.locate(runs((0, 1)), 0)
+        assert log.locate(runs((0, 1)), 0, doubted=True) is not None
+        place = 50 if what == "entries" else log.segments[0].data_end - 9
+        flip(segment_path(log, 0, what), place, 3)
+        assert log.hole is None
+        with pytest.raises(DamagedSegment):
+            log.locate(runs((0, 1)), 0, doubted=True)
+        assert log.hole == 0

@@ -1,9 +1,6 @@
-"""Columns that nobody asked for: which of their bytes a read touches, and what it holds."""
+"""Columns that were not asked for: what a read decodes and holds of them."""
 
 from __future__ import annotations
-
-import re
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -13,34 +10,9 @@ from spark_stream.consistency.ids import Offset
 from spark_stream.sql.filters import row_filter
 from spark_stream.storage.settings import Compression
 from tests.storage import logs
-from tests.storage.logs import append_next, read, segment_path
+from tests.storage.logs import append_next, read
 
 MIB = 1 << 20
-
-
-def resident(path: Path) -> int:
-    """Bytes of the file that this process has touched through its mappings."""
-    found, here = 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
-            here = line.endswith(str(path))
-        elif here and line.startswith("Rss:"):
-            found += int(line.split()[1]) << 10
-    return found
-
-
-@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux tells")
-def test_of_a_large_batch_pages_of_other_columns_are_not_touched(tmp_path):
-    log = logs.PartitionLog.open(tmp_path / "log", logs.format_of())
-    append_next(log, rows=1000, size=16_000)  # 8 kB of numbers, 16 MB of payload
-    path = segment_path(log, 0, "arrow")
-    (chunk,) = read(log, 0, columns=["id"])
-    assert chunk.batch.column("id").to_pylist() == list(range(1000))
-    assert resident(path) < MIB
-    (chunk,) = read(log, 0)
-    assert sum(map(len, chunk.batch.column("payload").to_pylist())) == 16_000_000
-    assert resident(path) > 15 * MIB, "the measure sees what is touched"
-    log.close()
 
 
 @pytest.mark.parametrize("compression", [Compression.LZ4, Compression.ZSTD])

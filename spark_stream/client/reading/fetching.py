@@ -31,6 +31,7 @@ from spark_stream.client.reading.mapping import (
     LEADERS,
     CannotMap,
     MappedFile,
+    OtherBytes,
     mapped_batches,
     placed,
 )
@@ -248,8 +249,13 @@ def _fetch(
                 for run in placed(router, asked, facts, left(deadline)):
                     if file is None or not file.covers(run):
                         file = MappedFile(run, source.topic_id, source.partition)
-                    for batch, told in mapped_batches(run, file, columns):
-                        yield shown(source, batch, told)
+                    try:
+                        for batch, told in mapped_batches(run, file, columns):
+                            yield shown(source, batch, told)
+                    except OtherBytes:
+                        doubt = {**facts, "stored": [run]}
+                        placed(router, asked, doubt, left(deadline), doubted=True)
+                        raise
             else:
                 yield shown(source, chunk.data, facts)
             watched.wake()

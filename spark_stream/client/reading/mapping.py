@@ -2,11 +2,13 @@
 
 The leader says where the records lie (``StoredFacts``); nothing is read here that it has not named.
 Where the files are a follower's, it names entries, and the follower says where it has these.
-A file is known by its device and inode, by what its header says of topic and partition, and by the
-checksum of the first batch that is read of it, never by its path alone: another one may lie there
-in another container, or take its name.
+A file is known by its device and inode, and by what its header says of topic and partition, never
+by its path alone: another one may lie there in another container, or take its name. All that is
+read of it is compared with the checksum that the leader has in its entries, each time: what a disk
+gives may differ from what was written, also where it did not a moment ago. If it does, the replica
+that has the file is told.
 
-What is mapped stays as it is. A published file never shrinks in place; one that is removed or
+What is mapped stays. A published file never shrinks in place; one that is removed or
 replaced lives on for who has mapped it. A file that is gone, or that may not be opened, is no error
 of the read: the records are asked for instead.
 """
@@ -28,7 +30,7 @@ import pyarrow as pa
 from spark_stream.batches import (
     conformed,
     conforms,
-    crc32c,
+    crc_of_parts,
     decode_each,
     decode_one,
     decode_run,
@@ -55,9 +57,17 @@ def this_machine() -> str | None:
 
 
 def placed(
-    router: Router, asked: Fetch, facts: Mapping[str, Any], timeout_s: float
+    router: Router,
+    asked: Fetch,
+    facts: Mapping[str, Any],
+    timeout_s: float,
+    *,
+    doubted: bool = False,
 ) -> list[dict[str, Any]]:
     """The runs that the leader has named, each with its file.
+
+    ``doubted``: other bytes lie there, which the replica is to look at. The leader need not be
+    told: it is asked for the records next.
 
     Raises:
         CannotMap: the follower that should have them does not say where.
@@ -70,6 +80,7 @@ def placed(
         topic_id=asked.topic_id,
         partition=asked.partition,
         runs=[EntryRuns.of(indexes=run["indexes"], epoch=run["epoch"]) for run in runs],
+        doubted=doubted,
     )
     where = f"{asked.topic}/{asked.partition}: broker {replica['id']}"
     try:
@@ -96,6 +107,10 @@ class CannotMap(Exception):
     def __init__(self, message: str, *, lasting: bool = False) -> None:
         super().__init__(message)
         self.lasting = lasting
+
+
+class OtherBytes(CannotMap):
+    """What lies there has not the leader's checksum."""
 
 
 class Leaders:
@@ -145,7 +160,6 @@ class MappedFile:
         """
         self.path = str(facts["path"])
         self.inode = (int(facts["device"]), int(facts["inode"]))
-        self._checked = False
         self._data = self._mapped()
         length = header_length(self._data)
         if length is None:
@@ -193,7 +207,8 @@ class MappedFile:
         The file has the schema that the topic had when its batches were appended.
 
         Raises:
-            CannotMap: what lies there is not what the leader has.
+            OtherBytes: what lies there is not what the leader has.
+            CannotMap: the file ends before it.
             SchemaMismatch: a value has no place in the reader's schema.
         """
         columns = [name for name in wanted.names if name in self.schema.names]
@@ -202,13 +217,11 @@ class MappedFile:
         parts = facts["parts"]
         if not self.covers(facts):
             raise CannotMap(f"{self.path} ends before byte {parts[-2] + parts[-1]}")
+        places = list(zip(parts[::2], parts[1::2], strict=True))
+        if crc_of_parts(self._data, places) != facts["crc"]:
+            raise OtherBytes(f"{self.path} has other bytes from {parts[0]} on than were written")
         view = memoryview(self._data)
-        messages = [view[at : at + size] for at, size in zip(parts[::2], parts[1::2], strict=True)]
-        if not self._checked:
-            first = messages[0][: facts["first"]]
-            if crc32c(pa.py_buffer(first)) != facts["crc"]:
-                raise CannotMap(f"{self.path} has other records at byte {parts[0]}")
-            self._checked = True
+        messages = [view[at : at + size] for at, size in places]
         low, high = facts["lead"], facts["lead"] + facts["rows"]
         row = 0
         try:

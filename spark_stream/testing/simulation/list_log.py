@@ -117,9 +117,6 @@ class ListLog(ReplicaLog):
     def hole(self) -> EntryIndex | None:
         return None  # what is in memory does not rot
 
-    def distrust(self, first: EntryIndex) -> None:
-        pass
-
     def check_stored(self) -> Iterator[Piece]:
         return iter(())
 
@@ -322,7 +319,7 @@ class ListLog(ReplicaLog):
             start = upto
             yield chunk
 
-    def locate(self, indexes: np.ndarray, epoch: int) -> None:
+    def locate(self, indexes: np.ndarray, epoch: int, *, doubted: bool = False) -> None:
         return None  # its entries are in no file
 
     def read_entries(
