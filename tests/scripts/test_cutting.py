@@ -1,0 +1,116 @@
+"""A cut through partitions in which transactions are written and decided while it is looked for."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from spark_stream.cluster.topics import Topic
+from spark_stream.consistency.extents import SpansSnapshot
+from spark_stream.consistency.ids import LeaderEpoch, Offset
+from spark_stream.consistency.isolation import Bounds
+from spark_stream.scripts.cutting import CutRange, find_cut
+from spark_stream.scripts.steps import (
+    FindTopic,
+    PartitionStep,
+    ReadBounds,
+    ReadEpochs,
+    ReadExtents,
+    Script,
+    Step,
+    Together,
+)
+from tests.consistency.test_atomic import is_atomic, spans_of
+from tests.support import NUMBERS
+
+PARTITIONS = 3
+TRANSACTIONS = range(4)
+
+
+@dataclass
+class Log:
+    """A partition: the transaction of each record (-1: none), and those with a marker here."""
+
+    records: list[int] = field(default_factory=list)
+    marked: set[int] = field(default_factory=set)
+
+    def bounds(self) -> Bounds:
+        end = len(self.records)
+        open_at = (n for n, each in enumerate(self.records) if each not in {-1, *self.marked})
+        return Bounds(Offset(0), Offset(next(open_at, end)), Offset(end), Offset(end))
+
+    def extents(self) -> SpansSnapshot:
+        return spans_of(self.records).snapshot()
+
+
+class World:
+    """The partitions of one topic, and which transactions are committed."""
+
+    def __init__(self) -> None:
+        self.logs = [Log() for _ in range(PARTITIONS)]
+        self.decided: set[int] = set()
+
+    def do(self, what: str, transaction: int, partition: int) -> None:
+        """One event; what the rules do not allow at this moment is left out."""
+        log = self.logs[partition]
+        if what == "plain":
+            log.records.append(-1)
+        elif what == "write" and transaction not in self.decided:
+            log.records.append(transaction)
+        elif what == "decide":
+            self.decided.add(transaction)
+        elif what == "mark" and transaction in self.decided:
+            log.marked.add(transaction)
+
+    def answer(self, step: Step) -> Any:
+        if isinstance(step, FindTopic):
+            return Topic("t", "id", NUMBERS, PARTITIONS, {})
+        if isinstance(step, ReadEpochs):
+            return [LeaderEpoch(0) for _ in step.places]
+        assert isinstance(step, PartitionStep)
+        log = self.logs[step.at.partition]
+        return {ReadBounds: log.bounds, ReadExtents: log.extents}[type(step)]()
+
+    def run(self, script: Script[Any], between: Callable[[], None]) -> Any:
+        """The script's result; ``between`` runs before each answer of each step."""
+        answer: Any = None
+        try:
+            while True:
+                step = script.send(answer)
+                asked = step.steps if isinstance(step, Together) else [step]
+                answers = []
+                for each in asked:
+                    between()
+                    answers.append(self.answer(each))
+                answer = answers if isinstance(step, Together) else answers[0]
+        except StopIteration as done:
+            return done.value
+
+
+EVENTS = ("plain", "write", "write", "write", "decide", "mark")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_cut_splits_a_transaction_whatever_is_written_while_it_is_looked_for(seed):
+    chance = random.Random(seed)
+    for _ in range(100):
+        world = World()
+
+        def between(world: World = world) -> None:
+            for _ in range(chance.randrange(5)):
+                event = chance.choice(EVENTS)
+                world.do(event, chance.choice(TRANSACTIONS), chance.randrange(PARTITIONS))
+
+        lower: dict[int, int] = {}
+        for _ in range(2):
+            between()
+            found = world.run(find_cut([CutRange("t", "id", lower, {})]), between)["t"]
+            cut = [found[number] for number in range(PARTITIONS)]
+            records = [log.records for log in world.logs]
+            assert is_atomic(cut, records), (cut, records)
+            assert all(cut[number] >= lower.get(number, 0) for number in range(PARTITIONS))
+            lower = found
