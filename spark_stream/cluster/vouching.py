@@ -22,7 +22,8 @@ snapshot of a whole volume cannot be told from it.
 
 Order of a start: all logs are open; the record gets the generation, the run, and no end; then the
 directory gets the run; then the broker registers with the generation, and takes its lease. It can
-be elected only then. A crash in between costs a generation at worst. Order of an end: the broker
+be elected only then. A crash between the record and the directory leaves them with different runs,
+whichever is written first, so it costs a generation and nothing else. Order of an end: the broker
 has ceased to serve, all logs are forced and closed, and then the record gets where they end.
 
 A broker whose force fails says so in the record at once, and before it does anything else: it may

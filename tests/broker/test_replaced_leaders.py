@@ -111,3 +111,12 @@ def test_a_leader_that_is_asked_for_an_epoch_that_is_on_no_record_refuses(three)
     refusal = c.tried(Seal(at(c, 0), NUMBER, least_epoch=later))
     assert isinstance(refusal, NotLeader)
     assert f"epoch {later}" in refusal.message
+
+
+def test_a_leader_that_was_replaced_seals_nothing(three):
+    """Its answer would mean that no more batches join, while its successor takes them."""
+    before = three[2].partition("t", 1)
+    write(before)
+    three[2].host.topic("t").replicas[1].follow(LeaderEpoch(9))
+    with pytest.raises(NotLeader):
+        before.seal(NUMBER)

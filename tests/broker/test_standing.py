@@ -111,6 +111,22 @@ def test_a_partition_whose_folder_is_gone_makes_a_new_generation_after_a_kill_to
     assert standing(around.start("a")).me == again.me
 
 
+class Dies(RunFile):
+    """The process dies before the directory names the run."""
+
+    def record_run(self, run: str) -> None:
+        raise KeyboardInterrupt
+
+
+def test_a_start_that_dies_between_the_record_and_the_directory_costs_a_generation(around):
+    a = around.start("a")
+    first = standing(a).me
+    surroundings = (a.store, a.host, a.members, SystemIds(), Boot())
+    with pytest.raises(KeyboardInterrupt):
+        Standing(*surroundings, Dies(a.path)).vouch(holds_store=False)
+    assert standing(a).me != first
+
+
 def test_it_is_registered_in_its_generation(around):
     a = around.start("a")
     found = standing(a)

@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from spark_stream.broker.tenure import Tenure
 from spark_stream.errors import LeaderUnavailable, NotLeader
 from tests.broker.clusters import around, make, see
 from tests.broker.local_broker import LEASE_S, LocalBroker, Surroundings
@@ -63,6 +64,17 @@ def test_a_renewal_that_comes_late_gives_back_no_leadership_without_a_look(pair,
     assert a.tenure.serves()
     assert a.links.followed == {"t/0": ("b", 1)}
     assert b.partition("t").leader_epoch == 1
+
+
+def test_while_it_looks_at_the_records_again_it_does_not_lead(pair):
+    """What it led before may be led by another broker, and it does not know that yet."""
+    a, _ = pair
+    serving: list[bool] = []
+    tenure = Tenure(a.leases, a.id, a.incarnation, lambda: serving.append(tenure.serves()))
+    stand_still(a.around, 3 * LEASE_S)
+    tenure.renew()
+    assert serving == [False]
+    assert tenure.serves()
 
 
 def test_where_nobody_took_its_place_it_leads_on(pair):
