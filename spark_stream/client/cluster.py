@@ -31,7 +31,7 @@ class ClusterClient:
         known = facts.model_dump(exclude={"brokers", "problems"})
         return ClusterDescription(**known, brokers=brokers, problems=tuple(facts.problems))
 
-    def move_replicas(self, topic: str, partitions: Mapping[int, Sequence[str]]) -> None:
+    def move_replicas(self, topic: str, partitions: Mapping[int, Sequence[str | int]]) -> None:
         """Begins to move the replicas of these partitions."""
         moves = {number: [str(each) for each in brokers] for number, brokers in partitions.items()}
         asked = MoveReplicas.of(topic=named_topic(topic).topic, partitions=moves)
@@ -47,16 +47,16 @@ class ClusterClient:
         asked = ElectPreferred.of(topic=None if topic is None else named_topic(topic).topic)
         return self._connection.act("elect-preferred", asked, Elected).elected
 
-    def decommission(self, broker: str) -> None:
+    def decommission(self, broker: str | int) -> None:
         """Begins to take the broker out of the cluster."""
         self._connection.act("decommission", _named(broker), Empty)
 
-    def recommission(self, broker: str) -> None:
+    def recommission(self, broker: str | int) -> None:
         """Lets a broker that was to leave stay."""
         self._connection.act("recommission", _named(broker), Empty)
 
 
-def _named(broker: str) -> NamedBroker:
+def _named(broker: str | int) -> NamedBroker:
     try:
         return NamedBroker.of(broker=str(broker))
     except InvalidRequest:

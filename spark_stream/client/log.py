@@ -94,7 +94,7 @@ class Log(Closing):
         config: Mapping[str, Any] | None = None,
         *,
         if_not_exists: bool = False,
-        assignment: Sequence[Sequence[str]] | None = None,
+        assignment: Sequence[Sequence[str | int]] | None = None,
     ) -> TopicDescription:
         """Make a topic: of one partition, and with Kafka's columns, unless the arguments differ.
 
@@ -133,7 +133,7 @@ class Log(Closing):
         partitions: int | None = None,
         config: Mapping[str, Any] | None = None,
         *,
-        assignment: Sequence[Sequence[str]] | None = None,
+        assignment: Sequence[Sequence[str | int]] | None = None,
         schema: pa.Schema | None = None,
     ) -> TopicDescription:
         """Gives a topic more partitions, other settings, another schema; returns the altered topic.
@@ -176,7 +176,7 @@ class Log(Closing):
         """The cluster with its brokers, as it is now."""
         return self._cluster.describe()
 
-    def move_replicas(self, topic: str, partitions: Mapping[int, Sequence[str]]) -> None:
+    def move_replicas(self, topic: str, partitions: Mapping[int, Sequence[str | int]]) -> None:
         """Begins to move partitions to other brokers: for each the ids, the preferred leader first.
 
         The old replicas go once all new ones are in sync; :meth:`describe` shows how far that is.
@@ -197,7 +197,7 @@ class Log(Closing):
         """
         return self._cluster.elect_preferred_leaders(topic)
 
-    def decommission(self, broker: str) -> None:
+    def decommission(self, broker: str | int) -> None:
         """Takes a broker out of the cluster: it gives its replicas away, and is then forgotten.
 
         Raises:
@@ -206,7 +206,7 @@ class Log(Closing):
         """
         self._cluster.decommission(broker)
 
-    def recommission(self, broker: str) -> None:
+    def recommission(self, broker: str | int) -> None:
         """Lets a broker stay that was to leave. Moves that have begun go on.
 
         Raises:

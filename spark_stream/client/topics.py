@@ -110,7 +110,7 @@ class TopicsClient:
         config: dict[str, Any],
         *,
         if_not_exists: bool = False,
-        assignment: Sequence[Sequence[str]] | None = None,
+        assignment: Sequence[Sequence[str | int]] | None = None,
     ) -> TopicDescription:
         """Makes a topic; with ``if_not_exists`` one that exists will do, if it is as asked for."""
         _check_agree(partitions, replication_factor, assignment)
@@ -146,7 +146,7 @@ class TopicsClient:
         topic: str,
         partitions: int | None,
         config: dict[str, Any],
-        assignment: Sequence[Sequence[str]] | None = None,
+        assignment: Sequence[Sequence[str | int]] | None = None,
         schema: pa.Schema | None = None,
     ) -> TopicDescription:
         asked = AlterTopic.of(
@@ -274,7 +274,7 @@ def named_topic(topic: str) -> NamedTopic:
         raise InvalidTopic(f"{topic!r} is not a topic name", topic=ascii(topic)) from None
 
 
-def _assigned(assignment: Sequence[Sequence[str]] | None) -> list[list[str]] | None:
+def _assigned(assignment: Sequence[Sequence[str | int]] | None) -> list[list[str]] | None:
     """An assignment as it travels; numbers of brokers are ids too."""
     if assignment is None:
         return None
@@ -282,7 +282,7 @@ def _assigned(assignment: Sequence[Sequence[str]] | None) -> list[list[str]] | N
 
 
 def _check_agree(
-    partitions: int | None, replicas: int | None, assignment: Sequence[Sequence[str]] | None
+    partitions: int | None, replicas: int | None, assignment: Sequence[Sequence[str | int]] | None
 ) -> None:
     """InvalidAssignment if it is none, or its numbers are not those that were asked for."""
     if assignment is None:

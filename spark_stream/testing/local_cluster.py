@@ -31,6 +31,10 @@ _START_S: Final = 60.0
 _END_S: Final = 20.0
 
 
+BrokerId = int | str
+"""The number of a broker, or its id: the number as text."""
+
+
 class LocalBroker:
     """One broker of a cluster: its process, while it has one, and its directory."""
 
@@ -125,6 +129,9 @@ class LocalBroker:
 class LocalCluster:
     """Brokers ``1`` to ``brokers``, from construction (or ``with``) to :meth:`close`.
 
+    A broker is named by its number or by its id as the client's descriptions have it, which is the
+    number as text: ``cluster.kill(log.describe(topic).partitions[0].leader)``.
+
     ``conf``: settings of all brokers, as in a configuration file. ``racks``: the rack of each
     broker. ``cuttable``: connections between brokers go through relays that can be cut; where that
     is not needed, replication is faster without. ``folder``: where everything lies; by default a
@@ -174,13 +181,14 @@ class LocalCluster:
         """The brokers, by number."""
         return self._brokers
 
-    def broker(self, number: int) -> LocalBroker:
-        """The broker of this number; InvalidOption if there is none."""
-        if number not in self._brokers:
-            raise InvalidOption(
-                f"there is no broker {number!r}; there are {', '.join(map(str, self._brokers))}"
-            )
-        return self._brokers[number]
+    def broker(self, broker: BrokerId) -> LocalBroker:
+        """Return the broker of this id; raise InvalidOption if there is none."""
+        for each in self._brokers.values():
+            if each.id == str(broker):
+                return each
+        raise InvalidOption(
+            f"there is no broker {broker!r}; there are {', '.join(map(str, self._brokers))}"
+        )
 
     def connect(self, **options: Any) -> Log:
         """A connection to the cluster, to be closed by who asked for it."""
@@ -200,40 +208,40 @@ class LocalCluster:
 
     # -- what happens to brokers -------------------------------------------------------------------
 
-    def kill(self, number: int) -> None:
+    def kill(self, broker: BrokerId) -> None:
         """kill -9: the process is gone at once."""
-        self.broker(number).end(signal.SIGKILL)
+        self.broker(broker).end(signal.SIGKILL)
 
-    def stop(self, number: int) -> None:
+    def stop(self, broker: BrokerId) -> None:
         """The broker ends in order, and hands over what it leads."""
-        self.broker(number).end(signal.SIGTERM)
+        self.broker(broker).end(signal.SIGTERM)
 
-    def pause(self, number: int) -> None:
+    def pause(self, broker: BrokerId) -> None:
         """The process stands still (SIGSTOP) until :meth:`resume`; waits until it does."""
-        broker = self.broker(number)
-        broker.signal(signal.SIGSTOP)
-        process = psutil.Process(broker.pid)
+        paused = self.broker(broker)
+        paused.signal(signal.SIGSTOP)
+        process = psutil.Process(paused.pid)
         deadline = time.monotonic() + _END_S
         while process.status() != psutil.STATUS_STOPPED and time.monotonic() < deadline:
             time.sleep(0.002)
 
-    def resume(self, number: int) -> None:
+    def resume(self, broker: BrokerId) -> None:
         """It goes on."""
-        self.broker(number).signal(signal.SIGCONT)
+        self.broker(broker).signal(signal.SIGCONT)
 
-    def restart(self, number: int, conf: Mapping[str, Any] | None = None) -> None:
+    def restart(self, broker: BrokerId, conf: Mapping[str, Any] | None = None) -> None:
         """Starts the broker, at its address; one that runs is stopped in order before.
 
         ``conf``: settings that are this broker's own from now on.
         """
-        broker = self.broker(number)
-        broker.configure(conf or {})
-        if broker.alive:
-            broker.signal(signal.SIGCONT)
-            broker.end(signal.SIGTERM)
-        broker.spawn()
-        broker.await_ready()
-        self._lead_links_to(broker)
+        restarted = self.broker(broker)
+        restarted.configure(conf or {})
+        if restarted.alive:
+            restarted.signal(signal.SIGCONT)
+            restarted.end(signal.SIGTERM)
+        restarted.spawn()
+        restarted.await_ready()
+        self._lead_links_to(restarted)
 
     def add_broker(self, rack: str | None = None) -> int:
         """Starts one more broker, in this rack; its number."""
@@ -243,22 +251,22 @@ class LocalCluster:
         self._lead_links_to(broker)
         return broker.number
 
-    def cut(self, one: int, other: int) -> None:
+    def cut(self, one: BrokerId, other: BrokerId) -> None:
         """Nothing gets through between the two brokers, and neither is told so."""
         for link in self._between(one, other):
             link.cut()
 
-    def heal(self, one: int | None = None, other: int | None = None) -> None:
+    def heal(self, one: BrokerId | None = None, other: BrokerId | None = None) -> None:
         """Everything gets through again between the two; without numbers, everywhere."""
         links = self._relays.values() if one is None or other is None else self._between(one, other)
         for link in links:
             link.heal()
 
-    def cut_off(self, number: int) -> None:
+    def cut_off(self, broker: BrokerId) -> None:
         """Cuts the broker off from all others."""
         for other in self._brokers:
-            if other != self.broker(number).number:
-                self.cut(number, other)
+            if other != self.broker(broker).number:
+                self.cut(broker, other)
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -310,14 +318,14 @@ class LocalCluster:
             if target == broker.number:
                 link.lead_to(broker.address)
 
-    def _between(self, one: int, other: int) -> list[Link]:
-        self.broker(one), self.broker(other)
-        if self._links is None or one == other:
+    def _between(self, one: BrokerId, other: BrokerId) -> list[Link]:
+        first, second = self.broker(one).number, self.broker(other).number
+        if self._links is None or first == second:
             raise InvalidOption(
                 f"brokers {one} and {other} cannot be cut apart: the cluster was made with"
                 f" cuttable=False, or they are one"
             )
-        return [self._relays[one, other], self._relays[other, one]]
+        return [self._relays[first, second], self._relays[second, first]]
 
 
 class _Addresses:

@@ -187,3 +187,21 @@ def test_clusters_of_a_test_that_fails_end_with_it(tmp_path: Path):
     done = pytest_run(tmp_path, text)
     assert done.returncode == 1
     assert not alive(int(re.search(r"PID (\d+)", done.stdout).group(1)))
+
+
+def test_a_broker_is_named_by_what_a_description_says_or_by_its_number(cluster):
+    with cluster.connect() as log:
+        log.create_topic("named", 1, 2)
+        leader = log.describe("named").partitions[0].leader
+        others = [each.id for each in log.cluster().brokers if each.id != leader]
+    assert cluster.broker(leader) is cluster.broker(int(leader))
+    cluster.cut(leader, int(others[0]))
+    cluster.heal(leader, others[0])
+    cluster.pause(others[0])
+    cluster.resume(others[0])
+    cluster.kill(leader)
+    assert not cluster.broker(leader).alive
+    cluster.restart(leader)
+    assert cluster.broker(int(leader)).alive
+    with pytest.raises(InvalidOption, match="there is no broker '9'; there are 1, 2"):
+        cluster.kill("9")
