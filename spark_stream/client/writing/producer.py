@@ -6,9 +6,13 @@ when an answer is lost, and is in the log once.
 
 from __future__ import annotations
 
+import logging
+import threading
+import weakref
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from datetime import datetime
+from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
@@ -51,6 +55,8 @@ from spark_stream.wire.schemas import fitted, is_default, of_topic
 
 __all__ = ["Branch", "Producer"]
 
+logger = logging.getLogger(__name__)
+
 LINGER_MS: Final = 0.0
 LINGER_MS_MAX: Final = 3_600_000
 BATCH_BYTES: Final = 1 << 20
@@ -68,6 +74,9 @@ def check_setting(name: str, value: float, low: int, high: int) -> None:
 
 class Producer:
     """A producer; from any thread. Use it as a context manager, or call :meth:`close`.
+
+    One that is dropped without either sends what it has taken and ends its threads; what fails then
+    is a warning in the log.
 
     ``isolation``: ``read_uncommitted`` is acknowledged when the leader has appended,
     ``read_committed`` when the records are below the high watermark. ``linger_ms``: how long a
@@ -103,7 +112,11 @@ class Producer:
         self._topics = topics
         self._transactions = TransactionsClient(connection)
         self._author = Author() if branch is None else author_of(branch)
-        self._sender = Sender(connection, topics, settings, self._author, self._identified)
+        # The sender has threads: it must not hold the producer, or no producer is ever dropped.
+        identified = partial(_new_identity, self._transactions)
+        self._sender = Sender(connection, topics, settings, self._author, identified)
+        self._dropped = weakref.finalize(self, _close_dropped, self._sender)
+        self._dropped.atexit = False
         self._closed = False
 
     # -- writing --------------------------------------------------------------------------------
@@ -242,11 +255,6 @@ class Producer:
             check_partition(known, partition)
         return known
 
-    def _identified(self) -> Identity:
-        """Who writes outside transactions: an id of this producer's own, asked for once."""
-        facts = self._transactions.new_producer()
-        return Identity(facts.producer_id, facts.epoch)
-
     # -- ending ---------------------------------------------------------------------------------
 
     def flush(self, timeout: float | None = None) -> None:
@@ -265,6 +273,7 @@ class Producer:
         if self._closed:
             return
         self._closed = True
+        self._dropped.detach()
         try:
             self.flush()
         finally:
@@ -284,6 +293,29 @@ class Producer:
         except IsologError:
             if error is None:  # else the first error is the one to see
                 raise
+
+
+def _new_identity(transactions: TransactionsClient) -> Identity:
+    """Ask for a producer id, which is a producer's own: who writes outside transactions."""
+    facts = transactions.new_producer()
+    return Identity(facts.producer_id, facts.epoch)
+
+
+def _close_dropped(sender: Sender) -> None:
+    """Settle and close what a producer left that was dropped without :meth:`Producer.close`.
+
+    Garbage is collected on any thread, which may be one of the sender's: so on a thread of its own.
+    """
+
+    def close() -> None:
+        try:
+            sender.flush(None)
+        except IsologError as error:
+            logger.warning("a producer was dropped without close(), and a write failed: %s", error)
+        finally:
+            sender.close()
+
+    threading.Thread(target=close, name="isolog-dropped", daemon=True).start()
 
 
 def author_of(branch: Branch) -> Author:
