@@ -73,6 +73,10 @@ class Session:
         """The follower holds all entries before this one."""
         self._partition.take_report(self._number, entry)
 
+    def came_damaged(self, entry: EntryIndex) -> None:
+        """Note that an entry arrived damaged at the follower."""
+        self._partition.take_complaint(self._number, entry)
+
     def close(self) -> None:
         """The follower is gone."""
         self._partition.end_session(self._number)

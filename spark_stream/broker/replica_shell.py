@@ -436,6 +436,24 @@ class ReplicaShell:
         now = self._clock.steady_us()
         return self._carry_out(self._core.follower_acked(session, entry, now))
 
+    def take_complaint(self, session: int, entry: EntryIndex) -> None:
+        """Forget what is kept in memory: this entry arrived damaged at the session's follower.
+
+        When the follower asks again, the entry is read from the file, and checked. If the file is
+        damaged, the log knows it then; else the damage was on the way. Waits for nothing.
+        """
+        logger.warning(
+            "%s: entry %d arrived damaged at a follower: it is read from the file again",
+            self.name,
+            entry,
+        )
+        self._lock.do_soon(partial(self._forget_recent, session))
+
+    def _forget_recent(self, session: int) -> tuple[WakeUp, ...]:
+        if session in self._sessions:
+            self._sessions.recent.clear()
+        return ()
+
     def end_session(self, session: int) -> None:
         """The follower is gone; more than once does nothing. Waits for nobody."""
         self._lock.do_soon(partial(self._end_session, session))

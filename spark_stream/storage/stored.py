@@ -98,7 +98,9 @@ def check_entries(rows: Table, data: pa.Buffer, end: Boundary, epoch: int, place
         )
     length = int(last["position"] + last["length"]) - start
     if data.size != length:
-        raise DamagedEntries(f"{place}: {data.size} bytes came for entries of {length} bytes")
+        raise DamagedEntries(
+            f"{place}: {data.size} bytes came for entries of {length} bytes", entry=int(end.entry)
+        )
 
 
 def entries_of(rows: Table) -> list[Entry]:

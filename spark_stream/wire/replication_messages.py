@@ -10,7 +10,7 @@ fields, little-endian, in the ``app_metadata`` of a message.
 ======================  ===========  ===============================================================
 :class:`Welcome`        leader       the first message: a proof of who it is
 :class:`Follow`         follower     wants a partition, under a slot number of its own choice
-:class:`Unfollow`       follower     wants no more of a slot
+:class:`Unfollow`       follower     wants no more of a slot, perhaps since an entry came damaged
 :class:`Acked`          follower     has appended, slot by slot, up to these entries
 :class:`Room`           follower     how many bytes it takes before it has acknowledged them
 :class:`Agreed`         leader       where a slot's entries will begin
@@ -55,6 +55,7 @@ NO_BODY: Final = pa.RecordBatch.from_arrays(
 _PREFIX: Final = b"isolog-replication:"
 
 NO_OFFSET: Final = -1
+NO_ENTRY: Final = -1
 _SHORT: Final = struct.Struct("<H")
 _SLOT: Final = struct.Struct("<i")
 _BYTES: Final = struct.Struct("<q")
@@ -141,17 +142,20 @@ class Follow:
 
 @dataclass(frozen=True, slots=True)
 class Unfollow:
-    """End a slot's session."""
+    """End a slot's session. ``damaged``: this entry arrived damaged; None: none did."""
 
     kind: ClassVar[int] = 3
     slot: int
+    damaged: int | None = None
 
     def pack(self) -> bytes:
-        return _kind(self) + _SLOT.pack(self.slot)
+        damaged = NO_ENTRY if self.damaged is None else self.damaged
+        return _kind(self) + _PAIR.pack(self.slot, damaged)
 
     @classmethod
     def unpack(cls, parts: Parts) -> Self:
-        return cls(*parts.take(_SLOT))
+        slot, entry = parts.take(_PAIR)
+        return cls(slot, None if entry == NO_ENTRY else entry)
 
 
 @dataclass(frozen=True, slots=True)

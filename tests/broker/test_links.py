@@ -18,6 +18,7 @@ from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, Leade
 from spark_stream.consistency.partition_record import PartitionRecord
 from spark_stream.errors import (
     DamagedEntries,
+    DamagedSegment,
     LeaderEpochFenced,
     LeaderUnavailable,
     NotLeader,
@@ -222,6 +223,68 @@ def test_bytes_that_were_changed_on_their_way_are_refused(pair):
     with pytest.raises(DamagedEntries):
         followed.append_frame(end, found.rows, pa.py_buffer(bytes(changed)), end)
     assert replica.log.end.entry == 0
+
+
+def test_an_entry_that_changed_in_memory_is_sent_again_from_the_file(pair, caplog):
+    """The follower says that it came damaged; else the same bytes would be sent for ever."""
+    a, b = pair
+    begin(a, 0)  # from now on batches are kept for the follower
+    a.partition("t").append(numbers(0, 3))
+    kept = a.partition("t")._sessions.recent._kept
+    changed = bytearray(kept[0].data.to_pybytes())
+    changed[-1] ^= 1
+    kept[0] = replace(kept[0], data=pa.py_buffer(bytes(changed)))
+    followed, session = Followed.now(b.replica("t"), b.generation), begin(a, 0)
+    end = followed.agreed(session.agreement)
+    found = session.read_entries(end, 1 << 20)
+    with pytest.raises(DamagedEntries) as caught:
+        followed.append_frame(end, found.rows, found.data, end)
+    session.came_damaged(EntryIndex(caught.value.details["entry"]))
+    session.close()
+    replicate(a, b, "t")
+    assert b.replica("t").log.end == a.partition("t").log.end
+    assert a.partition("t").log.hole is None
+    assert "t/0: entry 0 arrived damaged" in caplog.text
+
+
+def flip_last_byte(broker: LocalBroker, row: int) -> None:
+    """Changes a byte of a batch in the segment that grows, on the disk."""
+    segment = broker.replica("t").log.segments[-1]
+    place = int(segment.table[row]["position"] + segment.table[row]["length"]) - 1
+    with segment.name.arrow.open("r+b") as file:
+        file.seek(place)
+        byte = file.read(1)[0]
+        file.seek(place)
+        file.write(bytes([byte ^ 1]))
+
+
+def test_a_leader_whose_active_segment_changed_finds_out_when_a_follower_is_refilled(pair):
+    a, b = pair
+    for first in range(0, 30, 10):
+        a.partition("t").append(numbers(first, 10))
+    flip_last_byte(a, 1)
+    with pytest.raises(DamagedSegment):
+        replicate(a, b, "t")
+    assert b.replica("t").log.end.entry == 1  # what is sound before it
+    assert a.partition("t").log.hole == 1
+
+
+def test_a_damaged_follower_tells_its_leader_only_what_is_sound_before_the_damage(pair):
+    a, b = pair
+    for first in range(0, 40, 10):
+        a.partition("t").append(numbers(first, 10))
+    replicate(a, b, "t")
+    replica = b.replica("t")
+    assert Followed.now(replica, b.generation).history().end == 4
+    flip_last_byte(b, 2)
+    with pytest.raises(DamagedSegment):
+        replica.log.read_entries(EntryIndex(2), 1 << 20)
+    told = Followed.now(replica, b.generation).history()
+    assert (told.end, told.epochs) == (2, ((0, 0),))
+    replicate(a, b, "t")
+    assert replica.log.hole is None
+    chunks = list(replica.log.read(0, 40))
+    assert [n for each in chunks for n in each.batch.column("n").to_pylist()] == list(range(40))
 
 
 def test_a_leader_that_is_back_gives_up_what_nobody_else_had(pair, caplog):

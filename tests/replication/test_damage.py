@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,12 +28,13 @@ pytestmark = pytest.mark.chaos
 
 BATCHES, ROWS = 40, 5
 SMALL = {"segment.entries": 16}
+NO_SCRUB = {"scrub_bytes_per_second": 0}
 ALL = list(range(BATCHES * ROWS))
 
 
-def fill(log, topic: str, copies: int) -> None:
+def fill(log, topic: str, copies: int, config: dict[str, Any] = SMALL) -> None:
     """A topic of several segments, all of whose copies are whole."""
-    log.create_topic(topic, 1, copies, schema=NUMBERS, config=SMALL)
+    log.create_topic(topic, 1, copies, schema=NUMBERS, config=config)
     with log.producer() as producer:
         for first in range(0, len(ALL), ROWS):
             producer.append(topic, numbers(first, ROWS), 0).result()  # an entry of its own
@@ -118,6 +121,51 @@ def test_damage_that_a_reader_meets_is_healed_too_where_nobody_looks_at_closed_s
         assert read(log, topic) == ALL  # another leads before the reader is told anything
         healed(cluster, log, topic, leader)
         assert cluster.leader(topic) != leader
+
+
+@pytest.mark.parametrize("meets", ["a reader", "a refilled follower", "the slow look"])
+def test_a_leader_whose_active_segment_changed_leaves_and_heals_whoever_meets_it(topic, meets):
+    conf = CONF | ({"scrub_seconds": 0.5} if meets == "the slow look" else NO_SCRUB)
+    with LocalCluster(3, conf=conf) as cluster, cluster.connect() as log:
+        fill(log, topic, 3, {})  # in one segment, which goes on growing
+        assert read(log, topic) == ALL
+        leader = cluster.leader(topic)
+        follower = next(each for each in cluster.brokers if each != leader)
+        if meets == "a refilled follower":
+            cluster.stop(follower)
+            flip_first(folders(cluster, topic)[leader])
+            shutil.rmtree(folders(cluster, topic)[follower].parent.parent)
+            cluster.restart(follower)
+        else:
+            flip_first(folders(cluster, topic)[leader])
+        if meets == "a reader":
+            assert read(log, topic) == ALL  # another leads before a wrong value could be given
+        healed(cluster, log, topic, leader)
+        assert cluster.leader(topic) != leader
+
+
+def test_a_mapped_reader_tells_a_follower_of_its_damage_and_gets_the_leaders_records(topic):
+    """The leader does not give its own files away here, so a follower's are mapped."""
+    with LocalCluster(3, conf=CONF | NO_SCRUB) as cluster, cluster.connect() as log:
+        log.create_topic(topic, 1, 3, schema=NUMBERS)
+        eventually(lambda: partition(log, topic).leader is not None, WAIT_S)
+        leader = cluster.leader(topic)
+        cluster.restart(leader, conf={"mapped_reads": False})
+        in_sync(log, topic)
+        patiently(log.elect_preferred_leaders)
+        eventually(lambda: cluster.leader(topic) == leader, WAIT_S)
+        with log.producer() as producer:
+            for first in range(0, 100_000, 10_000):
+                producer.append(topic, numbers(first, 10_000), 0).result()
+        in_sync(log, topic)
+        for number, folder in folders(cluster, topic).items():
+            if number != leader:
+                flip_first(folder)
+        assert read(log, topic) == list(range(100_000))
+        said = [each.log_text for number, each in cluster.brokers.items() if number != leader]
+        eventually(lambda: any(f"{topic}/0: entries from" in text() for text in said), WAIT_S)
+        in_sync(log, topic)
+        assert read(log, topic) == list(range(100_000))
 
 
 def test_a_broker_says_when_it_looked_and_what_is_damaged(cluster, log, topic):

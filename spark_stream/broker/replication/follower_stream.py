@@ -32,6 +32,7 @@ from spark_stream.environment import Clock
 from spark_stream.errors import (
     BrokerStopping,
     BrokerUnavailable,
+    DamagedEntries,
     InternalError,
     InvalidRequest,
     IsologError,
@@ -159,13 +160,16 @@ class FollowerStream:
             )
         )
 
-    def unfollow(self, following: Following) -> None:
-        """Ends a session; what is on its way for it is dropped."""
+    def unfollow(self, following: Following, damaged: int | None = None) -> None:
+        """End a session; what is on its way for it is dropped.
+
+        ``damaged``: the entry that arrived damaged, if that is why.
+        """
         with self._changed:
             number, following.slot = following.slot, None
             known = number is not None and self._slots.pop(number, None) is not None
         if known and number is not None:
-            self._write(Unfollow(number))
+            self._write(Unfollow(number, damaged))
 
     def set_window(self, window_bytes: int) -> None:
         """Takes so many bytes at once from now on."""
@@ -349,7 +353,8 @@ class FollowerStream:
         if following.failure != str(error):
             following.failure = str(error)
             logger.warning("the copy of %s: %s", following.partition.key, error)
-        self.unfollow(following)
+        came_damaged = isinstance(error, DamagedEntries)
+        self.unfollow(following, error.details.get("entry") if came_damaged else None)
         with self._changed:
             following.fail(self._clock.monotonic())
             self._lost_session(following)

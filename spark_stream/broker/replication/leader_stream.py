@@ -177,7 +177,7 @@ class LeaderStream:
             case Follow():
                 self._start_session(message)
             case Unfollow():
-                self._end_session(message.slot)
+                self._take_unfollow(message)
             case Room():
                 with self._changed:
                     self._turns.window_bytes = message.window_bytes
@@ -236,6 +236,12 @@ class LeaderStream:
         session.close()
         if known:
             raise InvalidRequest(f"slot {number} was given twice")
+
+    def _take_unfollow(self, message: Unfollow) -> None:
+        slot = self._turns.get(message.slot)
+        if slot is not None and message.damaged is not None:
+            slot.session.came_damaged(EntryIndex(message.damaged))
+        self._end_session(message.slot)
 
     def _end_session(self, number: int) -> None:
         with self._changed:

@@ -71,6 +71,9 @@ class LeaderSession(Protocol):
     def acked(self, entry: EntryIndex) -> None:
         """The follower holds all entries before this one."""
 
+    def came_damaged(self, entry: EntryIndex) -> None:
+        """Note that an entry arrived damaged: it is to be sent again from what is stored."""
+
     def close(self) -> None:
         """The follower is gone. May be called more than once."""
 

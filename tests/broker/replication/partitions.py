@@ -92,7 +92,8 @@ class MemoryLog:
         pieces = [whole[end - size : end] for end, size in zip(ends, lengths, strict=True)]
         for row, piece in zip(rows, pieces, strict=True):
             if crc32c(piece) != int(row["data_crc"]):
-                raise DamagedEntries(f"entry {row['entry_index']} is damaged")
+                at = int(row["entry_index"])
+                raise DamagedEntries(f"entry {at} is damaged", entry=at)
         for row, piece in zip(rows, pieces, strict=True):
             self.put(row.tobytes(), piece, int(row["leader_epoch"]))
 
@@ -175,6 +176,10 @@ class MemorySession:
                 self.acked_entry = entry
                 self.partition.take_progress()
 
+    def came_damaged(self, entry):
+        with self.partition.lock:
+            self.partition.complaints.append(entry)
+
     def close(self):
         with self.partition.lock:
             self.is_closed = True
@@ -193,6 +198,7 @@ class LeadPartition:
     lock: threading.RLock = field(default_factory=threading.RLock)
     moved: threading.Condition = field(init=False)
     sessions: dict[str, MemorySession] = field(default_factory=dict)
+    complaints: list[int] = field(default_factory=list)
     high_watermark: int = 0
     reads: int = 0
 

@@ -42,7 +42,7 @@ def pair() -> tuple[dict[PartitionKey, LeadPartition], Copy, Copy]:
     return {KEY: LeadPartition(), OTHER: LeadPartition()}, Copy(KEY), Copy(OTHER)
 
 
-def test_a_damaged_frame_ends_its_session_and_is_asked_for_again():
+def test_a_damaged_frame_ends_its_session_the_leader_is_told_and_it_is_asked_for_again():
     partitions, bad, good = pair()
     bad.damage = 3
     with Node("1", partitions) as leader, Node("2") as follower:
@@ -52,6 +52,8 @@ def test_a_damaged_frame_ends_its_session_and_is_asked_for_again():
         assert equal(bad, partitions[KEY])
         assert len(bad.agreements) == 4
         assert len(good.agreements) == 1
+        assert len(partitions[KEY].complaints) == 3
+        assert partitions[OTHER].complaints == []
         assert follower.fetchers._fetchers["1"].failures == 3
 
 
