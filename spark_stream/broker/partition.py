@@ -278,6 +278,7 @@ class Partition(FollowingReplica):
             state, progress = self._core.bounds_state, self._core.progress
             found = {} if progress is None else progress.followers()
             numbers = {transaction for (transaction, _), _ in self._core.undecided.open()}
+            hw_known = self._core.hw_known
         return Described(
             state.bounds(),
             state.leader_epoch,
@@ -285,6 +286,7 @@ class Partition(FollowingReplica):
             self.log.size,
             len(numbers),
             found,
+            hw_known,
         )
 
     def open_transactions(self) -> list[OpenTransaction]:

@@ -233,6 +233,7 @@ def _answer_of(answer: StepAnswer, columns: Iterator[bytes]) -> Answer:
         seen.size,
         seen.open_transactions,
         {BrokerId(each): EntryIndex(entry) for each, entry in seen.followers.items()},
+        seen.hw_known,
     )
 
 
@@ -243,6 +244,7 @@ def _described(answer: Described) -> DescribedFacts:
         size=answer.size,
         open_transactions=answer.open_transactions,
         followers={str(each): int(entry) for each, entry in answer.followers.items()},
+        hw_known=answer.hw_known,
     )
 
 

@@ -175,17 +175,22 @@ def _partition(
         "removing": [] if record is None else list(record.removing),
     }
     if isinstance(answer, IsologError):
-        bounds: dict[str, Any] = dict.fromkeys(
-            ("log_start_offset", "log_end_offset", "high_watermark", "last_stable_offset"), 0
+        return PartitionFacts(
+            **common,
+            log_start_offset=0,
+            log_end_offset=0,
+            high_watermark=None,
+            last_stable_offset=None,
+            size=0,
+            error=answer.to_wire(),
         )
-        return PartitionFacts(**common, **bounds, size=0, error=answer.to_wire())
     seen = answer.bounds
     return PartitionFacts(
         **common | {"leader_epoch": int(answer.leader_epoch)},
         log_start_offset=seen.log_start_offset,
         log_end_offset=seen.log_end_offset,
-        high_watermark=seen.high_watermark,
-        last_stable_offset=seen.last_stable_offset,
+        high_watermark=seen.high_watermark if answer.hw_known else None,
+        last_stable_offset=seen.last_stable_offset if answer.hw_known else None,
         size=answer.size,
         open_transactions=answer.open_transactions,
         lag={

@@ -23,7 +23,8 @@ class PartitionDescription:
     ``leader``, ``replicas`` and ``isr`` are broker ids; there is no leader while nobody can lead.
     ``lag``: how many entries each follower lacks. A move brings ``adding`` and takes ``removing``
     away: both are among the ``replicas`` until it ends. In both is what it takes away that a move
-    which it replaced has brought.
+    which it replaced has brought. ``high_watermark`` and ``last_stable_offset`` are None while a
+    new leader does not know them yet, and where there is an error.
     """
 
     partition: int
@@ -33,8 +34,8 @@ class PartitionDescription:
     isr: tuple[str, ...]
     log_start_offset: int
     log_end_offset: int
-    high_watermark: int
-    last_stable_offset: int
+    high_watermark: int | None
+    last_stable_offset: int | None
     size: int = 0
     open_transactions: int = 0
     lag: Mapping[str, int] = field(default_factory=dict)

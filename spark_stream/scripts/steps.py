@@ -189,7 +189,11 @@ class ReadExtents(PartitionStep):
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A partition as its leader sees it. ``followers``: up to which entry each of them has it."""
+    """A partition as its leader sees it. ``followers``: up to which entry each of them has it.
+
+    ``hw_known``: the high watermark and the last stable offset are not just lower bounds of what
+    an earlier leader has told.
+    """
 
     bounds: Bounds
     leader_epoch: LeaderEpoch
@@ -197,6 +201,7 @@ class Described:
     size: int
     open_transactions: int
     followers: Mapping[BrokerId, EntryIndex]
+    hw_known: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,7 +211,8 @@ class PartitionFacts(Message):
     Brokers are named by their ids. ``leader`` is None while nobody can lead. ``lag``: how many
     entries each follower lacks. A move brings ``adding`` and takes ``removing`` away: both are
     among the ``replicas`` until it ends. In both is what it takes away that a move which it
-    replaced has brought.
+    replaced has brought. ``high_watermark`` and ``last_stable_offset`` are None while a new leader
+    does not know them yet, and where there is an error.
     """
 
     partition: int
@@ -221,8 +222,8 @@ class PartitionFacts(Message):
     isr: list[str]
     log_start_offset: int
     log_end_offset: int
-    high_watermark: int
-    last_stable_offset: int
+    high_watermark: int | None
+    last_stable_offset: int | None
     size: int
     open_transactions: int = 0
     lag: dict[str, int] = {}

@@ -79,6 +79,7 @@ class DescribedFacts(Message):
     size: OffsetField
     open_transactions: OffsetField
     followers: dict[str, OffsetField]
+    hw_known: bool
 
 
 class StepAnswer(Message):

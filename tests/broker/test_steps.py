@@ -66,6 +66,7 @@ ANSWERS = (
     LogEnd(Generation("g"), -1, EntryIndex(0)),
     LogEnd(Generation("g"), 3, EntryIndex(10)),
     Described(BOUNDS, LeaderEpoch(2), EntryIndex(6), 1_000, 2, {BrokerId("f"): EntryIndex(4)}),
+    Described(BOUNDS, LeaderEpoch(2), EntryIndex(6), 1_000, 2, {}, hw_known=False),
 )
 
 

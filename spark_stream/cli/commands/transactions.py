@@ -137,4 +137,5 @@ def _held_back(opened: Log, facts: TransactionDescription) -> dict[tuple[str, in
     return {
         place: HeldBack(each.last_stable_offset, each.log_end_offset)
         for place, each in known.items()
+        if each.last_stable_offset is not None
     }

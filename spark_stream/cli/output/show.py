@@ -50,6 +50,9 @@ def show_topic(topic: TopicDescription, shape: Listing, screen: Console | None =
     screen.print()
     if topic.warning is not None:
         screen.print(f"warning: {escape(topic.warning)}")
+    waiting = [each for each in topic.partitions if each.high_watermark is None and not each.error]
+    for each in waiting:
+        screen.print(f"partition {each.partition}: its new leader does not know HW and LSO yet")
     for each in topic.partitions:
         if each.error is not None:
             screen.print(f"partition {each.partition}: {escape(str(each.error))}", soft_wrap=True)
@@ -114,12 +117,12 @@ def _partitions_table(topic: TopicDescription) -> Table:
     ):
         table.add_column(number, justify="right", overflow="fold")
     for each in topic.partitions:
+        stable = each.last_stable_offset
         table.add_row(
             str(each.partition),
             str(each.log_start_offset),
             str(each.log_end_offset),
-            str(each.high_watermark),
-            str(each.last_stable_offset),
+            *("-" if at is None else str(at) for at in (each.high_watermark, stable)),
             str(each.open_transactions),
             _size(each.size),
         )

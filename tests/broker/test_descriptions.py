@@ -1,0 +1,85 @@
+"""What a description of a topic tells of the high watermark never goes backwards."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from spark_stream.broker.topic_actions import _partition
+from spark_stream.cli.options import Listing
+from spark_stream.cli.output.show import show_topic
+from spark_stream.client.values import PartitionDescription, TopicDescription
+from spark_stream.consistency.leader import LeaderState
+from spark_stream.consistency.transactions import Joined
+from spark_stream.errors import LeaderUnavailable
+from spark_stream.scripts.steps import Describe
+from spark_stream.wire.messages import PartitionFacts
+from tests.broker.clusters import around, make, see
+from tests.broker.local_broker import LocalBroker, Surroundings, replicate
+from tests.support import NUMBERS, numbers
+
+__all__ = ["around"]
+
+
+def described(broker: LocalBroker) -> PartitionFacts:
+    topic = broker.host.find("t")
+    answer = broker.table.run_here(Describe(Joined("t", topic.id, 0)))
+    return _partition(broker, topic, 0, answer)
+
+
+def test_a_new_leader_tells_no_high_watermark_before_it_knows_it(around: Surroundings):
+    """Its followers had told the leader before what they have, which had told readers."""
+    a, b, c = (around.start(each) for each in "abc")
+    make(a, "t", "abc")
+    for number in range(3):
+        a.partition("t").append(numbers(number, 1))
+        for follower in (b, c):
+            replicate(a, follower, "t")
+    a.partition("t").append(numbers(3, 1))
+    for follower in (b, c):  # a frame tells the high watermark as it was before the frame
+        session = replicate(a, follower, "t")
+        session.close()
+    seen = [described(a).high_watermark]
+    assert seen == [4]
+    b.replica("t").replica.bounds_state = _without_high_watermark(b)
+    a.die()
+    b.control()
+    see(around)
+    facts = described(b)
+    assert (facts.high_watermark, facts.last_stable_offset) == (None, None)
+    assert facts.log_end_offset == 4
+    replicate(b, c, "t")
+    facts = described(b)
+    assert (facts.high_watermark, facts.last_stable_offset) == (4, 4)
+
+
+def _without_high_watermark(broker: LocalBroker) -> LeaderState:
+    """The state of a follower that was never told how far its leader's high watermark is."""
+    state: LeaderState = broker.replica("t").replica.bounds_state
+    return replace(state, high_watermark=state.log_start)
+
+
+def test_a_partition_that_cannot_be_asked_has_no_high_watermark_of_zero(around: Surroundings):
+    a = around.start("a")
+    make(a, "t", "a")
+    error = LeaderUnavailable("nobody leads it")
+    facts = _partition(a, a.host.find("t"), 0, error)
+    assert (facts.high_watermark, facts.last_stable_offset) == (None, None)
+    assert facts.error is not None
+
+
+@pytest.mark.parametrize("shape", list(Listing))
+def test_the_command_line_shows_that_it_is_not_known(shape, capsys):
+    partition = PartitionDescription(0, "b", 1, ("a", "b"), ("b",), 0, 4, None, None)
+    topic = TopicDescription("t", "id", NUMBERS, {}, (partition,))
+    out = io.StringIO()
+    show_topic(topic, shape, Console(file=out, width=200))
+    shown = out.getvalue() + capsys.readouterr().out
+    if shape is Listing.JSON:
+        assert '"high_watermark": null' in shown
+    else:
+        assert "None" not in shown
+        assert "partition 0: its new leader does not know HW and LSO yet" in shown
