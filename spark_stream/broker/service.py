@@ -7,7 +7,7 @@ Any Flight client finds its way: ``ListFlights`` names the topics, ``GetFlightIn
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import pyarrow.flight as fl
@@ -15,11 +15,10 @@ import pyarrow.flight as fl
 from spark_stream.broker.actions import run_action
 from spark_stream.broker.activity import Activity
 from spark_stream.broker.appending import serve_appends, target_of
-from spark_stream.broker.fetching import Answer, FetchStream, bound, projection_of
+from spark_stream.broker.fetching import Answer, FetchStream, bound
 from spark_stream.broker.fetching_many import FetchManyStream
 from spark_stream.broker.here import Here
 from spark_stream.broker.host import Host
-from spark_stream.broker.hosted import HostedTopic
 from spark_stream.broker.identity import Identity
 from spark_stream.broker.keepalive import Keepalive, WatchedReader, WatchedWriter
 from spark_stream.broker.memory import memory_errors
@@ -38,7 +37,7 @@ from spark_stream.errors import BrokerUnavailable, InternalError, IsologError, U
 from spark_stream.scripts.steps import read_bounds
 from spark_stream.wire.actions import ACTIONS
 from spark_stream.wire.addresses import location
-from spark_stream.wire.fetch_messages import Fetch, FetchMany
+from spark_stream.wire.fetch_messages import Fetch, FetchMany, ReadTopic
 from spark_stream.wire.flight import to_flight
 from spark_stream.wire.replication_messages import BODY, OpenReplication
 from spark_stream.wire.step_messages import RunSteps
@@ -185,37 +184,32 @@ class FlightService(fl.FlightServerBase):
         self, context: fl.ServerCallContext, criteria: bytes
     ) -> Iterator[fl.FlightInfo]:
         with self._activity.call(), translated("list"):
-            return iter([self._info(self._host.topic(name)) for name in self._host.names()])
+            return iter([self._info(ReadTopic(topic=name)) for name in self._host.names()])
 
     def get_flight_info(
         self, context: fl.ServerCallContext, descriptor: fl.FlightDescriptor
     ) -> fl.FlightInfo:
         with self._activity.call(), translated("info"):
             if descriptor.descriptor_type == fl.DescriptorType.CMD:
-                asked = Fetch.from_bytes(descriptor.command)
-                return self._info(self._host.topic(asked.topic, asked.topic_id), asked)
-            request = target_of(descriptor)
-            hosted = self._host.topic(request.request.topic)
-            if request.partition is None:
-                return self._info(hosted)
-            return self._info(hosted, Fetch(topic=hosted.topic.name, partition=request.partition))
+                return self._info(ReadTopic.from_bytes(descriptor.command))
+            target = target_of(descriptor)
+            return self._info(ReadTopic(topic=target.request.topic, partition=target.partition))
 
     def get_schema(
         self, context: fl.ServerCallContext, descriptor: fl.FlightDescriptor
     ) -> fl.SchemaResult:
         return fl.SchemaResult(self.get_flight_info(context, descriptor).schema)
 
-    def _info(self, hosted: HostedTopic, only: Fetch | None = None) -> fl.FlightInfo:
-        """One endpoint for each partition, at its leader."""
-        topic, projection = hosted.topic, projection_of(hosted, None)
-        if only is None:
-            path = [topic.name]
-            fetches = [Fetch(topic=topic.name, partition=p) for p in range(topic.partitions)]
-        else:
-            hosted.check_number(only.partition)
-            path, fetches = [topic.name, str(only.partition)], [only]
-        if only is not None:
-            _, projection, _ = bound(self._host, only)  # so that a bad filter is told now
+    def _info(self, asked: ReadTopic) -> fl.FlightInfo:
+        """Return what is asked for as one endpoint for each partition, at its leader."""
+        hosted = self._host.topic(asked.topic, asked.topic_id)
+        topic, path = hosted.topic, [asked.topic]
+        numbers: Iterable[int] = range(topic.partitions)
+        if asked.partition is not None:
+            hosted.check_number(asked.partition)
+            path, numbers = [*path, str(asked.partition)], [asked.partition]
+        fetches = [asked.fetch(each) for each in numbers]
+        _, projection, _ = bound(self._host, fetches[0])  # so that a bad filter is refused now
         places = [Joined(topic.name, topic.id, each.partition) for each in fetches]
         bounds = self._desk.run(read_bounds(places))
         return fl.FlightInfo(

@@ -26,8 +26,10 @@ from spark_stream.wire.messages import (
 _SEVERAL: Final = re.compile(rb'"fetches"\s*:')
 
 
-class Fetch(Message):
-    """Read a partition from ``start`` up to the isolation's bound, or ``end`` if that is lower.
+class _Read(Message):
+    """What to read, but for the partition.
+
+    It is read from ``start`` up to the isolation's bound, or ``end`` if that is lower.
 
     ``start_lineage``, ``end_lineage``: what the reader remembers of ``start``, where it is, and of
     ``end`` (:mod:`spark_stream.consistency.lineage`); DATA_LOSS if offsets below them were cut off
@@ -42,7 +44,6 @@ class Fetch(Message):
     """
 
     topic: Name
-    partition: PartitionField
     start: Annotated[int, Field(ge=EARLIEST, le=INT64_MAX)] = EARLIEST
     end: OffsetField | None = None
     isolation: Isolation = Isolation.READ_UNCOMMITTED
@@ -57,6 +58,22 @@ class Fetch(Message):
     end_lineage: LineageField = ()
     leader_epoch: OffsetField | None = None
     machine: Annotated[str, Field(min_length=1, max_length=100)] | None = None
+
+
+class Fetch(_Read):
+    """Read a partition."""
+
+    partition: PartitionField
+
+
+class ReadTopic(_Read):
+    """The command of a descriptor: read a partition, or each partition of the topic (None)."""
+
+    partition: PartitionField | None = None
+
+    def fetch(self, partition: int) -> Fetch:
+        """Return the same for one partition."""
+        return Fetch(**self.model_dump(exclude={"partition"}), partition=partition)
 
 
 class FetchMany(Message):

@@ -7,7 +7,6 @@ table. What is too long is cut, for an error without its last words is still the
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -26,10 +25,6 @@ from spark_stream.wire.messages import json_bytes
 
 _CUT: Final = "…"
 _DETAIL_BYTES_MAX: Final = 200
-_STATUSES: Final[Mapping[type[IsologError], type[fl.FlightError]]] = {
-    Unauthenticated: fl.FlightUnauthenticatedError,
-}
-"""Which errors get a gRPC status of their own; the others get UNKNOWN."""
 
 
 def to_flight(error: IsologError) -> fl.FlightError:
@@ -43,7 +38,24 @@ def to_flight(error: IsologError) -> fl.FlightError:
     text = str(error)
     while len(quote(text)) > ERROR_BYTES_MAX:
         text = _shorter(text)
-    return _STATUSES.get(type(error), fl.FlightServerError)(text, json_bytes(value))
+    return _status_of(error)(text, json_bytes(value))
+
+
+def _status_of(error: IsologError) -> Any:
+    """Return the class of Flight's errors that gives the error its gRPC status.
+
+    Only Flight's own errors have room for our JSON object. None of them stands for NOT_FOUND or
+    INVALID_ARGUMENT; what does is sent with the broker's traceback, and without the object.
+    """
+    match error:
+        case Unauthenticated():
+            return fl.FlightUnauthenticatedError
+        case RequestTimeout():
+            return fl.FlightTimedOutError
+        case InternalError():
+            return fl.FlightInternalError
+        case _:
+            return fl.FlightUnavailableError if error.retriable else fl.FlightServerError
 
 
 def _shorter(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Examples that speak to the three brokers of ``conf/three-brokers``, on ports that are free."""
+"""Examples that speak to three brokers, on ports that are free."""
 
 from __future__ import annotations
 
@@ -16,16 +16,22 @@ PORTS = re.compile(r"\b909[2-5]\b")
 
 
 @contextmanager
-def three_brokers(folder: Path, shell: Shell) -> Iterator[Callable[[str], str]]:
-    """Runs shell commands in the folder, which has the configurations; ends all brokers after."""
+def three_brokers(
+    folder: Path, shell: Shell, *, configured: bool = True
+) -> Iterator[Callable[[str], str]]:
+    """Run shell commands in the folder, and end all brokers after.
+
+    ``configured``: the folder has the checkout's configurations; otherwise it is empty.
+    """
     ports = {str(9092 + place): str(free_port()) for place in range(4)}
 
     def on_free_ports(text: str) -> str:
         return PORTS.sub(lambda found: ports[found[0]], text)
 
-    shutil.copytree(ROOT / "conf" / "three-brokers", folder / "conf" / "three-brokers")
-    for file in (folder / "conf" / "three-brokers").iterdir():
-        file.write_text(on_free_ports(file.read_text()))
+    if configured:
+        shutil.copytree(ROOT / "conf" / "three-brokers", folder / "conf" / "three-brokers")
+        for file in (folder / "conf" / "three-brokers").iterdir():
+            file.write_text(on_free_ports(file.read_text()))
 
     addresses = on_free_ports("127.0.0.1:9092,127.0.0.1:9093,127.0.0.1:9094")
 

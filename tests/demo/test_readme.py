@@ -5,6 +5,7 @@ A fence with ``<!-- test: KIND -->`` above it is run; those of one kind in one f
 
 from __future__ import annotations
 
+import configparser
 import re
 import signal
 import subprocess
@@ -105,8 +106,22 @@ def test_command_line(tmp_path: Path, shell: Shell) -> None:
     assert "isolog broker stopped" in said
 
 
+def test_what_is_required_is_said_where_it_is_installed() -> None:
+    install = README.partition("## Install")[2].partition("\n## ")[0]
+    needs = configparser.ConfigParser()
+    needs.read(ROOT / "setup.cfg")
+    python = needs["options"]["python_requires"].removeprefix(">=")
+    spark = re.search(r"pyspark>=([\d.]+)", needs["options"]["install_requires"])
+    assert spark is not None
+    assert f"Python {python} or newer" in install
+    assert f"PySpark (and Spark) {spark[1]} or newer" in install
+    assert "Java 17 or newer" in install
+    assert install.index(".venv/bin/activate") < install.index("pip install")
+
+
 def test_three_brokers(tmp_path: Path, shell: Shell) -> None:
-    with three_brokers(tmp_path, shell) as run:
+    """From a plain installation: the folder has no file of the checkout."""
+    with three_brokers(tmp_path, shell, configured=False) as run:
         said = run(example("cluster"))
     assert "\n2000\n" in said
     assert "brokers 2 of 3 alive" in said
@@ -121,6 +136,6 @@ def test_links_lead_somewhere() -> None:
 def test_the_table_of_options_is_complete() -> None:
     spark = README.partition("## Spark")[2].partition("### Isolation levels")[0]
     shown = set(re.findall(r"`(\w+)`", spark))
-    of_spark = {"checkpointLocation"}
+    of_spark = {"checkpointLocation", "queryName"}
     known = {name for name in options_for(Use.ALL) if "<" not in name}
     assert known - shown == of_spark
