@@ -115,7 +115,7 @@ def _conformed(array: pa.Array, field: pa.Field) -> pa.Array:
     if array.type.equals(field.type):
         return array
     try:
-        found = cast(array, field.type)
+        found = cast(array, field.type, cut=True)
         if _is_same(found, array):
             return found
     except pa.ArrowException:

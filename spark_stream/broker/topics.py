@@ -36,7 +36,7 @@ from spark_stream.scripts.steps import Script
 from spark_stream.storage.settings import LogSettings, parse_settings
 from spark_stream.wire.evolution import VERSIONS_MAX, check_evolution
 from spark_stream.wire.keys import PARTITION_BY, check_evolved_key, check_setting
-from spark_stream.wire.schemas import check_topic_schema, of_topic
+from spark_stream.wire.schemas import of_topic, stored_schema
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class TopicDesk:
         topic = Topic(
             name=name,
             id=self._ids.new_id(),
-            schema=check_topic_schema(schema),
+            schema=stored_schema(schema),
             partitions=partitions,
             config={key: str(value) for key, value in config.items()},
             replication_factor=replication_factor,

@@ -43,6 +43,7 @@ from spark_stream.wire.schemas import (
     mismatch,
     schema_from_text,
     schema_to_text,
+    stored_schema,
 )
 
 _TRIES: Final = 5
@@ -132,7 +133,8 @@ class TopicsClient:
                 found = self.describe(topic)
             except UnknownTopic:
                 continue  # deleted in between
-            _check_as_asked(found, partitions, DEFAULT_SCHEMA if schema is None else schema)
+            wanted = DEFAULT_SCHEMA if schema is None else stored_schema(schema)
+            _check_as_asked(found, partitions, wanted)
             _check_key_as_asked(found, config)
             return found
         raise TopicExists(

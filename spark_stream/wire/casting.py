@@ -12,37 +12,44 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 
-def cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The array in another type: of nested ones in one with the same fields.
+def cast(array: pa.Array, kind: pa.DataType, *, cut: bool = False) -> pa.Array:
+    """Return the array in another type: of nested ones in one with the same fields.
+
+    ``cut``: nanoseconds that have no place in microseconds are cut off rather than refused.
 
     Raises:
         pa.ArrowInvalid: a value, or a null, has no place in the type.
         pa.ArrowNotImplementedError, pa.ArrowTypeError: nothing leads from one to the other.
     """
     if not pt.is_nested(kind):
-        return array.cast(kind)
+        return array.cast(kind, safe=not (cut and _in_nanoseconds(array.type)))
     try:
         found = array.cast(kind)
     except pa.ArrowInvalid:
         if array.type.id != kind.id:
             raise
-        found = _cast_parts(array, kind)
+        found = _cast_parts(array, kind, cut)
     _check_nulls(found)
     return found
 
 
-def _cast_parts(array: pa.Array, kind: pa.DataType) -> pa.Array:
+def _in_nanoseconds(kind: pa.DataType) -> bool:
+    return bool((pt.is_timestamp(kind) or pt.is_duration(kind)) and kind.unit == "ns")
+
+
+def _cast_parts(array: pa.Array, kind: pa.DataType, cut: bool) -> pa.Array:
     mask = array.is_null()
     if pt.is_struct(kind):
         if [each.name for each in array.type] != [each.name for each in kind]:
             raise pa.ArrowInvalid(f"{array.type} has other fields than {kind}")
-        parts = [cast(array.field(place), field.type) for place, field in enumerate(kind)]
+        parts = [cast(array.field(place), field.type, cut=cut) for place, field in enumerate(kind)]
         return pa.StructArray.from_arrays(parts, fields=list(kind), mask=mask)
     array = _compact(array)
     if pt.is_map(kind):
-        keys, items = cast(array.keys, kind.key_type), cast(array.items, kind.item_type)
+        keys = cast(array.keys, kind.key_type, cut=cut)
+        items = cast(array.items, kind.item_type, cut=cut)
         return pa.MapArray.from_arrays(array.offsets, keys, items, type=kind, mask=mask)
-    values = cast(array.values, kind.value_type)
+    values = cast(array.values, kind.value_type, cut=cut)
     if pt.is_fixed_size_list(kind):
         return pa.FixedSizeListArray.from_arrays(values, type=kind, mask=mask)
     made = pa.LargeListArray if pt.is_large_list(kind) else pa.ListArray

@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from spark_stream.errors import SchemaMismatch
-from spark_stream.wire.schemas import check_topic_schema, is_default
+from spark_stream.wire.schemas import is_default, stored_schema
+from spark_stream.wire.stored_types import converts
 from spark_stream.wire.type_names import told_apart, type_name
 
 VERSIONS_MAX: Final = 256
@@ -42,7 +43,7 @@ def check_evolution(topic: str, present: pa.Schema, asked: pa.Schema) -> pa.Sche
             hint="Make a typed topic: one with a schema of its own.",
             topic=topic,
         )
-    check_topic_schema(asked)
+    asked = stored_schema(asked)
     wrong = misfit(present, asked)
     if wrong is not None:
         raise SchemaMismatch(
@@ -124,7 +125,7 @@ def _change(have: pa.Field, want: pa.Field) -> str | None:
 
 def _widening(have: pa.DataType, want: pa.DataType) -> str | None:
     """Why not every value of ``have`` is one of ``want`` in the same family; None: each is."""
-    if have.equals(want):
+    if have.equals(want) or converts(have, want):
         return None
     if pt.is_nested(have) or pt.is_nested(want):
         return _nested(have, want)

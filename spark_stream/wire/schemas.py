@@ -15,9 +15,10 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.types as pt
 
-from spark_stream.errors import InvalidRequest, SchemaMismatch, UnsupportedType
+from spark_stream.errors import InvalidRequest, SchemaMismatch
 from spark_stream.wire.casting import cast
 from spark_stream.wire.nearest import meant
+from spark_stream.wire.stored_types import converted, converts, stored_type
 from spark_stream.wire.type_names import told_apart, type_name
 
 TIMESTAMP_TYPE: Final = pa.timestamp("us", "UTC")
@@ -57,12 +58,13 @@ def is_default(schema: pa.Schema) -> bool:
     return bool(schema.equals(DEFAULT_SCHEMA, check_metadata=False))
 
 
-def check_topic_schema(schema: pa.Schema) -> pa.Schema:
-    """The schema, if a topic may have it.
+def stored_schema(schema: pa.Schema) -> pa.Schema:
+    """Return the schema in which a topic stores these columns: types that Spark reads.
 
     Raises:
         SchemaMismatch: no columns, or two of one name (in any case: Spark does not tell them
-        apart). UnsupportedType: a column (named) whose type the log does not carry.
+            apart).
+        UnsupportedType: a topic cannot store a column's type; the column is named.
     """
     if len(schema) == 0:
         raise SchemaMismatch("a topic needs at least one column", hint="Give it one.")
@@ -83,38 +85,9 @@ def check_topic_schema(schema: pa.Schema) -> pa.Schema:
                 column=field.name,
                 hint="Rename the column.",
             )
-        _check_type(field.type, field.name)
-    return schema
-
-
-def _check_type(kind: pa.DataType, path: str) -> None:
-    nests = (pt.is_list, pt.is_large_list, pt.is_fixed_size_list, pt.is_struct, pt.is_map)
-    if any(is_of(kind) for is_of in nests):
-        for index in range(kind.num_fields):
-            child = kind.field(index)
-            _check_type(child.type, f"{path}.{child.name}")
-        return
-    carried = (
-        pt.is_null(kind)
-        or pt.is_boolean(kind)
-        or pt.is_integer(kind)
-        or pt.is_floating(kind)
-        or pt.is_decimal(kind)
-        or pt.is_temporal(kind)
-        or pt.is_string(kind)
-        or pt.is_large_string(kind)
-        or pt.is_binary(kind)
-        or pt.is_large_binary(kind)
-        or pt.is_fixed_size_binary(kind)
-    )
-    if not carried or isinstance(kind, pa.BaseExtensionType):
-        raise _unsupported(kind, path)
-
-
-def _unsupported(kind: pa.DataType, path: str) -> UnsupportedType:
-    return UnsupportedType(
-        f"column {path!r}: the log does not carry Arrow's {kind}", column=path, got=str(kind)
-    )
+    fields = [field.with_type(stored_type(field.type, field.name)) for field in schema]
+    found = pa.schema(fields, schema.metadata)
+    return schema if found.equals(schema) else found
 
 
 @contextmanager
@@ -174,11 +147,12 @@ def mismatch(expected: pa.Schema, got: pa.Schema) -> SchemaMismatch | None:
 
 
 def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch with its columns in the topic's order and types, where nothing is lost by that.
+    """Return the batch with its columns in the topic's order and types, if no value changes by it.
 
-    Dictionary columns are decoded, all-null columns take any type, time zones of timestamps are
-    renamed and their coarser units made finer, narrow integers and floats widen, and strings and
-    binaries change their offset width.
+    Numbers widen where that is exact, a date becomes a timestamp without a zone, time zones of
+    timestamps are renamed, all-null columns take any type, and types that no topic stores become
+    those that it stores: dictionaries are decoded, and moments in nanoseconds become microseconds
+    unless that would change one.
 
     Raises:
         SchemaMismatch: names the column, the type expected and the type got.
@@ -210,23 +184,33 @@ def _fitted(array: pa.Array, field: pa.Field) -> pa.Array:
         return array
     try:
         return cast(array, want)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
-        return array  # a moment too far away for the finer unit, a null within what takes none
+    except pa.ArrowInvalid as error:  # a moment that is too fine or too far away, a null
+        expected, got = told_apart(want, array.type)
+        raise SchemaMismatch(
+            f"column {field.name!r}: expected {expected}, got {got}, and not every value fits"
+            f" ({error})",
+            column=field.name,
+            expected=str(want),
+            got=str(array.type),
+            hint="Change the values first: moments have microseconds, as in Spark, so round those"
+            " that are finer (in pandas .dt.floor('us')).",
+        ) from None
+    except (pa.ArrowTypeError, pa.ArrowNotImplementedError):
+        return array
 
 
 def _widens(have: pa.DataType, want: pa.DataType) -> bool:
-    """Whether every value of ``have`` is a value of ``want``."""
-    if pt.is_null(have):
+    """Return whether a value of ``have`` is one of ``want``, or Arrow's cast refuses it."""
+    if pt.is_null(have) or converts(have, want):
         return True
-    if pt.is_integer(have) and pt.is_integer(want):
-        if pt.is_signed_integer(have) == pt.is_signed_integer(want):
-            return bool(have.bit_width <= want.bit_width)
-        return bool(pt.is_signed_integer(want) and have.bit_width < want.bit_width)
-    if pt.is_floating(have) and pt.is_floating(want):
-        return bool(have.bit_width <= want.bit_width)
+    if _is_number(have) and _is_number(want):
+        return _number_widens(have, want)
     if pt.is_timestamp(have) and pt.is_timestamp(want):
-        finer = _UNITS.index(have.unit) <= _UNITS.index(want.unit)
-        return finer and (have.tz is None) == (want.tz is None)
+        return _is_no_finer(have, want) and (have.tz is None) == (want.tz is None)
+    if (pt.is_time(have) and pt.is_time(want)) or (pt.is_duration(have) and pt.is_duration(want)):
+        return _is_no_finer(have, want)
+    if pt.is_date(have) and pt.is_timestamp(want):
+        return want.tz is None  # with a zone, which moment a day begins at is anybody's guess
     text = (pt.is_string, pt.is_large_string)
     raw = (pt.is_binary, pt.is_large_binary)
     if pt.is_fixed_size_binary(have):
@@ -234,14 +218,47 @@ def _widens(have: pa.DataType, want: pa.DataType) -> bool:
     for family in (text, raw):
         if any(is_of(have) for is_of in family) and any(is_of(want) for is_of in family):
             return True
+    found = converted(have)
+    if not found.equals(have) and not pt.is_nested(have):
+        return _widens(found, want)
     return _shaped_alike(have, want) and all(
         inner.equals(wanted) or _widens(inner, wanted)
         for inner, wanted in zip(_inner(have), _inner(want), strict=True)
     )
 
 
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pt.is_integer(kind) or pt.is_floating(kind) or pt.is_decimal(kind))
+
+
+_EXACT_BITS: Final = {16: 11, 32: 24, 64: 53}
+"""Up to how many bits each integer is exactly a float of so many bits."""
+
+
+def _number_widens(have: pa.DataType, want: pa.DataType) -> bool:
+    """Return whether every number of the one type is exactly one of the other."""
+    if pt.is_integer(have):
+        signed = pt.is_signed_integer(have)
+        bits = have.bit_width - signed
+        if pt.is_floating(want):
+            return bool(bits <= _EXACT_BITS[want.bit_width])
+        if pt.is_decimal(want):
+            return bool(len(str((1 << bits) - 1)) <= want.precision - want.scale)
+        if signed == pt.is_signed_integer(want):
+            return bool(have.bit_width <= want.bit_width)
+        return bool(not signed and have.bit_width < want.bit_width)
+    if pt.is_floating(have):
+        return bool(pt.is_floating(want) and have.bit_width <= want.bit_width)
+    whole = want.precision - want.scale if pt.is_decimal(want) else -1
+    return whole >= have.precision - have.scale and bool(want.scale >= have.scale)
+
+
+def _is_no_finer(have: pa.DataType, want: pa.DataType) -> bool:
+    return _UNITS.index(have.unit) <= _UNITS.index(want.unit)
+
+
 def _shaped_alike(have: pa.DataType, want: pa.DataType) -> bool:
-    """Whether two nested types differ in nothing but the types within, nullability and list names.
+    """Return whether nested types differ in types within, nullability and names of lists alone.
 
     The fields of structs have names that mean something: Arrow's cast drops the values of a field
     whose name it does not find.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
+from decimal import Decimal
+
 import pyarrow as pa
 import pytest
 from chispa import assert_df_equality
@@ -89,6 +92,10 @@ def test_python_types_that_spark_lacks_show_as_wider_ones(
             "text": pa.array(["a", "b"], pa.large_string()),
             "fixed": pa.array([b"ab", b"cd"], pa.binary(2)),
             "pair": pa.array([[1, 2], [3, 4]], pa.list_(pa.int32(), 2)),
+            "at": pa.array([1_000, None], pa.int64()).cast(pa.timestamp("ns")),  # as pandas has it
+            "day": pa.array([0, None], pa.int64()).cast(pa.date64()),
+            "took": pa.array([1_000, None], pa.int64()).cast(pa.duration("ns")),
+            "huge": pa.array([2**64 - 1, None], pa.uint64()),
         }
     )
     log.create_topic(topic, schema=batch.schema)
@@ -101,8 +108,13 @@ def test_python_types_that_spark_lacks_show_as_wider_ones(
         "string",
         "binary",
         "array<int>",
+        "timestamp_ntz",
+        "date",
+        "interval day to second",
+        "decimal(20,0)",
     ]
+    at = datetime(1970, 1, 1, 0, 0, 0, 1)
     assert [tuple(row) for row in shown.collect()] == [
-        (1, 1, "a", b"ab", [1, 2]),
-        (255, 2**32 - 1, "b", b"cd", [3, 4]),
+        (1, 1, "a", b"ab", [1, 2], at, at.date(), timedelta(microseconds=1), Decimal(2**64 - 1)),
+        (255, 2**32 - 1, "b", b"cd", [3, 4], None, None, None, None),
     ]

@@ -22,6 +22,7 @@ from spark_stream.storage.segment import Segment
 from spark_stream.storage.settings import Compression, LogSettings
 from spark_stream.storage.stored import digest
 from spark_stream.testing.simulation.disk import SimulatedDisk
+from spark_stream.wire.schemas import stored_schema
 from tests.storage.disks import Died
 from tests.storage.logs import FACTS, NOW
 from tests.storage.replicas import HERE, fetch
@@ -353,3 +354,13 @@ def test_a_filter_in_the_present_schema_meets_batches_of_all(
     for batches in (first, later):  # the later read knows what the first has learned
         assert filtered().equals(everything.filter(pa.array(expected)))
         assert len(places) == batches
+
+
+def test_moments_of_a_topic_that_is_altered_to_microseconds_are_cut_to_them() -> None:
+    kind = pa.struct([("at", pa.timestamp("ns")), ("took", pa.duration("ns"))])
+    values = pa.array([{"at": 1_700_000_000_123_456_789, "took": 1_001}, None], kind)
+    batch = pa.RecordBatch.from_arrays([values.field(0), values], names=["at", "nested"])
+    found = conformed(batch, stored_schema(batch.schema))
+    assert found["at"].cast(pa.int64()).to_pylist()[0] == 1_700_000_000_123_456
+    assert found["nested"].field(1).cast(pa.int64()).to_pylist()[0] == 1
+    assert found["nested"].null_count == 1

@@ -80,11 +80,29 @@ def test_a_topic_with_kafkas_columns_keeps_them() -> None:
     assert "typed topic" in (caught.value.hint or "")
 
 
-def test_a_new_column_has_a_type_that_the_log_carries() -> None:
+def test_a_new_column_gets_a_type_that_a_topic_stores() -> None:
+    more = (pa.field("more", pa.dictionary(pa.int8(), pa.timestamp("ns"))),)
+    found = check_evolution("t", PRESENT, altered(more=more))
+    assert found.field("more").type == pa.timestamp("us")
+    more = (pa.field("more", pa.month_day_nano_interval()),)
     with pytest.raises(UnsupportedType, match="'more'"):
-        check_evolution(
-            "t", PRESENT, altered(more=(pa.field("more", pa.dictionary(pa.int8(), pa.string())),))
-        )
+        check_evolution("t", PRESENT, altered(more=more))
+
+
+@pytest.mark.parametrize(
+    ("have", "want"),
+    [
+        (pa.timestamp("ns"), pa.timestamp("us")),
+        (pa.list_(pa.timestamp("ns", "UTC")), pa.list_(pa.timestamp("us", "UTC"))),
+        (pa.uint64(), pa.decimal128(20, 0)),
+        (pa.large_string(), pa.string()),
+    ],
+)
+def test_a_column_becomes_what_a_topic_stores(have: pa.DataType, want: pa.DataType) -> None:
+    present = pa.schema([("c", have)])
+    assert check_evolution("t", present, pa.schema([("c", want)])).types == [want]
+    if have != pa.uint64():  # a description of the topic, handed back, does the same
+        assert check_evolution("t", present, present).types == [want]
 
 
 @pytest.mark.parametrize(

@@ -27,12 +27,10 @@ from spark_stream.cli.input.formats import (
 from spark_stream.cli.input.json_lines import check_lines
 from spark_stream.errors import InvalidOption, InvalidRecord
 from spark_stream.wire.schemas import METADATA
+from spark_stream.wire.stored_types import stored_type, with_inner
 
 _INFER_BYTES: Final = 64 << 20
-_TOO_FINE: Final = (
-    "A topic made from a file stores microseconds, as Spark does: round the column first, or make"
-    " the topic in Python with the file's Arrow schema, which Spark cannot read."
-)
+_TOO_FINE: Final = "A topic stores microseconds, as Spark does: round the column first."
 
 
 def schema_of_file(
@@ -46,6 +44,7 @@ def schema_of_file(
     Raises:
         InvalidOption: the extension is not known.
         InvalidRecord: the file is not what its extension says, or has a moment that is too fine.
+        UnsupportedType: a topic cannot store a column's type.
     """
     kind = kind or format_of(file)
     if kind is None or kind is Format.LINES:
@@ -64,7 +63,7 @@ def schema_of_file(
     metadata = {field.name for field in METADATA}
     fields = [field for field in have if field.name not in metadata]
     text = kind in TEXT
-    want = pa.schema([pa.field(f.name, _plain(f.type, text), f.nullable) for f in fields])
+    want = pa.schema([pa.field(f.name, _plain(f.type, text, f.name), f.nullable) for f in fields])
     risky = [a.name for a, b in zip(fields, want, strict=True) if _may_lose(a.type, b.type)]
     if risky:
         if text:
@@ -102,33 +101,18 @@ def _sample(reading: Reading) -> pa.Table:
     )
 
 
-def _plain(kind: pa.DataType, text: bool) -> pa.DataType:
-    """The type without what only matters in a file: dictionaries, units that are not Spark's."""
-
-    def inner(field: pa.Field, name: str | None = None) -> pa.Field:
-        return pa.field(name or field.name, _plain(field.type, text), field.nullable)
-
-    if pt.is_dictionary(kind):
-        return _plain(kind.value_type, text)
-    if pt.is_timestamp(kind):
-        return pa.timestamp("us", "UTC" if kind.tz else None)
+def _plain(kind: pa.DataType, text: bool, path: str) -> pa.DataType:
+    """Return the type of a topic's column for one of a file, where some only say how it is kept."""
     if pt.is_null(kind) or (pt.is_time(kind) and text):  # a time of day may be a mere count
         return pa.string()
-    if pt.is_time(kind):
-        return pa.time64("ns")
-    if pt.is_string_view(kind):
-        return pa.string()
-    if pt.is_binary_view(kind):
-        return pa.binary()
-    if pt.is_fixed_size_list(kind):
-        return pa.list_(inner(kind.value_field), kind.list_size)
-    if pt.is_list(kind) or pt.is_large_list(kind):
-        return pa.list_(inner(kind.value_field, "element"))
-    if pt.is_map(kind):
-        return pa.map_(inner(kind.key_field), inner(kind.item_field))
-    if pt.is_struct(kind):
-        return pa.struct([inner(kind.field(i)) for i in range(kind.num_fields)])
-    return kind
+    if pt.is_timestamp(kind):
+        return pa.timestamp("us", "UTC" if kind.tz else None)
+
+    def inner(field: pa.Field) -> pa.Field:
+        return field.with_type(_plain(field.type, text, f"{path}.{field.name}"))
+
+    nested = with_inner(kind, inner)
+    return stored_type(kind, path) if nested is None else nested
 
 
 def _may_lose(have: pa.DataType, want: pa.DataType) -> bool:

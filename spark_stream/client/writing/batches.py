@@ -13,7 +13,6 @@ from spark_stream.client.moments import timestamp_us
 from spark_stream.client.values import TopicDescription
 from spark_stream.client.writing.frames import eased, is_arrow, table_of
 from spark_stream.errors import BatchTooLarge, InvalidRequest, UnknownPartition
-from spark_stream.wire.evolution import widens
 from spark_stream.wire.limits import BATCH_BYTES_MAX
 from spark_stream.wire.schemas import (
     DEFAULT_SCHEMA,
@@ -135,24 +134,12 @@ def fitted_to(batch: pa.RecordBatch, known: TopicDescription) -> pa.RecordBatch:
     Raises:
         SchemaMismatch: names the column, the type expected and the type got.
     """
-    if known.schema_version and not batch.schema.equals(known.schema):
-        batch = _brought_up(batch, known)
+    lacking = [name for name in known.added if name not in batch.schema.names]
+    for name in lacking:
+        kind = known.schema.field(name).type
+        batch = batch.append_column(name, pa.nulls(batch.num_rows, kind))
     with of_topic(known.name):
         return fitted(batch, known.schema)
-
-
-def _brought_up(batch: pa.RecordBatch, known: TopicDescription) -> pa.RecordBatch:
-    names = batch.schema.names
-    if len(set(names)) < len(names):
-        return batch  # the fitting names the column that is there twice
-    columns = {}
-    for name, column in zip(names, batch.columns, strict=True):
-        kind = known.schema.field(name).type if name in known.schema.names else column.type
-        columns[name] = column.cast(kind) if widens(column.type, kind) else column
-    for name in known.added:
-        if name not in columns:
-            columns[name] = pa.nulls(batch.num_rows, known.schema.field(name).type)
-    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
 def completed(batch: pa.RecordBatch) -> pa.RecordBatch:

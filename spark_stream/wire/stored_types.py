@@ -1,0 +1,126 @@
+"""Which types a topic stores: those that Spark reads. Others become one of them, or are refused.
+
+A topic is made from whatever schema a library has at hand: pandas counts nanoseconds, polars has
+large strings. One rule, which the broker applies to every new schema, makes them types that every
+reader has. A batch of the other types goes into such a topic where no value changes by that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+from spark_stream.errors import UnsupportedType
+
+DIGITS_MAX: Final = 38
+"""The digits of the widest decimal that Spark has."""
+
+_Is = Callable[[pa.DataType], bool]
+
+_STORED: Final[tuple[_Is, ...]] = (
+    pt.is_null,
+    pt.is_boolean,
+    pt.is_integer,
+    pt.is_floating,
+    pt.is_string,
+    pt.is_binary,
+    pt.is_fixed_size_binary,
+    pt.is_date32,
+)
+_CONVERTED: Final[tuple[tuple[_Is, pa.DataType], ...]] = (
+    (pt.is_uint64, pa.decimal128(20, 0)),  # has all of its values; Spark's bigint does not
+    (pt.is_large_string, pa.string()),
+    (pt.is_string_view, pa.string()),
+    (pt.is_large_binary, pa.binary()),
+    (pt.is_binary_view, pa.binary()),
+    (pt.is_date64, pa.date32()),
+    (pt.is_time, pa.time64("ns")),
+    (pt.is_duration, pa.duration("us")),
+)
+_HINTS: Final[tuple[tuple[_Is, str], ...]] = (
+    (pt.is_decimal, f"Use decimal128({DIGITS_MAX}, …) if its values fit, or text."),
+    (pt.is_interval, "Use duration('us'), or columns of months, days and microseconds."),
+    (pt.is_list_view, "Use list_ of the same values."),
+    (pt.is_large_list_view, "Use list_ of the same values."),
+    (pt.is_run_end_encoded, "Decode the column (pyarrow.compute.run_end_decode)."),
+    (pt.is_union, "Use a struct with a field for each type."),
+    (lambda kind: isinstance(kind, pa.BaseExtensionType), "Use the type that it is stored in."),
+)
+
+
+def stored_type(kind: pa.DataType, path: str) -> pa.DataType:
+    """Return the type in which a topic stores a column of this one.
+
+    Raises:
+        UnsupportedType: there is none; ``path`` names the column, or the field within it.
+    """
+    if isinstance(kind, pa.BaseExtensionType):
+        raise _unsupported(kind, path)
+    for holds, found in _CONVERTED:
+        if holds(kind):
+            return found
+    if any(holds(kind) for holds in _STORED):
+        return kind
+    if pt.is_timestamp(kind):
+        return pa.timestamp("us", kind.tz)
+    if pt.is_decimal(kind):
+        return _decimal(kind, path)
+    if pt.is_dictionary(kind):
+        return stored_type(kind.value_type, path)
+
+    def inner(field: pa.Field) -> pa.Field:
+        return field.with_type(stored_type(field.type, f"{path}.{field.name}"))
+
+    found = with_inner(kind, inner)
+    if found is None:
+        raise _unsupported(kind, path)
+    return found
+
+
+def converted(kind: pa.DataType) -> pa.DataType:
+    """Return the type in which a topic stores this one, or itself where it stores none."""
+    try:
+        return stored_type(kind, "")
+    except UnsupportedType:
+        return kind
+
+
+def converts(have: pa.DataType, want: pa.DataType) -> bool:
+    """Return whether the one type is what a topic stores the other, which it does not store, in."""
+    return not have.equals(want) and converted(have).equals(want)
+
+
+def with_inner(kind: pa.DataType, change: Callable[[pa.Field], pa.Field]) -> pa.DataType | None:
+    """Return the nested type with its fields changed, large lists as lists; None for another."""
+    if pt.is_struct(kind):
+        return pa.struct([change(field) for field in kind])
+    if pt.is_map(kind):
+        keys, items = change(kind.key_field), change(kind.item_field)
+        return pa.map_(keys, items, keys_sorted=kind.keys_sorted)
+    if pt.is_fixed_size_list(kind):
+        return pa.list_(change(kind.value_field), kind.list_size)
+    if pt.is_list(kind) or pt.is_large_list(kind):
+        return pa.list_(change(kind.value_field))
+    return None
+
+
+def _decimal(kind: pa.DataType, path: str) -> pa.DataType:
+    """Return a decimal as Spark has them: of 0 to as many places as digits, and at most 38."""
+    scale = max(kind.scale, 0)
+    digits = max(kind.precision - min(kind.scale, 0), scale)
+    if digits > DIGITS_MAX:
+        raise _unsupported(kind, path)
+    return pa.decimal128(digits, scale)
+
+
+def _unsupported(kind: pa.DataType, path: str) -> UnsupportedType:
+    hint = next((hint for holds, hint in _HINTS if holds(kind)), None)
+    return UnsupportedType(
+        f"column {path!r}: a topic cannot store Arrow's {kind}, for Spark has no such type",
+        column=path,
+        got=str(kind),
+        hint=hint,
+    )
