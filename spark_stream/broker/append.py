@@ -85,6 +85,20 @@ class Append:
         """What it waits for, once it is in the log and not as safe as it asked to be."""
         return None if self._taken is None else self._taken.pending
 
+    @property
+    def is_first(self) -> bool:
+        """Whether its partition has to make files or to join its transaction before it.
+
+        That waits for the disk, so what does it for many partitions does it side by side.
+        """
+        found = self._hosted.replicas.get(self.partition)
+        if not isinstance(found, Partition):
+            return False
+        stamp = self._stamp
+        if found.is_empty or stamp is None or stamp.transaction == NO_TRANSACTION:
+            return found.is_empty
+        return not found.has_joined(stamp.transaction, stamp.producer_id)
+
     def finish_at_once(self) -> Script[bool]:
         """Appends and acknowledges if nothing has to be waited for.
 

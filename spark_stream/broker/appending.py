@@ -82,8 +82,9 @@ def serve_appends(
 ) -> None:
     """Appends batch after batch. A refused batch is answered by its error and ends nothing.
 
-    A batch is appended by this thread if its partition is free. Else it goes to the partition's
-    queue, and the stream goes on with the next: a partition that is held holds up no other.
+    A batch is appended by this thread if its partition is free and takes it at once. Else it goes
+    to the partition's queue, and the stream goes on with the next: a partition that is held, or
+    makes its files or joins a transaction first, holds up no other.
 
     Raises:
         UnknownTopic, SchemaMismatch, InvalidRequest: for the stream as a whole, before any batch.
@@ -103,7 +104,8 @@ def serve_appends(
             hosted = host.topic(hosted.topic.name, hosted.topic.id)  # it may have been altered
             answer = answers.next_place(envelope.partition)
             append = _StreamAppend(Append(stream, hosted, envelope, batch, answer), desk, line)
-            if append.partition in queues or not append.finish_at_once():
+            waits = append.partition in queues or append.is_first
+            if waits or not append.finish_at_once():
                 queues.put(append)
     finally:
         queues.finish()
@@ -141,6 +143,7 @@ class _StreamAppend:
         self._desk = desk
         self._line = line
         self.partition = append.partition
+        self.is_first = append.is_first
 
     @cached_property
     def size(self) -> int:

@@ -1,7 +1,7 @@
 """A batch of a transaction on its way into a partition, as a script.
 
-Order of steps (``consistency.joins`` says why): the partition opens a join, the transaction's
-record names the partition, the partition confirms the join, and then it takes the batch. Where the
+Order of steps (``consistency.joins`` says why): the partition opens a join, the join is put on
+record, the partition confirms it, and then it takes the batch. Where the
 join is confirmed already, only the last is left.
 """
 

@@ -95,6 +95,11 @@ class Partition(FollowingReplica):
             self._cut = (stable, cut)
         return cut
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether its log has never had an entry, and so has no files yet."""
+        return self._core.bounds_state.log_end.entry == 0
+
     def spans(self) -> SpansSnapshot:
         """The extents of this partition's transactions, as they are now."""
         with self._lock:

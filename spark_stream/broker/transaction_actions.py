@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import asdict
 
 from spark_stream.broker.here import Here
 from spark_stream.consistency.sinks import Claim, Stop
 from spark_stream.consistency.transactions import Content, Joined, PositionOf, Transaction
 from spark_stream.errors import InvalidRequest, IsologError
-from spark_stream.scripts import consumers, cutting, deciding, positions, sinks
+from spark_stream.scripts import consumers, cutting, deciding, positions, records, sinks
 from spark_stream.scripts.cutting import CutRange
 from spark_stream.scripts.deciding import Commit
 from spark_stream.scripts.steps import Numbering, take_number
@@ -193,21 +195,28 @@ def _claim(asked: OpenBranch) -> Claim:
 
 
 def list_transactions(here: Here, asked: Empty) -> TransactionList:
+    joins = defaultdict(list)
+    for join in here.desk.run(records.read_joins()):
+        joins[join.number].append(join.at)
     found = here.desk.run(deciding.describe_all(here.desk.finished))
-    return TransactionList(transactions=[_facts(here, each) for each in found])
+    return TransactionList(transactions=[_facts(here, each, joins[each.number]) for each in found])
 
 
 def describe_transaction(here: Here, asked: NamedTransaction) -> TransactionFacts:
     script = deciding.describe(here.desk.finished, asked.transactional_id)
-    return _facts(here, here.desk.run(script))
+    found = here.desk.run(script)
+    return _facts(here, found, here.desk.run(records.read_places(found.number)))
 
 
 def kill_transaction(here: Here, asked: KillTransaction) -> TransactionFacts:
-    script = deciding.kill(here.desk.finished, asked.transactional_id, asked.number)
-    return _facts(here, here.desk.run(script))
+    desk = here.desk
+    found = desk.run(deciding.describe(desk.finished, asked.transactional_id))
+    places = desk.run(records.read_places(found.number))  # they go when it has ended
+    script = deciding.kill(desk.finished, asked.transactional_id, asked.number)
+    return _facts(here, desk.run(script), places)
 
 
-def _facts(here: Here, found: Transaction) -> TransactionFacts:
+def _facts(here: Here, found: Transaction, places: Iterable[Joined] = ()) -> TransactionFacts:
     return TransactionFacts(
         transactional_id=found.transactional_id,
         state=found.state.value,
@@ -222,7 +231,7 @@ def _facts(here: Here, found: Transaction) -> TransactionFacts:
                 partition=each.partition,
                 first_offset=_first_offset(here, each, found.number),
             )
-            for each in found.partitions
+            for each in sorted(places, key=lambda each: (each.topic, each.partition))
         ],
         timeout_ms=found.timeout_ms,
         began_ms=found.began_ms,

@@ -85,6 +85,10 @@ class TransactionDesk:
     def recovering(self) -> Script[None]:
         """What :meth:`recover` does, step by step."""
         yield from self.sweeping()
+        for join in (
+            yield from records.read_joins()
+        ):  # of brokers that died before they removed them
+            self.finished.ended[join.number] = join.transactional_id
         for record in (yield from self._mine()):
             try:
                 yield from sweeping.mark_dropped_again(record)
@@ -107,6 +111,7 @@ class TransactionDesk:
         for record in found:
             if self._looks_after(record.coordinator):  # the one before may have taken long
                 yield from self._sweep_record(record)
+        yield from self._forget_joins()
         self._rest_until = self._clock.monotonic() + min(_REST * looked_s, _REST_S_MAX)
 
     def _find_open(self) -> None:
@@ -143,6 +148,15 @@ class TransactionDesk:
             tried = yield from sweeping.write_lost_marker(each)
             if tried.failure is not None:
                 self._lost.append(tried)
+
+    def _forget_joins(self) -> Script[None]:
+        """Removes the joins of transactions that have ended, those of many with one write."""
+        ended = [self.finished.ended.popitem() for _ in range(len(self.finished.ended))]
+        try:
+            self.finished.ended.update((yield from records.forget_joins(ended)))
+        except IsologError:
+            self.finished.ended.update(ended)
+            raise
 
     def _mine(self) -> Script[list[Transaction]]:
         """The records that this broker looks after."""

@@ -5,6 +5,9 @@ SQLite never waits here: it says at once that the file is busy, and all waiting 
 module. Its own waiting is not fair, and it does not wait at all where a lock is raised from reading
 to writing. The switch of a new file to a write-ahead log is such a place.
 
+Changes that wait in one process go into the file together, by one commit: its force to the disk is
+nearly all that a change costs. Each remains a compare-and-set of its own.
+
 Reads have a connection of their own and wait for no change.
 
 The table ``deleted`` says which keys were deleted, and at which revisions. What was deleted long
@@ -18,16 +21,20 @@ import json
 import sqlite3
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from spark_stream.cluster.keys import end_of
 from spark_stream.cluster.store import Changes, Delete, Put, Record, check_distinct
 from spark_stream.cluster.turns import Turns
 from spark_stream.environment import Clock, SystemClock
-from spark_stream.errors import DiskFull, NotALogDirectory, StorageFailure
+from spark_stream.errors import DiskFull, IsologError, NotALogDirectory, StorageFailure
+
+_A = TypeVar("_A")
 
 _SCHEMA: Final = (
     "pragma journal_mode = wal",
@@ -66,6 +73,18 @@ _CLOSE_WAIT_S: Final = 1.0
 _READ_PAUSE_S: Final = 0.001
 
 
+@dataclass(slots=True)
+class _Waiting(Generic[_A]):
+    """A change that a thread waits for: what it does from a revision on, and what came of it.
+
+    Each answer that is true stands for one revision.
+    """
+
+    change: Callable[[sqlite3.Connection, int], Sequence[_A]]
+    answers: Sequence[_A] | None = None
+    error: BaseException | None = None
+
+
 class SqliteStore:
     """Versions come from one counter: a record that is deleted and made anew repeats none."""
 
@@ -73,6 +92,8 @@ class SqliteStore:
         self._path = path
         self._clock = clock or SystemClock()
         self._reading = threading.Lock()
+        self._committing = threading.Lock()
+        self._waiting: deque[_Waiting[Any]] = deque()
         self._closed = False
         # SQLite's stamp of the file at the last look, the revision, and what to say until it moves.
         self._unchanged: tuple[tuple[int], int] | None = None
@@ -107,9 +128,9 @@ class SqliteStore:
     def put_many(self, puts: Sequence[Put]) -> Sequence[int | None]:
         check_distinct(puts)
         texts = [json.dumps(each.value, separators=(",", ":")) for each in puts]
-        versions: list[int | None] = []
-        with self._change() as connection:
-            before = revision = _counter(connection, _REVISION)
+
+        def change(connection: sqlite3.Connection, revision: int) -> list[int | None]:
+            versions: list[int | None] = []
             for put, text in zip(puts, texts, strict=True):
                 following = revision + 1
                 if put.expected == 0:
@@ -118,25 +139,24 @@ class SqliteStore:
                     done = connection.execute(_UPDATE, (text, following, put.key, put.expected))
                 revision += done.rowcount
                 versions.append(following if done.rowcount else None)
-            if revision > before:
-                connection.execute(_COUNT, (revision, _REVISION))
-        return versions
+            return versions
+
+        return self._change(_Waiting(change))
 
     def delete_many(self, deletes: Sequence[Delete]) -> Sequence[bool]:
         check_distinct(deletes)
-        deleted = []
-        with self._change() as connection:
-            before = revision = _counter(connection, _REVISION)
+
+        def change(connection: sqlite3.Connection, revision: int) -> list[bool]:
+            deleted = []
             for key, expected in deletes:
                 done = connection.execute(_DELETE, (key, expected)).rowcount == 1
                 if done:
                     revision += 1
                     connection.execute(_NOTE_DELETED, (revision, key))
                 deleted.append(done)
-            if revision > before:
-                connection.execute(_COUNT, (revision, _REVISION))
-                _forget_deleted(connection, revision)
-        return deleted
+            return deleted
+
+        return self._change(_Waiting(change))
 
     def changes(self, since: int, prefixes: Sequence[str] = ("",)) -> Changes:
         # Every broker asks many times a second, and mostly nothing has changed: this is kept short.
@@ -208,17 +228,42 @@ class SqliteStore:
                 raise self._held_too_long()
             time.sleep(_READ_PAUSE_S)
 
-    @contextmanager
-    def _change(self) -> Iterator[sqlite3.Connection]:
+    def _change(self, mine: _Waiting[_A]) -> Sequence[_A]:
+        """Carry out a change, together with all others that wait by then; return its answers."""
+        self._waiting.append(mine)
+        with self._committing:
+            if mine.answers is None and mine.error is None:
+                group = [self._waiting.popleft() for _ in range(len(self._waiting))]
+                try:
+                    self._commit(group)
+                except BaseException as error:
+                    for each in group:
+                        each.error = error
+        if mine.error is not None:
+            raise mine.error.again() if isinstance(mine.error, IsologError) else mine.error
+        assert mine.answers is not None
+        return mine.answers
+
+    def _commit(self, group: Sequence[_Waiting[Any]]) -> None:
+        """Carry out all changes of the group, or none."""
         with self._named(), self._turn(self._begin):
             try:
-                yield self._writer
+                before = revision = _counter(self._writer, _REVISION)
+                answers = []
+                for each in group:
+                    answers.append(each.change(self._writer, revision))
+                    revision += sum(1 for answer in answers[-1] if answer)
+                if revision > before:
+                    self._writer.execute(_COUNT, (revision, _REVISION))
+                    _forget_deleted(self._writer, revision)
                 if self._writer.in_transaction:
                     self._writer.execute("commit")
             except BaseException:
                 if self._writer.in_transaction:  # a full disk ends it by itself
                     self._writer.execute("rollback")
                 raise
+        for each, done in zip(group, answers, strict=True):
+            each.answers = done
 
     @contextmanager
     def _turn(self, attempt: Callable[[], bool]) -> Iterator[None]:
@@ -302,7 +347,7 @@ def _counter(connection: sqlite3.Connection, name: str) -> int:
 def _forget_deleted(connection: sqlite3.Connection, revision: int) -> None:
     """Keeps at most twice as many as it promises, so that it seldom has to do anything."""
     (first,) = connection.execute(_FIRST_DELETED).fetchone()
-    if revision - first >= 2 * DELETED_KEPT:
+    if first is not None and revision - first >= 2 * DELETED_KEPT:
         forgotten = revision - DELETED_KEPT
         connection.execute(_FORGET_DELETED, (forgotten,))
         connection.execute(_COUNT, (forgotten, _FORGOTTEN))

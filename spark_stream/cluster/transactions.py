@@ -1,15 +1,17 @@
-"""Transactions as records of the metadata store: their key, and what a record holds.
+"""Transactions as records of the metadata store: their keys, and what a record holds.
 
-``scripts/records`` changes them.
+A transaction has one record, and one more for each partition that has joined it: what a join writes
+does not grow with the joins before it. ``scripts/records`` changes them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import astuple, fields
+from dataclasses import astuple, dataclass, fields
 from typing import Any, Final
 
 from spark_stream.cluster.consumers import decode_positions, encode_positions
+from spark_stream.cluster.store import Put, Record
 from spark_stream.consistency.transactions import (
     Cause,
     Content,
@@ -19,12 +21,22 @@ from spark_stream.consistency.transactions import (
 )
 
 PREFIX: Final = "transactions/"
+JOINS: Final = "joins/"
 _TUPLES: Final = ("fenced", "branches", "dropped", "taken")
 _PLAIN: Final = tuple(
     field.name
     for field in fields(Transaction)
-    if field.name not in (*_TUPLES, "state", "cause", "content", "partitions", "positions")
+    if field.name not in (*_TUPLES, "state", "cause", "content", "positions")
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """A partition that has joined a transaction."""
+
+    transactional_id: str
+    number: int
+    at: Joined
 
 
 def encode(transaction: Transaction) -> dict[str, Any]:
@@ -36,9 +48,6 @@ def encode(transaction: Transaction) -> dict[str, Any]:
         "content": None
         if transaction.content is None
         else [list(astuple(each)) for each in transaction.content],
-        "partitions": [
-            [each.topic, each.topic_id, each.partition] for each in transaction.partitions
-        ],
         "positions": encode_positions(transaction.positions),
     }
 
@@ -57,6 +66,23 @@ def decode(value: Mapping[str, Any]) -> Transaction:
         content=None
         if value.get("content") is None
         else tuple(Content(*each) for each in value["content"]),
-        partitions=tuple(Joined(*each) for each in value["partitions"]),
         positions=tuple(decode_positions(value["positions"])),
     )
+
+
+def joins_of(number: int) -> str:
+    """The prefix of the keys of all joins of a transaction."""
+    return f"{JOINS}{number}/"
+
+
+def join_of(transactional_id: str, number: int, at: Joined) -> Put:
+    """The record that says that a partition has joined a transaction; there may be one already."""
+    value = {"transactional_id": transactional_id, "topic": at.topic}
+    return Put(f"{joins_of(number)}{at.topic_id}/{at.partition}", value, 0)
+
+
+def decode_join(record: Record) -> Join:
+    """The join that a record stands for."""
+    number, topic_id, partition = record.key.removeprefix(JOINS).split("/")
+    at = Joined(str(record.value["topic"]), topic_id, int(partition))
+    return Join(str(record.value["transactional_id"]), int(number), at)

@@ -4,14 +4,15 @@ A batch in a transaction is taken only under a *confirmed join* of its (transact
 The order of steps, which keeps every batch out of a transaction that has ended:
 
 1. the leader opens a pending join;
-2. it has the partition put on the transaction's record, which an ended one refuses;
+2. it puts the join on record, then reads the transaction's record: an ended one refuses;
 3. it confirms the join, unless that was cancelled meanwhile;
 4. it takes the batches.
 
 Whoever decides a transaction seals it in all partitions on its record before any is marked, and a
-seal cancels its joins, pending and confirmed; so does the drop of a branch. If the decision came
-before 2, the record refuses. If it came later, this partition is on record and is sealed: before 3,
-and the join is cancelled, or after it, and what was taken up to then is marked with the rest.
+seal cancels its joins, pending and confirmed; so does the drop of a branch. Joins are looked up
+after the decision. If the decision came before the read in 2, the record refuses. If it came later,
+the join was on record before it, and this partition is sealed: before 3, and the join is cancelled,
+or after it, and what was taken up to then is marked with the rest.
 
 So nothing need be remembered of what has ended: what is kept is bounded by what is under way.
 Promises hold for one epoch of one leader; the next makes them again.

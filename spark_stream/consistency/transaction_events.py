@@ -22,7 +22,6 @@ from spark_stream.consistency.transactions import (
     Denial,
     Denied,
     Event,
-    Joined,
     Outcome,
     PositionOf,
     State,
@@ -85,10 +84,8 @@ def needs_producer_id(transaction: Transaction) -> bool:
     return transaction.producer_id < 0 or transaction.epoch >= EPOCH_MAX
 
 
-def join(
-    transaction: Transaction, number: int, producer_id: int, epoch: int, partition: Joined
-) -> Outcome:
-    """A partition takes part, before the first batch of this producer id is appended there."""
+def join(transaction: Transaction, number: int, producer_id: int, epoch: int) -> Outcome:
+    """A partition may take batches of this producer id, if its join is on record by now."""
     denied = not_open(transaction, number, Event.JOIN)
     if denied is not None:
         return denied
@@ -96,9 +93,7 @@ def join(
     branches = transaction.branches
     if (producer_id, epoch) != owner and not (producer_id in branches and epoch == 0):
         return Denied(Denial.FOREIGN, transaction)
-    if partition in transaction.partitions:
-        return transaction
-    return entered(transaction, Event.JOIN, partitions=(*transaction.partitions, partition))
+    return entered(transaction, Event.JOIN)
 
 
 def renew(transaction: Transaction, instance: str, number: int, now_ms: int) -> Outcome:

@@ -4,6 +4,10 @@ There is one record for each transactional id: who owns the id now, and its pres
 transaction. An event takes the record to the next (or is denied, and changes nothing); the caller
 puts the new record in the place of the old by one compare-and-set, and that decides.
 
+Which partitions the transaction may have written to is on records of their own, one for each
+(``cluster.transactions``), so this record stays small however many they are. JOIN changes nothing
+in it: it says whether such a record, which has just been written, came before the decision.
+
 ::
 
                     BEGIN                COMMIT                FINISH
@@ -25,8 +29,8 @@ Invariants:
 * a number names one transaction for good; numbers rise with each transaction of an id;
 * the owner's epoch rises with every transaction, and each branch has a producer id that is used in
   no other, so a delayed request of an earlier transaction can do nothing to a later one;
-* no partition joins after the decision, so the record names every partition that needs a marker,
-  and anybody who can read it can finish the transaction;
+* no partition takes a batch whose join was not on record before the decision, so the joins that
+  are on record after it are all that need a marker, and any broker can finish the transaction;
 * once COMMITTING, always committed; once ABORTING, always aborted. A repeated call gets the same
   answer; the opposite one is denied;
 * the next transaction begins after the one before is finished everywhere;
@@ -214,8 +218,6 @@ class Transaction:
     """The epoch of that producer id that its owner writes in."""
     cause: Cause = Cause.NONE
     """Why the transaction was aborted."""
-    partitions: tuple[Joined, ...] = ()
-    """Every partition that the transaction may have written to."""
     branches: tuple[int, ...] = ()
     """The producer ids of a sink's task attempts."""
     dropped: tuple[int, ...] = ()
@@ -304,7 +306,6 @@ def begun(transaction: Transaction, allotted: Allotted, now_ms: int) -> Transact
         branches=(),
         dropped=(),
         taken=(),
-        partitions=(),
         positions=(),
         began_ms=now_ms,
         deadline_ms=deadline_after(transaction, now_ms + transaction.timeout_ms),

@@ -157,15 +157,24 @@ def join(
 ) -> Script[None]:
     """The partition takes part from now on.
 
+    Order of steps: the join is put on record, then the transaction's record is read. If that is
+    still open then, its decision comes later, and who finishes it finds the join. If not, the join
+    may have come too late to be found, and is refused. The look before both keeps a stamp that is
+    wrong from putting anything on record.
+
     Raises:
         ProducerFenced, TransactionAborted, InvalidTransaction, UnknownTransaction,
         ForeignBranch: it must not take the batch.
     """
-    outcome = yield from records.change(
-        transactional_id,
-        ruled(lambda found: rules.join(found, number, producer_id, epoch, at)),
-    )
-    allowed(outcome, number, f"{_JOIN} by producer {producer_id} of epoch {epoch}")
+
+    def check() -> Script[None]:
+        found = (yield from records.read(transactional_id)) or Transaction(transactional_id)
+        outcome = rules.join(found, number, producer_id, epoch)
+        allowed(outcome, number, f"{_JOIN} by producer {producer_id} of epoch {epoch}")
+
+    yield from check()
+    yield from records.note_join(transactional_id, number, at)
+    yield from check()
 
 
 def explain_refusal(transactional_id: str, number: int, error: IsologError) -> Script[IsologError]:
@@ -222,7 +231,7 @@ def commit(finished: Finished, asked: Commit) -> Script[Transaction]:
         if asked.owners and found.positions != asked.positions:
             return announce(found, asked.instance, asked.number, asked.positions)
         yield from check_owners(asked.owners)
-        yield from force_partitions(found.partitions)
+        yield from force_partitions((yield from records.read_places(found.number)))
         return outcome
 
     while True:

@@ -5,6 +5,8 @@ then positions are stored, then the record says that it is finished. A script th
 two leaves a decided record, and whoever finds that finishes it from the first step: every step can
 be repeated.
 
+**All are those whose joins are on record after the decision** (``deciding.join`` says why).
+
 **All are sealed before any is marked.** A batch of the transaction that is still on its way would
 else land in one partition after a reader has seen the transaction whole without it. So if the
 leader of a partition cannot be reached, none is marked. A partition that is reached and cannot be
@@ -71,6 +73,8 @@ class Finished:
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
+        self.ended: dict[int, str] = {}
+        """Transactions whose joins can go once they are finished on record: number, and id."""
 
     def remember(self, decided: Transaction) -> None:
         self._numbers[decided.transactional_id] = decided.number
@@ -101,6 +105,7 @@ def finish(finished: Finished, decided: Transaction) -> Script[Transaction]:
     failure = (yield from write_markers(decided, places)) or failure
     if failure is not None:
         raise failure
+    finished.ended[decided.number] = decided.transactional_id
     if decided.state is State.COMMITTING and decided.positions:
         yield from store_decided(decided)
         return (yield from record_finish(finished, decided))
@@ -116,10 +121,11 @@ def seal_partitions(
     Raises:
         LeaderUnavailable, NotLeader, RequestTimeout: a partition may still take a batch.
     """
-    answers = yield from ask_present_leaders(Seal(at, decided.number) for at in decided.partitions)
+    places = yield from records.read_places(decided.number)
+    answers = yield from ask_present_leaders(Seal(at, decided.number) for at in places)
     sealed: list[Joined] = []
     failure: IsologError | None = None
-    for at, answer in zip(decided.partitions, answers, strict=True):
+    for at, answer in zip(places, answers, strict=True):
         if isinstance(answer, _NOT_REACHED):
             raise answer
         if not isinstance(answer, IsologError):
@@ -186,8 +192,9 @@ def mark_dropped(found: Transaction, producer_id: int) -> Script[None]:
         LeaderUnavailable, DiskFull, StorageFailure, DamagedSegment: a marker is missing; the
             transaction's end writes it.
     """
+    places = yield from records.read_places(found.number)
     failure = _failure(
-        (yield from together(DropBranch(at, found.number, producer_id) for at in found.partitions))
+        (yield from together(DropBranch(at, found.number, producer_id) for at in places))
     )
     if failure is not None:
         raise failure

@@ -3,15 +3,34 @@
 Anything may happen between the read and the write; if somebody wrote meanwhile, the record is
 judged again as it is now. So a judgement may be asked more than once, and what was written is what
 it said of the record that was there.
+
+The partitions of a transaction are records of their own, which are put and deleted, and never
+changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from spark_stream.cluster.transactions import PREFIX, decode, encode
-from spark_stream.consistency.transactions import Denied, Outcome, Transaction
-from spark_stream.scripts.steps import Script, delete, get, list_records, put
+from spark_stream.cluster.transactions import (
+    JOINS,
+    PREFIX,
+    Join,
+    decode,
+    decode_join,
+    encode,
+    join_of,
+    joins_of,
+)
+from spark_stream.consistency.transactions import (
+    DECIDED,
+    Denied,
+    Joined,
+    Outcome,
+    State,
+    Transaction,
+)
+from spark_stream.scripts.steps import Script, delete, delete_many, get, list_records, put
 
 Rule = Callable[[Transaction], Outcome]
 Judge = Callable[[Transaction], Script[Outcome]]
@@ -57,3 +76,42 @@ def forget(finished: Transaction) -> Script[None]:
     record = yield from get(PREFIX + finished.transactional_id)
     if record is not None and decode(record.value) == finished:
         yield from delete(record.key, record.version)
+
+
+# -- the partitions of a transaction --------------------------------------------------------------
+
+
+def note_join(transactional_id: str, number: int, at: Joined) -> Script[None]:
+    """Put on record that the partition has joined; it may be there already."""
+    yield from put(*join_of(transactional_id, number, at))
+
+
+def read_places(number: int) -> Script[tuple[Joined, ...]]:
+    """Return the partitions that have joined the transaction of this number."""
+    found = yield from list_records(joins_of(number))
+    return tuple(decode_join(each).at for each in found)
+
+
+def read_joins() -> Script[list[Join]]:
+    """Return all joins of all transactions."""
+    return [decode_join(each) for each in (yield from list_records(JOINS))]
+
+
+def forget_joins(ended: Iterable[tuple[int, str]]) -> Script[list[tuple[int, str]]]:
+    """Remove the joins of transactions (number and id) that are finished on record.
+
+    Returns those that are decided and not finished: their joins are still needed. What is still
+    open is left alone as well: it is finished later.
+    """
+    pending, gone = [], []
+    for number, transactional_id in ended:
+        found = yield from read(transactional_id)
+        if found is not None and found.number == number and found.state in DECIDED:
+            pending.append((number, transactional_id))
+        elif found is None or found.number != number or found.state is not State.OPEN:
+            gone += [
+                (each.key, each.version) for each in (yield from list_records(joins_of(number)))
+            ]
+    if gone:
+        yield from delete_many(gone)
+    return pending

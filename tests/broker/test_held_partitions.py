@@ -52,7 +52,7 @@ def test_a_held_partition_holds_up_no_other_of_its_stream(broker):
     with partition_of(broker, 0)._lock:
         for partition in (0, 0, 1, 0, 2, 1):
             stream.send(partition)
-        assert [stream.ack()["number"] for _ in range(3)] == [2, 4, 5]
+        assert sorted(stream.ack()["number"] for _ in range(3)) == [2, 4, 5]
     acks = [stream.ack() for _ in range(3)]
     assert [(each["number"], each["offset"]) for each in acks] == [(0, 0), (1, 1), (3, 2)]
     stream.writer.close()

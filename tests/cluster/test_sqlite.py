@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from spark_stream.cluster import sqlite
-from spark_stream.cluster.sqlite import SqliteStore
+from spark_stream.cluster.sqlite import SqliteStore, _Waiting
 from spark_stream.cluster.store import Delete, Put
 from spark_stream.errors import DiskFull, NotALogDirectory, StorageFailure
 from tests.support import eventually
@@ -170,10 +170,13 @@ def test_a_store_whose_holder_is_stopped_says_so_in_time(tmp_path):
 
 def _die_in_the_middle_of_a_change(path: Path, said) -> None:
     store = SqliteStore(path)
-    with store._change() as connection:
+
+    def stop(connection, revision):
         connection.execute("insert into record values ('half', '{}', 1)")
         said.send("in its turn")
         signal.pause()
+
+    store._change(_Waiting(stop))
 
 
 def test_a_writer_that_is_killed_in_its_turn_holds_nobody_up(tmp_path):
@@ -423,4 +426,52 @@ def test_a_failure_among_many_changes_leaves_none(tmp_path):
     assert store.get("kept").value == {"n": 0}
     assert store.changes(since).changed == {}
     assert store.put("kept", {"n": 1}, version) == since + 1
+    store.close()
+
+
+def test_changes_that_wait_in_one_process_go_into_the_file_together(tmp_path):
+    """Those that come while one waits for the file need one commit; each has its answer."""
+    path = tmp_path / "metadata.sqlite"
+    store = SqliteStore(path)
+    store.put("there", {}, 0)
+    commits: list[int] = []
+    original = store._commit
+    store._commit = lambda group: (commits.append(len(group)), original(group))[1]
+    holder = holder_of(path)
+    answers: dict[int, object] = {}
+
+    def put(number: int) -> None:
+        key = "there" if number == 7 else f"k{number}"
+        answers[number] = store.put(key, {"n": number}, 0)
+
+    threads = [threading.Thread(target=put, args=(number,)) for number in range(20)]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: sum(commits) + len(store._waiting) == 20)
+    holder.execute("rollback")
+    holder.close()
+    for thread in threads:
+        thread.join()
+    assert len(commits) <= 2, commits
+    assert answers.pop(7) is None, "a record of this key was there"
+    assert len(set(answers.values())) == 19
+    assert {each.key: each.version for each in store.list("k")} == {
+        f"k{number}": version for number, version in answers.items()
+    }
+    store.close()
+
+
+def test_a_change_that_fails_takes_those_that_went_with_it_along(tmp_path):
+    store = SqliteStore(tmp_path / "metadata.sqlite")
+
+    def fail(connection, revision):
+        raise sqlite3.OperationalError("disk I/O error")
+
+    good, bad = _Waiting(lambda connection, revision: [True]), _Waiting(fail)
+    store._waiting.append(good)
+    with pytest.raises(StorageFailure, match="disk I/O error"):
+        store._change(bad)
+    with pytest.raises(StorageFailure, match="disk I/O error"):
+        store._change(good)
+    assert store.put("k", {}, 0) == 1
     store.close()

@@ -7,7 +7,6 @@ import json
 from spark_stream.cluster.transactions import decode, encode
 from spark_stream.consistency.transactions import (
     Cause,
-    Joined,
     PositionOf,
     State,
     Transaction,
@@ -29,7 +28,6 @@ FULL = Transaction(
     committed_batch=4,
     branches=(8, 9),
     taken=(8,),
-    partitions=(Joined("t", "id", 0), Joined("ü", "id2", 11)),
     positions=(PositionOf("c", "t", "id", 0, 42),),
     timeout_ms=1,
     began_ms=2,

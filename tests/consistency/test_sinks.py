@@ -10,7 +10,6 @@ from spark_stream.consistency.transactions import (
     Cause,
     Content,
     Denial,
-    Joined,
     Outcome,
     State,
     Transaction,
@@ -140,7 +139,7 @@ def test_a_dropped_branch_is_never_taken_and_the_others_are():
 
 def test_a_dropped_branch_joins_no_partition():
     left = ok(sinks.drop(opened(), "run", 5, 70))
-    assert denied(rules.join(left, 5, 70, 0, Joined("t", "id", 0))) is Denial.FOREIGN
+    assert denied(rules.join(left, 5, 70, 0)) is Denial.FOREIGN
 
 
 def test_nobody_drops_what_is_not_his():

@@ -56,7 +56,7 @@ def opened(number: int = 5, producer: int = 70) -> Transaction:
 
 def joined() -> Transaction:
     found = opened()
-    return ok(rules.join(found, found.number, found.producer_id, found.epoch, AT))
+    return ok(rules.join(found, found.number, found.producer_id, found.epoch))
 
 
 def committed() -> Transaction:
@@ -89,7 +89,7 @@ def test_an_id_that_was_just_taken_over_counts_as_used():
 def test_the_owners_epoch_rises_with_every_transaction():
     again = ok(rules.begin(committed(), "a", 5, Allotted(6, 71), 2_000))
     assert (again.producer_id, again.epoch, again.number) == (70, 1, 6)
-    assert (again.partitions, again.branches, again.taken) == ((), (), ())
+    assert (again.branches, again.taken) == ((), ())
 
 
 def test_after_the_last_epoch_comes_a_new_producer_id():
@@ -146,7 +146,7 @@ def test_a_new_instance_fences_the_old_and_aborts_its_transaction_once():
     ):
         assert denied(call(taken)) is Denial.FENCED
         assert denied(call(ok(rules.finish(taken, 5)))) is Denial.FENCED
-    assert denied(rules.join(taken, 5, 70, 0, OTHER)) is Denial.FENCED
+    assert denied(rules.join(taken, 5, 70, 0)) is Denial.FENCED
     assert ok(rules.init(taken, "b", TIMEOUT, 1_000)) == taken
 
 
@@ -199,20 +199,20 @@ def test_a_delayed_request_of_an_earlier_transaction_does_nothing_to_a_later_one
     later = ok(rules.begin(committed(), "a", 5, Allotted(6, 71), 2_000))
     assert denied(rules.commit(later, "a", 5, [70])) is Denial.OVER
     assert denied(rules.abort(later, "a", 5)) is Denial.OVER
-    assert denied(rules.join(later, 5, 70, 0, AT)) is Denial.OVER
+    assert denied(rules.join(later, 5, 70, 0)) is Denial.OVER
     assert denied(rules.renew(later, "a", 5, 0)) is Denial.OVER
     assert denied(rules.finish(later, 5)) is Denial.OVER
 
 
 def test_a_branch_that_is_not_of_this_transaction_is_refused():
     assert denied(rules.commit(joined(), "a", 5, [70, 99])) is Denial.FOREIGN
-    assert denied(rules.join(opened(), 5, 99, 0, AT)) is Denial.FOREIGN
-    assert denied(rules.join(opened(), 5, 70, 1, AT)) is Denial.FOREIGN
+    assert denied(rules.join(opened(), 5, 99, 0)) is Denial.FOREIGN
+    assert denied(rules.join(opened(), 5, 70, 1)) is Denial.FOREIGN
 
 
 def test_no_partition_joins_after_the_decision():
     committing = ok(rules.commit(joined(), "a", 5, [70]))
-    assert denied(rules.join(committing, 5, 70, 0, OTHER)) is Denial.INVALID
+    assert denied(rules.join(committing, 5, 70, 0)) is Denial.INVALID
 
 
 # -- time and operators ---------------------------------------------------------------------------
@@ -226,7 +226,7 @@ def test_an_expired_transaction_is_aborted_and_its_owner_is_refused():
     late = ok(rules.expire(found, 5, found.deadline_ms))
     assert (late.state, late.cause) == (State.ABORTING, Cause.EXPIRED)
     assert denied(rules.commit(late, "a", 5, [70])) is Denial.ABORTED
-    assert denied(rules.join(late, 5, 70, 0, OTHER)) is Denial.ABORTED
+    assert denied(rules.join(late, 5, 70, 0)) is Denial.ABORTED
     assert denied(rules.begin(late, "a", 5, Allotted(6, 71), 0)) is Denial.PENDING
     assert ok(rules.begin(ok(rules.finish(late, 5)), "a", 5, Allotted(6, 71), 0)).epoch == 1
 
@@ -296,7 +296,7 @@ def test_the_fenced_instances_that_are_remembered_are_bounded():
 CALLS = {
     Event.INIT: lambda found: rules.init(found, "b", TIMEOUT, 1_000),
     Event.BEGIN: lambda found: rules.begin(found, "a", found.number, Allotted(90, 91), 0),
-    Event.JOIN: lambda found: rules.join(found, 5, 70, 0, OTHER),
+    Event.JOIN: lambda found: rules.join(found, 5, 70, 0),
     Event.RENEW: lambda found: rules.renew(found, "a", 5, 77),
     Event.COMMIT: lambda found: rules.commit(found, "a", 5, [70]),
     Event.ABORT: lambda found: rules.abort(found, "a", 5),
@@ -409,13 +409,12 @@ class TransactionMachine(RuleBasedStateMachine):
     def stop(self, run, batch):
         self.take(sinks.stop(self.record, Stop(run, self.now, batch)))
 
-    @rule(off=near, partition=st.integers(0, 2), own=st.booleans())
-    def join(self, off, partition, own):
+    @rule(off=near, own=st.booleans())
+    def join(self, off, own):
         found = self.record
         producer = found.producer_id if own else (found.branches or (0,))[-1]
         epoch = found.epoch if own else 0
-        at = Joined("t", "id", partition)
-        self.take(rules.join(found, found.number + off, producer, epoch, at))
+        self.take(rules.join(found, found.number + off, producer, epoch))
 
     @rule(instance=instances, off=near, every=st.booleans())
     def commit(self, instance, off, every):

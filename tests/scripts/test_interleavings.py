@@ -117,7 +117,7 @@ def test_decided_once_sealed_then_marked_finished_means_everywhere(acts):
         record = world.store.transaction(name)
         if record.state is State.OPEN:
             continue
-        for at in record.partitions:
+        for at in world.store.places(record.number):
             assert not world.partitions[at].open_parts(record.number)
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from spark_stream.cluster.sqlite import SqliteStore
 from spark_stream.consistency import transaction_events as rules
@@ -18,7 +21,19 @@ from spark_stream.consistency.transactions import (
     State,
     Transaction,
 )
-from spark_stream.scripts.records import change, forget, read, read_all, ruled
+from spark_stream.errors import InvalidTransaction, IsologError
+from spark_stream.scripts import deciding
+from spark_stream.scripts.records import (
+    change,
+    forget,
+    forget_joins,
+    read,
+    read_all,
+    read_joins,
+    read_places,
+    ruled,
+)
+from spark_stream.scripts.steps import Put
 from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
 from tests.scripts.on_store import OnStore
 
@@ -119,11 +134,62 @@ def test_joins_from_many_brokers_are_all_on_record(tmp_path: Path):
     def join(which: int) -> None:
         for number in range(10):
             at = Joined("t", "id", 10 * which + number)
-            rule = ruled(lambda found, at=at: rules.join(found, 1, 2, 0, at))
-            brokers[which].run(change("x", rule))
+            brokers[which].run(deciding.join("x", 1, 2, 0, at))
 
     at_once(*(lambda which=which: join(which) for which in range(4)))
-    found = brokers[0].run(read("x"))
-    assert sorted(each.partition for each in found.partitions) == list(range(40))
+    found = brokers[0].run(read_places(1))
+    assert sorted(each.partition for each in found) == list(range(40))
     for each in brokers:
         each.store.close()
+
+
+def test_what_a_join_writes_does_not_grow_with_the_joins_before_it():
+    """Two thousand joins cost twice what a thousand cost, in writes and in bytes."""
+    on = in_memory()
+    begin(on, "x")
+    on.steps.clear()
+    costs = []
+    for first in (0, 1_000):
+        for number in range(first, first + 1_000):
+            on.run(deciding.join("x", 1, 2, 0, Joined("t", "id", number)))
+        puts = [step for step in on.steps if isinstance(step, Put)]
+        costs.append((len(puts), sum(len(json.dumps(each.value)) for each in puts)))
+        on.steps.clear()
+    assert costs[0][0] == costs[1][0] == 1_000
+    assert costs[1][1] == costs[0][1]
+    assert len(on.run(read_places(1))) == 2_000
+
+
+def test_a_join_that_comes_after_the_decision_is_refused():
+    """Its record may be too late to be found by the broker that finishes the transaction."""
+    on = in_memory()
+    begin(on, "x")
+    late = on.start(deciding.join("x", 1, 2, 0, Joined("t", "id", 0)))
+    late.advance()  # it has looked, and the transaction was open
+    on.run(change("x", ruled(lambda found: rules.commit(found, "a", 1, [2]))))
+    with pytest.raises(InvalidTransaction):
+        late.end()
+
+
+def test_a_stamp_that_is_wrong_puts_no_join_on_record():
+    on = in_memory()
+    begin(on, "x")
+    for name, number, producer in (("x", 2, 2), ("x", 1, 9), ("y", 1, 2)):
+        with pytest.raises(IsologError):
+            on.run(deciding.join(name, number, producer, 0, Joined("t", "id", 0)))
+    assert on.run(read_joins()) == []
+
+
+def test_the_joins_of_a_transaction_go_once_it_is_finished_on_record():
+    on = in_memory()
+    begin(on, "x")
+    for number in range(3):
+        on.run(deciding.join("x", 1, 2, 0, Joined("t", "id", number)))
+    ended = [(1, "x")]
+    assert on.run(forget_joins(ended)) == []  # it is open: who finishes it comes back to it
+    on.run(change("x", ruled(lambda found: rules.commit(found, "a", 1, [2]))))
+    assert on.run(forget_joins(ended)) == ended
+    assert len(on.run(read_places(1))) == 3
+    on.run(change("x", ruled(lambda found: rules.finish(found, 1))))
+    assert on.run(forget_joins(ended)) == []
+    assert on.run(read_joins()) == []

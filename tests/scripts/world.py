@@ -16,13 +16,14 @@ from typing import Any
 from spark_stream.cluster.store import Delete as StoreDelete
 from spark_stream.cluster.store import Put as StorePut
 from spark_stream.cluster.store import Record
-from spark_stream.cluster.transactions import PREFIX, decode
+from spark_stream.cluster.transactions import JOINS, PREFIX, decode, decode_join
 from spark_stream.consistency.ids import EntryIndex, LeaderEpoch
 from spark_stream.consistency.transactions import COMMITS, DECIDED, Joined, State, Transaction
 from spark_stream.errors import InvalidTransaction, IsologError
 from spark_stream.scripts.finishing import Finished
 from spark_stream.scripts.steps import (
     Delete,
+    DeleteMany,
     DropBranch,
     Force,
     Get,
@@ -93,6 +94,11 @@ class ModelStore:
     def transaction(self, name: str) -> Transaction:
         record = self.records.get(PREFIX + name)
         return Transaction(name) if record is None else decode(record.value)
+
+    def places(self, number: int) -> list[Joined]:
+        """The partitions that have joined the transaction."""
+        joins = [decode_join(each) for each in self.list(JOINS)]
+        return [each.at for each in joins if each.number == number]
 
 
 @dataclass
@@ -238,7 +244,7 @@ class World:
 
     def carry_out(self, broker: Broker, step: Step) -> Any:
         match step:
-            case Get() | ListRecords() | Put() | Delete():
+            case Get() | ListRecords() | Put() | Delete() | DeleteMany():
                 return answer_of(self.store, step)
             case Pause():
                 return None
@@ -329,7 +335,7 @@ class SealedBeforeMarked(Invariant):
             for record in self.world.store.list(PREFIX):
                 found = decode(record.value)
                 if found.number == step.transaction and found.state in DECIDED:
-                    for at in found.partitions:
+                    for at in self.world.store.places(found.number):
                         assert step.transaction in self.world.partitions[at].sealed, (step, at)
 
 
@@ -341,7 +347,7 @@ class FinishedMeansMarkedEverywhere(Invariant):
         for record in self.world.store.list(PREFIX):
             found = decode(record.value)
             if found.state in (State.COMMITTED, State.ABORTED):
-                for at in found.partitions:
+                for at in self.world.store.places(found.number):
                     assert not self.world.partitions[at].open_parts(found.number), (found, at)
 
 
@@ -353,7 +359,7 @@ class FinishedMeansReplicatedEverywhere(Invariant):
         for record in self.world.store.list(PREFIX):
             found = decode(record.value)
             if found.state in (State.COMMITTED, State.ABORTED):
-                for at in found.partitions:
+                for at in self.world.store.places(found.number):
                     partition = self.world.partitions[at]
                     marked = self.world.marked_at.get((found.number, at), 0)
                     assert not partition.lags or partition.replicated >= marked, (found, at)

@@ -7,6 +7,7 @@ Invariants compare what brokers and clients do with this.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -14,7 +15,7 @@ from spark_stream.consistency.entries import Entry, Kind
 from spark_stream.consistency.ids import NO_TRANSACTION
 from spark_stream.consistency.partition_record import PartitionRecord
 from spark_stream.consistency.producers import Stamp
-from spark_stream.consistency.transactions import ABORTS, COMMITS, State, Transaction
+from spark_stream.consistency.transactions import ABORTS, COMMITS, Joined, State, Transaction
 from spark_stream.storage.settings import Flush
 
 Place = tuple[str, int]
@@ -244,7 +245,9 @@ class History:
     dropped: set[Part] = field(default_factory=set)
     finished: set[int] = field(default_factory=set)
     members: dict[int, Transaction] = field(default_factory=dict)
-    """By number: the record as it was last, with its partitions."""
+    """By number: the record as it was last."""
+    places: dict[int, set[Joined]] = field(default_factory=lambda: defaultdict(set))
+    """By number: the partitions that were ever on record as joined."""
     sent: dict[int, Sent] = field(default_factory=dict)
     losses: int = 0
     """How often something committed was lost."""

@@ -18,7 +18,7 @@ from spark_stream.cluster.partitions import PARTITIONS, decode_value, id_of
 from spark_stream.cluster.store import Record
 from spark_stream.cluster.topics import TOPICS, Topic
 from spark_stream.cluster.topics import decode as decode_topic
-from spark_stream.cluster.transactions import PREFIX, decode
+from spark_stream.cluster.transactions import JOINS, PREFIX, decode, decode_join
 from spark_stream.cluster.view import PREFIXES
 from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.partition_record import PartitionRecord
@@ -197,6 +197,13 @@ class Onlooker:
             if self._tells:
                 self._tell(f"{by}: {name} is {describe_record(now)}")
             self._notice("recorded", was, now, by)
+        elif key.startswith(JOINS):
+            join = decode_join(Record(key, json.loads(after or before or ""), 1))
+            what = "is gone" if after is None else f"of {join.transactional_id}"
+            self._tell(f"{by}: the join of transaction {join.number} in {key} {what}")
+            if after is not None:
+                self._history.places[join.number].add(join.at)
+            self._notice("joined" if after is not None else "unjoined", join)
         elif key.startswith(CONSUMERS):
             self._tell(f"{by}: {key} is {after}")
             then = json.loads(before) if before else {"positions": []}
@@ -314,6 +321,5 @@ def describe_record(record: Any) -> str:
     """A transaction's record, for people."""
     if record is None:
         return "forgotten"
-    where = ", ".join(f"{each.topic}/{each.partition}" for each in record.partitions)
     cause = f" ({record.cause.value})" if record.cause.value else ""
-    return f"{record.state.value}{cause}, number {record.number}, in [{where}]"
+    return f"{record.state.value}{cause}, number {record.number}"

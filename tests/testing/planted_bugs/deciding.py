@@ -28,10 +28,25 @@ from tests.testing.planted_bugs.planting import Patch, bug, no_steps
 @bug
 def partitions_are_not_sealed(patch: Patch) -> None:
     def skip(decided: Any) -> Any:
-        yield from ()
-        return list(decided.partitions), None
+        return list((yield from records.read_places(decided.number))), None
 
     patch.setattr(finishing, "seal_partitions", skip)
+
+
+@bug
+def a_join_is_not_judged_once_it_is_on_record(patch: Patch) -> None:
+    def join(transactional_id: Any, number: Any, producer_id: Any, epoch: Any, at: Any) -> Any:
+        found = yield from records.read(transactional_id)
+        outcome = deciding.rules.join(found, number, producer_id, epoch)
+        deciding.allowed(outcome, number, "a write")
+        yield from records.note_join(transactional_id, number, at)
+
+    patch.setattr(deciding, "join", join)
+
+
+@bug
+def joins_are_removed_before_the_end_is_on_record(patch: Patch) -> None:
+    patch.setattr(records, "DECIDED", frozenset())
 
 
 @bug
@@ -63,7 +78,8 @@ def markers_come_before_the_decision(patch: Patch) -> None:
         found = yield from records.read(asked.transactional_id)
         if found is not None and (found.number, found.state) == (asked.number, State.OPEN):
             yield from together(
-                WriteMarkers(at, asked.number, asked.taken) for at in found.partitions
+                WriteMarkers(at, asked.number, asked.taken)
+                for at in (yield from records.read_places(found.number))
             )
         return (yield from original(finished, asked))
 

@@ -104,7 +104,7 @@ class ACommitIsAnsweredWhenItIsVisible(Invariant):
         decided = decision is not None and decision.committed
         self.require(decided, f"{what} is told to be committed, and is not")
         taken = frozenset() if decision is None else decision.taken
-        for each in answer.partitions:
+        for each in self.history.places[number]:
             course = self.history.courses.get((each.topic_id, each.partition))
             if course is not None and not course.deleted and number not in course.unmarked:
                 left = [part for part in course.committed.open if part[0] == number]

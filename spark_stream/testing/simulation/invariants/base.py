@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_stream.broker.partition import Partition
+from spark_stream.cluster.transactions import Join
 from spark_stream.consistency.entries import Entry
 from spark_stream.consistency.isolation import Bounds, Isolation
 from spark_stream.consistency.partition_record import Member, PartitionRecord
@@ -117,6 +118,12 @@ class Invariant:
 
     def recorded(self, before: Transaction | None, after: Transaction | None, by: str) -> None:
         """A broker has changed the record of a transactional id."""
+
+    def joined(self, join: Join) -> None:
+        """A broker has put on record that a partition joins a transaction."""
+
+    def unjoined(self, join: Join) -> None:
+        """That is not on record any more."""
 
     def found_over(self, holder: SimulatedBroker) -> None:
         """A broker has looked at this one's lease, and found that it is over."""

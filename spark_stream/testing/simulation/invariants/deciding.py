@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
+from spark_stream.cluster.transactions import Join
 from spark_stream.consistency.transactions import (
     ABORTS,
     COMMITS,
     Cause,
+    Joined,
     State,
     Transaction,
 )
@@ -49,25 +51,36 @@ class NumbersRise(Invariant):
         self.require(owner == name, f"number {after.number} is of {owner!r} and of {name!r}")
 
 
-class NothingJoinsAfterTheDecision(Invariant):
-    """A decided transaction gets no more partitions, and every partition with a batch is named."""
+class APartitionWithABatchHasJoined(Invariant):
+    """A batch is in a partition whose join was on record before the transaction's decision.
 
-    def recorded(self, before: Transaction | None, after: Transaction | None, by: str) -> None:
-        if before is None or after is None or before.number != after.number:
-            return
-        if before.state in COMMITS or before.state in ABORTS:
-            what = f"transaction {after.number}: {after.partitions} after {before.partitions}"
-            self.require(after.partitions == before.partitions, what)
+    The joins stay on record until the transaction is finished there.
+    """
+
+    def __init__(self, view: View) -> None:
+        super().__init__(view)
+        self._in_time: set[tuple[int, Joined]] = set()
+
+    def joined(self, join: Join) -> None:
+        found = self.history.members.get(join.number)
+        if found is not None and found.state is State.OPEN:
+            self._in_time.add((join.number, join.at))
+
+    def unjoined(self, join: Join) -> None:
+        over = join.number in self.history.finished
+        unknown = join.number not in self.history.members
+        what = f"the join of {join.at} is gone, and transaction {join.number} is not finished"
+        self.require(over or unknown, what)
 
     def appended(self, line: Line, seen: Seen, broker: SimulatedBroker) -> None:
         number = seen.part[0]
         if number < 0 or not seen.values:
             return
-        found = self.history.members.get(number)
-        named = found is not None and any(
-            (each.topic_id, each.partition) == line.place for each in found.partitions
+        named = any(
+            each == number and (at.topic_id, at.partition) == line.place
+            for each, at in self._in_time
         )
-        self.require(named, f"{line.name} has a batch of transaction {number} and is not named")
+        self.require(named, f"{line.name} has a batch of transaction {number} and has not joined")
 
 
 class TheNextBeginsAfterTheLastIsFinished(Invariant):
@@ -80,7 +93,7 @@ class TheNextBeginsAfterTheLastIsFinished(Invariant):
         finished = after.state in (State.COMMITTED, State.ABORTED)
         if not begins and not (finished and before.state is not after.state):
             return
-        for each in before.partitions:
+        for each in self.history.places[before.number]:
             course = self.history.courses.get((each.topic_id, each.partition))
             if course is None or course.deleted or before.number in course.lost:
                 continue

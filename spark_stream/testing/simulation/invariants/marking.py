@@ -47,7 +47,7 @@ class SealedBeforeMarked(Invariant):
         found = self.history.members.get(number)
         if found is None or found.state not in DECIDED or found.number != number:
             return
-        for each in found.partitions:
+        for each in self.history.places[number]:
             place = (each.topic_id, each.partition)
             other, partition = self.history.courses.get(place), self.view.partition(place)
             if partition is not None and other is not None and not other.deleted:
