@@ -33,7 +33,7 @@ SIDE_BY_SIDE = -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 FAST := not spark and not chaos and not notebook and not slow and not etcd
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java demo test test-fast stress chaos simulate lint format docs bench bench-kafka clean
+.PHONY: help venv java demo test test-fast stress chaos filters simulate lint format docs bench bench-kafka clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -62,6 +62,9 @@ stress: venv  ## Cut connections and end brokers under load for SECONDS; the pro
 
 chaos: venv java  ## Kill, stop, pause and cut the brokers of a cluster under load for MINUTES (SEED)
 	@$(WITH_SPARK) .venv/bin/python -m tests.chaos.cluster --spark --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
+filters: venv java  ## Compare COUNT random filters with Spark, from SEED on
+	@$(WITH_SPARK) ISOLOG_FILTERS=$(or $(COUNT),5000) ISOLOG_SEED=$(or $(SEED),1) .venv/bin/pytest -q tests/spark/test_random_filters.py
 
 simulate: venv  ## Run RUNS simulated runs from SEED on: brokers, clients and faults in one process
 	@.venv/bin/python -m spark_stream.testing.simulation --runs $(RUNS) --seed $(or $(SEED),0) --order $(ORDER) $(if $(ONLY),--only "$(ONLY)")

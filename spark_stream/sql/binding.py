@@ -15,6 +15,7 @@ from spark_stream.consistency import pruning
 from spark_stream.errors import InvalidFilter
 from spark_stream.sql import tree
 from spark_stream.sql.comparing import TextField, compared, doubled, is_raw, is_text, refused
+from spark_stream.sql.literals import NotAValue, cast
 from spark_stream.sql.patterns import FUNCTIONS, decoded, matching, pieces_of
 from spark_stream.sql.predicates import (
     Absent,
@@ -141,6 +142,8 @@ class _Binder:
         operand, items = self._operand(node.operand), node.items
         if isinstance(operand, Field) and any(each.kind is Kind.DOUBLE for each in items):
             items = tuple(map(doubled, items))  # one double makes a whole list one of doubles
+        if isinstance(operand, Field) and pt.is_date(operand.type):
+            items = _of_moments(items, node)
         parts = [compared(pruning.Order.EQUAL, operand, each, node) for each in items]
         plain = tuple(each for each in parts if isinstance(each, Versus) and not each.of_floats)
         if len(plain) > _MANY:
@@ -240,6 +243,18 @@ _BINDERS: Final[dict[type, Any]] = {
     tree.And: _Binder.both,
     tree.Or: _Binder.either,
 }
+
+
+def _of_moments(items: tuple[Literal, ...], node: tree.In) -> tuple[Literal, ...]:
+    """Return the items of a list for a date column: one timestamp makes all texts timestamps."""
+    if all(each.kind is not Kind.TIMESTAMP for each in items):
+        return items
+    try:
+        return tuple(
+            cast(each, "timestamp") if each.kind is Kind.STRING else each for each in items
+        )
+    except NotAValue as error:
+        raise refused(str(error), node.operand) from None
 
 
 def _inner(field: Field, step: str, node: Column) -> Field:

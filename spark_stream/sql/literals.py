@@ -28,6 +28,9 @@ _MOMENT: Final = re.compile(
     )?)?""",
     re.VERBOSE,
 )
+_DAY: Final = re.compile(
+    r"(?P<year>\d{4})(?:-(?P<month>\d{1,2})(?:-(?P<day>\d{1,2})(?:[ T].*)?)?)?", re.DOTALL
+)
 _CLOCK: Final = re.compile(r"(\d{1,2}):(\d{1,2})(?::(\d{1,2})(?:\.(\d{0,9}))?)?")
 _SHIFT: Final = re.compile(r"(?:UTC|GMT|UT)?([+-])(\d{1,2})(?::?(\d{2}))?")
 _NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
@@ -138,12 +141,15 @@ def as_boolean(literal: Literal) -> bool:
 
 
 def as_day(literal: Literal) -> Fraction:
-    """Midnight of a date, in seconds."""
+    """Return midnight of a date, in seconds. Spark ignores whatever is behind the day in a text."""
     value = literal.value
     if literal.kind in (Kind.DATE, Kind.TIMESTAMP) and isinstance(value, Fraction):
         return value // _DAY_S * _DAY_S * Fraction(1)
     if isinstance(value, str):
-        return _moment(value) // _DAY_S * _DAY_S * Fraction(1)
+        found = _DAY.fullmatch(value.strip())
+        if found is None:
+            raise NotAValue(f"{value!r} is no date; one is '2024-01-31'")
+        return Fraction((_day_of(found, value).toordinal() - _EPOCH) * _DAY_S)
     raise NotAValue(f"{literal.shown} is no date")
 
 
@@ -172,13 +178,20 @@ def _moment(text: str) -> Fraction:
     if found is None:
         raise NotAValue(f"{text!r} is no date or timestamp; one is '2024-01-31 12:00:00'")
     try:
-        day = date(int(found["year"]), int(found["month"] or 1), int(found["day"] or 1))
+        day = _day_of(found, text)
         seconds = _clock(found["clock"]) if found["clock"] else Fraction(0)
         moment = Fraction((day.toordinal() - _EPOCH) * _DAY_S) + seconds
         return moment - _shift(found["zone"], day, seconds) if found["zone"] else moment
     except (ValueError, OverflowError) as error:
         if isinstance(error, NotAValue):
             raise
+        raise NotAValue(f"{text!r}: {error}") from None
+
+
+def _day_of(found: re.Match[str], text: str) -> date:
+    try:
+        return date(int(found["year"]), int(found["month"] or 1), int(found["day"] or 1))
+    except ValueError as error:
         raise NotAValue(f"{text!r}: {error}") from None
 
 

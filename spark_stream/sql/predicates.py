@@ -154,7 +154,8 @@ class OneOf:
     def mask(self, column: Lookup) -> Any:
         first = self.parts[0]
         values = as_type(first.field.array(column), first.value.type)
-        chosen = pa.array([part.value.as_py() for part in self.parts], first.value.type)
+        # Not as_py: Python has no moments before year 1 or after 9999.
+        chosen = pa.array([part.value for part in self.parts], first.value.type)
         return pc.if_else(values.is_valid(), pc.is_in(values, value_set=chosen), _NULL)
 
     @property

@@ -111,6 +111,10 @@ day = date '2023-11-14'
 day < '1970'
 day >= '2023-11'
 day <= timestamp '1970-01-02 00:00:00'
+day = '2023-11-14 23:00:00-05:00'
+day = '2023-11-14 and whatever is behind it'
+day in ('2023-11-14 12:00:00', timestamp '1970-01-02')
+day in ('2023-11-14 12:00:00', date '1970-01-02')
 day < ts
 day = ntz
 ts >= '2023-11-14 22:13:20'
@@ -171,6 +175,12 @@ isnotnull(i64)
 true
 false
 """.strip().split("\n")
+
+MANY = ", ".join(f"'20{year:02}-01-01'" for year in range(60))
+PREDICATES += [
+    f"ts in ({MANY}, '9999-12-31 23:59:59-10:00')",  # Python has no such moment
+    f"ts not in ({MANY}, '0001-01-01 00:00:00+10:00', timestamp '2023-11-14 22:13:20')",
+]
 
 
 def test_every_predicate_is_true_false_or_null_where_spark_says_so(spark: SparkSession) -> None:
