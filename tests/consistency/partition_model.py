@@ -48,6 +48,8 @@ class Cluster:
         self.content = 0
         self.committed: dict[int, tuple[int, int]] = {}
         self.led: dict[int, Process] = {}
+        self.holes: dict[BrokerId, EntryIndex] = {}
+        """The damaged entry of each broker's log that it knows of."""
         self.lost = False
         self.seen_epoch, self.seen_hw = 0, 0
         self.version = 1
@@ -243,7 +245,10 @@ class Cluster:
         if leader is None or leader is process or process.leads:
             return
         link = self.links[broker] = Link(process, leader)
-        link.up.append(Follow(process.core.leader_epoch, process.core.history()))
+        history = process.core.history()
+        if broker in self.holes:
+            history = history.below(self.holes[broker])
+        link.up.append(Follow(process.core.leader_epoch, history))
 
     def push(self, link: Link, count: int) -> None:
         """The leader sends some entries, or only its high watermark."""
@@ -254,9 +259,15 @@ class Cluster:
         if link.next_entry < link.leader.log.start.entry:
             return self.cut(link.taker.me.broker)  # evicted meanwhile: it begins again
         entries = tuple(link.leader.log.since(link.next_entry)[:count])
+        entries = self.readable(link.leader, entries)
         high = core.bounds_state.high_watermark.entry
         link.down.append(Frame(core.leader_epoch, link.next_entry, entries, high))
         link.next_entry += len(entries)
+
+    def readable(self, leader: Process, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
+        """Those before the first damaged one."""
+        hole = self.holes.get(leader.me.broker)
+        return tuple(each for each in entries if hole is None or each.entry_index < hole)
 
     def deliver_up(self, link: Link) -> None:
         message, core = link.up.popleft(), link.leader.core
@@ -298,7 +309,8 @@ class Cluster:
 
     def prepare(self, taker: Process, agreed: Agreed) -> bool:
         """The follower makes its log a prefix of its leader's. False: the answer is too old."""
-        plan = follower.preparation(taker.core.bounds_state, agreed)
+        hole = self.holes.get(taker.me.broker)
+        plan = follower.preparation(taker.core.bounds_state, agreed, hole)
         if isinstance(plan, Refusal):
             return False
         log = taker.log
@@ -311,6 +323,8 @@ class Cluster:
         elif isinstance(plan, BeginAnew):
             assert self.lost or plan.lost_from is None, f"committed entries are gone: {plan}"
             self.begin_anew(taker, plan)
+        if hole is not None and log.end.entry <= hole:
+            del self.holes[taker.me.broker]
         taker.core.learn_high_watermark(agreed.high_watermark)
         return True
 

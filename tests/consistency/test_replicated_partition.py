@@ -83,7 +83,7 @@ def mistake(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
 
 @mistake
 def a_follower_keeps_what_its_leader_does_not_have(patch: Patch) -> None:
-    patch.setattr(follower, "preparation", lambda state, agreed: GoOn())
+    patch.setattr(follower, "preparation", lambda state, agreed, hole: GoOn())
 
 
 @mistake
@@ -225,8 +225,8 @@ def a_leader_does_not_hear_of_changes_of_its_isr(patch: Patch) -> None:
 def a_follower_that_is_behind_its_leaders_start_goes_on(patch: Patch) -> None:
     real = follower.preparation
 
-    def prepared(state, agreed):
-        return GoOn() if agreed.begin is not None else real(state, agreed)
+    def prepared(state, agreed, hole):
+        return GoOn() if agreed.begin is not None else real(state, agreed, hole)
 
     patch.setattr(follower, "preparation", prepared)
 

@@ -15,6 +15,8 @@
 | ``lose power of BROKER`` | as ``kill``, and what was not forced is gone |
 | ``wipe BROKER`` | as ``kill``, and its disk is empty |
 | ``start BROKER`` | it starts again |
+| ``damage A at BROKER`` | bytes of a batch change on its disk, which it does not know yet |
+| ``look BROKER`` | it does what it must about damage that it knows of, or finds now |
 | ``elect``, ``elect longest``, ``elect unclean`` | the controller looks for a leader |
 | ``elect preferred`` | the first replica is to lead, if it is in sync |
 | ``wait N s`` | time passes, and everybody who is not stalled looks at the clock |
@@ -37,6 +39,7 @@ from typing import Any, Final
 
 from spark_stream.client.writing.promises import Failures
 from spark_stream.consistency import election
+from spark_stream.consistency.damage import Verdict, judge
 from spark_stream.consistency.effects import Abandon, Answer, Disown, Effect, Effects
 from spark_stream.consistency.election import LogEnd, Unchanged
 from spark_stream.consistency.entries import Entry, Kind
@@ -61,7 +64,15 @@ class _Partition(Cluster):
 
     def __init__(self, brokers: int, min_insync: int) -> None:
         self.answers: list[tuple[Effect, int]] = []
+        self.changed: dict[BrokerId, EntryIndex] = {}
         super().__init__(brokers, brokers, min_insync, lambda options: options[0])
+
+    def readable(self, leader: Process, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
+        """What a read checks, the leader knows of then."""
+        broker = leader.me.broker
+        if self.changed.get(broker) in {each.entry_index for each in entries}:
+            self.holes[broker] = self.changed.pop(broker)
+        return super().readable(leader, entries)
 
     def start(self, broker: BrokerId) -> None:
         super().start(broker)
@@ -242,6 +253,10 @@ class Story:
                 yield f"{level:<17} asks again: the new leader does not know this bound yet"
                 continue
             bound = upper_bound(process.core.bounds_state.bounds(), level)
+            entries = tuple(each for each in process.log.entries if each.base_offset < bound)
+            if len(self.partition.readable(process, entries)) < len(entries):
+                yield f"{level:<17} asks again: the leader finds a batch damaged"
+                continue
             seen = [
                 self.names[each.data_crc]
                 for each in process.log.entries
@@ -350,6 +365,31 @@ class Story:
         broker = BrokerId(words[0])
         self.partition.start(broker)
         return self._hear()
+
+    def _do_damage(self, words: list[str]) -> Iterator[str]:
+        name, _, broker = words
+        log = self.partition.logs[BrokerId(broker)]
+        entry = next(each for each in log.entries if self.names[each.data_crc] == name)
+        self.partition.changed[BrokerId(broker)] = entry.entry_index
+        return iter(())
+
+    def _do_look(self, words: list[str]) -> Iterator[str]:
+        partition, broker = self.partition, BrokerId(words[0])
+        process, record = partition.running[broker], partition.record
+        partition.readable(process, tuple(process.log.entries))
+        hole = partition.holes.get(broker)
+        if hole is None:
+            yield f"broker {broker} finds nothing"
+            return
+        name = self.names[process.log.at(hole).data_crc]
+        verdict = judge(record, [record], process.me, partition.alive)
+        yield f"broker {broker} finds {name} damaged: {verdict.value}"
+        if verdict is Verdict.LEAVE:
+            yield from self._leave_open(process)
+            partition.kill(process)
+            partition.generations[broker] = Generation(str(int(process.me.generation) + 1))
+            partition.start(broker)
+            yield from self._hear()
 
     def _do_elect(self, words: list[str]) -> Iterator[str]:
         partition, how = self.partition, "".join(words)

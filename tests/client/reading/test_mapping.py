@@ -17,6 +17,7 @@ import spark_stream as isolog
 from spark_stream.client.reading import mapping
 from spark_stream.client.reading.columns import offsets_of, runs_of
 from spark_stream.client.reading.mapping import CannotMap, Leaders
+from spark_stream.errors import DamagedSegment
 from tests.mapped_files import by_flight, watch_mapped
 from tests.support import BrokerProcess
 
@@ -185,6 +186,33 @@ def test_other_bytes_than_the_leaders_are_never_given(log, topic, mapped, monkey
     """The checksum of the first batch tells a file of the same name, inode and header apart."""
     monkeypatch.setattr(mapping, "crc_of_parts", lambda data, parts: 0)
     assert numbers(log.read(topic)) == list(range(40_000))
+
+
+@pytest.mark.parametrize("way", ["mapped", "over the connection"])
+@pytest.mark.parametrize("place", [0, -1], ids=["closed", "active"])
+def test_bytes_that_change_after_they_were_read_are_told_and_never_given(
+    log, topic, mapped, way, place
+):
+    def read(**asked: int) -> list[int]:
+        def call() -> pa.Table:
+            return log.read(topic, **asked)
+
+        return numbers(call() if way == "mapped" else by_flight(call))
+
+    assert read() == list(range(40_000))
+    folder = Path(log.status().directory) / "topics" / topic
+    file = sorted(folder.glob("*/0/*.arrow"))[place]
+    data = bytearray(file.read_bytes())
+    data[-1_000] ^= 0x04
+    with file.open("r+b") as opened:  # the same file, which both sides have mapped
+        opened.write(data)
+    with pytest.raises(DamagedSegment) as caught:
+        read()
+    first, behind = caught.value.details["first"], caught.value.details["next"]
+    assert read(end=first) == list(range(first))
+    assert read(start=behind) == list(range(behind, 40_000))
+    if way == "mapped":
+        assert mapped
 
 
 def test_what_was_mapped_stays_whatever_becomes_of_the_topic(log, topic, mapped):
