@@ -48,6 +48,7 @@ from spark_stream.errors import (
     UnknownTopic,
 )
 from spark_stream.scripts.electing import Placed
+from spark_stream.storage.committed import CommittedMarks
 from spark_stream.storage.directory import LogDirectory
 from spark_stream.storage.logs import FileLogs, Logs
 from spark_stream.storage.settings import LogSettings, parse_settings
@@ -76,13 +77,14 @@ class Host:
         proposed: Callable[[Partition, ProposeIsr | ProposeRecord], None] = lambda _, __: None,
         generation_of: GenerationOf = lambda _: None,
         recent_bytes: int = BROKER_BYTES,
+        marks: CommittedMarks | None = None,
     ) -> None:
         """``producer_age_us``: how long a producer that writes nothing is remembered.
 
         ``logs``: how logs are opened; None: as files of this host. ``losing``: as
         :class:`~spark_stream.storage.logs.FileLogs` says, ``proposed`` and ``generation_of``: as
         :class:`~spark_stream.broker.replica_shell.ReplicaShell`. ``recent_bytes``: what may be kept
-        in memory for followers (``recent``).
+        in memory for followers (``recent``). ``marks``: where high watermarks are remembered.
         """
         self._directory = directory
         self.view = view
@@ -95,7 +97,7 @@ class Host:
         self._proposed = proposed
         self._generation_of = generation_of
         self._recent_room = Room(recent_bytes)
-        self.upkeep = Upkeep(clock)
+        self.upkeep = Upkeep(clock, marks or CommittedMarks(directory.path))
         self._applying = threading.RLock()
         self._stopping = False
         self.generation: Generation | None = None
@@ -425,8 +427,7 @@ class Host:
     def _make_folder(self, name: str, topic_id: str, topic: Topic | None) -> None:
         """``topic``: None if it is not on record."""
         numbers = self._numbers_here(topic) if topic else ()
-        records = [self.record(topic, number) for number in numbers] if topic else []
-        known = [each for each in records if each is not None]
+        known = [at for each in numbers if topic and (at := self.record(topic, each))]
         self._folders.make(name, topic_id, known, starts=not self._has_begun)
 
     def _open_replicas(
@@ -467,7 +468,7 @@ class Host:
             recent_room=self._recent_room,
             troubled=self._some_trouble.set,
         )
-        self.upkeep.note(partition)
+        self.upkeep.take(partition)
         return partition
 
     # -- the end -----------------------------------------------------------------------------------
@@ -479,6 +480,7 @@ class Host:
             found = self.open_replicas()
             for partition in found:
                 self._links.unfollow(partition)
+        self.upkeep.remember(found)
         in_order = True
         for partition in found:
             try:

@@ -172,6 +172,12 @@ class ReplicaShell:
         """The epoch of the leader that it knows of."""
         return self._core.leader_epoch
 
+    def committed(self) -> tuple[EntryIndex, LeaderEpoch] | None:
+        """Return up to where the log is known to be committed, if other replicas may differ."""
+        alone = self._core.progress is not None and not self.has_followers
+        with self._lock:
+            return None if alone or self._closed is not None else self._core.committed()
+
     @property
     def last_epoch(self) -> LeaderEpoch | None:
         """The epoch of the log's last entry; None: it has none."""

@@ -10,6 +10,7 @@ from spark_stream.broker.housekeeping import Agenda
 from spark_stream.broker.partition import Partition
 from spark_stream.environment import Clock
 from spark_stream.errors import IsologError
+from spark_stream.storage.committed import CommittedMarks, Mark
 from spark_stream.storage.settings import Flush, LogSettings
 
 logger = logging.getLogger(__name__)
@@ -21,12 +22,21 @@ _FLUSH_PAUSE_S: Final = 0.1
 class Upkeep:
     """What keeps partitions in order; one thread houses, another one forces."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, marks: CommittedMarks) -> None:
         self._clock = clock
+        self._marks = marks
         self._chores: Agenda[Partition] = Agenda()  # housekeeping, by the steady clock
         self._forces: Agenda[Partition] = Agenda()  # by flush.ms, by the monotonic clock
         self._ticks: Agenda[Partition] = Agenda()  # who is in sync, by the steady clock
         self._flush_pause_s = _FLUSH_PAUSE_S
+        self._forces_marks = False
+
+    def take(self, partition: Partition) -> None:
+        """Look after a partition that was just opened, which gets its high watermark of before."""
+        mark = self._marks.recall(f"{partition.topic_id}/{partition.number}")
+        if mark is not None:
+            partition.replica.recall(*mark)
+        self.note(partition)
 
     def note(self, partition: Partition) -> None:
         """A partition has moved. Its lock may be held, so this only notes it."""
@@ -44,7 +54,8 @@ class Upkeep:
     def housekeep(self) -> None:
         """Retention and rolling by age, where due; one failing partition stops no other."""
         now = self._clock.steady_us()
-        for partition in self._chores.take_due(now):
+        looked_at = self._chores.take_due(now)
+        for partition in looked_at:
             due: float | None = now  # after an error the next round tries again
             try:
                 due = partition.housekeep()
@@ -52,6 +63,22 @@ class Upkeep:
                 logger.exception("%s/%d: housekeeping", partition.topic, partition.number)
             if due is not None:
                 self._chores.put_down(partition, due)
+
+        self.remember(looked_at)
+
+    def remember(self, partitions: Iterable[Partition]) -> None:
+        """Write down up to where the entries of these partitions are known to be committed."""
+        for partition in partitions:
+            found = partition.committed()
+            if found is not None:
+                self._forces_marks |= partition.log.format.settings.flush is not Flush.NONE
+                self._marks.note(f"{partition.topic_id}/{partition.number}", Mark(*found))
+        try:
+            self._marks.write(forced=self._forces_marks)
+        except IsologError as error:  # the file lags behind then, which it may
+            logger.warning("high watermarks are not written down: %s", error)
+        else:
+            self._forces_marks = False
 
     def tick_due(self) -> None:
         """Tells leaders whose followers may lag too far behind by now that time has passed."""

@@ -55,6 +55,11 @@ class EpochStarts:
             self._places.append(at)
             self._epochs.append(epoch)
 
+    def epoch_of(self, entry: int) -> LeaderEpoch | None:
+        """Return the epoch of an entry that the log has; None if it lies before the first one."""
+        at = bisect_right(self._places, entry, hi=len(self._epochs), key=lambda each: each.entry)
+        return LeaderEpoch(self._epochs[at - 1]) if at else None
+
     def start_of(self, epoch: int) -> Boundary | None:
         """The epoch's first entry; None: it has none here."""
         at = bisect_left(self._epochs, epoch)

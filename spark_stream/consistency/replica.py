@@ -329,6 +329,19 @@ class Replica:
         """The leader's entries are in the log, behind all others."""
         return self._publish(self._learned(self._folded(entries), leader_hw))
 
+    def recall(self, committed: EntryIndex, epoch: LeaderEpoch) -> None:
+        """Take up the high watermark of an earlier process, if the log has the entry before it."""
+        state = self.bounds_state
+        there = state.log_start.entry < committed <= state.log_end.entry
+        if there and self.epochs.epoch_of(committed - 1) == epoch:
+            self._publish(self._learned(state, committed))
+
+    def committed(self) -> tuple[EntryIndex, LeaderEpoch] | None:
+        """Return what :meth:`recall` gets later; None: nothing is known to be committed."""
+        entry = self.bounds_state.high_watermark.entry
+        epoch = self.epochs.epoch_of(entry - 1)
+        return None if epoch is None else (entry, epoch)
+
     def learn_high_watermark(self, leader_hw: EntryIndex) -> Effects:
         """The leader's high watermark is at this entry, which the log may not have yet."""
         known = self._learned(self.bounds_state, leader_hw)

@@ -8,6 +8,7 @@
     broker.log        what a broker in the background says
     broker.run        the name of the last run of its broker: tells it from a copy of earlier
     broker.original   what tells that file from a copy of it: which file it is, and of when
+    committed.json    up to where its partitions were known to be committed
     metadata.sqlite   topics, transactions, positions, numbers (a shared store lies elsewhere)
     leases/           which brokers are alive; beside the store
     topics/<name>/<topic id>/<partition>/<base offset>.arrow and .entries

@@ -225,6 +225,7 @@ class SimulatedBroker:
                     losing=self.logs.forget_run,
                     proposed=self._note_proposal,
                     generation_of=members.generation_of,
+                    marks=self.logs.marks(),
                 )
                 self.opened_in = self.lives
                 yield NOW

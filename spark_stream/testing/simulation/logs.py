@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import Protocol
+from typing import Final, Protocol
 
 import pyarrow as pa
 
 from spark_stream.consistency.entries import ENTRY_SIZE, Entry
 from spark_stream.errors import IsologError, StorageFailure
+from spark_stream.storage.committed import CommittedMarks
 from spark_stream.storage.directory import RunFile
 from spark_stream.storage.log import PartitionLog
 from spark_stream.storage.log_format import LogFormat
@@ -25,12 +26,17 @@ from spark_stream.storage.settings import Flush
 from spark_stream.testing.simulation.disk import SimulatedDisk
 from spark_stream.testing.simulation.list_log import ListLog
 
+_FOLDER: Final = Path("/broker")
+
 
 class MachineLogs(Logs, Protocol):
     """The logs of one machine, and what happens to them."""
 
     boot: int
     """How often the machine has lost its power."""
+
+    def marks(self) -> CommittedMarks:
+        """The high watermarks that the directory remembers, as a process finds them."""
 
     def recorded_run(self) -> str | None:
         """The broker's run that the directory names."""
@@ -103,6 +109,11 @@ class ListLogs:
         self._made: set[Path] = set()
         self._failing = False
         self._refusal: type[IsologError] | None = None
+        self._disk = SimulatedDisk()  # for the one file that lies beside the logs
+        self._disk.make_directory(_FOLDER)
+
+    def marks(self) -> CommittedMarks:
+        return CommittedMarks(_FOLDER, self._disk)
 
     def open(self, folder: Path, log_format: LogFormat) -> ReplicaLog:
         known = self._logs.get(folder)
@@ -143,11 +154,12 @@ class ListLogs:
         pass
 
     def end_process(self) -> None:
-        pass
+        self._disk.kill()
 
     def lose_power(self, chance: Random) -> None:
         self.boot += 1
         self._failing = False
+        self._disk.crash(chance)
         for log in self._logs.values():
             log.crash(chance.randint(log.forced, int(log.end.entry)))
 
@@ -192,6 +204,9 @@ class DiskLogs(FileLogs):
         self.disk.make_directory(folder)
         self.disk.before_change = before_change
         super().__init__(self.disk, self._runs.forget_run)
+
+    def marks(self) -> CommittedMarks:
+        return CommittedMarks(self._folder, self.disk)
 
     def recorded_run(self) -> str | None:
         return self._runs.recorded_run()
