@@ -76,6 +76,24 @@ class Listing(StrEnum):
 Output = Annotated[Listing, typer.Option("--output", "-o", help="How to print it.")]
 
 
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+def confirm(yes: bool, question: str, action: str) -> None:
+    """Ask on the terminal, unless the user has said yes; end the command if the answer is no.
+
+    Raises:
+        InvalidOption: standard input is no terminal.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise InvalidOption(
+            f"no terminal to ask on: {question}", hint=f"Give --yes to {action}.", option="--yes"
+        )
+    typer.confirm(question, abort=True, err=True)
+
+
 def note(message: str) -> None:
     """Says something that is not data."""
     print(message, file=sys.stderr, flush=True)

@@ -33,6 +33,7 @@ from spark_stream.client.writing.producer import Producer
 from spark_stream.client.writing.transactional import TransactionalProducer
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.errors import InvalidOption, OffsetEvicted
+from spark_stream.sql.ddl import parse_schema
 from spark_stream.wire.limits import REQUEST_TIMEOUT_S
 from spark_stream.wire.messages import Empty, Status
 
@@ -90,7 +91,7 @@ class Log(Closing):
         name: str,
         partitions: int | None = None,
         replication_factor: int | None = None,
-        schema: pa.Schema | None = None,
+        schema: pa.Schema | str | None = None,
         config: Mapping[str, Any] | None = None,
         *,
         if_not_exists: bool = False,
@@ -105,6 +106,8 @@ class Log(Closing):
         Replicas are spread over the brokers and their racks. ``assignment`` puts them by hand: for
         each partition the ids of its brokers, the preferred leader first; it also says how many
         partitions there are, and how many replicas.
+
+        ``schema``: Arrow's, or a text as Spark writes it: ``"id bigint, name string"``.
 
         With ``if_not_exists`` a topic of this name that is there already is returned, whoever made
         it; its settings stay as they are, whatever ``config`` says. Only ``partition.by``, which
@@ -121,7 +124,7 @@ class Log(Closing):
             name,
             partitions,
             replication_factor,
-            schema,
+            _schema(schema),
             dict(config or {}),
             if_not_exists=if_not_exists,
             assignment=assignment,
@@ -134,7 +137,7 @@ class Log(Closing):
         config: Mapping[str, Any] | None = None,
         *,
         assignment: Sequence[Sequence[str | int]] | None = None,
-        schema: pa.Schema | None = None,
+        schema: pa.Schema | str | None = None,
     ) -> TopicDescription:
         """Gives a topic more partitions, other settings, another schema; returns the altered topic.
 
@@ -156,7 +159,7 @@ class Log(Closing):
         """
         if partitions is None and not config and schema is None:
             raise InvalidOption("nothing to change: give partitions, config, schema, or several")
-        return self._topics.alter(name, partitions, dict(config or {}), assignment, schema)
+        return self._topics.alter(name, partitions, dict(config or {}), assignment, _schema(schema))
 
     def topics(self) -> list[str]:
         """The names of all topics, sorted."""
@@ -414,6 +417,10 @@ class Log(Closing):
     def close(self) -> None:
         """Lets go of the connection. The broker of a ``path`` goes on until it is idle."""
         self._connection.close()
+
+
+def _schema(given: pa.Schema | str | None) -> pa.Schema | None:
+    return parse_schema(given) if isinstance(given, str) else given
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,9 +56,9 @@ def _as_text(schema: pa.Schema | None) -> str | None:
         return None
     if not isinstance(schema, pa.Schema):
         raise InvalidOption(
-            f"schema takes a pyarrow.Schema, not a {type(schema).__name__}",
+            f"schema takes a pyarrow.Schema or a text, not a {type(schema).__name__}",
             option="schema",
-            hint='Such as pa.schema([("id", pa.int64()), ("name", pa.string())]).',
+            hint='Such as pa.schema([("id", pa.int64()), ("name", pa.string())]), or "id bigint".',
         )
     return schema_to_text(schema)
 

@@ -165,7 +165,6 @@ class TransactionDescription:
     number: int
     producer_id: int
     epoch: int
-    instance: str
     query: str
     branches: tuple[int, ...]
     partitions: tuple[TransactionPartition, ...]

@@ -160,8 +160,10 @@ def test_a_schema_with_types_that_spark_lacks_makes_the_topic_that_it_becomes(lo
 
 
 def test_another_librarys_schema_is_refused(log, topic):
-    with pytest.raises(InvalidOption, match=r"schema takes a pyarrow\.Schema, not a str"):
-        log.create_topic(topic, schema="id bigint")
+    with pytest.raises(
+        InvalidOption, match=r"schema takes a pyarrow\.Schema or a text, not a list"
+    ):
+        log.create_topic(topic, schema=["id"])  # type: ignore[arg-type]
     assert topic not in log.topics()
 
 
@@ -283,3 +285,15 @@ def test_many_may_make_the_same_topic_at_once(log, topic):
 def test_what_is_no_assignment_is_told(log, topic, assignment):
     with pytest.raises(InvalidAssignment, match="a list with the brokers of each partition"):
         log.create_topic(topic, assignment=assignment)
+
+
+def test_a_topic_is_made_and_altered_with_a_schema_in_words(log, topic):
+    made = log.create_topic(topic, schema="id bigint not null, name string")
+    assert made.schema.equals(
+        pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string())])
+    )
+    altered = log.alter_topic(topic, schema="id bigint, name string, x double")
+    assert altered.schema.names == ["id", "name", "x"]
+    with pytest.raises(InvalidOption, match="strange"):
+        log.create_topic(f"{topic}-2", schema="id strange")
+    assert f"{topic}-2" not in log.topics()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from types import FrameType
+from typing import Final
 
 import pyarrow as pa
 
@@ -19,24 +21,29 @@ from spark_stream.client.topics import TopicsClient
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.errors import InvalidOption, UnknownPartition
 
+_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+_AGO: Final = re.compile(rf"([0-9]+)([{''.join(_UNITS)}])")
+
 
 def place_of(option: str, text: str) -> Place:
-    """A place as a user writes it: a name, an offset (-N: N before the end), an ISO 8601 moment.
+    """Return the place that a user writes: a name, an offset (-N: N before the end), a moment.
 
-    A moment without a zone is local time.
+    A moment is ISO 8601, without a zone in local time, or how long ago it was: ``90s``, ``1h``.
     """
     if text in ("earliest", "latest"):
         return text
     if text.removeprefix("-").isdecimal():
         return int(text)
     try:
+        if ago := _AGO.fullmatch(text):
+            return datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
         moment = datetime.fromisoformat(text)
         moment.astimezone(UTC)  # some near the years 1 and 9999 have no UTC
         return moment
     except (ValueError, OverflowError):
         raise InvalidOption(
             f"{option} takes earliest, latest, an offset or a moment, not {text!r}",
-            hint="A moment is written 2024-05-01 or 2024-05-01T12:30:00Z.",
+            hint="A moment is written 2024-05-01 or 2024-05-01T12:30:00Z, or as 30m, 1h or 2d ago.",
             option=option,
         ) from None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +16,8 @@ from spark_stream.cli.options import (
     LogPath,
     Output,
     Topic,
+    Yes,
+    confirm,
     counted,
     log,
     note,
@@ -174,6 +175,14 @@ def alter(
             show_default=False,
         ),
     ] = None,
+    add_column: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN",
+            help='A column to add, such as "remark string"; repeatable.',
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Gives a topic more partitions, other settings, more columns. Queries that run go on.
 
@@ -183,14 +192,21 @@ def alter(
     isolog topic alter flights --partitions 8
     isolog topic alter flights --config retention.ms=3600000 --config compression=zstd
     isolog topic alter flights --schema "id bigint, speed double, remark string"
+    isolog topic alter flights --add-column "remark string"
     """
     settings = _settings(config or [])
-    if partitions is None and not settings and schema is None:
+    if partitions is None and not settings and schema is None and not add_column:
         raise InvalidOption(
-            "nothing to change", hint="Give --partitions N, --config K=V, --schema SCHEMA, or more."
+            "nothing to change",
+            hint="Give --partitions N, --config K=V, --schema SCHEMA or --add-column COLUMN.",
         )
+    if schema is not None and add_column:
+        raise InvalidOption("--schema and --add-column exclude each other", hint="Give one.")
     columns = None if schema is None else parse_schema(schema)
+    added = [field for text in add_column or [] for field in parse_schema(text)]
     with log(bootstrap, path) as opened:
+        if added:
+            columns = pa.schema([*opened.describe(topic).schema, *added])
         altered = opened.alter_topic(topic, partitions, settings, schema=columns)
     changes = [_count(altered), *(f"{name}={altered.config[name]}" for name in settings)]
     if columns is not None:
@@ -257,7 +273,7 @@ def delete(
     topic: Topic,
     bootstrap: Bootstrap = None,
     path: LogPath = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
 ) -> None:
     """Deletes a topic with all its records.
 
@@ -266,21 +282,10 @@ def delete(
     """
     with log(bootstrap, path) as opened:
         found = opened.describe(topic)
-        if not yes:
-            _ask(topic, sum(p.log_end_offset - p.log_start_offset for p in found.partitions))
+        ends = sum(p.log_end_offset - p.log_start_offset for p in found.partitions)
+        confirm(yes, f"Delete topic {topic} with its {counted(ends, 'record')}?", "delete it")
         opened.delete_topic(topic)
     note(f"deleted topic {topic}")
-
-
-def _ask(topic: str, records: int) -> None:
-    if not sys.stdin.isatty():
-        raise InvalidOption(
-            f"topic {topic!r} has {counted(records, 'record')}: no terminal to ask on",
-            hint="Give --yes to delete it.",
-        )
-    typer.confirm(
-        f"Delete topic {topic} with its {counted(records, 'record')}?", abort=True, err=True
-    )
 
 
 def _count(topic: TopicDescription) -> str:

@@ -13,7 +13,16 @@ from typing import Annotated
 
 import typer
 
-from spark_stream.cli.options import Bootstrap, Listing, LogPath, Output, log, note
+from spark_stream.cli.options import (
+    Bootstrap,
+    Listing,
+    LogPath,
+    Output,
+    Yes,
+    confirm,
+    log,
+    note,
+)
 from spark_stream.cli.output.show_transactions import (
     Aged,
     HeldBack,
@@ -100,7 +109,10 @@ def describe(
 
 @app.command()
 def abort(
-    transactional_id: TransactionalId, bootstrap: Bootstrap = None, path: LogPath = None
+    transactional_id: TransactionalId,
+    bootstrap: Bootstrap = None,
+    path: LogPath = None,
+    yes: Yes = False,
 ) -> None:
     """Aborts the open transaction of an id, whoever owns it. Its producer is fenced.
 
@@ -108,9 +120,14 @@ def abort(
     fails; whether it begins anew is its own affair.
 
     \b
-    isolog transactions abort loader-1 --path data/
+    isolog transactions abort loader-1 --path data/ --yes
     """
     with log(bootstrap, path) as opened:
+        facts = opened.describe_transaction(transactional_id)
+        if facts.state == State.OPEN:  # any other is refused, and changes nothing
+            what = f"transaction {facts.number} of {transactional_id}"
+            where = places(facts.partitions) or "nowhere"
+            confirm(yes, f"Abort {what}, which has written to: {where}?", "abort it")
         ended = opened.abort_transaction(transactional_id)
     [aged] = _aged([ended], None)
     where = places(ended.partitions) or "nowhere"

@@ -122,7 +122,6 @@ def show_transaction(found: Aged, held: Mapping[tuple[str, int], HeldBack], shap
         ("deadline in", "-" if found.left_s is None else duration(found.left_s)),
         ("producer id, epoch", f"{_or_dash(facts.producer_id)}, {_or_dash(facts.epoch)}"),
         ("branches", ", ".join(map(str, facts.branches)) or "-"),
-        ("owner (instance)", escape(facts.instance) or "-"),
         ("query of the sink", escape(facts.query) or "-"),
         ("last committed batch of the sink", _or_dash(facts.committed_batch)),
     )

@@ -81,6 +81,24 @@ def test_a_topics_schema_is_altered_and_shown(served, call, monkeypatch):
     assert json.loads(call("topic", "describe", "wider", "--output", "json").out) == facts
 
 
+def test_columns_are_added_without_the_others_being_named(served, call):
+    where = ("--bootstrap", served.bootstrap)
+    served.log.create_topic("grows", schema="id bigint, name string")
+    added = call(
+        "topic", "alter", "grows", *where, "--add-column", "at timestamp", "--add-column", "x int"
+    )
+    assert (added.code, added.out) == (0, "")
+    described = served.log.describe("grows").schema
+    assert described.names == ["id", "name", "at", "x"]
+    again = call("topic", "alter", "grows", *where, "--add-column", "x int")
+    assert again.code != 0
+    assert "x" in again.err
+    both = call("topic", "alter", "grows", *where, "--add-column", "y int", "--schema", "y int")
+    assert both.code == 2
+    assert "exclude each other" in both.err
+    assert served.log.describe("grows").schema.equals(described)
+
+
 def test_a_topic_is_altered_while_it_is_there(served, call, monkeypatch):
     monkeypatch.setenv("ISOLOG_BOOTSTRAP", served.bootstrap)
     served.log.create_topic("growing")

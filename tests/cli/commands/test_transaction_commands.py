@@ -116,7 +116,7 @@ def test_describe(served, here):
             "log_end_offset": 7,
         }
         table = here("transactions", "describe", "seen").out
-        for word in ("seen", "open", "timeout", "instance", "held back", "described"):
+        for word in ("seen", "open", "timeout", "held back", "described"):
             assert word in table
 
         partition = json.loads(here("topic", "describe", "described", "-o", "json").out)
@@ -135,7 +135,7 @@ def test_abort_frees_the_readers_and_fences_the_producer(served, here):
         with served.log.producer() as other:
             other.send("freed", "after").result()
         assert here("consume", "freed", "--isolation", "read_committed").out == ""
-        done = here("transactions", "abort", "killed")
+        done = here("transactions", "abort", "killed", "--yes")
         assert (done.code, done.out) == (0, "")
         assert "aborted transaction" in done.err
         assert "killed" in done.err
@@ -145,6 +145,17 @@ def test_abort_frees_the_readers_and_fences_the_producer(served, here):
         with pytest.raises((errors.ProducerFenced, errors.TransactionAborted)):
             producer.commit_transaction()
     assert here("consume", "freed", "--isolation", "read_committed").out == "after\n"
+
+
+def test_an_abort_is_not_done_before_somebody_has_said_yes(served, here):
+    served.log.create_topic("asked")
+    with writing(served, "unsure", "asked") as producer:
+        refused = here("transactions", "abort", "unsure")
+        assert (refused.code, refused.out) == (2, "")
+        assert "no terminal to ask on: Abort transaction 0 of unsure" in refused.err
+        assert "--yes" in refused.err
+        producer.commit_transaction()
+    assert here("consume", "asked", "--isolation", "read_committed").out == "unsure 0\nunsure 1\n"
 
 
 @pytest.mark.parametrize("command", ["describe", "abort"])
@@ -268,7 +279,7 @@ def described(
 ) -> TransactionDescription:
     numbers = {"number": 7, "began_ms": 1_000, "deadline_ms": 61_000} | facts
     return TransactionDescription(
-        transactional_id="a", state=state, producer_id=1, epoch=2, instance="i", query="",
+        transactional_id="a", state=state, producer_id=1, epoch=2, query="",
         branches=(), partitions=partitions, timeout_ms=60_000, committed_batch=-1, **numbers,
     )  # fmt: skip
 
