@@ -17,6 +17,7 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.consumers import ConsumersClient
@@ -38,6 +39,8 @@ class Session:
     consumers: ConsumersClient
     cluster_id: str
 
+
+_ABORT_S: Final = 5.0
 
 _lock = threading.Lock()
 _sessions: dict[tuple[int, Place], Session] = {}
@@ -74,6 +77,15 @@ def located(place: Place, *, create: bool = False) -> Place:
     with _lock:
         _sessions.setdefault((os.getpid(), found), here)
     return found
+
+
+def session_for_aborts(place: Place) -> Session:
+    """Return a session whose calls wait for a moment only.
+
+    An abort is best effort: a transaction also times out. What is stopped must not wait once more
+    for brokers that are gone. Raises as a session.
+    """
+    return session(replace(place, timeout_s=min(place.timeout_s, _ABORT_S)))
 
 
 def _still_there(known: Session) -> bool:

@@ -24,7 +24,7 @@ from spark_stream.client.values import Branch, TopicDescription
 from spark_stream.client.writing.keys import has_keys
 from spark_stream.client.writing.producer import Producer
 from spark_stream.datasource.belonging import check_checkpoint
-from spark_stream.datasource.branches import Written, drop, opened
+from spark_stream.datasource.branches import TaskBranch, Written, drop, opened
 from spark_stream.datasource.content import Measure, measured, summed
 from spark_stream.datasource.driver import NO_PLAN, Plan
 from spark_stream.datasource.identity import BATCH, Identity, of_task
@@ -38,12 +38,13 @@ from spark_stream.datasource.routing import (
     routed,
     topic_schema,
 )
-from spark_stream.datasource.session import Session, located, session
-from spark_stream.datasource.types import to_arrow
+from spark_stream.datasource.session import Session, located, session, session_for_aborts
+from spark_stream.datasource.types import check_collations, to_arrow
 from spark_stream.errors import (
     InvalidAssignment,
     InvalidConfig,
     InvalidOption,
+    IsologError,
     SchemaMismatch,
     TopicExists,
     UnknownTopic,
@@ -112,6 +113,7 @@ class TaskWriter:
             UnknownTopic, SchemaMismatch, UnsupportedType: naming the topic, or the column.
         """
         arrow = to_arrow(self.schema)
+        check_collations(self.schema)
         check_routing(arrow, self.options.topic)
         place = located(self.options.place, create=self.options.create_topic)
         check_checkpoint(self.options.checkpoint, place)
@@ -158,9 +160,15 @@ class TaskWriter:
         try:
             content = self._append_all(here, branch.under, rows, measuring=identity.remembered)
         except BaseException:  # this is also how a task ends that Spark kills
-            drop(here.transactions, branch)
+            self._drop(branch)
             raise
         return Written(identity, content, branch)
+
+    def _drop(self, branch: TaskBranch) -> None:
+        try:
+            drop(session_for_aborts(self.options.place).transactions, branch)
+        except IsologError as error:
+            logger.warning("a failed task's branch was not aborted, it times out: %s", error)
 
     def _content(self, batches: Iterator[pa.RecordBatch]) -> dict[str, Measure]:
         return summed(

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 import pyspark.sql.types as st
 
-from spark_stream.errors import UnsupportedType
+from spark_stream.errors import SchemaMismatch, UnsupportedType
 
 _SIMPLE: Final[Mapping[type[st.DataType], pa.DataType]] = {
     st.BooleanType: pa.bool_(),
@@ -42,8 +42,45 @@ def to_arrow(schema: st.StructType) -> pa.Schema:
 
     Raises:
         UnsupportedType: naming the column (with its path, if it is nested) and its type.
+        SchemaMismatch: a name is there twice.
     """
-    return pa.schema([_arrow_field(field, field.name) for field in schema.fields])
+    return pa.schema(_arrow_fields(schema, ""))
+
+
+def check_collations(kind: st.DataType, path: str = "") -> None:
+    """Raise UnsupportedType if a string has a collation, which a topic does not keep."""
+    if isinstance(kind, st.StructType):
+        for field in kind.fields:
+            check_collations(field.dataType, f"{path}.{field.name}" if path else field.name)
+    elif isinstance(kind, st.ArrayType):
+        check_collations(kind.elementType, f"{path}.element")
+    elif isinstance(kind, st.MapType):
+        check_collations(kind.keyType, f"{path}.key")
+        check_collations(kind.valueType, f"{path}.value")
+    elif type(kind) is st.StringType and kind != st.StringType():
+        raise UnsupportedType(
+            f"column {path!r} is {kind.simpleString()}: a topic does not keep collations",
+            column=path,
+            got=kind.simpleString(),
+            hint="Cast it to string before it is written. A query that reads it may name the"
+            " collation in its .schema(...).",
+        )
+
+
+def _arrow_fields(struct: st.StructType, path: str) -> list[pa.Field]:
+    names = struct.names
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        where = f"{path}.{twice}" if path else twice
+        raise SchemaMismatch(
+            f"column {where!r} is there twice",
+            column=where,
+            hint="Name each column once, or rename one of them.",
+        )
+    return [
+        _arrow_field(field, f"{path}.{field.name}" if path else field.name)
+        for field in struct.fields
+    ]
 
 
 def _arrow_field(field: st.StructField, path: str) -> pa.Field:
@@ -67,13 +104,20 @@ def _arrow_type(kind: st.DataType, path: str) -> pa.DataType:
         return pa.list_(_field("element", item, kind.containsNull))
     if isinstance(kind, st.MapType):
         key = _arrow_type(kind.keyType, f"{path}.key")
+        if pt.is_null(key):
+            raise UnsupportedType(
+                f"column {path!r}: the keys of a map cannot be of type void",
+                column=path,
+                got=kind.simpleString(),
+                hint="Cast the map, for example to map<string,string>.",
+            )
         value = _arrow_type(kind.valueType, f"{path}.value")
         return pa.map_(
             pa.field("key", key, nullable=False),
             _field("value", value, kind.valueContainsNull),
         )
     if isinstance(kind, st.StructType):
-        return pa.struct([_arrow_field(each, f"{path}.{each.name}") for each in kind.fields])
+        return pa.struct(_arrow_fields(kind, path))
     raise UnsupportedType(
         f"column {path!r}: isolog does not carry Spark's {kind.simpleString()}",
         column=path,

@@ -25,7 +25,12 @@ from spark_stream.datasource.driver import Plan, plan_of
 from spark_stream.datasource.identity import Identity, of_batch, of_job
 from spark_stream.datasource.options import SinkOptions
 from spark_stream.datasource.plainly import plainly
-from spark_stream.datasource.session import Session, check_one_log, session
+from spark_stream.datasource.session import (
+    Session,
+    check_one_log,
+    session,
+    session_for_aborts,
+)
 from spark_stream.datasource.task import TaskWriter, Wrote
 from spark_stream.datasource.travel import Travels
 from spark_stream.datasource.worker import COMMITS, is_worker
@@ -90,7 +95,7 @@ class IsologStreamWriter(Travels, DataSourceStreamArrowWriter):
 def _reached(task: TaskWriter) -> Session | None:
     """The session for an abort. It raises nothing: Spark is to show the error behind the abort."""
     try:
-        return session(task.options.place)
+        return session_for_aborts(task.options.place)
     except IsologError as error:
         logger.warning("what was written is not aborted, it times out: %s", error)
         return None

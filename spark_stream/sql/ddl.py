@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.types as pt
 
 from spark_stream.errors import InvalidOption
 from spark_stream.wire.type_names import SIMPLE_TYPES, column_text
@@ -210,6 +211,8 @@ class _Parser:
             self._expect(">", path, "the element's type")
             return pa.list_(pa.field("element", item))
         key = self._type(f"{path}.key", depth)
+        if pt.is_null(key):
+            raise _bad("the keys of a map cannot be of type void", path)
         self._expect(",", path, "the key's type")
         value = self._type(f"{path}.value", depth)
         self._expect(">", path, "the value's type")

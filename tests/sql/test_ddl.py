@@ -104,6 +104,7 @@ def test_names_may_be_quoted_and_a_colon_may_follow_them():
         ("a array", "a", "'<'"),
         ("a array<array<foo>>", "a.element.element", "no type 'foo'"),
         ("m map<string>", "m", "','"),
+        ("m map<void, int>", "m", "keys of a map"),
         ("s struct<a:int, b:array<bar>>", "s.b.element", "no type 'bar'"),
         ("s struct<a:int", "s.a", "'>'"),
         ("id int NOT", "id", "expected ','"),
