@@ -13,6 +13,7 @@ from spark_stream.broker.partition import Partition
 from spark_stream.cluster.numbers import Numbers
 from spark_stream.cluster.partitions import PartitionId
 from spark_stream.cluster.store import MetadataStore
+from spark_stream.cluster.transactions import TransactionIndex
 from spark_stream.consistency.ids import LeaderEpoch
 from spark_stream.consistency.transactions import Joined
 from spark_stream.errors import IsologError, NotLeader
@@ -24,6 +25,7 @@ from spark_stream.scripts.steps import (
     Describe,
     DropBranch,
     FindTopic,
+    FindTransactions,
     Force,
     ForceReplica,
     Get,
@@ -59,6 +61,7 @@ class StepTable:
 
     def __init__(self, store: MetadataStore, host: Host) -> None:
         self._host = host
+        transactions = TransactionIndex(store)
         self._numbers = {
             Numbering.TRANSACTIONS: Numbers(store, "numbers/transactions"),
             Numbering.PRODUCERS: Numbers(store, "numbers/producers"),
@@ -70,6 +73,7 @@ class StepTable:
             PutMany: lambda step: store.put_many(step.puts),
             DeleteMany: lambda step: store.delete_many(step.deletes),
             Delete: lambda step: store.delete(step.key, step.expected),
+            FindTransactions: lambda step: transactions.find(step.by, step.value),
             TakeNumber: lambda step: self._numbers[step.of].take(step.above),
             FindTopic: lambda step: host.find(step.name, step.topic_id),
             RemoveFiles: lambda step: host.remove_files(step.topic),

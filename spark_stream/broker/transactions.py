@@ -7,25 +7,27 @@ them in memory, and what it runs by itself.
 from __future__ import annotations
 
 import logging
+import math
 from typing import Final, TypeVar
 
 from spark_stream.broker.driver import Driver
 from spark_stream.broker.host import Host
 from spark_stream.broker.partition import Partition
 from spark_stream.cluster.leases import Leases
+from spark_stream.cluster.transactions import By
 from spark_stream.consistency.ids import LeaderEpoch
 from spark_stream.consistency.transactions import Joined, Transaction
 from spark_stream.environment import Clock
 from spark_stream.errors import IsologError
 from spark_stream.scripts import records, sweeping
 from spark_stream.scripts.finishing import Finished
-from spark_stream.scripts.steps import Script
+from spark_stream.scripts.steps import Script, find_transactions
+from spark_stream.scripts.stopped import forget_stopped
 from spark_stream.scripts.sweeping import LostMarker, Swept, Watch
 
 logger = logging.getLogger(__name__)
 
-_REST: Final = 20.0  # times as long as a look took: it takes a twentieth of a core at most
-_REST_S_MAX: Final = 10.0  # a look takes less than half a second, unless the process is stopped
+_ALL_S: Final = 30.0  # between two looks at what is over as well, which may be old enough to forget
 T = TypeVar("T")
 
 
@@ -55,7 +57,7 @@ class TransactionDesk:
         self.finished = Finished()
         self._watch = Watch()
         self._complaints: dict[str, str] = {}
-        self._rest_until = 0.0
+        self._all_at = -math.inf  # when it last looked at all records
         self._found_open: list[tuple[Joined, int]] = []  # when it began to lead
         self._led: dict[Partition, LeaderEpoch] = {}  # when it looked last
         self._lost: list[LostMarker] = []  # which the next sweep tries to write again
@@ -77,8 +79,7 @@ class TransactionDesk:
     def sweep(self) -> None:
         """Aborts what is too old, finishes what is decided, forgets what nobody asks for again.
 
-        To be called often; with very many records it rests between two looks at them all. What a
-        look was followed by, such as a wait for another broker, lengthens no rest.
+        To be called often: most looks are at transactions under way only.
         """
         self.run(self.sweeping())
 
@@ -89,7 +90,7 @@ class TransactionDesk:
             yield from records.read_joins()
         ):  # of brokers that died before they removed them
             self.finished.ended[join.number] = join.transactional_id
-        for record in (yield from self._mine()):
+        for record in (yield from self._mine(whole=False)):
             try:
                 yield from sweeping.mark_dropped_again(record)
             except IsologError as error:
@@ -101,18 +102,19 @@ class TransactionDesk:
         """What :meth:`sweep` does, step by step."""
         yield from self._write_lost_markers()
         began = self._clock.monotonic()
-        if began < self._rest_until:
-            return
         self._find_open()
         yield from self._restore_markers()
-        found = yield from self._mine()
-        looked_s = self._clock.monotonic() - began
-        self._watch.keep_only(found)
+        whole = began - self._all_at >= _ALL_S
+        if whole:
+            yield from forget_stopped(self.now_ms())
+        found = yield from self._mine(whole=whole)
+        if whole:
+            self._all_at = began
+            self._watch.keep_only(found)
         for record in found:
             if self._looks_after(record.coordinator):  # the one before may have taken long
                 yield from self._sweep_record(record)
         yield from self._forget_joins()
-        self._rest_until = self._clock.monotonic() + min(_REST * looked_s, _REST_S_MAX)
 
     def _find_open(self) -> None:
         """Notes what is open in the partitions that this broker has begun to lead."""
@@ -158,9 +160,9 @@ class TransactionDesk:
             self.finished.ended.update(ended)
             raise
 
-    def _mine(self) -> Script[list[Transaction]]:
-        """The records that this broker looks after."""
-        found = yield from records.read_all()
+    def _mine(self, *, whole: bool) -> Script[list[Transaction]]:
+        """The records that this broker looks after: all, or those of transactions under way."""
+        found = yield from find_transactions(By.ANY if whole else By.UNDER_WAY)
         mine = {name: self._looks_after(name) for name in {each.coordinator for each in found}}
         return [record for record in found if mine[record.coordinator]]
 

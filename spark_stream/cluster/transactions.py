@@ -6,13 +6,16 @@ does not grow with the joins before it. ``scripts/records`` changes them.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, fields
+from enum import StrEnum
 from typing import Any, Final
 
 from spark_stream.cluster.consumers import decode_positions, encode_positions
-from spark_stream.cluster.store import Put, Record
+from spark_stream.cluster.store import MetadataStore, Put, Record
 from spark_stream.consistency.transactions import (
+    DECIDED,
     Cause,
     Content,
     Joined,
@@ -28,6 +31,21 @@ _PLAIN: Final = tuple(
     for field in fields(Transaction)
     if field.name not in (*_TUPLES, "state", "cause", "content", "positions")
 )
+
+
+class By(StrEnum):
+    """What records of transactions are found by."""
+
+    QUERY = "query"
+    RUN = "run"
+    CONSUMER = "consumer"
+    """Of the positions in the record, which are there until it is finished."""
+    UNDER_WAY = "under way"
+    """Open, or decided and not finished on record."""
+    ANY = "any"
+
+
+FoundBy = tuple[By, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,3 +104,55 @@ def decode_join(record: Record) -> Join:
     number, topic_id, partition = record.key.removeprefix(JOINS).split("/")
     at = Joined(str(record.value["topic"]), topic_id, int(partition))
     return Join(str(record.value["transactional_id"]), int(number), at)
+
+
+def keys_of(transaction: Transaction) -> set[FoundBy]:
+    """Return what the record is found by: its query, its run, consumers, and that it goes on."""
+    keys = {(By.CONSUMER, each.consumer) for each in transaction.positions}
+    keys.add((By.ANY, ""))
+    if transaction.query:
+        keys.add((By.QUERY, transaction.query))
+    if transaction.run:
+        keys.add((By.RUN, transaction.run))
+    if transaction.state is State.OPEN or transaction.state in DECIDED:
+        keys.add((By.UNDER_WAY, ""))
+    return keys
+
+
+class TransactionIndex:
+    """All records of transactions in memory, found by what is in them.
+
+    It follows the store's changes, so a look-up costs what has changed since the one before and
+    what it finds, however many records there are. Any thread may call it.
+    """
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._revision = 0
+        self._records: dict[str, Transaction] = {}
+        self._names: dict[FoundBy, set[str]] = {}
+
+    def find(self, by: By, value: str) -> list[Transaction]:
+        """Return the records that are found by this, by id, as they are in the store by now."""
+        with self._lock:
+            changes = self._store.changes(self._revision, (PREFIX,))
+            if changes.complete:
+                for key in [key for key in self._records if key not in changes.changed]:
+                    self._take(key, None)
+            for key, record in changes.changed.items():
+                self._take(key, record)
+            self._revision = changes.revision
+            return [self._records[key] for key in sorted(self._names.get((by, value), ()))]
+
+    def _take(self, key: str, record: Record | None) -> None:
+        before = self._records.pop(key, None)
+        for each in set() if before is None else keys_of(before):
+            names = self._names[each]
+            names.discard(key)
+            if not names:
+                del self._names[each]
+        if record is not None:
+            after = self._records[key] = decode(record.value)
+            for each in keys_of(after):
+                self._names.setdefault(each, set()).add(key)

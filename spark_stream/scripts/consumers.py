@@ -7,7 +7,7 @@ The steps, in these orders:
 * a commit (``deciding.commit``) **announces** in its open transaction which positions it moves,
   then **checks** who owns the names, then **decides**, if the record is still the one that has the
   announcement;
-* a new owner **takes** the name, then **looks** at all transactions: an announcement for the name
+* a new owner **takes** the name, then **looks** for transactions that name it: an announcement
   is **withdrawn** (the commit's decision then fails, and it begins again), a decided one finished;
   then it **reads** the position.
 
@@ -21,20 +21,20 @@ nobody else afterwards.
 
 from __future__ import annotations
 
+from spark_stream.cluster.transactions import By
 from spark_stream.consistency.announcements import withdraw
 from spark_stream.consistency.transactions import PositionOf, State
 from spark_stream.scripts import records
 from spark_stream.scripts.finishing import Finished, finish
 from spark_stream.scripts.positions import own_name, read_positions
-from spark_stream.scripts.steps import Script
+from spark_stream.scripts.steps import Script, find_transactions
 
 
 def take_consumer(finished: Finished, consumer: str, instance: str) -> Script[list[PositionOf]]:
     """The instance owns the consumer's name from now on; where it goes on."""
     yield from own_name(consumer, instance)
-    for record in (yield from records.read_all()):
-        named = any(each.consumer == consumer for each in record.positions)
-        if record.state is State.OPEN and named:
+    for record in (yield from find_transactions(By.CONSUMER, consumer)):
+        if record.state is State.OPEN:
             yield from withdraw_announcement(record.transactional_id, record.number, consumer)
     return (yield from go_on(finished, consumer))
 
@@ -48,10 +48,7 @@ def withdraw_announcement(transactional_id: str, number: int, consumer: str) -> 
 
 def go_on(finished: Finished, consumer: str) -> Script[list[PositionOf]]:
     """Where a named consumer goes on, decided transactions included."""
-    for record in (yield from records.read_all()):
-        moves = record.state is State.COMMITTING and any(
-            each.consumer == consumer for each in record.positions
-        )
-        if moves:
+    for record in (yield from find_transactions(By.CONSUMER, consumer)):
+        if record.state is State.COMMITTING:
             yield from finish(finished, record)
     return (yield from read_positions(consumer))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
+from spark_stream.cluster.transactions import By
 from spark_stream.consistency import sinks as rules
 from spark_stream.consistency.sinks import Claim, Stop
 from spark_stream.consistency.transactions import (
@@ -24,7 +25,7 @@ from spark_stream.scripts import records
 from spark_stream.scripts.deciding import allot, allowed, apply_rule, conclude, judge_record
 from spark_stream.scripts.finishing import Finished, mark_dropped
 from spark_stream.scripts.records import Rule, ruled
-from spark_stream.scripts.steps import Script
+from spark_stream.scripts.steps import Script, find_transactions
 from spark_stream.scripts.stopped import record_stop, stopped_until
 
 _ASKED: Final = "batch {0.batch} of {0.query}"
@@ -132,10 +133,9 @@ def drop_branch(
 def stop_run(finished: Finished, asked: Stop, now_ms: int) -> Script[None]:
     """The driver has given its batch up: nothing of it is open, or will be, from now on."""
     yield from record_stop(asked, now_ms)
-    for record in (yield from records.read_all()):
-        if record.run == asked.run:
-            name = record.transactional_id
-            yield from _apply(finished, name, lambda found: rules.stop(found, asked))
+    for record in (yield from find_transactions(By.RUN, asked.run)):
+        name = record.transactional_id
+        yield from _apply(finished, name, lambda found: rules.stop(found, asked))
 
 
 def inherit_other_ids(finished: Finished, transactional_id: str, claim: Claim) -> Script[None]:
@@ -143,9 +143,9 @@ def inherit_other_ids(finished: Finished, transactional_id: str, claim: Claim) -
     present = yield from records.read(transactional_id)
     if present is not None and present.instance == claim.instance:
         return
-    for record in (yield from records.read_all()):
+    for record in (yield from find_transactions(By.QUERY, claim.query)):
         name = record.transactional_id
-        if record.query != claim.query or name == transactional_id:
+        if name == transactional_id:
             continue
         given = yield from _apply(
             finished, name, lambda found: rules.hand_over(found, claim.instance)

@@ -16,10 +16,11 @@ from spark_stream.cluster.store import Delete as StoreDelete
 from spark_stream.cluster.store import Put as StorePut
 from spark_stream.cluster.store import Record
 from spark_stream.cluster.topics import Topic
+from spark_stream.cluster.transactions import By
 from spark_stream.consistency.extents import SpansSnapshot
 from spark_stream.consistency.ids import BrokerId, EntryIndex, LeaderEpoch
 from spark_stream.consistency.isolation import Bounds
-from spark_stream.consistency.transactions import Joined
+from spark_stream.consistency.transactions import Joined, Transaction
 from spark_stream.errors import IsologError
 
 T = TypeVar("T")
@@ -81,6 +82,14 @@ class Delete(Step):
 
     key: str
     expected: int
+
+
+@dataclass(frozen=True, slots=True)
+class FindTransactions(Step):
+    """The records of transactions that are found by this, by id; costs what it finds."""
+
+    by: By
+    value: str = ""
 
 
 class Numbering(StrEnum):
@@ -310,6 +319,12 @@ def get(key: str) -> Script[Record | None]:
 def list_records(prefix: str) -> Script[Sequence[Record]]:
     """The records whose keys start with the prefix."""
     found: Sequence[Record] = yield ListRecords(prefix)
+    return found
+
+
+def find_transactions(by: By, value: str = "") -> Script[list[Transaction]]:
+    """The records of transactions that are found by this."""
+    found: list[Transaction] = yield FindTransactions(by, value)
     return found
 
 

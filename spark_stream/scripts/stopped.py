@@ -22,10 +22,7 @@ def stopped_until(run: str) -> Script[int]:
 
 
 def record_stop(asked: Stop, now_ms: int) -> Script[None]:
-    """Gives up what the run planned until then, and forgets runs that were stopped long ago."""
-    for old in (yield from list_records(STOPPED)):
-        if now_ms - int(old.value["at_ms"]) > STOPPED_KEPT_MS:
-            yield from delete(old.key, old.version)
+    """Gives up what the run planned until then."""
     while True:
         record = yield from get(STOPPED + asked.run)
         if record is not None and int(record.value["planned"]) >= asked.planned:
@@ -34,3 +31,10 @@ def record_stop(asked: Stop, now_ms: int) -> Script[None]:
         version = 0 if record is None else record.version
         if (yield from put(STOPPED + asked.run, value, version)):
             return
+
+
+def forget_stopped(now_ms: int) -> Script[None]:
+    """Forget runs that were stopped long ago."""
+    for old in (yield from list_records(STOPPED)):
+        if now_ms - int(old.value["at_ms"]) > STOPPED_KEPT_MS:
+            yield from delete(old.key, old.version)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
-from spark_stream.cluster.transactions import decode, encode
+from spark_stream.cluster.transactions import PREFIX, By, TransactionIndex, decode, encode
 from spark_stream.consistency.transactions import (
     Cause,
     PositionOf,
     State,
     Transaction,
 )
+from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
 
 FULL = Transaction(
     "loader-1",
@@ -42,3 +44,54 @@ def test_a_record_comes_back_as_it_was(store):
 
 def test_the_codec_keeps_a_transaction():
     assert decode(json.loads(json.dumps(encode(FULL)))) == FULL
+
+
+def test_a_record_is_found_by_what_is_in_it_as_it_is_now():
+    store = MemoryStore(MemoryRecords())
+    index = TransactionIndex(store)
+    mine = Transaction("s", query="q", run="r", state=State.OPEN)
+    version = store.put(PREFIX + "s", encode(mine), 0)
+    assert version is not None
+    for number in range(50):
+        store.put(f"{PREFIX}other-{number}", encode(Transaction(f"other-{number}", query="o")), 0)
+    for by, value in ((By.QUERY, "q"), (By.RUN, "r"), (By.UNDER_WAY, "")):
+        assert index.find(by, value) == [mine]
+    over = replace(mine, state=State.COMMITTED, run="later")
+    version = store.put(PREFIX + "s", encode(over), version)
+    assert index.find(By.RUN, "r") == index.find(By.UNDER_WAY, "") == []
+    assert index.find(By.RUN, "later") == [over]
+    assert version is not None
+    assert store.delete(PREFIX + "s", version)
+    assert index.find(By.QUERY, "q") == []
+    assert len(index.find(By.QUERY, "o")) == 50
+
+
+def test_a_look_up_reads_what_has_changed_and_no_more():
+    records = MemoryRecords()
+    store, read = MemoryStore(records), []
+    original = store.changes
+    store.changes = lambda since, prefixes: (  # type: ignore[method-assign]
+        found := original(since, prefixes),
+        read.append(len(found.changed)),
+    )[0]
+    for number in range(1_000):
+        store.put(f"{PREFIX}{number}", encode(Transaction(str(number), query="o")), 0)
+    index = TransactionIndex(store)
+    index.find(By.RUN, "r")
+    store.put(PREFIX + "s", encode(Transaction("s", run="r")), 0)
+    assert len(index.find(By.RUN, "r")) == 1
+    index.find(By.QUERY, "none")
+    assert read == [1_000, 1, 0]
+
+
+def test_records_that_went_while_the_store_forgot_deletions_are_gone():
+    records = MemoryRecords()
+    store = MemoryStore(records)
+    index = TransactionIndex(store)
+    version = store.put(PREFIX + "s", encode(Transaction("s", query="q")), 0)
+    assert version is not None
+    assert len(index.find(By.QUERY, "q")) == 1
+    store.delete(PREFIX + "s", version)
+    records.forget_deleted()
+    store.put(PREFIX + "t", encode(Transaction("t", query="o")), 0)
+    assert index.find(By.QUERY, "q") == []

@@ -6,12 +6,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from spark_stream.cluster.store import MetadataStore
+from spark_stream.cluster.transactions import PREFIX, decode, keys_of
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.errors import IsologError, LeaderUnavailable
 from spark_stream.scripts.steps import (
     BrokerStep,
     Delete,
     DeleteMany,
+    FindTransactions,
     ForceReplica,
     Get,
     ListRecords,
@@ -29,7 +31,7 @@ from spark_stream.scripts.steps import (
     Together,
 )
 
-StoreStep = Get | ListRecords | Put | PutMany | Delete | DeleteMany
+StoreStep = FindTransactions | Get | ListRecords | Put | PutMany | Delete | DeleteMany
 
 
 @dataclass
@@ -69,6 +71,8 @@ class OnStore:
         self.steps.append(step)
         match step:
             case Get() | ListRecords() | Put() | PutMany() | Delete() | DeleteMany():
+                return answer_of(self.store, step)
+            case FindTransactions():
                 return answer_of(self.store, step)
             case Together(steps):
                 return [self._tried(each) for each in steps]
@@ -110,6 +114,9 @@ def answer_of(store: MetadataStore, step: StoreStep) -> Any:
     match step:
         case Get(key):
             return store.get(key)
+        case FindTransactions(by, value):
+            found = [decode(each.value) for each in store.list(PREFIX)]
+            return [each for each in found if (by, value) in keys_of(each)]
         case ListRecords(prefix):
             return store.list(prefix)
         case Put(key, value, expected):

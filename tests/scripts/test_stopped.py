@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from spark_stream.consistency.sinks import Stop
-from spark_stream.scripts.stopped import STOPPED_KEPT_MS, record_stop, stopped_until
+from spark_stream.scripts.steps import ListRecords
+from spark_stream.scripts.stopped import (
+    STOPPED_KEPT_MS,
+    forget_stopped,
+    record_stop,
+    stopped_until,
+)
 from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
 from tests.scripts.on_store import OnStore
 
@@ -25,15 +31,16 @@ def test_a_run_is_given_up_to_its_latest_plan(on):
 
 def test_of_two_that_give_a_run_up_at_once_the_later_plan_stays(on):
     late = on.start(record_stop(Stop("run", 5, 0), 0))
-    for _ in range(2):  # it has listed and read
-        late.advance()
+    late.advance()  # it has read
     on.run(record_stop(Stop("run", 7, 0), 0))
     late.end()
     assert on.run(stopped_until("run")) == 7
 
 
-def test_what_is_old_is_forgotten_when_another_is_given_up(on):
+def test_what_is_old_is_forgotten_and_no_stop_reads_the_others(on):
     on.run(record_stop(Stop("old", 1, 0), 0))
     on.run(record_stop(Stop("young", 1, 0), 1))
     on.run(record_stop(Stop("new", 1, 0), STOPPED_KEPT_MS + 1))
+    assert not [step for step in on.steps if isinstance(step, ListRecords)]
+    on.run(forget_stopped(STOPPED_KEPT_MS + 1))
     assert [on.run(stopped_until(run)) for run in ("old", "young", "new")] == [-1, 1, 1]

@@ -25,6 +25,7 @@ from spark_stream.scripts.steps import (
     Delete,
     DeleteMany,
     DropBranch,
+    FindTransactions,
     Force,
     Get,
     IsReplicated,
@@ -244,7 +245,7 @@ class World:
 
     def carry_out(self, broker: Broker, step: Step) -> Any:
         match step:
-            case Get() | ListRecords() | Put() | Delete() | DeleteMany():
+            case FindTransactions() | Get() | ListRecords() | Put() | Delete() | DeleteMany():
                 return answer_of(self.store, step)
             case Pause():
                 return None

@@ -41,7 +41,7 @@ from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
 
 EVENTS_MAX: Final = 20_000  # a run that needs more hangs
 _WORK_S: Final = 60.0  # after so long the trouble ends, done or not
-_PATIENCE_S: Final = 240.0  # longer than any client goes on asking, and any sweep rests
+_PATIENCE_S: Final = 240.0  # longer than any client goes on asking
 _REST_S: Final = 3.0  # what was decided last is finished, what was left over removed
 
 Notice = Callable[..., None]
