@@ -13,7 +13,9 @@ import pyarrow.types as pt
 
 
 def cast(array: pa.Array, kind: pa.DataType, *, cut: bool = False) -> pa.Array:
-    """Return the array in another type: of nested ones in one with the same fields.
+    """Return the array in another type. The fields of structs are found by their names.
+
+    A field that the array lacks is null, and one that the type lacks is left out.
 
     ``cut``: nanoseconds that have no place in microseconds are cut off rather than refused.
 
@@ -40,9 +42,7 @@ def _in_nanoseconds(kind: pa.DataType) -> bool:
 def _cast_parts(array: pa.Array, kind: pa.DataType, cut: bool) -> pa.Array:
     mask = array.is_null()
     if pt.is_struct(kind):
-        if [each.name for each in array.type] != [each.name for each in kind]:
-            raise pa.ArrowInvalid(f"{array.type} has other fields than {kind}")
-        parts = [cast(array.field(place), field.type, cut=cut) for place, field in enumerate(kind)]
+        parts = [_field(array, place, field, cut) for place, field in enumerate(kind)]
         return pa.StructArray.from_arrays(parts, fields=list(kind), mask=mask)
     array = _compact(array)
     if pt.is_map(kind):
@@ -54,6 +54,16 @@ def _cast_parts(array: pa.Array, kind: pa.DataType, cut: bool) -> pa.Array:
         return pa.FixedSizeListArray.from_arrays(values, type=kind, mask=mask)
     made = pa.LargeListArray if pt.is_large_list(kind) else pa.ListArray
     return made.from_arrays(array.offsets, values, type=kind, mask=mask)
+
+
+def _field(array: pa.Array, place: int, field: pa.Field, cut: bool) -> pa.Array:
+    """Return a field of the structs, found by its name; nulls where they lack it."""
+    have = array.type
+    if place >= have.num_fields or have.field(place).name != field.name:
+        place = have.get_field_index(field.name)
+    if place < 0:
+        return pa.nulls(len(array), field.type)
+    return cast(array.field(place), field.type, cut=cut)
 
 
 def _compact(array: pa.Array) -> pa.Array:

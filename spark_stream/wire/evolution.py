@@ -1,7 +1,8 @@
 """What a topic's schema may become: every record that is there stays readable, by old and new.
 
-Columns keep their names and their order; new ones come last and take nulls. A type may become a
-wider one, which has all of its values, and NOT NULL may go. So an older batch is read in the newer
+Columns keep their names and their order, and so do the fields of structs; new ones come last and
+take nulls. A type may become a wider one, which has all of its values, or the one that a topic
+stores in its place, and NOT NULL may go. So an older batch is read in the newer
 schema without a look at its values, and whoever writes in the older one goes on.
 """
 
@@ -21,8 +22,8 @@ VERSIONS_MAX: Final = 256
 """An entry names its schema in one byte."""
 
 _HINT: Final = (
-    "Columns can be added at the end, numbers widened, and NOT NULL dropped; for another change,"
-    " make another topic."
+    "Columns, and fields of structs, can be added at the end, numbers widened, and NOT NULL"
+    " dropped; for another change, make another topic."
 )
 _IN_DOUBLE: Final = 32  # bits of the widest integers that are all among the doubles
 
@@ -160,12 +161,18 @@ def _nested(have: pa.DataType, want: pa.DataType) -> str | None:
     if have.id != want.id:
         return _OTHER
     if pt.is_struct(have):
-        if [each.name for each in have] != [each.name for each in want]:
-            return "the fields of a struct cannot be added, dropped, renamed or moved"
+        names = [each.name for each in have]
+        if [each.name for each in want][: len(names)] != names:
+            return "the fields of a struct cannot be dropped, renamed or moved; new ones come last"
+        for added in list(want)[len(names) :]:
+            if not added.nullable:
+                return f"its new field {added.name!r} has to take nulls"
     elif pt.is_fixed_size_list(have) and have.list_size != want.list_size:
         return "the size of its lists cannot change"
     elif pt.is_map(have) and have.keys_sorted != want.keys_sorted:
         return _OTHER
+    if pt.is_map(have) and _leaves(have.key_type) != _leaves(want.key_type):
+        return "the keys of a map cannot get fields"  # without them, two keys could be the same
     for index in range(have.num_fields):
         inner, wanted = have.field(index), want.field(index)
         reason = _change(inner, wanted)
@@ -176,3 +183,8 @@ def _nested(have: pa.DataType, want: pa.DataType) -> str | None:
     except pa.ArrowException:
         return "Arrow has no way from one to the other"
     return None
+
+
+def _leaves(kind: pa.DataType) -> int:
+    """Return how many fields of a nested type have nothing within them."""
+    return sum(_leaves(kind.field(i).type) for i in range(kind.num_fields)) or 1

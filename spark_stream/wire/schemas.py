@@ -146,13 +146,13 @@ def mismatch(expected: pa.Schema, got: pa.Schema) -> SchemaMismatch | None:
     return None
 
 
-def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def fitted(batch: pa.RecordBatch, schema: pa.Schema, *, altered: bool = False) -> pa.RecordBatch:
     """Return the batch with its columns in the topic's order and types, if no value changes by it.
 
     Numbers widen where that is exact, a date becomes a timestamp without a zone, time zones of
     timestamps are renamed, all-null columns take any type, and types that no topic stores become
     those that it stores: dictionaries are decoded, and moments in nanoseconds become microseconds
-    unless that would change one.
+    unless that would change one. ``altered``: structs may lack fields at their end.
 
     Raises:
         SchemaMismatch: names the column, the type expected and the type got.
@@ -163,7 +163,7 @@ def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     if have.names == schema.names and have.types == schema.types:
         return pa.RecordBatch.from_arrays(batch.columns, schema=schema)
     if set(batch.schema.names) == set(schema.names) and len(batch.schema) == len(schema):
-        arrays = [_fitted(batch.column(field.name), field) for field in schema]
+        arrays = [_fitted(batch.column(field.name), field, altered) for field in schema]
         got = pa.schema([pa.field(f.name, a.type) for f, a in zip(schema, arrays, strict=True)])
     else:
         arrays, got = [], batch.schema
@@ -176,11 +176,11 @@ def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         raise SchemaMismatch(f"the batch cannot be cast to the topic's types: {error}") from None
 
 
-def _fitted(array: pa.Array, field: pa.Field) -> pa.Array:
+def _fitted(array: pa.Array, field: pa.Field, altered: bool) -> pa.Array:
     want = field.type
     if pt.is_dictionary(array.type):
         array = array.dictionary_decode()
-    if array.type.equals(want) or not _widens(array.type, want):
+    if array.type.equals(want) or not _widens(array.type, want, altered):
         return array
     try:
         return cast(array, want)
@@ -199,7 +199,7 @@ def _fitted(array: pa.Array, field: pa.Field) -> pa.Array:
         return array
 
 
-def _widens(have: pa.DataType, want: pa.DataType) -> bool:
+def _widens(have: pa.DataType, want: pa.DataType, altered: bool) -> bool:
     """Return whether a value of ``have`` is one of ``want``, or Arrow's cast refuses it."""
     if pt.is_null(have) or converts(have, want):
         return True
@@ -220,10 +220,10 @@ def _widens(have: pa.DataType, want: pa.DataType) -> bool:
             return True
     found = converted(have)
     if not found.equals(have) and not pt.is_nested(have):
-        return _widens(found, want)
-    return _shaped_alike(have, want) and all(
-        inner.equals(wanted) or _widens(inner, wanted)
-        for inner, wanted in zip(_inner(have), _inner(want), strict=True)
+        return _widens(found, want, altered)
+    return _shaped_alike(have, want, altered) and all(
+        inner.equals(wanted) or _widens(inner, wanted, altered)
+        for inner, wanted in zip(_inner(have), _inner(want), strict=False)  # new ones come last
     )
 
 
@@ -257,14 +257,19 @@ def _is_no_finer(have: pa.DataType, want: pa.DataType) -> bool:
     return _UNITS.index(have.unit) <= _UNITS.index(want.unit)
 
 
-def _shaped_alike(have: pa.DataType, want: pa.DataType) -> bool:
+def _shaped_alike(have: pa.DataType, want: pa.DataType, altered: bool) -> bool:
     """Return whether nested types differ in types within, nullability and names of lists alone.
+
+    ``altered``: and in fields that were added to a struct.
 
     The fields of structs have names that mean something: Arrow's cast drops the values of a field
     whose name it does not find.
     """
     if pt.is_struct(have) and pt.is_struct(want):
-        return [each.name for each in have] == [each.name for each in want]
+        names, added = [each.name for each in have], list(want)[have.num_fields :]
+        if added and not (altered and all(each.nullable for each in added)):
+            return False
+        return [each.name for each in want][: len(names)] == names
     if pt.is_fixed_size_list(have) and pt.is_fixed_size_list(want):
         return bool(have.list_size == want.list_size)
     lists = (pt.is_list, pt.is_large_list, pt.is_fixed_size_list)

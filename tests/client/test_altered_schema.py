@@ -36,6 +36,41 @@ def ids(table: pa.Table) -> list[int]:
     return table.column("id").to_pylist()
 
 
+def structs(*, added: bool) -> pa.Schema:
+    """A struct, a list of them, and a map to them; ``added``: with a wider and a new field."""
+    fields = [("a", pa.int64() if added else pa.int32())] + ([("b", pa.string())] if added else [])
+    kind = pa.struct(fields)
+    nested = [("one", kind), ("many", pa.list_(kind)), ("named", pa.map_(pa.string(), kind))]
+    return pa.schema([("id", pa.int32()), *nested])
+
+
+def nested_row(number: int, **more: object) -> dict[str, object]:
+    item = {"a": number, **more}
+    return {"id": number, "one": item, "many": [item, None], "named": [("k", item)]}
+
+
+def test_a_struct_gets_a_field_wherever_it_is_nested(log, topic):
+    before, after = structs(added=False), structs(added=True)
+    log.create_topic(topic, schema=before)
+    old_rows, new_rows = [nested_row(n) for n in range(3)], [nested_row(3, b="x")]
+    nulls = {"id": 9, "one": None, "many": None, "named": None}
+    with log.producer() as older, log.consumer(topic) as reader:
+        older.append(topic, pa.RecordBatch.from_pylist([*old_rows, nulls], before)).result(20)
+        assert len(list(reader.batches(until="latest"))) == 1
+        log.alter_topic(topic, schema=after)
+        older.append(topic, pa.RecordBatch.from_pylist([nested_row(5)], before)).result(20)
+        with log.producer() as newer:
+            newer.append(topic, pa.RecordBatch.from_pylist(new_rows, after)).result(20)
+            newer.append(topic, pa.RecordBatch.from_pylist([nested_row(6)], before)).result(20)
+        seen = pa.Table.from_batches(list(reader.batches(until="latest")))
+    assert seen.to_pylist() == [nested_row(5), nested_row(3), nested_row(6)]  # as it began
+    found = log.read(topic)
+    assert found.schema == after
+    expected = [nested_row(n, b=None) for n in range(3)]
+    more = [nested_row(5, b=None), nested_row(3, b="x"), nested_row(6, b=None)]
+    assert found.to_pylist() == [*expected, nulls, *more]
+
+
 def test_records_of_before_are_read_in_the_new_schema(log, topic):
     log.create_topic(topic, schema=FIRST)
     with log.producer() as producer:

@@ -14,7 +14,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 import spark_stream as isolog
 from spark_stream.errors import SchemaMismatch
-from tests.spark.conftest import Queries
+from tests.spark.conftest import Queries, ended
 
 FIRST = pa.schema([pa.field("id", pa.int32(), nullable=False), ("x", pa.int16())])
 SECOND = pa.schema(
@@ -145,3 +145,27 @@ def test_a_data_frame_of_the_old_schema_still_fits_and_others_do_not(
         with pytest.raises((PySparkException, SchemaMismatch)) as caught:
             queries.write(bad, topic)
         assert said in str(caught.value)
+
+
+def test_a_stateful_query_over_a_widened_column_goes_on_with_the_schema_that_pins_it(
+    queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
+) -> None:
+    """Spark's state has the type of the key: with the wider one the query cannot go on."""
+    log.create_topic(topic, schema=FIRST)
+
+    def counted(schema: str | None) -> str | None:
+        stream = queries.stream(topic, schema).groupBy("id").count()
+        writer = stream.writeStream.format("memory").queryName(f"counts_{topic[6:]}")
+        writer = writer.outputMode("complete").trigger(availableNow=True)
+        return ended(writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start())
+
+    append(log, topic, records(FIRST, 0, 3))
+    assert counted(None) is None
+    log.alter_topic(topic, schema=SECOND)
+    append(log, topic, records(SECOND, 0, 3))
+    refused = counted(None)
+    assert refused is not None
+    assert "STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE" in refused
+    assert counted("id int, x smallint") is None
+    rows = queries.spark.sql(f"select id, count from counts_{topic[6:]}").collect()
+    assert sorted(map(tuple, rows)) == [(0, 2), (1, 2), (2, 2)]

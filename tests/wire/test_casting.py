@@ -65,10 +65,14 @@ def test_a_value_that_has_no_place_is_refused_wherever_it_is():
         cast(array, pa.list_(inner(pa.int8())))
 
 
-def test_other_fields_are_another_type():
-    hidden = pa.nulls(2, pa.struct([("s", inner(pa.int8())), ("a", pa.int8())]))
-    with pytest.raises((pa.ArrowInvalid, pa.ArrowTypeError)):
-        cast(hidden, pa.struct([("s", inner(pa.int8())), ("b", pa.int8())]))
+@pytest.mark.parametrize("null", [True, False])
+def test_a_field_of_a_struct_is_found_by_name_and_null_where_there_is_none(null):
+    have = pa.struct([("s", inner(pa.int8())), ("a", pa.int8())])
+    want = pa.struct([("s", inner(pa.int16())), ("b", pa.int8())])
+    value = None if null else {"s": {"a": 1, "n": 2}, "a": 3}
+    found = cast(pa.array([value], have), want)
+    found.validate(full=True)
+    assert found.to_pylist() == [None if null else {"s": {"a": 1, "n": 2}, "b": None}]
 
 
 @pytest.mark.parametrize(

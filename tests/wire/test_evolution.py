@@ -118,8 +118,18 @@ def test_a_column_becomes_what_a_topic_stores(have: pa.DataType, want: pa.DataTy
         (pa.list_(pa.int8(), 2), pa.list_(pa.int8(), 3), "size of its lists"),
         (
             pa.struct([("a", pa.int8())]),
-            pa.struct([("a", pa.int8()), ("b", pa.int8())]),
-            "fields of a struct cannot be added",
+            pa.struct([("b", pa.int8()), ("a", pa.int8())]),
+            "fields of a struct cannot be dropped",
+        ),
+        (
+            pa.struct([("a", pa.int8())]),
+            pa.struct([("a", pa.int8()), pa.field("b", pa.int8(), nullable=False)]),
+            "its new field 'b' has to take nulls",
+        ),
+        (
+            pa.map_(pa.struct([("a", pa.int8())]), pa.int8()),
+            pa.map_(pa.struct([("a", pa.int8()), ("b", pa.int8())]), pa.int8()),
+            "the keys of a map cannot get fields",
         ),
         (
             pa.struct([("a", pa.int8())]),

@@ -128,8 +128,8 @@ def one_batch(data: Any, schema: pa.Schema) -> pa.RecordBatch:
 def fitted_to(batch: pa.RecordBatch, known: TopicDescription) -> pa.RecordBatch:
     """The batch with the topic's columns in their order and types, where nothing is lost by that.
 
-    What was written before the topic's schema was altered still is: columns that were added may be
-    left out, and those that were widened may have the types that they had.
+    What was written before the topic's schema was altered still is: columns, and fields of structs,
+    that were added may be left out, and those that were widened may have the types that they had.
 
     Raises:
         SchemaMismatch: names the column, the type expected and the type got.
@@ -139,7 +139,7 @@ def fitted_to(batch: pa.RecordBatch, known: TopicDescription) -> pa.RecordBatch:
         kind = known.schema.field(name).type
         batch = batch.append_column(name, pa.nulls(batch.num_rows, kind))
     with of_topic(known.name):
-        return fitted(batch, known.schema)
+        return fitted(batch, known.schema, altered=known.schema_version > 0)
 
 
 def completed(batch: pa.RecordBatch) -> pa.RecordBatch:
