@@ -11,6 +11,7 @@ two of these rounds a reader has seen all of a transaction, or nothing of it.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import uuid
@@ -129,12 +130,14 @@ class Consumer(Closing):
         """The name under which positions are stored; None if they are not stored."""
         return self._name
 
-    def records(self, until: str | None = None) -> Iterator[Record]:
+    def records(self, until: str | None = None, timeout: float | None = None) -> Iterator[Record]:
         """Every record, as it comes; with ``until="latest"`` up to the isolation's present bound.
 
-        The position counts a record once it is given.
+        With a ``timeout`` it ends once no record came for so many seconds. The position counts a
+        record once it is given.
 
         Raises:
+            InvalidOption: ``until`` or ``timeout`` has a value that it does not take.
             SchemaMismatch: a topic is typed (use :meth:`batches`).
         """
         for name, stored in self._stored.items():
@@ -149,7 +152,7 @@ class Consumer(Closing):
             for name, stored in self._stored.items()
         }
         position = self._position
-        for key, fetched in self._fetched(views, until):
+        for key, fetched in self._fetched(views, until, timeout):
             seeks = self._seeks
             self._reached(key, fetched)
             for record in records_of(key, fetched):
@@ -160,9 +163,11 @@ class Consumer(Closing):
             else:
                 position[key] = fetched.next
 
-    def batches(self, until: str | None = None) -> Iterator[pa.RecordBatch]:
-        """Arrow batches, each of one partition, as they come; ``until`` as in :meth:`records`."""
-        for key, fetched in self._fetched(self._views, until):
+    def batches(
+        self, until: str | None = None, timeout: float | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Arrow batches, each of one partition, as they come; the rest as in :meth:`records`."""
+        for key, fetched in self._fetched(self._views, until, timeout):
             self._reached(key, fetched)
             self._position[key] = fetched.next
             if fetched.batch.num_rows:
@@ -242,10 +247,22 @@ class Consumer(Closing):
         self._stop_feed()
 
     def _fetched(
-        self, views: Mapping[str, View], until: str | None
+        self, views: Mapping[str, View], until: str | None, timeout: float | None
     ) -> Iterator[tuple[Key, Fetched]]:
         if until not in (None, "latest"):
             raise InvalidOption(f"until takes 'latest', not {until!r}")
+        if timeout is not None and not timeout >= 0:
+            raise InvalidOption(f"timeout takes seconds, not {timeout!r}", option="timeout")
+        patience = math.inf if timeout is None else timeout
+        idle_until = time.monotonic() + patience
+
+        def seconds_left() -> float:
+            return idle_until - time.monotonic()
+
+        def round_left() -> float:
+            # A round that is begun is read to its cut: else a transaction is seen in part.
+            return math.inf if self._atomic else seconds_left()
+
         ends = self._bounds() if until and not self._atomic else None
         self._take_up(ends or ())
         watch = None if self._name is None else self.check_owner
@@ -259,9 +276,9 @@ class Consumer(Closing):
                 self._take_up(ends)
                 if not self._below(ends):
                     self._check_position(views)
-                    if until:
+                    if until or seconds_left() <= 0:
                         return
-                    self._closed.wait(pause)
+                    self._closed.wait(min(pause, max(0.0, seconds_left())))
                     pause = min(_CUT_PAUSE_MAX_S, 2 * pause)
                     continue
                 pause = _CUT_PAUSE_FIRST_S
@@ -284,8 +301,10 @@ class Consumer(Closing):
             if self._closed.is_set() or self._seeks != seeks:
                 self._stop_feed()  # whoever asked meanwhile found no feed to stop
             try:
-                for key, fetched in feed.fetched():
+                for key, fetched in feed.fetched(round_left):
                     yield key, fetched
+                    if fetched.batch.num_rows:
+                        idle_until = time.monotonic() + patience
                     if ends is None and self._grown(key[0], fetched.partitions):
                         self._stop_feed()
             finally:

@@ -90,17 +90,22 @@ class Feed:
         """Whether more may come."""
         return self._running > 0 and not self._stopped.is_set()
 
-    def fetched(self) -> Iterator[tuple[Key, Fetched]]:
-        """What the threads fetch, until all have ended, one fails, or the feed is stopped."""
+    def fetched(self, idle_s: Callable[[], float]) -> Iterator[tuple[Key, Fetched]]:
+        """Yield what the threads fetch, until all have ended, one fails, or the feed is stopped.
+
+        Also end once nothing came for as many seconds as ``idle_s`` has left.
+        """
         while self.running:
-            found = self.take()
+            found = self.take(max(0.0, min(_TICK_S, idle_s())))
             if found is not None:
                 yield found
+            elif idle_s() <= 0:
+                return
 
-    def take(self) -> tuple[Key, Fetched] | None:
+    def take(self, wait_s: float = _TICK_S) -> tuple[Key, Fetched] | None:
         """The next of it; None if nothing came for a moment, or a thread has ended."""
         try:
-            key, fetched, error = self._queue.get(timeout=_TICK_S)
+            key, fetched, error = self._queue.get(timeout=wait_s)
         except queue.Empty:
             return None
         if error is not None:

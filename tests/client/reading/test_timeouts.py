@@ -1,0 +1,50 @@
+"""A consumer that ends once nothing came for a while."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from spark_stream.errors import InvalidOption
+
+LEVELS = ["read_uncommitted", "read_replicated", "read_committed", "read_atomic"]
+
+
+@pytest.mark.parametrize("isolation", LEVELS)
+def test_it_gives_what_is_there_and_ends_after_its_time(log, topic, isolation):
+    log.create_topic(topic, partitions=2)
+    with log.producer(isolation="read_committed") as producer:
+        for number in range(4):
+            producer.send(topic, b"x", partition=number % 2)
+    with log.consumer(topic, isolation=isolation) as consumer:
+        began = time.monotonic()
+        assert len(list(consumer.records(timeout=1))) == 4
+        assert time.monotonic() - began >= 1
+        assert list(consumer.batches(timeout=0)) == []
+        assert sum(consumer.position().values()) == 4
+
+
+def test_its_time_begins_anew_with_each_record(log, topic):
+    log.create_topic(topic)
+    stopped = threading.Event()
+    with log.producer() as producer, log.consumer(topic) as consumer:
+
+        def send() -> None:
+            for _ in range(4):
+                producer.send(topic, b"x").result(20)
+                stopped.wait(0.7)
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        found = list(consumer.records(timeout=2))  # less than all the pauses together
+        sender.join()
+    assert len(found) == 4
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan")])
+def test_a_time_that_is_none_is_refused(log, topic, timeout):
+    log.create_topic(topic)
+    with log.consumer(topic) as consumer, pytest.raises(InvalidOption, match="timeout takes"):
+        next(consumer.records(timeout=timeout))
