@@ -9,6 +9,8 @@
 | ``commit T``, ``abort T`` | the leader writes the marker; after a failed write none of a commit |
 | ``replicate`` | connections are made, and all that is on its way arrives |
 | ``force BROKER`` | what the broker has is on its disk now |
+| ``remember BROKER`` | it writes down what is committed, and reads that when it starts |
+| ``resign BROKER [to A B]`` | its log refuses writes; of the other replicas only these take them |
 | ``stall BROKER``, ``resume BROKER`` | nothing gets to it or from it; everything does again |
 | ``kill BROKER`` | its process ends; what it wrote stays, and its lease is over |
 | ``lease of BROKER ends`` | it is not taken for alive any more, whatever it does |
@@ -43,7 +45,7 @@ from spark_stream.consistency.damage import Verdict, judge
 from spark_stream.consistency.effects import Abandon, Answer, Disown, Effect, Effects
 from spark_stream.consistency.election import LogEnd, Unchanged
 from spark_stream.consistency.entries import Entry, Kind
-from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation
+from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, LeaderEpoch
 from spark_stream.consistency.isolation import DROPS_ABORTED, Isolation, upper_bound
 from spark_stream.consistency.lineage import NOTHING_KNOWN, lineage_of, lost_above, surviving
 from spark_stream.consistency.partition_record import PartitionRecord
@@ -65,6 +67,7 @@ class _Partition(Cluster):
     def __init__(self, brokers: int, min_insync: int) -> None:
         self.answers: list[tuple[Effect, int]] = []
         self.changed: dict[BrokerId, EntryIndex] = {}
+        self.marks: dict[BrokerId, tuple[EntryIndex, LeaderEpoch]] = {}
         super().__init__(brokers, brokers, min_insync, lambda options: options[0])
 
     def readable(self, leader: Process, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
@@ -77,6 +80,8 @@ class _Partition(Cluster):
     def start(self, broker: BrokerId) -> None:
         super().start(broker)
         core = self.running[broker].core
+        if broker in self.marks:
+            core.recall(*self.marks[broker])
         core.configure(IsrSettings(self.min_insync, LAG_MAX_S * _S), self.now)
 
     def obey(self, process: Process, effects: Effects) -> None:
@@ -325,6 +330,23 @@ class Story:
         log = self.partition.logs[BrokerId(words[0])]
         log.forced = log.end.entry
         return iter(())
+
+    def _do_remember(self, words: list[str]) -> Iterator[str]:
+        broker = BrokerId(words[0])
+        mark = self.partition.running[broker].core.committed()
+        assert mark is not None, f"broker {broker} knows of nothing that is committed"
+        self.partition.marks[broker] = mark
+        yield f"broker {broker} remembers entries below {mark[0]}, the last of epoch {mark[1]}"
+
+    def _do_resign(self, words: list[str]) -> Iterator[str]:
+        partition, (broker, *able) = self.partition, words
+        heirs = [BrokerId(each) for each in able if each != "to"]
+        me = partition.running[BrokerId(broker)].me
+        outcome = election.resign(partition.record, me, partition.alive, heirs)
+        if isinstance(outcome, Unchanged):
+            yield f"broker {broker} goes on leading: {outcome.why}"
+            return
+        yield from self._take(outcome, "")
 
     def _do_stall(self, words: list[str]) -> Iterator[str]:
         self.stalled.add(BrokerId(words[0]))
