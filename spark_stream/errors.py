@@ -303,6 +303,15 @@ class StorageFailure(IsologError):
     hint = "The disk refused the operation; the broker's log file has the system's error."
 
 
+class MetadataLost(StorageFailure):
+    code = "METADATA_LOST"
+    retriable = False
+    hint = (
+        "Write back what the brokers have open: `isolog cluster restore --bootstrap HOST:PORT`."
+        " Do not stop them before that."
+    )
+
+
 class DamagedSegment(IsologError):
     code = "DAMAGED_SEGMENT"
     hint = "The file fails its checksum: restore it from a replica or a backup, or read past it."

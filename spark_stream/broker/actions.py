@@ -37,6 +37,7 @@ HANDLERS: Final[Mapping[str, Callable[[Here, Any], Message]]] = {
     "elect-preferred": cluster.elect_preferred,
     "decommission": cluster.decommission,
     "recommission": cluster.recommission,
+    "restore-metadata": cluster.restore_metadata,
     "status": topics.status,
     "new-producer": acts.new_producer,
     "init-transactions": acts.init_transactions,

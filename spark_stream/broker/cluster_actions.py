@@ -23,6 +23,8 @@ from spark_stream.wire.cluster_messages import (
     ElectPreferred,
     MoveReplicas,
     NamedBroker,
+    Problem,
+    ProblemKind,
 )
 from spark_stream.wire.messages import Empty
 
@@ -53,6 +55,10 @@ def describe_cluster(here: Here, asked: Empty) -> ClusterFacts:
         )
         for broker, each in sorted(now.brokers.items())
     ]
+    problems = find_problems(watched, brokers, alive)
+    if (lost := here.store.lost) is not None:
+        text = f"{lost.message}: {lost.hint}"
+        problems.insert(0, Problem(ProblemKind.METADATA_LOST, text, 1))
     return ClusterFacts(
         cluster_id=here.facts.cluster_id,
         controller=None if now.controller is None else now.controller.broker,
@@ -62,7 +68,7 @@ def describe_cluster(here: Here, asked: Empty) -> ClusterFacts:
         without_leader=sum(record.leader not in alive for record in there),
         under_replicated=sum(each.lacks_replicas for each in watched),
         moving=sum(each.is_moving for each in watched),
-        problems=find_problems(watched, brokers, alive),
+        problems=problems,
     )
 
 
@@ -140,4 +146,9 @@ def decommission(here: Here, asked: NamedBroker) -> Empty:
 
 def recommission(here: Here, asked: NamedBroker) -> Empty:
     here.desk.run(moving.mark_broker(BrokerId(asked.broker), BrokerState.ACTIVE))
+    return Empty()
+
+
+def restore_metadata(here: Here, asked: Empty) -> Empty:
+    here.store.write_back()
     return Empty()

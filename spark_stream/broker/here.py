@@ -9,6 +9,7 @@ from spark_stream.broker.members import Members
 from spark_stream.broker.scrubbing import Scrub
 from spark_stream.broker.topics import TopicDesk
 from spark_stream.broker.transactions import TransactionDesk
+from spark_stream.cluster.sqlite import SqliteStore
 from spark_stream.environment import Clock
 
 
@@ -33,3 +34,4 @@ class Here:
     facts: BrokerFacts
     clock: Clock
     scrub: Scrub
+    store: SqliteStore

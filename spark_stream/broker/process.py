@@ -173,6 +173,7 @@ class Broker:
                         ),
                         clock,
                         self._scrub,
+                        self._store,
                     ),
                     self._reachable,
                     self.activity,

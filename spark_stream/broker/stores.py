@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from spark_stream.cluster.backup import running_brokers
 from spark_stream.cluster.identity import ClusterSecret, cluster_identity
 from spark_stream.cluster.left_overs import REMOVED
 from spark_stream.cluster.sqlite import SqliteStore
 from spark_stream.cluster.store import MetadataStore
 from spark_stream.cluster.topics import TOPICS, decode
 from spark_stream.environment import Ids
-from spark_stream.errors import WrongCluster
+from spark_stream.errors import MetadataLost, WrongCluster
 from spark_stream.storage.directory import (
     LogDirectory,
     RunFile,
@@ -47,6 +48,13 @@ def open_store(
         file = metadata.resolve()
         known = recorded_cluster_id(path)
     if not file.exists():
+        running = running_brokers(lease_folder(path, metadata))
+        if running:
+            raise MetadataLost(
+                f"the metadata store {file} is missing, and brokers run that have it open:"
+                f" {', '.join(running)}",
+                path=str(file),
+            )
         _check_unused(path, f"there is no metadata store {file}")
     store = SqliteStore(file)
     try:

@@ -55,6 +55,10 @@ class ClusterClient:
         """Lets a broker that was to leave stay."""
         self._connection.act("recommission", _named(broker), Empty)
 
+    def restore_metadata(self) -> None:
+        """Have the brokers write back a metadata store that was deleted under them."""
+        self._connection.act("restore-metadata", Empty(), Empty)
+
 
 def _named(broker: str | int) -> NamedBroker:
     try:

@@ -2,6 +2,7 @@
 
 ``store``         the Protocol: records with versions, changed by compare-and-set
 ``sqlite``        the store for brokers on one host; its writers take ``turns``
+``backup``        copies of that store, and how one is put back; ``store_files``: its files
 ``keys``          ranges of keys
 
 Records of the store:

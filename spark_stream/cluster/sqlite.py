@@ -13,11 +13,19 @@ Reads have a connection of their own and wait for no change.
 The table ``deleted`` says which keys were deleted, and at which revisions. What was deleted long
 ago, up to the revision ``forgotten``, is not in it. A file of an earlier release, which did not
 remember deletions, gets the table when it is opened.
+
+A file may be deleted, or replaced, under the brokers that have it open. The brokers still share the
+open file, and could go on with it until the last of them ends; then all would be lost. So the store
+compares the file at its path with the open one, at every poll and within every change. Where they
+differ it says so, refuses changes, and can write the open copy back. The note ``-restored`` names
+both files, so that the other brokers' stores take the new one.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+import os
 import sqlite3
 import threading
 import time
@@ -30,9 +38,19 @@ from typing import Any, Final, Generic, TypeVar
 
 from spark_stream.cluster.keys import end_of
 from spark_stream.cluster.store import Changes, Delete, Put, Record, check_distinct
+from spark_stream.cluster.store_files import copy_database, file_at, note_of, sync_folder
 from spark_stream.cluster.turns import Turns
 from spark_stream.environment import Clock, SystemClock
-from spark_stream.errors import DiskFull, IsologError, NotALogDirectory, StorageFailure
+from spark_stream.errors import (
+    DiskFull,
+    InvalidRequest,
+    IsologError,
+    MetadataLost,
+    NotALogDirectory,
+    StorageFailure,
+)
+
+logger = logging.getLogger(__name__)
 
 _A = TypeVar("_A")
 
@@ -106,7 +124,13 @@ class SqliteStore:
             undo.callback(self._writer.close)
             with self._turn(self._prepare):
                 self._reader = _connected(path)
+                # SQLite opens its log by name with the first read: the names may be gone later.
+                self._reader.execute(_COUNTER, (_REVISION,)).fetchone()
+                self._opened = file_at(path)
             undo.pop_all()
+        self._looking = threading.Lock()
+        self._lost: MetadataLost | None = None
+        self._other: tuple[int, int] | None = None  # the file that is there in its place
 
     def get(self, key: str) -> Record | None:
         rows = self._read("select key, value, version from record where key = ?", key)
@@ -160,6 +184,8 @@ class SqliteStore:
 
     def changes(self, since: int, prefixes: Sequence[str] = ("",)) -> Changes:
         # Every broker asks many times a second, and mostly nothing has changed: this is kept short.
+        if self._lost is not None or file_at(self._path) != self._opened:
+            self._look()
         with self._reading:
             try:
                 stamp = self._reader.execute(_STAMP).fetchone()
@@ -197,6 +223,8 @@ class SqliteStore:
             if self._closed:
                 return
             self._closed = True
+            if file_at(self._path) != self._opened:
+                self._save_lost()
             # A close takes its turn: the last one removes SQLite's write-ahead log.
             in_turn = self._turns.take(lambda: True, _CLOSE_WAIT_S)
             with self._reading:
@@ -205,6 +233,124 @@ class SqliteStore:
             if in_turn:  # else others stand in the line, and its file must stay
                 self._turns.close()
                 self._turns.end()
+
+    @property
+    def lost(self) -> MetadataLost | None:
+        """Why changes are refused: the file at the path is not the open one; None: it is."""
+        return self._lost
+
+    def write_back(self) -> None:
+        """Write the open copy to its path, from which a file was deleted. All stores then take it.
+
+        Raises:
+            InvalidRequest: nothing is missing, or there is another file.
+        """
+        with self._named(), self._turn(self._begin):  # nobody changes the open file meanwhile
+            try:
+                if file_at(self._path) == self._opened:
+                    raise InvalidRequest(
+                        f"the metadata store {self._path} is in its place",
+                        hint="Only a store that was deleted under its brokers is written back.",
+                    )
+                self._write_new_file()
+            finally:
+                self._writer.execute("rollback")
+        logger.warning("metadata store %s: the open copy was written back", self._path)
+        self._look()
+
+    def _write_new_file(self) -> None:
+        fresh = self._path.with_name(self._path.name + ".new")
+        fresh.unlink(missing_ok=True)
+        try:
+            with self._reading:
+                copy_database(self._reader, fresh)
+            if file_at(self._path) is None:
+                for suffix in ("-wal", "-shm"):  # those of the open file have no names any more
+                    self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
+            files = {"from": self._opened, "to": file_at(fresh)}
+            note_of(self._path).write_text(json.dumps(files))
+            os.link(fresh, self._path)  # never in the place of another file
+            sync_folder(self._path.parent)
+        except FileExistsError:
+            raise InvalidRequest(
+                f"another file is in the place of the metadata store {self._path}",
+                hint="Move it away first, with the files beside it that end in -wal and -shm.",
+                path=str(self._path),
+            ) from None
+        finally:
+            fresh.unlink(missing_ok=True)
+
+    def _look(self, *, takes: bool = True) -> None:
+        """Find out whether the open file is still the one at the path, or take its new copy."""
+        if not self._looking.acquire(blocking=False):
+            return
+        try:
+            found = file_at(self._path)
+            if found == self._opened or (takes and self._take_copy(found)):
+                if self._lost is not None:
+                    logger.warning("metadata store %s: it is in its place again", self._path)
+                self._lost = None
+            elif self._lost is None or found != self._other:
+                self._other = found
+                what = "was deleted" if found is None else "was replaced by another file"
+                self._lost = MetadataLost(
+                    f"the metadata store {self._path} {what} while brokers had it open; they"
+                    " refuse changes until it is back",
+                    path=str(self._path),
+                )
+                logger.error("%s", self._lost)
+        finally:
+            self._looking.release()
+
+    def _take_copy(self, found: tuple[int, int] | None) -> bool:
+        """Open the file that is there now, if it was written back from the open one."""
+        try:
+            note = json.loads(note_of(self._path).read_text())
+        except (OSError, ValueError):
+            return False
+        if found is None or note != {"from": list(self._opened or ()), "to": list(found)}:
+            return False
+        with ExitStack() as undo:
+            fresh = [_connected(self._path) for _ in range(2)]
+            for each in fresh:
+                undo.callback(each.close)
+                each.execute(_COUNTER, (_REVISION,)).fetchone()
+            if not self._turns.take(lambda: True, _WAIT_S):
+                return False
+            try:
+                with self._reading:
+                    # SQLite leaves the write-ahead log at the path alone: the file has moved.
+                    self._reader.close()
+                    self._writer.close()
+                    self._reader, self._writer = fresh
+                    self._opened, self._unchanged = found, None
+                undo.pop_all()
+            finally:
+                self._turns.end()
+        return True
+
+    def _save_lost(self) -> None:
+        """Keep the open copy beside the path: it may be the last one."""
+        saved = self._path.with_name(self._path.name + ".saved")
+        fresh = self._path.with_name(f"{saved.name}-{os.getpid()}")
+        try:
+            with self._reading:
+                copy_database(self._reader, fresh)
+            os.replace(fresh, saved)
+        except (sqlite3.Error, OSError):
+            logger.exception("metadata store %s is lost, and cannot be saved", self._path)
+        else:
+            logger.error("metadata store %s is lost; its copy is %s", self._path, saved)
+
+    def _check_in_place(self) -> None:
+        """MetadataLost if the file at the path is not the open one: a change would be lost."""
+        if file_at(self._path) != self._opened:
+            if self._lost is None:
+                self._look(takes=False)  # the turn that this takes is the caller's
+            lost = self._lost
+            if lost is None:  # another thread is finding it out
+                raise MetadataLost(f"the metadata store {self._path} is not in its place")
+            raise lost.again()
 
     def _read(self, statement: str, *arguments: str) -> Sequence[Record]:
         with self._named():
@@ -248,6 +394,7 @@ class SqliteStore:
         """Carry out all changes of the group, or none."""
         with self._named(), self._turn(self._begin):
             try:
+                self._check_in_place()
                 before = revision = _counter(self._writer, _REVISION)
                 answers = []
                 for each in group:

@@ -91,6 +91,7 @@ ACTIONS: Final[dict[str, Action]] = {
     "elect-preferred": Action(ElectPreferred, Elected),
     "decommission": Action(NamedBroker, Empty),
     "recommission": Action(NamedBroker, Empty),
+    "restore-metadata": Action(Empty, Empty),
     "status": Action(Empty, Status),
     "new-producer": Action(Empty, ProducerFacts),
     "init-transactions": Action(InitTransactions, TransactionFacts),

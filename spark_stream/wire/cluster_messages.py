@@ -31,6 +31,7 @@ class BrokerFacts(Message):
 class ProblemKind(StrEnum):
     """What may be amiss in a cluster."""
 
+    METADATA_LOST = "metadata_lost"
     NO_LEADER = "no_leader"
     BELOW_MIN_ISR = "below_min_isr"
     UNDER_REPLICATED = "under_replicated"

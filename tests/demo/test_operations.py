@@ -20,7 +20,7 @@ EXAMPLES = re.findall(r"<!-- test: (\w+) -->\n```sh\n(.*?)```", PAGE, flags=re.D
 @pytest.mark.timeout(300)
 def test_its_commands_run(tmp_path: Path, shell: Shell) -> None:
     commands = dict(EXAMPLES)
-    assert list(commands) == ["start", "replace", "move"]
+    assert list(commands) == ["start", "replace", "move", "backup", "reopen", "restore"]
     with three_brokers(tmp_path, shell) as run:
         said = run(commands["start"])
         assert "brokers 3 of 3 alive" in said
@@ -30,6 +30,17 @@ def test_its_commands_run(tmp_path: Path, shell: Shell) -> None:
         run(commands["move"])
         leads = 'isolog topic describe flights | grep -E "^0 +4 +[0-9]+ +4, 1, 2 "'
         assert "4, 1, 2" in run(f"until {leads}; do sleep 0.2; done")
+        run("seq 100 | isolog produce flights --isolation read_committed")
+        healthy = "until isolog cluster status; do sleep 0.2; done"
+        run(healthy)
+        run(commands["backup"])
+        run("rm isolog-data/metadata.sqlite")
+        run("until { isolog cluster status || true; } | grep 'was deleted'; do sleep 0.2; done")
+        run(commands["reopen"])
+        run(healthy)
+        run(commands["restore"])
+        run(healthy)
+        assert "100\n" in run("isolog consume flights --isolation read_committed | wc -l")
 
 
 def test_it_says_the_defaults_of_the_settings() -> None:

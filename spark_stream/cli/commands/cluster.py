@@ -1,14 +1,26 @@
-"""``isolog cluster``: status, decommission, recommission."""
+"""``isolog cluster``: status, decommission, recommission, backup, restore."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from spark_stream.cli.options import Bootstrap, Listing, LogPath, Output, counted, log, note
+from spark_stream.cli.options import (
+    Bootstrap,
+    Listing,
+    LogPath,
+    Output,
+    connection,
+    counted,
+    log,
+    note,
+)
 from spark_stream.cli.output.show_cluster import show_cluster
+from spark_stream.client.cluster import ClusterClient
+from spark_stream.cluster import backup as backups
 from spark_stream.errors import InvalidOption
 
 app = typer.Typer(no_args_is_help=True, help="Look at a cluster, and take brokers out of it.")
@@ -80,3 +92,88 @@ def recommission(
     with log(bootstrap, path) as opened:
         opened.recommission(broker)
     note(f"broker {broker} stays")
+
+
+Metadata = Annotated[
+    Path | None,
+    typer.Option(
+        "--metadata",
+        metavar="STORE",
+        help="The metadata store that the brokers share (their setting `metadata`).",
+        show_default=False,
+    ),
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace a file that is there.")]
+
+
+@app.command()
+def backup(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where the copy goes.")],
+    metadata: Metadata = None,
+    path: LogPath = None,
+    force: Force = False,
+) -> None:
+    """Write a consistent copy of the metadata store, while its brokers run or not.
+
+    The copy has the cluster's secret: keep it where only the brokers' user can read it.
+
+    \b
+    isolog cluster backup metadata.backup --metadata /var/lib/isolog/metadata.sqlite
+    isolog cluster backup metadata.backup --path data/
+    """
+    store = _store(metadata, path)
+    backups.back_up(store, file, force=force)
+    note(f"{store} is copied to {file}")
+
+
+@app.command()
+def restore(
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[FILE]",
+            help="A backup, for brokers that have ended. Default: what running brokers have open.",
+            show_default=False,
+        ),
+    ] = None,
+    metadata: Metadata = None,
+    bootstrap: Bootstrap = None,
+    path: LogPath = None,
+    force: Force = False,
+) -> None:
+    """Put the metadata store back: what running brokers have open, or else a backup.
+
+    A store that was deleted under running brokers is not lost: without FILE they write it back. A
+    backup is put back after all brokers have ended; all of them have to come back then, and the
+    longest log of each partition leads.
+
+    \b
+    isolog cluster restore --bootstrap localhost:9092
+    isolog cluster restore metadata.backup --metadata /var/lib/isolog/metadata.sqlite
+    """
+    if file is None:
+        if metadata is not None or force:
+            raise InvalidOption("--metadata and --force belong to a FILE", hint="Name the backup.")
+        with connection(bootstrap, path) as opened:
+            ClusterClient(opened).restore_metadata()
+        note("the brokers have written the metadata store back")
+        return
+    if bootstrap is not None:
+        raise InvalidOption(
+            "--bootstrap does not go with a FILE: brokers must have ended",
+            hint="Give --metadata STORE, or --path DIR of a lone broker.",
+        )
+    store = _store(metadata, path)
+    backups.put_back(file, store, force=force)
+    note(f"{store} is the backup {file} now: start all brokers")
+
+
+def _store(metadata: Path | None, path: Path | None) -> Path:
+    if (metadata is None) == (path is None):
+        raise InvalidOption(
+            "which metadata store?", hint="Give --metadata STORE, or --path DIR of a lone broker."
+        )
+    if metadata is not None:
+        return metadata
+    assert path is not None
+    return path / "metadata.sqlite"

@@ -32,7 +32,7 @@ def show_cluster(
     screen.print(_brokers_table(cluster))
     screen.print()
     for each in cluster.problems:
-        screen.print(escape(each.message))
+        screen.print(escape(each.message), soft_wrap=True)  # one line, for grep
     if cluster.moving:
         screen.print(f"partitions on their way to other brokers: {cluster.moving}")
 

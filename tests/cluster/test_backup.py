@@ -1,0 +1,135 @@
+"""A store that is deleted or replaced while it is open, and copies that are made and put back."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from spark_stream.cluster.backup import back_up, put_back
+from spark_stream.cluster.identity import CLUSTER
+from spark_stream.cluster.sqlite import SqliteStore
+from spark_stream.errors import InvalidRequest, MetadataLost, WrongCluster
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "metadata.sqlite"
+
+
+def remove(path: Path) -> None:
+    for each in path.parent.glob(f"{path.name}*"):
+        each.unlink()
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_store_that_was_deleted_refuses_changes_until_it_is_written_back(path, caplog, beside):
+    one, two = SqliteStore(path), SqliteStore(path)
+    version = one.put("k", {"n": 1}, 0)
+    assert version is not None
+    remove(path) if beside else path.unlink()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            one.changes(version)
+        assert [each.levelname for each in caplog.records] == ["ERROR"]
+        assert f"the metadata store {path} was deleted" in caplog.text
+        assert "isolog cluster restore" in caplog.text
+    for store in (one, two):
+        with pytest.raises(MetadataLost, match="was deleted"):
+            store.put("k", {"n": 2}, version)
+        assert store.get("k").value == {"n": 1}
+    two.write_back()
+    assert two.lost is None
+    one.changes(version)
+    assert one.lost is None
+    second = one.put("k", {"n": 2}, version)
+    assert second is not None
+    assert two.put("k", {"n": 3}, second) is not None
+    one.close()
+    assert two.put("l", {}, 0) is not None
+    two.close()
+    again = SqliteStore(path)
+    assert [each.value for each in again.list("")] == [{"n": 3}, {}]
+    again.close()
+
+
+def test_a_store_that_was_replaced_refuses_changes_until_its_file_is_back(path, tmp_path):
+    store = SqliteStore(path)
+    store.put("mine", {}, 0)
+    away = tmp_path / "away"
+    os.rename(path, away)
+    path.write_bytes(b"")
+    with pytest.raises(MetadataLost, match="was replaced"):
+        store.put("k", {}, 0)
+    with pytest.raises(InvalidRequest, match="another file is in the place"):
+        store.write_back()
+    assert path.read_bytes() == b""
+    os.replace(away, path)
+    store.changes(0)
+    assert store.put("k", {}, 0) is not None
+    with pytest.raises(InvalidRequest, match="is in its place"):
+        store.write_back()
+    store.close()
+
+
+def test_a_lost_store_is_saved_beside_its_place_when_its_broker_ends(path):
+    store = SqliteStore(path)
+    store.put("k", {"n": 1}, 0)
+    remove(path)
+    store.close()
+    assert not path.exists()
+    put_back(*saved_as_cluster(path))
+    again = SqliteStore(path)
+    assert again.get("k").value == {"n": 1}
+    again.close()
+
+
+def saved_as_cluster(path: Path) -> tuple[Path, Path]:
+    """The saved copy, which gets a cluster's record: without one it is no backup."""
+    saved = path.with_name(path.name + ".saved")
+    store = SqliteStore(saved)
+    store.put(CLUSTER, {"id": "c"}, 0)
+    store.close()
+    return saved, path
+
+
+def test_a_backup_is_made_while_the_store_is_written_and_never_replaces_a_file(path, tmp_path):
+    store, copy = SqliteStore(path), tmp_path / "copy"
+    store.put(CLUSTER, {"id": "c"}, 0)
+    store.put("numbers", {"next": 5}, 0)
+    back_up(path, copy)
+    store.put("later", {}, 0)
+    with pytest.raises(InvalidRequest, match="exists"):
+        back_up(path, copy)
+    found = SqliteStore(copy)
+    assert [each.key for each in found.list("")] == [CLUSTER, "numbers"]
+    found.close()
+    assert copy.stat().st_mode & 0o777 == 0o600
+    store.close()
+    with pytest.raises(InvalidRequest, match="exists"):
+        put_back(copy, path)
+    put_back(copy, path, force=True)
+    store = SqliteStore(path)
+    assert store.get("later") is None
+    assert store.get("numbers").value["next"] > 1_000_000
+    store.close()
+
+
+def test_a_backup_of_another_cluster_and_what_is_none_are_refused(path, tmp_path):
+    for name, cluster in ((path, "mine"), (tmp_path / "other", "other")):
+        store = SqliteStore(name)
+        store.put(CLUSTER, {"id": cluster}, 0)
+        store.close()
+    with pytest.raises(WrongCluster, match="cluster mine, the backup is of other"):
+        put_back(tmp_path / "other", path, force=True)
+    (tmp_path / "text").write_text("certainly no database" * 100)
+    for wrong in (tmp_path / "text", tmp_path / "missing"):
+        with pytest.raises(InvalidRequest, match="is no metadata store"):
+            put_back(wrong, path, force=True)
+        with pytest.raises(InvalidRequest, match="is no metadata store"):
+            back_up(wrong, tmp_path / "copy")
+    store = SqliteStore(path)
+    assert store.get(CLUSTER).value == {"id": "mine"}
+    store.close()

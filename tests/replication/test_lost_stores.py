@@ -1,0 +1,73 @@
+"""The metadata store is deleted under three brokers, or put back from an older backup."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_stream.cluster.backup import back_up, put_back
+from spark_stream.errors import InvalidRequest, MetadataLost
+from spark_stream.testing import LocalCluster
+from tests.replication.clusters import CONF, copies_are_equal, in_sync, partition, read, written
+from tests.support import NUMBERS, eventually
+
+pytestmark = pytest.mark.chaos
+
+
+def test_a_store_that_is_deleted_under_brokers_is_noticed_and_written_back(topic):
+    with LocalCluster(3, conf=CONF, cuttable=False) as cluster, cluster.connect() as log:
+        log.create_topic(topic, 3, 3, schema=NUMBERS)
+        written(log, topic, 0, 5)
+        in_sync(log, topic)
+        store = cluster.folder / "metadata" / "metadata.sqlite"
+        for each in store.parent.glob("metadata.sqlite*"):
+            each.unlink()
+        for broker in cluster.brokers.values():
+            eventually(lambda b=broker: "METADATA_LOST" in b.log_text())
+        with pytest.raises(MetadataLost, match="was deleted"):
+            log.create_topic(f"{topic}-more", schema=NUMBERS)
+        written(log, topic, 5, 5)
+        assert read(log, topic) == list(range(10))
+        assert log.cluster().problems[0].kind == "metadata_lost"
+        cluster.stop(1)
+        with pytest.raises(MetadataLost, match="brokers run that have it open: 2, 3"):
+            cluster.restart(1)
+        with cluster.connect() as another:
+            another._cluster.restore_metadata()
+        cluster.restart(1)
+        eventually(lambda: not log.cluster().problems)
+        log.create_topic(f"{topic}-more", schema=NUMBERS)
+        for number in cluster.brokers:
+            cluster.stop(number)
+            cluster.restart(number)
+        eventually(lambda: not log.cluster().problems)
+        written(log, topic, 10, 5)
+        assert read(log, topic) == list(range(15))
+
+
+def test_with_an_older_backup_no_broker_leads_that_lacks_what_was_acknowledged(tmp_path, topic):
+    """By the backup broker 1 leads, and all are in sync; it has missed what came after."""
+    with LocalCluster(3, conf=CONF, cuttable=False) as cluster, cluster.connect() as log:
+        log.create_topic(topic, schema=NUMBERS, assignment=[["1", "2", "3"]])
+        written(log, topic, 0, 5)
+        in_sync(log, topic)
+        store, backup = cluster.folder / "metadata" / "metadata.sqlite", tmp_path / "backup"
+        back_up(store, backup)
+        cluster.stop(1)
+        eventually(lambda: "1" not in partition(log, topic).isr)
+        written(log, topic, 5, 5)
+        epoch = partition(log, topic).leader_epoch
+        with pytest.raises(InvalidRequest, match=r"brokers run on .*: 2, 3"):
+            put_back(backup, store, force=True)
+        for number in (2, 3):
+            cluster.stop(number)
+        put_back(backup, store, force=True)
+        cluster.restart(1)
+        assert partition(log, topic).leader is None
+        for number in (2, 3):
+            cluster.restart(number)
+        eventually(lambda: partition(log, topic).leader in ("2", "3"))
+        in_sync(log, topic)
+        assert partition(log, topic).leader_epoch > epoch
+        written(log, topic, 10, 5)
+        assert read(log, topic) == list(range(15))
+        copies_are_equal(cluster, topic)
