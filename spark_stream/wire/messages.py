@@ -222,8 +222,8 @@ class PartitionFacts(Message):
     isr: list[str]
     log_start_offset: int
     log_end_offset: int
-    high_watermark: int | None
-    last_stable_offset: int | None
+    high_watermark: int | None = None
+    last_stable_offset: int | None = None
     size: int
     open_transactions: int = 0
     lag: dict[str, int] = {}
