@@ -100,6 +100,7 @@ class _Content:
         self.pending.clear()
 
     def flip(self, position: int, bit: int) -> None:
+        self.force_pending()  # what is not on the disk yet, the system writes as it was
         if position < len(self.forced):
             self.forced[position] ^= 1 << bit
         for array in self._seen():

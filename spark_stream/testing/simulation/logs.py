@@ -11,9 +11,10 @@ from pathlib import Path
 from random import Random
 from typing import Final, Protocol
 
+import numpy as np
 import pyarrow as pa
 
-from spark_stream.consistency.entries import ENTRY_SIZE, Entry
+from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE, Entry
 from spark_stream.errors import IsologError, StorageFailure
 from spark_stream.storage.committed import CommittedMarks
 from spark_stream.storage.directory import RunFile
@@ -58,6 +59,9 @@ class MachineLogs(Logs, Protocol):
 
     def refuse_writes(self, why: type[IsologError] | None) -> None:
         """The disk takes nothing more, for this reason, or (None) takes writes again."""
+
+    def change_a_byte(self, chance: Random, topic_id: str) -> Path | None:
+        """Change a bit of a stored batch of a topic; return its file, None if it has no batch."""
 
     def mend(self) -> None:
         """Nothing fails from now on."""
@@ -169,6 +173,9 @@ class ListLogs:
     def refuse_writes(self, why: type[IsologError] | None) -> None:
         self._refusal = why
 
+    def change_a_byte(self, chance: Random, topic_id: str) -> Path | None:
+        return None
+
     def mend(self) -> None:
         self._failing, self._refusal = False, None
 
@@ -229,6 +236,19 @@ class DiskLogs(FileLogs):
 
     def refuse_writes(self, why: type[IsologError] | None) -> None:
         self.disk.refusal = why
+
+    def change_a_byte(self, chance: Random, topic_id: str) -> Path | None:
+        found = []
+        for path, raw in self.disk.files().items():
+            if path.suffix == ".entries" and topic_id in str(path):
+                table = np.frombuffer(raw[: len(raw) // ENTRY_SIZE * ENTRY_SIZE], ENTRY)
+                found += [(path.with_suffix(".arrow"), row) for row in table if row["length"]]
+        if not found:
+            return None
+        path, row = chance.choice(found)
+        place = int(row["position"]) + chance.randrange(int(row["length"]))
+        self.disk.flip(path, place, chance.randrange(8))
+        return path
 
     def mend(self) -> None:
         self.disk.refusal = None

@@ -25,5 +25,6 @@ FAULTS: Final[Mapping[str, Callable[[World, str], Body]]] = {
     "lost-race": between.win_races,
     "clock-step": between.step_the_clock,
     "lone-leader": leaders.leave_a_leader_alone,
+    "changed-byte": machines.change_a_byte,
 }
-"""By the kinds of ``form.FAULTS``."""
+"""By the kinds of ``form.FAULTS`` and ``form.NAMED_FAULTS``."""

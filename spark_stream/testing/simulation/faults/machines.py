@@ -155,6 +155,40 @@ def wipe(world: World, name: str) -> Body:
     broker.start()
 
 
+def change_a_byte(world: World, name: str) -> Body:
+    """A bit of a stored batch changes on a disk, where another replica that runs has all of it.
+
+    For runs whose logs are files; ``form`` draws none by chance.
+    """
+    chance, _ = begin(world, name)
+    for _ in range(chance.randint(1, 4)):
+        yield chance.random() * SOON_S / 2
+        if world.calm:
+            return
+        sound = [each for each in world.topics() if not _is_damaged(world)]
+        if not sound:
+            return
+        topic = chance.choice(sound)
+        owners = [each for each in world.brokers if each.runs and _others_have(world, topic, each)]
+        for broker in chance.sample(owners, min(1, len(owners))):
+            path = broker.logs.change_a_byte(chance, topic.id)
+            if path is not None:
+                world.tell(f"a byte changes in {path}")
+                place = (topic.id, int(path.parent.name))
+                world.history.lines[broker.broker_id, place].may_be_gone = True
+                return
+
+
+def _is_damaged(world: World) -> bool:
+    """Whether a log that is open knows of damage, and has not healed."""
+    return any(
+        each.log.hole is not None
+        for broker in world.brokers
+        if broker.serves
+        for each in broker.host.open_replicas()
+    )
+
+
 def _others_have(world: World, topic: Topic, broker: SimulatedBroker) -> bool:
     """Whether all that the broker has of a topic is in sync elsewhere, where somebody runs."""
     records = [course.record for course in world.history.there() if course.place[0] == topic.id]

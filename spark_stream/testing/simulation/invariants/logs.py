@@ -120,7 +120,8 @@ class OnlyPowerCutsDamage(Invariant):
 
     def opened(self, line: Line, lost: Sequence[Seen], partition: Partition, power: bool) -> None:
         for cut in partition.log.cuts:
-            self.require(power or not cut.grave, f"{line.name}: {cut}")
+            may_be = power or line.may_be_gone
+            self.require(may_be or not cut.grave, f"{line.name}: {cut}")
 
 
 class BytesComeBeforeEntries(Invariant):

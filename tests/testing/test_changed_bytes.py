@@ -1,0 +1,33 @@
+"""Runs in which bytes change on a disk: a reader gets what was written, or asks again."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_stream.storage import segment
+from spark_stream.testing.simulation.form import Form
+from spark_stream.testing.simulation.runs import ACTORS, run
+from spark_stream.testing.simulation.world import World
+
+CLIENTS = ("transactions-0", "plain-1", "reader-2", "reader-3", "cutter-4")
+SEEDS = range(12)
+
+
+def form(seed: int) -> Form:
+    """Three brokers whose logs are files, two of whose bytes may change."""
+    return Form(seed, 3, True, 1, (*CLIENTS, "changed-byte-5", "changed-byte-6"))
+
+
+def test_whatever_byte_changes_all_that_holds_goes_on_to_hold():
+    changed = 0
+    for seed in SEEDS:
+        world = World(form(seed), tells=True)
+        world.begin(ACTORS)
+        world.run()
+        changed += any("a byte changes" in line for line in world.story or ())
+    assert changed > len(SEEDS) // 2
+
+
+def test_a_read_that_checks_nothing_is_found(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(segment, "first_broken_batch", lambda rows, *_: len(rows))
+    assert any(run(form(seed)).finding for seed in SEEDS)
