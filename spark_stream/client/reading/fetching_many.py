@@ -20,7 +20,14 @@ import pyarrow.flight as fl
 from spark_stream.client.connecting.link import left
 from spark_stream.client.connecting.routes import Route
 from spark_stream.client.connecting.under_way import UNDER_WAY
-from spark_stream.client.reading.fetching import Cancellation, Fetched, Source, moved_to, shown
+from spark_stream.client.reading.fetching import (
+    ALIGNED,
+    Cancellation,
+    Fetched,
+    Source,
+    moved_to,
+    shown,
+)
 from spark_stream.errors import IsologError
 from spark_stream.wire.fetch_messages import FetchMany
 from spark_stream.wire.limits import FETCH_BYTES_DEFAULT
@@ -81,7 +88,7 @@ def _fetch(
     watched = router.watch(lambda: route, 0, lambda: under_way.leave(link, client))
     try:
         with UNDER_WAY:
-            options = fl.FlightCallOptions(timeout=router.timeout_s)
+            options = fl.FlightCallOptions(timeout=router.timeout_s, read_options=ALIGNED)
             reader = client.do_get(fl.Ticket(asked.to_bytes()), options)
         under_way.begin(reader)
         while True:

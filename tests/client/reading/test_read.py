@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
@@ -277,3 +280,48 @@ def test_timestamps_find_the_first_record_at_or_after_them(log, topic):
         first = next((n for n, each in enumerate(doubled) if each >= second), len(doubled))
         assert found == list(range(first, len(doubled))), second
         assert log.read(topic, end=at)["offset"].to_pylist() == list(range(first))
+
+
+_GROUPING = """
+import sys
+import pyarrow as pa
+import spark_stream as isolog
+
+address, *topics = sys.argv[1:]
+with isolog.connect(address) as log:
+    for topic in topics:
+        tables = [log.read(topic)]
+        with log.consumer(topic) as consumer:
+            tables += [pa.table(batch) for batch in consumer.batches(until="latest")]
+        for table in tables:
+            table.group_by("name").aggregate([("at", "max"), ("n", "sum")])
+"""
+
+
+def test_arrow_groups_what_is_read_without_a_complaint_about_its_alignment(log, shared, topic):
+    """Of few records, which come over the connection, and of many, which are mapped.
+
+    In a process of its own: Arrow reads the variable once, and then takes no such buffer.
+    """
+    for name, rows in (topic, 3), (f"{topic}-many", 50_000):
+        log.create_topic(name, schema="name string, at timestamp, n bigint, small tinyint")
+        with log.producer() as producer:
+            producer.append(
+                name,
+                pa.table(
+                    {
+                        "name": [f"name {number % 7}" for number in range(rows)],
+                        "at": pa.array(range(rows), TIMESTAMP_TYPE),
+                        "n": range(rows),
+                        "small": pa.repeat(pa.scalar(1, pa.int8()), rows),
+                    }
+                ),
+            )
+    done = subprocess.run(
+        [sys.executable, "-c", _GROUPING, shared.address, topic, f"{topic}-many"],
+        env=os.environ | {"ACERO_ALIGNMENT_HANDLING": "error"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
