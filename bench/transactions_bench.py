@@ -20,6 +20,7 @@ def run(log: isolog.Log, results: Results, seconds: float) -> None:
     _reads(log, results, batch)
     _latency(log, results, partitions=1)
     _latency(log, results, partitions=4)
+    _wide(log, results)
 
 
 def _writes(log: isolog.Log, results: Results, batch: pa.RecordBatch, seconds: float) -> None:
@@ -125,3 +126,33 @@ def _latency(log: isolog.Log, results: Results, partitions: int, rounds: int = 1
     name = f"transaction of {rows} row(s) on each of {partitions} partition(s)"
     results.add(f"{name}, p50", "ms", measured=statistics.median(took))
     results.add(f"{name}, p99", "ms", measured=took[int(len(took) * 0.99)])
+
+
+def _wide(log: isolog.Log, results: Results, partitions: int = 2_000) -> None:
+    """A record in each of many partitions: the first ones, once they are warm, in a transaction."""
+    one = pa.record_batch({"value": values(1)})
+    log.create_topic("wide", partitions, schema=one.schema)
+
+    def append(producer: isolog.Producer) -> float:
+        started = now()
+        for partition in range(partitions):
+            producer.append("wide", one, partition=partition)
+        producer.flush()
+        return now() - started
+
+    with log.producer() as outside:
+        results.add(f"first append to {partitions:,} partitions", "s", measured=append(outside))
+        plain = min(append(outside) for _ in range(3))
+    took = []
+    with log.producer(transactional_id="wide") as inside:
+        for _ in range(3):
+            started = now()
+            with inside.transaction():
+                append(inside)
+            took.append(now() - started)
+    results.add(
+        f"append to {partitions:,} partitions in one transaction, and its commit",
+        "s",
+        measured=min(took),
+        note=f"outside of any: {plain:.2f} s",
+    )
