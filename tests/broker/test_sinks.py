@@ -222,7 +222,7 @@ def test_a_driver_that_gives_up_takes_no_commit_back(flight, t):
 def test_what_a_batch_wrote_is_told_when_it_comes_again(broker: BrokerProcess):
     with broker.connect() as log:
         log.create_topic("t", schema=NUMBERS)
-    content = [{"topic": "t", "rows": 1, "digest": (1 << 64) - 1}]
+    content = [{"topic": "t", "rows": 1, "digest": (1 << 64) - 1, "floats": 7}]
     with broker.flight() as flight:
         sink = Sink(flight)
         assert sink.ask("settle-batch") == {"committed": False}
