@@ -10,6 +10,7 @@ import pytest
 import spark_stream as isolog
 from spark_stream.datasource.options import source_options
 from spark_stream.datasource.planning import Planner
+from spark_stream.datasource.selection import Selection
 from spark_stream.errors import DataLoss, InvalidOption, SchemaMismatch, UnknownTopic
 from tests.datasource.sources import Query, batch_read
 from tests.support import NUMBERS, eventually, numbers
@@ -29,6 +30,11 @@ def fill(log: isolog.Log, topic: str, first: int, count: int, partition: int = 0
 
 
 # -- by pattern -----------------------------------------------------------------------------------
+
+
+def test_a_pattern_has_to_match_the_whole_name_of_a_topic():
+    chosen = Selection(pattern="a|b-.")
+    assert chosen.of(["a", "ab", "xa", "b-1", "b-12", "x-b-1"]) == ("a", "b-1")
 
 
 def test_a_pattern_takes_new_topics_up_while_the_query_runs_and_after_a_restart(shared, log, topic):
