@@ -9,7 +9,6 @@
 ``progress``   a bar on a terminal
 ``texts``      columns as text, whole columns at once
 ``moments``    dates, times, moments and durations as text, and back
-``intervals``  Arrow's intervals as structs, and back
 
 Data goes to standard output, everything else to standard error. Exit code 0, 1 (failed), 2 (bad
 usage).

@@ -23,8 +23,7 @@ _DAY_S: Final = 86_400
 _CYCLE_DAYS: Final = 146_097
 _CYCLE_YEARS: Final = 400
 _FIRST_DAY, _LAST_DAY = -719_528, 2_932_896  # 0000-01-01 and 9999-12-31
-# Nor does it read the first day that nanoseconds reach, in 1677.
-_YEAR: Final = r"^(?P<year>[+-][0-9]{4,15}|1677)(?P<rest>-.*)$"
+_YEAR: Final = r"^(?P<year>[+-][0-9]{4,15})(?P<rest>-.*)$"
 _ZONE: Final = r"(?:[zZ]|[+-][0-9]{2}(?::?[0-9]{2})?)$"
 _TIME: Final = ":"  # a date alone has none, and ends like a zone (…-01)
 _DURATION: Final = r"^(?P<sign>-?)PT(?P<whole>[0-9]{1,19})(?:\.(?P<part>[0-9]{1,9}))?S$"
@@ -82,14 +81,11 @@ def dates_of(texts: pa.StringArray, want: pa.DataType) -> pa.Array:
     """The dates that :func:`date_texts` wrote, or ArrowInvalid."""
     if not _has_years(texts):
         return texts.cast(want)
-    per_day = 1 if pt.is_date32(want) else _DAY_S * 1_000
 
     def read(plain: pa.StringArray) -> pa.Array:
-        days = plain.cast(pa.date32()).cast(pa.int32()).cast(pa.int64())
-        return pc.multiply(days, per_day)
+        return plain.cast(want).cast(pa.int32()).cast(pa.int64())
 
-    values = _undated(texts, per_day, read)
-    return (values.cast(pa.int32()) if per_day == 1 else values).cast(want)
+    return _undated(texts, 1, read).cast(pa.int32()).cast(want)
 
 
 def moments_of(texts: pa.StringArray, want: pa.DataType) -> pa.Array:

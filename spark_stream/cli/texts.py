@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from spark_stream.cli.intervals import interval_parts, is_interval
 from spark_stream.cli.moments import date_texts, duration_texts, moment_texts, time_texts
 
 BASE64: Final = "base64"
@@ -38,7 +37,7 @@ def shown(array: pa.Array, *, utf8: bool) -> pa.StringArray:
         return shown(array.dictionary_decode(), utf8=utf8)
     if pt.is_null(kind):
         return pa.nulls(len(array), pa.string())
-    if pt.is_nested(kind) or is_interval(kind):
+    if pt.is_nested(kind):
         texts = json_texts(array, utf8=utf8)
         return pc.if_else(array.is_null(), pa.scalar(None, pa.string()), texts)
     if _is_bytes(kind):
@@ -88,8 +87,6 @@ def json_texts(array: pa.Array, *, utf8: bool) -> pa.StringArray:
     kind = array.type
     if pt.is_dictionary(kind):
         return json_texts(array.dictionary_decode(), utf8=utf8)
-    if is_interval(kind):
-        return json_texts(interval_parts(array), utf8=utf8)
     if pt.is_map(kind):
         texts = _json_maps(array, utf8)
     elif pt.is_nested(kind):

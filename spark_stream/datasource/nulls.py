@@ -44,4 +44,4 @@ def _promised(path: str, stored: pa.Field, wanted: pa.Field) -> Iterator[str]:
 
 
 def _is_list(kind: pa.DataType) -> bool:
-    return bool(pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind))
+    return bool(pt.is_list(kind) or pt.is_fixed_size_list(kind))

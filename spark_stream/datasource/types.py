@@ -152,9 +152,7 @@ _FROM_ARROW: Final[tuple[tuple[Callable[[pa.DataType], bool], st.DataType], ...]
     (pt.is_float32, st.FloatType()),
     (pt.is_float64, st.DoubleType()),
     (pt.is_string, st.StringType()),
-    (pt.is_large_string, st.StringType()),
     (pt.is_binary, st.BinaryType()),
-    (pt.is_large_binary, st.BinaryType()),
     (pt.is_fixed_size_binary, st.BinaryType()),
     (pt.is_date32, st.DateType()),
     (lambda kind: pt.is_timestamp(kind) and kind.unit == "us" and kind.tz, st.TimestampType()),
@@ -175,7 +173,7 @@ def _spark_type(kind: pa.DataType, path: str) -> st.DataType:
         key = _spark_type(kind.key_type, f"{path}.key")
         value = _spark_type(kind.item_type, f"{path}.value")
         return st.MapType(key, value, kind.item_field.nullable)
-    if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):
+    if pt.is_list(kind) or pt.is_fixed_size_list(kind):
         item = _spark_type(kind.value_type, f"{path}.element")
         return st.ArrayType(item, kind.value_field.nullable)
     if pt.is_struct(kind):

@@ -34,7 +34,6 @@ DEFAULT_SCHEMA: Final = pa.schema(
     ]
 )
 TIMESTAMP_COLUMN: Final = "timestamp"
-_UNITS: Final = ("s", "ms", "us", "ns")
 
 OFFSET: Final = pa.field("_offset", pa.int64(), nullable=False)
 TIMESTAMP: Final = pa.field("_timestamp", TIMESTAMP_TYPE, nullable=False)
@@ -206,18 +205,11 @@ def _widens(have: pa.DataType, want: pa.DataType, altered: bool) -> bool:
     if _is_number(have) and _is_number(want):
         return _number_widens(have, want)
     if pt.is_timestamp(have) and pt.is_timestamp(want):
-        return _is_no_finer(have, want) and (have.tz is None) == (want.tz is None)
-    if (pt.is_time(have) and pt.is_time(want)) or (pt.is_duration(have) and pt.is_duration(want)):
-        return _is_no_finer(have, want)
+        return (have.tz is None) == (want.tz is None)
     if pt.is_date(have) and pt.is_timestamp(want):
         return want.tz is None  # with a zone, which moment a day begins at is anybody's guess
-    text = (pt.is_string, pt.is_large_string)
-    raw = (pt.is_binary, pt.is_large_binary)
     if pt.is_fixed_size_binary(have):
-        return any(is_of(want) for is_of in raw)
-    for family in (text, raw):
-        if any(is_of(have) for is_of in family) and any(is_of(want) for is_of in family):
-            return True
+        return bool(pt.is_binary(want))
     found = converted(have)
     if not found.equals(have) and not pt.is_nested(have):
         return _widens(found, want, altered)
@@ -253,10 +245,6 @@ def _number_widens(have: pa.DataType, want: pa.DataType) -> bool:
     return whole >= have.precision - have.scale and bool(want.scale >= have.scale)
 
 
-def _is_no_finer(have: pa.DataType, want: pa.DataType) -> bool:
-    return _UNITS.index(have.unit) <= _UNITS.index(want.unit)
-
-
 def _shaped_alike(have: pa.DataType, want: pa.DataType, altered: bool) -> bool:
     """Return whether nested types differ in types within, nullability and names of lists alone.
 
@@ -274,7 +262,7 @@ def _shaped_alike(have: pa.DataType, want: pa.DataType, altered: bool) -> bool:
         return bool(have.list_size == want.list_size)
     lists = (pt.is_list, pt.is_large_list, pt.is_fixed_size_list)
     if any(is_of(have) for is_of in lists):
-        return bool(pt.is_list(want) or pt.is_large_list(want))
+        return bool(pt.is_list(want))
     return bool(pt.is_map(have) and pt.is_map(want))
 
 

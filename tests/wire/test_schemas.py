@@ -175,7 +175,7 @@ WIDENED = [
     (pa.int32(), pa.int64(), [2**31 - 1]),
     (pa.uint8(), pa.int16(), [255]),
     (pa.uint32(), pa.int64(), [2**32 - 1]),
-    (pa.uint8(), pa.uint64(), [255]),
+    (pa.uint8(), pa.uint32(), [255]),
     (pa.float16(), pa.float32(), [np.float16(0.5)]),
     (pa.float32(), pa.float64(), [0.5]),
     (pa.int32(), pa.float64(), [2**31 - 1, -(2**31)]),
@@ -186,11 +186,8 @@ WIDENED = [
     (pa.date32(), pa.timestamp("us"), [date(2024, 2, 29)]),
     (pa.binary(2), pa.binary(), [b"ab", None]),
     (pa.timestamp("s"), pa.timestamp("us"), [datetime(9999, 12, 31), datetime(1, 1, 1)]),
-    (pa.list_(pa.int8()), pa.large_list(pa.int16()), [[1], []]),
     (pa.list_(pa.int8(), 2), pa.list_(pa.int16()), [[1, 2]]),
-    (pa.string(), pa.large_string(), ["ü", None]),
     (pa.large_string(), pa.string(), ["ü", None]),
-    (pa.binary(), pa.large_binary(), [b"\xff"]),
     (pa.large_binary(), pa.binary(), [b"\xff"]),
     (pa.timestamp("us", "Europe/Zurich"), pa.timestamp("us", "UTC"), [-1, 0]),
     (pa.dictionary(pa.int8(), pa.string()), pa.string(), ["a", "a", None]),
@@ -287,9 +284,9 @@ def test_a_null_within_a_value_that_takes_none_is_refused_by_name():
 
 
 def test_a_moment_too_far_away_for_a_finer_unit_is_refused_by_name():
-    far = pa.array([datetime(9999, 12, 31)], pa.timestamp("us"))
-    with pytest.raises(SchemaMismatch, match=r"column 'at': expected timestamp\[ns\]"):
-        fitted(pa.record_batch({"at": far}), pa.schema([("at", pa.timestamp("ns"))]))
+    far = pa.array([2**60], pa.timestamp("s"))
+    with pytest.raises(SchemaMismatch, match="column 'at': expected timestamp_ntz"):
+        fitted(pa.record_batch({"at": far}), pa.schema([("at", pa.timestamp("us"))]))
 
 
 FITTING = {

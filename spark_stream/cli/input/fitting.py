@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from spark_stream.cli.intervals import intervals_of, is_interval
 from spark_stream.cli.moments import dates_of, durations_of, moments_of, times_of
 from spark_stream.cli.texts import list_ends, shown
 from spark_stream.errors import InvalidRecord, IsologError, SchemaMismatch
@@ -152,15 +151,13 @@ class Fitting:
                 self._converted(items, want.item_type),
                 type=want,
             )
-        if is_interval(want) and pt.is_struct(have):
-            return intervals_of(array)
         if _is_list(have) and pt.is_fixed_size_list(want):
             return _of_fixed_size(self._converted(array, pa.list_(want.value_field)), want)
         if _is_list(have) and _is_list(want):
             values = self._converted(array.flatten(), want.value_type)
-            kind = pa.LargeListArray if pt.is_large_list(want) else pa.ListArray
-            ends = list_ends(array).cast(pa.int64() if pt.is_large_list(want) else pa.int32())
-            return kind.from_arrays(ends, values, type=want, mask=array.is_null())
+            return pa.ListArray.from_arrays(
+                list_ends(array), values, type=want, mask=array.is_null()
+            )
         if pt.is_struct(have) and pt.is_struct(want):
             names = [have.field(i).name for i in range(have.num_fields)]
             fields = [want.field(i) for i in range(want.num_fields)]

@@ -20,7 +20,6 @@ import pyarrow.json as pajson
 import pyarrow.types as pt
 
 from spark_stream.cli.input.fitting import bad_record, check_names, first_bad, misfit
-from spark_stream.cli.intervals import INTERVAL_FIELDS, is_interval
 from spark_stream.cli.texts import BASE64, NOT_FINITE
 from spark_stream.errors import InvalidRecord
 from spark_stream.wire.schemas import empty_batch
@@ -127,26 +126,24 @@ def read_type(want: pa.DataType, raw: pa.DataType = _TEXT) -> pa.DataType:
 
     ``raw`` is that of binary values.
     """
-    if is_interval(want):
-        return pa.struct(INTERVAL_FIELDS)
     if pt.is_map(want):
         key = want.key_type
-        key = read_type(key, raw) if pt.is_nested(key) or is_interval(key) else pa.string()
+        key = read_type(key, raw) if pt.is_nested(key) else pa.string()
         return pa.map_(key, read_type(want.item_type, raw))
-    if pt.is_list(want) or pt.is_large_list(want) or pt.is_fixed_size_list(want):
+    if pt.is_list(want) or pt.is_fixed_size_list(want):
         return pa.list_(read_type(want.value_type, raw))
     if pt.is_struct(want):
         fields = [want.field(i) for i in range(want.num_fields)]
         return pa.struct([pa.field(each.name, read_type(each.type, raw)) for each in fields])
     if pt.is_integer(want):
-        return pa.uint64() if pt.is_uint64(want) else pa.int64()
+        return pa.int64()
     if pt.is_decimal(want):  # wide: the reader does not look at the precision, the later cast does
         return pa.decimal256(76, want.scale)
     if pt.is_float16(want):
         return pa.float32()
     if pt.is_boolean(want) or pt.is_floating(want) or pt.is_null(want):
         return want
-    if pt.is_binary(want) or pt.is_large_binary(want) or pt.is_fixed_size_binary(want):
+    if pt.is_binary(want) or pt.is_fixed_size_binary(want):
         return raw
     return pa.string()
 
@@ -208,12 +205,11 @@ def _value(value: Any, kind: pa.DataType, utf8: bool) -> Any:
             (_key(key, kind.key_type, utf8), _value(each, kind.item_type, utf8))
             for key, each in value
         ]
-    if pt.is_struct(kind) or is_interval(kind):
-        fields = INTERVAL_FIELDS if is_interval(kind) else list(kind)
+    if pt.is_struct(kind):
         found = _object(value)
-        if not found.keys() <= {each.name for each in fields}:
+        if not found.keys() <= {each.name for each in kind}:
             raise TypeError("a field that the type lacks")
-        return {each.name: _value(found.get(each.name), each.type, utf8) for each in fields}
+        return {each.name: _value(found.get(each.name), each.type, utf8) for each in kind}
     if pt.is_nested(kind):
         if not isinstance(value, list) or isinstance(value, _Object):
             raise TypeError("no list")
@@ -235,8 +231,7 @@ def _value(value: Any, kind: pa.DataType, utf8: bool) -> Any:
 
 def _key(text: str, kind: pa.DataType, utf8: bool) -> Any:
     """A map's key: the value's JSON where the type is nested, else its text."""
-    nested = pt.is_nested(kind) or is_interval(kind)
-    return _value(_loaded(text), kind, utf8) if nested else text
+    return _value(_loaded(text), kind, utf8) if pt.is_nested(kind) else text
 
 
 def _of(value: Any, kind: type) -> Any:

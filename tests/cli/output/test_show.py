@@ -72,7 +72,7 @@ def test_a_topic_can_be_read_at_80_columns():
 def test_a_transaction_shows_its_whole_id_at_80_columns():
     name = "query/0123456789abcdef0123456789abcdef/of-a-sink"
     facts = TransactionDescription(
-        name, "open", 12, 34, 0, "i" * 32, "", (), (), 900_000, 1_000_000, 1_900_000, -1
+        name, "open", 12, 34, 0, "i" * 32, "", (), (), 900_000, 1_000_000, 1_900_000
     )
     out = io.StringIO()
     aged = Aged.of(facts, 1_060_000, None)
