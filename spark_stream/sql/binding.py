@@ -14,8 +14,8 @@ import pyarrow.types as pt
 from spark_stream.consistency import pruning
 from spark_stream.errors import InvalidFilter
 from spark_stream.sql import tree
-from spark_stream.sql.comparing import TextField, compared, doubled, is_raw, is_text, refused
-from spark_stream.sql.literals import NotAValue, cast
+from spark_stream.sql.comparing import TextField, compared, is_raw, is_text, of_one_kind, refused
+from spark_stream.sql.literals import NotAValue
 from spark_stream.sql.patterns import FUNCTIONS, decoded, matching, pieces_of
 from spark_stream.sql.predicates import (
     Absent,
@@ -139,11 +139,11 @@ class _Binder:
         return Either((found, Both((Absent(left), Absent(right)))))
 
     def one_of(self, node: tree.In) -> Bound:
-        operand, items = self._operand(node.operand), node.items
-        if isinstance(operand, Field) and any(each.kind is Kind.DOUBLE for each in items):
-            items = tuple(map(doubled, items))  # one double makes a whole list one of doubles
-        if isinstance(operand, Field) and pt.is_date(operand.type):
-            items = _of_moments(items, node)
+        sides = [self._operand(each) for each in (node.operand, *node.items)]
+        try:
+            operand, *items = of_one_kind(sides)
+        except NotAValue as error:
+            raise refused(f"{node.operand.shown} IN (…): {error}", node.operand) from None
         parts = [compared(pruning.Order.EQUAL, operand, each, node) for each in items]
         plain = tuple(each for each in parts if isinstance(each, Versus) and not each.of_floats)
         if len(plain) > _MANY:
@@ -243,18 +243,6 @@ _BINDERS: Final[dict[type, Any]] = {
     tree.And: _Binder.both,
     tree.Or: _Binder.either,
 }
-
-
-def _of_moments(items: tuple[Literal, ...], node: tree.In) -> tuple[Literal, ...]:
-    """Return the items of a list for a date column: one timestamp makes all texts timestamps."""
-    if all(each.kind is not Kind.TIMESTAMP for each in items):
-        return items
-    try:
-        return tuple(
-            cast(each, "timestamp") if each.kind is Kind.STRING else each for each in items
-        )
-    except NotAValue as error:
-        raise refused(str(error), node.operand) from None
 
 
 def _inner(field: Field, step: str, node: Column) -> Field:

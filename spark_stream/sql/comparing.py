@@ -7,9 +7,10 @@ into its column's own unit, so that no column is cast where that can be avoided.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import Context, Decimal
 from fractions import Fraction
+from functools import reduce
 from math import floor, inf, nextafter
 from typing import Any, Final
 
@@ -90,6 +91,9 @@ def _of_constants(order: pruning.Order, left: Literal, right: Literal) -> Bound:
 
 def _alike(left: Literal, right: Literal) -> tuple[Any, Any]:
     kinds = {left.kind, right.kind}
+    if kinds != {Kind.STRING} and kinds <= {*literals.MOMENTS, Kind.STRING}:
+        kind = _wider(left.kind, right.kind)
+        return literals.as_moment(left, kind), literals.as_moment(right, kind)
     for wanted, convert in _CONVERTED:
         if wanted & kinds and kinds <= wanted | {Kind.STRING} | _NUMBERS * (wanted <= _NUMBERS):
             return convert(left), convert(right)
@@ -125,7 +129,6 @@ _CONVERTED: Final[list[tuple[frozenset[Kind], Callable[[Literal], Any]]]] = [
     (_Kinds({Kind.DECIMAL}), literals.as_double),
     (_Kinds({Kind.WHOLE}), _as_fraction),
     (_Kinds({Kind.BOOLEAN}), literals.as_boolean),
-    (_Kinds({Kind.TIMESTAMP, Kind.DATE}), literals.as_moment),
     (_Kinds({Kind.TIME}), literals.as_time),
     (_Kinds({Kind.BINARY}), _as_bytes),
 ]
@@ -159,10 +162,9 @@ def _against(order: pruning.Order, field: Field, literal: Literal, node: Any) ->
             return _of_numbers(order, field, literal)
         if pt.is_boolean(kind) and literal.kind in (Kind.BOOLEAN, Kind.STRING):
             return _of_wholes(order, field, Fraction(literals.as_boolean(literal)))
-        if pt.is_date(kind) and literal.kind in (Kind.DATE, Kind.STRING):
-            return _of_wholes(order, field, literals.as_day(literal) * _per_second(kind))
-        if _is_moment(kind) and literal.kind in (Kind.DATE, Kind.TIMESTAMP, Kind.STRING):
-            return _of_wholes(order, field, literals.as_moment(literal) * _per_second(kind))
+        if _is_moment(kind) and literal.kind in (*literals.MOMENTS, Kind.STRING):
+            seconds = literals.as_moment(literal, _kind_of(field))
+            return _of_wholes(order, field, seconds * _per_second(kind))
         if pt.is_time(kind) and literal.kind in (Kind.TIME, Kind.STRING):
             return _of_wholes(order, field, literals.as_time(literal) * _per_second(kind))
     except NotAValue as error:
@@ -292,10 +294,69 @@ def _scalar(value: int, kind: pa.DataType) -> pa.Scalar:
     return pa.scalar(value, plain).cast(kind)
 
 
-def doubled(literal: Literal) -> Literal:
-    if literal.kind in (Kind.WHOLE, Kind.DECIMAL):
-        return Literal(Kind.DOUBLE, literals.as_double(literal), literal.text)
+def of_one_kind(sides: Sequence[Field | Literal]) -> list[Field | Literal]:
+    """Return an operand and the items of its list, with each literal as what all are compared as.
+
+    As Spark does, go from left to right: what a text becomes depends on what stands before it.
+
+    Raises:
+        NotAValue: a text is no value of that kind, or columns would have to be cast to double.
+    """
+    kind = reduce(_wider, map(_kind_of, sides))
+    if kind is Kind.DOUBLE:
+        exact = [isinstance(each, Field) and _kind_of(each) is not kind for each in sides]
+        if sum(exact) > 1:
+            raise NotAValue(
+                "IN compares these columns as doubles: write the comparisons with = and OR instead"
+            )
+    return [each if isinstance(each, Field) else _as_kind(each, kind) for each in sides]
+
+
+def _as_kind(literal: Literal, kind: Kind) -> Literal:
+    if literal.kind is Kind.STRING and kind in literals.MOMENTS:
+        return Literal(kind, literals.as_moment(literal, kind), literal.text)
+    if kind is Kind.DOUBLE and literal.kind in (Kind.WHOLE, Kind.DECIMAL, Kind.STRING):
+        return Literal(kind, literals.as_double(literal), literal.text)
+    if literal.kind is Kind.STRING and kind in (Kind.WHOLE, Kind.DECIMAL):
+        return _as_whole(literal)
     return literal
+
+
+_WIDER: Final = ((Kind.WHOLE, Kind.DECIMAL, Kind.DOUBLE), literals.MOMENTS)
+
+
+def _wider(left: Kind, right: Kind) -> Kind:
+    """Return as what Spark compares two kinds; ``left`` where it does not compare them."""
+    kinds = {left, right}
+    if kinds == {Kind.DECIMAL, Kind.STRING}:
+        return Kind.DOUBLE
+    for family in _WIDER:
+        if kinds <= {*family}:
+            return max(kinds, key=family.index)
+    return right if left in (Kind.NULL, Kind.STRING) and right is not Kind.NULL else left
+
+
+def _kind_of(side: Field | Literal) -> Kind:
+    """Return as what a column or constant is compared; ``NULL`` for types that never are."""
+    if isinstance(side, Literal):
+        return side.kind
+    if isinstance(side, TextField):
+        return Kind.STRING
+    if pt.is_timestamp(side.type):
+        return Kind.TIMESTAMP if side.type.tz else Kind.TIMESTAMP_NTZ
+    return next((kind for is_of, kind in _KINDS if is_of(side.type)), Kind.NULL)
+
+
+_KINDS: Final[list[tuple[Callable[[pa.DataType], bool], Kind]]] = [
+    (pt.is_integer, Kind.WHOLE),
+    (pt.is_decimal, Kind.DECIMAL),
+    (pt.is_floating, Kind.DOUBLE),
+    (is_text, Kind.STRING),
+    (is_raw, Kind.BINARY),
+    (pt.is_boolean, Kind.BOOLEAN),
+    (pt.is_date, Kind.DATE),
+    (pt.is_time, Kind.TIME),
+]
 
 
 def _common(left: Field, right: Field, node: Any) -> pa.DataType:

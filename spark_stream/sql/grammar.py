@@ -167,14 +167,9 @@ def _between(node: exp.Expr) -> Predicate:
 
 def _in(node: exp.Expr) -> Predicate:
     _has_only(node, "this", "expressions")
-    items = tuple(_operand(each) for each in node.expressions)
-    operand = _operand(node.this)
-    if not items:
+    if not node.expressions:
         raise _unknown(node)
-    found = tuple(each for each in items if isinstance(each, Literal))
-    if len(found) != len(items):
-        return Or(tuple(Compare(Order.EQUAL, operand, each) for each in items))
-    return In(operand, found)
+    return In(_operand(node.this), tuple(map(_operand, node.expressions)))
 
 
 def _like(node: exp.Expr) -> Predicate:

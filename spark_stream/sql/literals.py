@@ -18,6 +18,8 @@ from spark_stream.sql.tree import Kind, Literal, Value
 
 _DAY_S: Final = 86_400
 _EPOCH: Final = date(1970, 1, 1).toordinal()
+MOMENTS: Final = (Kind.DATE, Kind.TIMESTAMP_NTZ, Kind.TIMESTAMP)
+"""From the narrowest to the widest: two kinds are compared as the wider one."""
 _WHOLE: Final = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 _TRUE: Final = ("t", "true", "y", "yes", "1")
 _FALSE: Final = ("f", "false", "n", "no", "0")
@@ -90,8 +92,10 @@ def cast(literal: Literal, kind: str, precision: tuple[int, int] = (10, 0)) -> L
         return Literal(Kind.BOOLEAN, as_boolean(literal), text)
     if kind == "date":
         return Literal(Kind.DATE, as_day(literal), text)
-    if kind in ("timestamp", "timestamp_ltz", "timestamp_ntz"):
+    if kind in ("timestamp", "timestamp_ltz"):
         return Literal(Kind.TIMESTAMP, as_moment(literal), text)
+    if kind == "timestamp_ntz":
+        return Literal(Kind.TIMESTAMP_NTZ, as_moment(literal, Kind.TIMESTAMP_NTZ), text)
     if kind == "time":
         return Literal(Kind.TIME, as_time(literal), text)
     raise NotAValue(f"a filter casts no {literal.kind} to {kind}")
@@ -143,7 +147,7 @@ def as_boolean(literal: Literal) -> bool:
 def as_day(literal: Literal) -> Fraction:
     """Return midnight of a date, in seconds. Spark ignores whatever is behind the day in a text."""
     value = literal.value
-    if literal.kind in (Kind.DATE, Kind.TIMESTAMP) and isinstance(value, Fraction):
+    if literal.kind in MOMENTS and isinstance(value, Fraction):
         return value // _DAY_S * _DAY_S * Fraction(1)
     if isinstance(value, str):
         found = _DAY.fullmatch(value.strip())
@@ -153,13 +157,15 @@ def as_day(literal: Literal) -> Fraction:
     raise NotAValue(f"{literal.shown} is no date")
 
 
-def as_moment(literal: Literal) -> Fraction:
-    """A timestamp, in seconds; a date is its midnight."""
+def as_moment(literal: Literal, kind: Kind = Kind.TIMESTAMP) -> Fraction:
+    """Return a date or timestamp in seconds; a text is cast to ``kind``, one of ``MOMENTS``."""
     value = literal.value
-    if literal.kind in (Kind.DATE, Kind.TIMESTAMP) and isinstance(value, Fraction):
+    if literal.kind in MOMENTS and isinstance(value, Fraction):
         return value
     if isinstance(value, str):
-        return _moment(value)
+        if kind is Kind.DATE:
+            return as_day(literal)
+        return _moment(value, zoned=kind is Kind.TIMESTAMP)
     raise NotAValue(f"{literal.shown} is no timestamp")
 
 
@@ -173,7 +179,8 @@ def as_time(literal: Literal) -> Fraction:
     raise NotAValue(f"{literal.shown} is no time")
 
 
-def _moment(text: str) -> Fraction:
+def _moment(text: str, *, zoned: bool) -> Fraction:
+    """Return a text's moment. Without ``zoned`` its zone has to exist and is then ignored."""
     found = _MOMENT.fullmatch(text.strip())
     if found is None:
         raise NotAValue(f"{text!r} is no date or timestamp; one is '2024-01-31 12:00:00'")
@@ -181,7 +188,8 @@ def _moment(text: str) -> Fraction:
         day = _day_of(found, text)
         seconds = _clock(found["clock"]) if found["clock"] else Fraction(0)
         moment = Fraction((day.toordinal() - _EPOCH) * _DAY_S) + seconds
-        return moment - _shift(found["zone"], day, seconds) if found["zone"] else moment
+        shift = _shift(found["zone"], day, seconds) if found["zone"] else 0
+        return moment - shift if zoned else moment
     except (ValueError, OverflowError) as error:
         if isinstance(error, NotAValue):
             raise

@@ -32,6 +32,7 @@ class Kind(StrEnum):
     BINARY = "binary"
     DATE = "date"
     TIMESTAMP = "timestamp"
+    TIMESTAMP_NTZ = "timestamp_ntz"
     TIME = "time"
 
 
@@ -83,7 +84,7 @@ class In:
     """``operand`` is one of these."""
 
     operand: Operand
-    items: tuple[Literal, ...]
+    items: tuple[Operand, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 import spark_stream as isolog
+from spark_stream.datasource.types import to_spark
 from tests.conftest import ROOT, stop_broker
+from tests.sql.rows import SPARKS_TYPES
 
 _numbers = itertools.count()
 
@@ -51,6 +54,19 @@ def spark() -> Iterator[SparkSession]:
     session.sparkContext.setLogLevel("OFF")
     yield session
     session.stop()
+
+
+@pytest.fixture
+def utc_rows(spark: SparkSession) -> Iterator[DataFrame]:
+    """The rows that filters are compared over, while Spark's time zone is UTC, as a filter's is."""
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+    try:
+        # With a schema: without one Spark takes a timestamp without a zone for one in a zone.
+        table = pa.Table.from_batches([SPARKS_TYPES])
+        yield spark.createDataFrame(table, to_spark(SPARKS_TYPES.schema)).coalesce(1)
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before)
 
 
 @pytest.fixture(scope="session")

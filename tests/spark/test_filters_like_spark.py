@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame
 
 from spark_stream.sql.filters import row_filter
 from tests.sql.rows import SPARKS_TYPES
@@ -30,6 +30,9 @@ i64 in (1, 5, 7, 8, 9, null)
 i64 not in (1, 5)
 i64 in (1, 2.5)
 i64 in (9007199254740992, 1D)
+i64 in (1.5, '9007199254740992')
+i64 in ('9007199254740992', 1.5)
+i64 in (i32, 1.5)
 i64 between 1 and 5
 i64 not between 1 and 5
 i64 = '5'
@@ -129,6 +132,16 @@ ts < ntz
 ts > timestamp '1969-12-31 23:59:59.999998'
 ts in (timestamp '1970-01-01', date '1970-01-02')
 ntz < '1970'
+ntz = '2023-11-14 22:13:20+02:00'
+ntz = timestamp_ntz '2023-11-14 22:13:20+02:00'
+ntz = timestamp '2023-11-15 00:13:20+02:00'
+ntz in (timestamp_ntz '1999-01-01', '2023-11-14 22:13:20+02:00')
+ntz in (timestamp '1999-01-01', '2023-11-15 00:13:20+02:00')
+ts in (timestamp_ntz '1999-01-01', '2023-11-15 00:13:20+02:00')
+day in (timestamp_ntz '1999-01-01', '2023-11-14 00:00:00+02:00')
+day in (timestamp_ntz '1999-01-01', timestamp '1999-01-01', '2023-11-14 02:00:00+02:00')
+day in (ts, '2023-11-14 12:00:00')
+ntz in (day, ts, '2023-11-15 00:13:20+02:00')
 ntz between '1970-01-01' and '2023-11-14 22:13:20'
 flag
 not flag
@@ -168,6 +181,11 @@ null <=> null
 1 <=> null
 'b' > 'a'
 date '2024-01-01' < '2024-02-01'
+date '2024-01-01' = '2024-01-01 12:00:00'
+date '2024-01-01' in ('2024-01-01 12:00:00', timestamp '2023-01-01')
+timestamp_ntz '2024-01-01' = '2024-01-01 00:00:00+02:00'
+timestamp_ntz '2024-01-01' = timestamp '2024-01-01 02:00:00+02:00'
+1 in ('1', 1.0)
 double('NaN') > 5
 1 is null
 isnull(i64)
@@ -183,22 +201,16 @@ PREDICATES += [
 ]
 
 
-def test_every_predicate_is_true_false_or_null_where_spark_says_so(spark: SparkSession) -> None:
-    table = pa.Table.from_batches([SPARKS_TYPES])
-    before = spark.conf.get("spark.sql.session.timeZone")
-    spark.conf.set("spark.sql.session.timeZone", "UTC")
-    try:
-        frame = spark.createDataFrame(table).coalesce(1)
-        names = [f"p{number}" for number in range(len(PREDICATES))]
-        said = frame.selectExpr(
-            *[f"({text}) as {name}" for text, name in zip(PREDICATES, names, strict=True)]
-        ).toArrow()
-    finally:
-        spark.conf.set("spark.sql.session.timeZone", before)
+def test_every_predicate_is_true_false_or_null_where_spark_says_so(utc_rows: DataFrame) -> None:
+    names = [f"p{number}" for number in range(len(PREDICATES))]
+    said = utc_rows.selectExpr(
+        *[f"({text}) as {name}" for text, name in zip(PREDICATES, names, strict=True)]
+    ).toArrow()
     wrong = {}
     for text, name in zip(PREDICATES, names, strict=True):
-        mask = row_filter(text, "t", table.schema).bound.mask(SPARKS_TYPES.column)
-        found = [mask.as_py()] * table.num_rows if isinstance(mask, pa.Scalar) else mask.to_pylist()
+        mask = row_filter(text, "t", SPARKS_TYPES.schema).bound.mask(SPARKS_TYPES.column)
+        count = SPARKS_TYPES.num_rows
+        found = [mask.as_py()] * count if isinstance(mask, pa.Scalar) else mask.to_pylist()
         if found != said[name].to_pylist():
             wrong[text] = {"ours": found, "spark": said[name].to_pylist()}
     assert wrong == {}
