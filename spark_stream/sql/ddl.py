@@ -96,6 +96,12 @@ def _bad(problem: str, path: str) -> InvalidOption:
     )
 
 
+def _repeated(first: str, second: str, path: str) -> InvalidOption:
+    twice = "it is there twice"
+    problem = twice if first == second else f"{first!r} and {second!r} cannot be told apart"
+    return _bad(problem, f"{path}.{second}" if path else second)
+
+
 class _Parser:
     """Reads tokens from left to right; ``path`` is the column (``a.b``) that errors name."""
 
@@ -132,8 +138,13 @@ class _Parser:
         if self._next.is_mark(end):
             self._take()
             return fields
+        names: dict[str, str] = {}
         while True:
-            fields.append(self._column(path, depth))
+            field = self._column(path, depth)
+            first = names.setdefault(field.name.lower(), field.name)
+            if len(names) == len(fields):
+                raise _repeated(first, field.name, path)
+            fields.append(field)
             token = self._take()
             if token.is_mark(end):
                 return fields
