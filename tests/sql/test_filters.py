@@ -62,6 +62,8 @@ def kept(text, batch, topic="t", partition=0):
         ("_topic.x = 1", ["'_topic'", "no fields"]),
         ("id = 'one'", ["'id' (bigint)", "'one' is no whole number"]),
         ("id = '1.5'", ["'1.5' is no whole number"]),
+        ("id in (1, 'one')", ["id IN", "'one' is no whole number"]),
+        ("deep.a in (id, 1D)", ["deep.a IN", "as doubles", "= and OR"]),
         ("id = true", ["'id' (bigint)", "TRUE, a boolean"]),
         ("name = 5", ["'name' (string)", "5, a bigint"]),
         ("tags = 'a'", ["'tags' (array<string>)", "'a', a string"]),
