@@ -14,11 +14,11 @@ from spark_stream.broker.leader_actions import leaders_of
 from spark_stream.broker.partition import Partition
 from spark_stream.broker.placing import lone_replica_warning
 from spark_stream.broker.refusals import check_leader_epoch
-from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.isolation import Bounds, Isolation, upper_bound
 from spark_stream.consistency.lineage import Lineage
 from spark_stream.consistency.measures import reached, stored_bytes
+from spark_stream.consistency.partition_record import PartitionRecord
 from spark_stream.consistency.transactions import Joined
 from spark_stream.errors import IsologError, LeaderEpochFenced, NotLeader, UnknownTopic
 from spark_stream.scripts.steps import Describe, Described, together
@@ -155,16 +155,16 @@ def _described(here: Here, hosted: HostedTopic) -> TopicFacts:
         schema_version=len(topic.earlier),
         added=topic.schema.names[len((*topic.earlier, topic.schema)[0]) :],
         partitions=[
-            _partition(here, topic, number, answer) for number, answer in enumerate(answers)
+            partition_facts(number, here.host.record(topic, number), answer)
+            for number, answer in enumerate(answers)
         ],
     )
 
 
-def _partition(
-    here: Here, topic: Topic, number: int, answer: Described | IsologError
+def partition_facts(
+    number: int, record: PartitionRecord | None, answer: Described | IsologError
 ) -> PartitionFacts:
-    """A partition as its leader has described it, or why that could not be asked."""
-    record = here.host.record(topic, number)
+    """Return a partition as its leader has described it, or why it could not be asked."""
     common: dict[str, Any] = {
         "partition": number,
         "leader": None if record is None else record.leader,

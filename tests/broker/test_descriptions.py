@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from spark_stream.broker.topic_actions import _partition
+from spark_stream.broker.topic_actions import partition_facts
 from spark_stream.cli.options import Listing
 from spark_stream.cli.output.show import show_topic
 from spark_stream.client.values import PartitionDescription, TopicDescription
@@ -27,7 +27,7 @@ __all__ = ["around"]
 def described(broker: LocalBroker) -> PartitionFacts:
     topic = broker.host.find("t")
     answer = broker.table.run_here(Describe(Joined("t", topic.id, 0)))
-    return _partition(broker, topic, 0, answer)
+    return partition_facts(0, broker.host.record(topic, 0), answer)
 
 
 def test_a_new_leader_tells_no_high_watermark_before_it_knows_it(around: Surroundings):
@@ -66,7 +66,7 @@ def test_a_partition_that_cannot_be_asked_has_no_high_watermark_of_zero(around: 
     a = around.start("a")
     make(a, "t", "a")
     error = LeaderUnavailable("nobody leads it")
-    facts = _partition(a, a.host.find("t"), 0, error)
+    facts = partition_facts(0, a.host.record(a.host.find("t"), 0), error)
     found = PartitionFacts.from_bytes(facts.to_bytes())  # as a client gets it
     assert (found.high_watermark, found.last_stable_offset) == (None, None)
     assert found.error is not None

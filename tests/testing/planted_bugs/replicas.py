@@ -148,6 +148,14 @@ def a_new_leader_tells_what_it_knows(patch: Patch) -> None:
 
 
 @bug
+def a_new_leader_describes_what_it_has(patch: Patch) -> None:
+    original = Partition.described
+    patch.setattr(
+        Partition, "described", lambda self: dataclasses.replace(original(self), hw_known=True)
+    )
+
+
+@bug
 def a_duplicate_is_acknowledged_at_once(patch: Patch) -> None:
     original = Partition.take
 

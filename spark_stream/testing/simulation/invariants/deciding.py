@@ -52,10 +52,7 @@ class NumbersRise(Invariant):
 
 
 class APartitionWithABatchHasJoined(Invariant):
-    """A batch is in a partition whose join was on record before the transaction's decision.
-
-    The joins stay on record until the transaction is finished there.
-    """
+    """A partition's join is on record from before the decision until it is finished there."""
 
     def __init__(self, view: View) -> None:
         super().__init__(view)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from spark_stream.broker.partition import Partition
+from spark_stream.broker.topic_actions import partition_facts
 from spark_stream.consistency.isolation import Bounds, Isolation
 from spark_stream.testing.simulation.history import Course, Line, Place, Seen
 from spark_stream.testing.simulation.invariants.base import Invariant, Looked, View
@@ -80,29 +82,38 @@ class OnlyReadersOfEverythingAreToldOfLoss(Invariant):
 
 
 class ToldBoundsNeverGoBack(Invariant):
-    """The high watermark and the last stable offset that a leader tells never go back."""
+    """The high watermark and the last stable offset that leaders tell or describe never go back."""
 
     def __init__(self, view: View) -> None:
         super().__init__(view)
-        self._told: dict[Place, list[tuple[int, Bounds]]] = {}
+        self._told: dict[Place, list[tuple[int, int, int]]] = {}
 
     def lost(self, course: Course, gone: Sequence[Seen]) -> None:
         self._told.pop(course.place, None)
 
     def told(self, course: Course, bounds: Bounds, epoch: int) -> None:
+        self._check(course, epoch, bounds.high_watermark, bounds.last_stable_offset)
+
+    def observed(self, line: Line, partition: Partition) -> None:
+        """Describe the partition, as its leader can be asked to at any moment."""
+        if partition.leads and not line.deleted:
+            found = partition_facts(partition.number, line.course.record, partition.described())
+            high, stable = found.high_watermark, found.last_stable_offset
+            if high is not None and stable is not None:  # else it does not know them yet
+                self._check(line.course, found.leader_epoch, high, stable)
+
+    def _check(self, course: Course, epoch: int, high: int, stable: int) -> None:
         if not course.counts(epoch):
             return  # an answer that was under way when an unclean election lost records
         known = self._told.setdefault(course.place, [])
-        for earlier, before in known:
+        what = f"{course.name}: told {high} and {stable} in epoch {epoch}"
+        for earlier, high_before, stable_before in known:
             if earlier <= epoch:
-                what = f"{course.name}: {bounds} in epoch {epoch}, {before} in epoch {earlier}"
-                risen = (
-                    bounds.high_watermark >= before.high_watermark
-                    and bounds.last_stable_offset >= before.last_stable_offset
-                )
-                self.require(risen, f"told {what}")
+                before = f"{high_before} and {stable_before} in epoch {earlier}"
+                risen = high >= high_before and stable >= stable_before
+                self.require(risen, f"{what}, and before {before}")
         known[:] = [each for each in known if each[0] != epoch]
-        known.append((epoch, bounds))
+        known.append((epoch, high, stable))
 
 
 class WaitersAreWoken(Invariant):
