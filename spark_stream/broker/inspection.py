@@ -18,7 +18,6 @@ from spark_stream.consistency.admission import (
     Flaw,
     Reason,
     admit,
-    first_marked,
     first_too_large,
 )
 from spark_stream.errors import (
@@ -28,6 +27,7 @@ from spark_stream.errors import (
     RecordTooLarge,
 )
 from spark_stream.wire.limits import BATCH_BYTES_MAX
+from spark_stream.wire.not_null import first_null
 
 # A flag counts as a byte and is stored as a bit.
 _COUNTED_PER_STORED_MAX: Final = 8
@@ -35,8 +35,12 @@ _COUNTED_PER_STORED_MAX: Final = 8
 Sizes = npt.NDArray[np.int64]
 
 
-def inspected(batch: pa.RecordBatch, required: tuple[str, ...], record_bytes_max: int) -> Admission:
-    """The verdict on a batch that has the topic's columns; those in ``required`` take no nulls.
+def inspected(
+    batch: pa.RecordBatch, required: tuple[pa.Field, ...], record_bytes_max: int
+) -> Admission:
+    """Return the verdict on a batch that has the topic's columns.
+
+    ``required``: the columns that take no nulls, or may have a field within that takes none.
 
     Raises:
         InvalidRecord: the buffers do not hold such a batch.
@@ -55,12 +59,9 @@ def inspected(batch: pa.RecordBatch, required: tuple[str, ...], record_bytes_max
     if invalid is not None:
         flaws.append(invalid)
         batch = batch.slice(0, invalid.row)
-    for name in required:
-        column = batch.column(name)
-        if column.null_count:
-            mask = pc.is_null(column).to_numpy(zero_copy_only=False)
-            found = first_marked(mask, Reason.NULL_VALUE, name)
-            flaws += [found] if found else []
+    for field in required:
+        null = first_null(batch.column(field.name), field, field.name)
+        flaws += [Flaw(null[0], Reason.NULL_VALUE, column=null[1])] if null else []
     # Most batches need no look at each record: none can be too large.
     if size * _COUNTED_PER_STORED_MAX > record_bytes_max < bytes_at_most(batch):
         found = first_too_large(record_sizes(batch), record_bytes_max)

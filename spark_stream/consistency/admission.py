@@ -54,13 +54,6 @@ def first_too_large(sizes: npt.NDArray[np.int64], limit: int) -> Flaw | None:
     return Flaw(row, Reason.TOO_LARGE, size=int(sizes[row]))
 
 
-def first_marked(mask: npt.NDArray[np.bool_], reason: Reason, column: str) -> Flaw | None:
-    """The first row that ``mask`` (shape (rows,)) marks as bad in this column."""
-    if not mask.any():
-        return None
-    return Flaw(int(mask.argmax()), reason, column=column)
-
-
 def admit(rows: int, flaws: list[Flaw]) -> Admission:
     """The verdict from every rule's first flaw: the earliest decides, ties by the order given."""
     if not flaws:

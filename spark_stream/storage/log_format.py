@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.types as pt
 
 from spark_stream.batches import conformed
 from spark_stream.consistency.entries import Entry, Kind
@@ -126,9 +127,9 @@ class LogFormat:
         return self.codecs[version]
 
     @cached_property
-    def required(self) -> tuple[str, ...]:
-        """The columns that take no nulls."""
-        return tuple(each.name for each in self.schema if not each.nullable)
+    def required(self) -> tuple[pa.Field, ...]:
+        """Return the columns that take no nulls, or may have a field within that takes none."""
+        return tuple(each for each in self.schema if not each.nullable or pt.is_nested(each.type))
 
     def conformed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """A sound batch of an earlier schema as one of the present one; others stay as they are."""

@@ -139,7 +139,8 @@ def test_a_batch_without_rows_has_no_sizes():
 
 
 def verdict(batch: pa.RecordBatch, required: tuple[str, ...] = (), limit: int = LIMIT):
-    found = inspected(batch, required, limit)
+    fields = tuple(batch.schema.field(name).with_nullable(False) for name in required)
+    found = inspected(batch, fields, limit)
     return found.kept, found.flaw
 
 
@@ -195,6 +196,17 @@ def test_a_null_where_none_is_taken_ends_the_message_before_it(one, two):
     assert kept == (bad[0] if bad else rows)
     if bad:
         assert flaw == Flaw(bad[0], Reason.NULL_VALUE, column="one" if one[bad[0]] else "two")
+
+
+def test_a_null_in_a_field_that_takes_none_ends_the_message_before_it_and_its_path_is_named():
+    strict = pa.struct([pa.field("b", pa.int8(), nullable=False)])
+    loose = pa.struct([("b", pa.int8())])
+    column = pa.array(
+        [[{"b": 1}], None, [None, {"b": 2}], [{"b": 3}, {"b": None}]], pa.list_(loose)
+    )
+    batch = pa.RecordBatch.from_arrays([column], names=["c"])
+    found = inspected(batch, (pa.field("c", pa.list_(strict)),), LIMIT)
+    assert (found.kept, found.flaw) == (3, Flaw(3, Reason.NULL_VALUE, column="c.element.b"))
 
 
 # -- values that their type does not allow ---------------------------------------------------------

@@ -14,7 +14,6 @@ from spark_stream.consistency.admission import (
     Flaw,
     Reason,
     admit,
-    first_marked,
     first_too_large,
 )
 
@@ -40,11 +39,15 @@ def walked(rows: list[Row]) -> tuple[int, Reason | None]:
     return len(rows), None
 
 
+def first(marks: list[bool], reason: Reason) -> Flaw | None:
+    return Flaw(marks.index(True), reason, column="c") if any(marks) else None
+
+
 def judged(rows: list[Row]) -> Admission:
     sizes = np.array([row.size for row in rows], np.int64)
     flaws = [
-        first_marked(np.array([row.broken_text for row in rows], bool), Reason.INVALID_TEXT, "t"),
-        first_marked(np.array([row.null for row in rows], bool), Reason.NULL_VALUE, "n"),
+        first([row.broken_text for row in rows], Reason.INVALID_TEXT),
+        first([row.null for row in rows], Reason.NULL_VALUE),
         first_too_large(sizes, LIMIT),
     ]
     return admit(len(rows), [flaw for flaw in flaws if flaw is not None])
@@ -67,8 +70,6 @@ def test_a_message_with_a_bad_record_in_the_middle_keeps_the_prefix(rows):
 
 def test_a_flaw_says_what_and_where():
     assert first_too_large(np.array([5, 101, 200]), LIMIT) == Flaw(1, Reason.TOO_LARGE, size=101)
-    marked = first_marked(np.array([False, False, True]), Reason.NULL_VALUE, "price")
-    assert marked == Flaw(2, Reason.NULL_VALUE, column="price")
 
 
 def test_a_record_at_the_limit_is_kept():

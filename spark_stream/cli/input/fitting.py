@@ -21,6 +21,7 @@ import pyarrow.types as pt
 from spark_stream.cli.moments import dates_of, durations_of, moments_of, times_of
 from spark_stream.cli.texts import list_ends, shown
 from spark_stream.errors import InvalidRecord, IsologError, SchemaMismatch
+from spark_stream.wire.not_null import first_null
 from spark_stream.wire.schemas import is_default
 from spark_stream.wire.type_names import told_apart, type_name
 
@@ -77,9 +78,10 @@ class Fitting:
                 arrays.append(pa.nulls(batch.num_rows, field.type))
                 continue
             array = self._column(batch.column(field.name), field, first)
-            if array.null_count and not field.nullable:
-                row = int(pc.index(pc.is_null(array), True).as_py())
-                raise bad_record(first + row, f"column {field.name!r} is null, and is NOT NULL")
+            null = first_null(array, field, field.name)
+            if null is not None:
+                row, path = null
+                raise bad_record(first + row, f"column {path!r} is null, and is NOT NULL")
             arrays.append(array)
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 

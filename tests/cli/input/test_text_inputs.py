@@ -184,6 +184,37 @@ def test_a_bad_json_line_is_named(ddl, line, problem):
     assert raised.value.message.startswith(problem)
 
 
+@pytest.mark.parametrize(
+    ("kind", "line", "value"),
+    [
+        ("struct<a:int,b:int>", '{"a":1}', {"a": 1, "b": None}),
+        ("array<struct<a:int,b:int>>", '[{"a":1}]', [{"a": 1, "b": None}]),
+        ("map<string,struct<a:int,b:int>>", '{"k":{"a":1}}', [("k", {"a": 1, "b": None})]),
+    ],
+)
+def test_a_field_that_a_json_line_lacks_is_null_as_a_column_is(kind, line, value):
+    schema = parse_schema(f"c {kind}, d int")
+    block = f'{{"c":{line}}}\n'.encode()
+    found = Fitting.of_topic(schema, text=True).fit(JsonBlocks(schema).parse(block, 1), 1)
+    assert found.to_pylist() == [{"c": value, "d": None}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "path"),
+    [
+        ("struct<a:int,b:int NOT NULL>", ['{"a":1,"b":2}', "null", '{"a":1}'], "c.b"),
+        ("array<struct<b:int NOT NULL>>", ['[{"b":2}]', "[null]", '[{"b":2},{}]'], "c.element.b"),
+        ("map<string,struct<b:int NOT NULL>>", ['{"k":{"b":2}}', "{}", '{"k":{}}'], "c.value.b"),
+    ],
+)
+def test_a_field_that_takes_no_nulls_is_named_with_the_record_that_lacks_it(kind, values, path):
+    schema = parse_schema(f"c {kind}")
+    block = "\n".join(f'{{"c":{each}}}' for each in values).encode()
+    with pytest.raises(InvalidRecord) as raised:
+        Fitting.of_topic(schema, text=True).fit(JsonBlocks(schema).parse(block, 1), 1)
+    assert raised.value.message == f"record 3: column {path!r} is null, and is NOT NULL"
+
+
 def test_a_json_column_that_the_topic_lacks_is_named():
     with pytest.raises(SchemaMismatch, match="'z' is not one of"):
         JsonBlocks(parse_schema("id int")).parse(b'{"id":1}\n{"z":1}\n', 1)

@@ -1,0 +1,70 @@
+"""Find the nulls in values whose type takes none, however deep they are nested."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+
+def takes_all_nulls(field: pa.Field) -> bool:
+    """Return whether neither the field nor one within it is declared NOT NULL."""
+    return bool(field.nullable) and all(takes_all_nulls(each) for _, each in _within(field.type))
+
+
+def first_null(array: pa.Array, field: pa.Field, path: str) -> tuple[int, str] | None:
+    """Return the first row with a null that ``field`` does not allow, and the path to it, or None.
+
+    ``path`` names the column. The array may lack fields at the end of structs. What stands in the
+    fields of a struct that is null itself does not count.
+    """
+    return min(_nulls(array, field, path), default=None)
+
+
+def _nulls(array: pa.Array, field: pa.Field, path: str) -> Iterator[tuple[int, str]]:
+    if array.null_count and not field.nullable:
+        yield int(pc.index(pc.is_null(array), True).as_py()), path
+    if not pt.is_nested(array.type) or takes_all_nulls(field.with_nullable(True)):
+        return
+    rows = np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False))
+    # A copy, because a slice would have what is before and behind it in its lists.
+    there = array.take(pa.array(rows))
+    if not pt.is_struct(array.type):
+        rows = np.repeat(rows, _lengths(there))
+    for values, (name, inner) in zip(_values(there), _within(field.type), strict=False):
+        found = first_null(values, inner, f"{path}.{name}")
+        if found is not None:
+            yield int(rows[found[0]]), found[1]
+
+
+def _within(kind: pa.DataType) -> list[tuple[str, Any]]:
+    """Return the fields of a nested type with Spark's names for them; none of another type."""
+    if pt.is_struct(kind):
+        return [(each.name, each) for each in kind]
+    if pt.is_map(kind):
+        # Arrow's own validation refuses a key that is null.
+        return [("key", kind.key_field.with_nullable(True)), ("value", kind.item_field)]
+    return [("element", kind.value_field)] if pt.is_nested(kind) else []
+
+
+def _values(array: pa.Array) -> list[pa.Array]:
+    """Return the values in the fields of :func:`_within`, for an array without nulls."""
+    if pt.is_map(array.type):
+        return [array.keys, array.items]
+    found = array.flatten()
+    return found if pt.is_struct(array.type) else [found]
+
+
+def _lengths(array: pa.Array) -> npt.NDArray[np.integer]:
+    """Return how many values each list or map has, for an array without nulls."""
+    lengths: npt.NDArray[np.integer]
+    if pt.is_map(array.type):
+        lengths = np.diff(array.offsets.to_numpy())
+    else:
+        lengths = pc.list_value_length(array).to_numpy()
+    return lengths
