@@ -37,7 +37,8 @@ def three_brokers(
 
     def run(commands: str) -> str:
         bash = ["bash", "-eu", "-o", "pipefail", "-c", on_free_ports(commands)]
-        return shell.run(bash, folder, ISOLOG_BOOTSTRAP=addresses)
+        # On a busy machine a test may ask one of the brokers nothing for minutes.
+        return shell.run(bash, folder, ISOLOG_BOOTSTRAP=addresses, ISOLOG_IDLE_SECONDS="600")
 
     try:
         yield run
