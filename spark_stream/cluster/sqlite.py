@@ -17,15 +17,13 @@ remember deletions, gets the table when it is opened.
 A file may be deleted, or replaced, under the brokers that have it open. The brokers still share the
 open file, and could go on with it until the last of them ends; then all would be lost. So the store
 compares the file at its path with the open one, at every poll and within every change. Where they
-differ it says so, refuses changes, and can write the open copy back. The note ``-restored`` names
-both files, so that the other brokers' stores take the new one.
+differ it says so, refuses changes, and can write the open copy back (``store_files``).
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import os
 import sqlite3
 import threading
 import time
@@ -38,7 +36,13 @@ from typing import Any, Final, Generic, TypeVar
 
 from spark_stream.cluster.keys import end_of
 from spark_stream.cluster.store import Changes, Delete, Put, Record, check_distinct
-from spark_stream.cluster.store_files import copy_database, file_at, note_of, sync_folder
+from spark_stream.cluster.store_files import (
+    check_header,
+    file_at,
+    save_lost,
+    was_written_back,
+    write_back,
+)
 from spark_stream.cluster.turns import Turns
 from spark_stream.environment import Clock, SystemClock
 from spark_stream.errors import (
@@ -82,7 +86,6 @@ _CHANGED: Final = (
     " union all select 'deleted', key, null, revision from deleted where revision > ? and ({keys})"
     " union all select 'record', key, value, version from record where version > ? and ({keys})"
 )
-_HEADER: Final = b"SQLite format 3\0"
 _STAMP: Final = "pragma data_version"  # moves with every change of the file by somebody else
 DELETED_KEPT: Final = 100_000
 """For as many changes a deletion is remembered: whoever asks later reads all records anew."""
@@ -117,7 +120,7 @@ class SqliteStore:
         self._unchanged: tuple[tuple[int], int] | None = None
         self._nothing = Changes(0, {}, complete=True)
         with ExitStack() as undo, self._named():
-            _check_header(path)  # before anything is made beside a file that is not ours
+            check_header(path)  # before anything is made beside a file that is not ours
             self._turns = Turns(path.with_name(path.name + "-turns"), self._clock)
             undo.callback(self._turns.close)
             self._writer = _connected(path)
@@ -224,7 +227,8 @@ class SqliteStore:
                 return
             self._closed = True
             if file_at(self._path) != self._opened:
-                self._save_lost()
+                with self._reading:
+                    save_lost(self._reader, self._path)
             # A close takes its turn: the last one removes SQLite's write-ahead log.
             in_turn = self._turns.take(lambda: True, _CLOSE_WAIT_S)
             with self._reading:
@@ -252,33 +256,12 @@ class SqliteStore:
                         f"the metadata store {self._path} is in its place",
                         hint="Only a store that was deleted under its brokers is written back.",
                     )
-                self._write_new_file()
+                with self._reading:
+                    write_back(self._reader, self._path, self._opened)
             finally:
                 self._writer.execute("rollback")
         logger.warning("metadata store %s: the open copy was written back", self._path)
         self._look()
-
-    def _write_new_file(self) -> None:
-        fresh = self._path.with_name(self._path.name + ".new")
-        fresh.unlink(missing_ok=True)
-        try:
-            with self._reading:
-                copy_database(self._reader, fresh)
-            if file_at(self._path) is None:
-                for suffix in ("-wal", "-shm"):  # those of the open file have no names any more
-                    self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
-            files = {"from": self._opened, "to": file_at(fresh)}
-            note_of(self._path).write_text(json.dumps(files))
-            os.link(fresh, self._path)  # never in the place of another file
-            sync_folder(self._path.parent)
-        except FileExistsError:
-            raise InvalidRequest(
-                f"another file is in the place of the metadata store {self._path}",
-                hint="Move it away first, with the files beside it that end in -wal and -shm.",
-                path=str(self._path),
-            ) from None
-        finally:
-            fresh.unlink(missing_ok=True)
 
     def _look(self, *, takes: bool = True) -> None:
         """Find out whether the open file is still the one at the path, or take its new copy."""
@@ -304,11 +287,7 @@ class SqliteStore:
 
     def _take_copy(self, found: tuple[int, int] | None) -> bool:
         """Open the file that is there now, if it was written back from the open one."""
-        try:
-            note = json.loads(note_of(self._path).read_text())
-        except (OSError, ValueError):
-            return False
-        if found is None or note != {"from": list(self._opened or ()), "to": list(found)}:
+        if not was_written_back(self._path, self._opened, found):
             return False
         with ExitStack() as undo:
             fresh = [_connected(self._path) for _ in range(2)]
@@ -328,19 +307,6 @@ class SqliteStore:
             finally:
                 self._turns.end()
         return True
-
-    def _save_lost(self) -> None:
-        """Keep the open copy beside the path: it may be the last one."""
-        saved = self._path.with_name(self._path.name + ".saved")
-        fresh = self._path.with_name(f"{saved.name}-{os.getpid()}")
-        try:
-            with self._reading:
-                copy_database(self._reader, fresh)
-            os.replace(fresh, saved)
-        except (sqlite3.Error, OSError):
-            logger.exception("metadata store %s is lost, and cannot be saved", self._path)
-        else:
-            logger.error("metadata store %s is lost; its copy is %s", self._path, saved)
 
     def _check_in_place(self) -> None:
         """MetadataLost if the file at the path is not the open one: a change would be lost."""
@@ -468,19 +434,6 @@ class SqliteStore:
                 hint=_hint(error),
                 path=str(self._path),
             ) from error
-
-
-def _check_header(path: Path) -> None:
-    """Refuses a file that is no database, as SQLite would when it reads it."""
-    try:
-        with path.open("rb") as file:
-            start = file.read(len(_HEADER))
-    except FileNotFoundError:
-        return
-    if not _HEADER.startswith(start):
-        refused = sqlite3.DatabaseError("file is not a database")
-        refused.sqlite_errorcode = sqlite3.SQLITE_NOTADB
-        raise refused
 
 
 def _connected(path: Path) -> sqlite3.Connection:
