@@ -16,7 +16,7 @@ Its place in the cluster:
 ``standing``       what the others are told of this one: its address, the generation of its logs
 ``tenure``         its lease: it leads only while that lasts
 ``controlling``    what it does as the controller
-``handover``       hands over what it leads before it ends
+``handover``       hands over what it leads: before it ends, and to preferred leaders
 ``placing``        which brokers get the replicas of a new partition
 
 Its replicas:

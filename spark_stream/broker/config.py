@@ -37,6 +37,8 @@ class BrokerConfig(BaseSettings):
     ``rack``: where it stands: replicas of a partition are put into different racks.
     ``lease_seconds``: for how long others take the broker for alive without a sign of life; the
     same for all brokers of a cluster.
+    ``leader_balance_seconds``: a partition goes back to its preferred leader when that has been
+    alive and in sync for so long; 0: never by itself.
     ``peer_addresses``: addresses at which this broker reaches others, by their ids, where they
     differ from those that they have registered.
     ``default_replication_factor``: how many replicas the partitions of a topic get where its maker
@@ -65,6 +67,7 @@ class BrokerConfig(BaseSettings):
     memory_bytes: int = Field(default=MEMORY_BYTES_DEFAULT, ge=MEMORY_BYTES_MIN, le=1 << 40)
     keepalive_seconds: float = Field(default=60.0, gt=0.0, le=86_400.0)
     lease_seconds: float = Field(default=DURATION_S, ge=0.5, le=3600.0)
+    leader_balance_seconds: float = Field(default=30.0, ge=0.0, le=86_400.0)
     peer_addresses: dict[str, str] = {}
     default_replication_factor: int | None = Field(default=None, ge=1)
     housekeeping_seconds: float = Field(default=1.0, gt=0.0, le=3600.0)

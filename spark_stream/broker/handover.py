@@ -1,25 +1,33 @@
-"""A broker hands over what it leads: when it ends in order, and where its log refuses writes.
+"""A broker hands over what it leads.
+
+It does so when it ends in order, where its log refuses writes, and where another broker is the
+preferred leader.
 
 Order of steps: nothing is appended any more; the followers get what they lack, for a while; then
 the records name other leaders, one compare-and-set each. What a follower lacked by then is cut off
 later: nothing of it was acknowledged as replicated. A partition that nobody else can lead stays.
 
 When and to whom a replica in trouble hands over is a rule of ``consistency.withdrawal``. To whom is
-asked of the other brokers, each of which probes its own log (``ProbeReplica``).
+asked of the other brokers, each of which probes its own log (``ProbeReplica``). When a preferred
+leader leads again is a rule of ``consistency.balance``: nothing of the log is given up for that, so
+a partition whose followers do not catch up in time stays.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
+from dataclasses import replace
 from typing import Final
 
 from spark_stream.broker.host import Host
 from spark_stream.broker.members import Members
 from spark_stream.broker.partition import Partition
 from spark_stream.cluster.partitions import PartitionId
-from spark_stream.consistency import election
+from spark_stream.consistency import balance, election
+from spark_stream.consistency.balance import Settling
 from spark_stream.consistency.damage import has_heir
+from spark_stream.consistency.election import Alive
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.consistency.partition_record import Member, PartitionRecord
 from spark_stream.consistency.transactions import Joined
@@ -32,9 +40,10 @@ logger = logging.getLogger(__name__)
 
 _PAUSES: Final = 100
 _PAUSE_S: Final = 0.01
-_NAMES_MAX: Final = 5  # that one line of the broker's log tells
+_NAMES_MAX: Final = 5  # in one line of the broker's log
 LOOK_S: Final = 0.2
 """How long to pause between two looks for replicas in trouble."""
+_BALANCE_S: Final = 3.0
 
 
 def handing_over(host: Host, members: Members) -> Script[int]:
@@ -57,14 +66,21 @@ def _resigning(
     led: Collection[Partition],
     host: Host,
     resign: Callable[[PartitionId, PartitionRecord], election.Outcome],
+    *,
+    complete: bool = False,
 ) -> Script[list[PartitionId]]:
-    """Let followers catch up, then change the records; return the partitions that others lead."""
+    """Let followers catch up, then change the records; return the partitions that others lead.
+
+    ``complete``: a partition whose in-sync replicas have not caught up by then stays.
+    """
     for partition in led:
         partition.begin_hand_over()
     for _ in range(_PAUSES):
         if all(each.is_all_replicated() for each in led):
             break
         yield Pause(_PAUSE_S)
+    if complete:
+        led = [each for each in led if each.is_all_replicated()]
     outcomes = yield from change_records([id_of(each) for each in led], host.view_of, resign)
     return [each for each, found in outcomes.items() if not isinstance(found, election.Unchanged)]
 
@@ -151,11 +167,91 @@ class Withdrawals:
             return
         self._told.update(news)
         error = next(each.fitness.error for each in partitions if each.name == news[0])
-        more = f" and {len(news) - _NAMES_MAX} more" if len(news) > _NAMES_MAX else ""
         logger.error(
-            "%s%s: the log refuses writes (%s); %s",
-            ", ".join(news[:_NAMES_MAX]),
-            more,
+            "%s: the log refuses writes (%s); %s",
+            _named(news),
             "" if error is None else error.message,
             outcome,
         )
+
+
+class Balance:
+    """The partitions of one broker that others should lead. One thread looks at them."""
+
+    def __init__(self, host: Host, members: Members, clock: Clock, settle_s: float) -> None:
+        """``settle_s``: how long a preferred leader must have been able to lead; 0: switch off."""
+        self._host = host
+        self._members = members
+        self._clock = clock
+        self._settle_us = int(settle_s * 1_000_000)
+        self.pause_s = min(settle_s / 10, _BALANCE_S) or _BALANCE_S
+        """How long to pause between two looks."""
+        self._settling: dict[Partition, Settling] = {}
+
+    def looking(self) -> Script[None]:
+        """Hand over what preferred leaders can lead again; to be run often."""
+        generation = self._host.generation
+        if generation is None or not self._settle_us:
+            return
+        now, me = self._clock.steady_us(), Member(self._host.broker_id, generation)
+        alive = self._members.alive()
+        self._settling = balance.after_look(self._settling, self._able(me, alive), now)
+        due = balance.due(self._settling, self._settle_us, now)
+        if not due:
+            return
+        for each in due:  # where nothing comes of it, it is tried again after that time
+            self._settling[each] = replace(self._settling[each], since=now)
+        led = yield from self._taking_writes(due)
+        try:
+            resigned = yield from _resigning(
+                led,
+                self._host,
+                lambda _, record: _prefer(record, me, alive),
+                complete=True,
+            )
+        finally:
+            for partition in led:
+                partition.end_hand_over()
+        gone = sorted(each.name for each in led if id_of(each) in resigned)
+        if gone:
+            logger.info("%s: led by the preferred leader again", _named(gone))
+
+    def _able(self, me: Member, alive: Alive) -> dict[Partition, Hashable]:
+        """Return what another broker could lead, with what must stay as it is meanwhile."""
+        found: dict[Partition, Hashable] = {}
+        for hosted in self._host.topics():
+            for each in hosted.open_partitions():
+                stored = self._host.view_of(id_of(each))
+                if stored is None or stored.record.leader != me.broker:
+                    continue
+                record, known = stored.record, self._members.get(stored.record.replicas[0])
+                if known and not isinstance(_prefer(record, me, alive), election.Unchanged):
+                    found[each] = (record.leader_epoch, known.incarnation)
+        return found
+
+    def _taking_writes(self, partitions: Collection[Partition]) -> Script[list[Partition]]:
+        """Return those of the partitions whose preferred leaders' logs take a write."""
+        asked = []
+        for each in partitions:
+            stored = self._host.view_of(id_of(each))
+            if stored is not None and each.leads:
+                at = Joined(each.topic, each.topic_id, each.number)
+                asked.append((each, ProbeReplica(stored.record.replicas[0], at)))
+        answers = yield from together(step for _, step in asked)
+        return [
+            each
+            for (each, _), answer in zip(asked, answers, strict=True)
+            if not isinstance(answer, IsologError)
+        ]
+
+
+def _prefer(record: PartitionRecord, me: Member, alive: Alive) -> election.Outcome:
+    """Let the preferred leader lead what this broker leads."""
+    if not election.leads(record, me):
+        return election.Unchanged(election.Obstacle.NOT_THE_LEADER, record)
+    return election.prefer(record, alive)
+
+
+def _named(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMES_MAX} more" if len(names) > _NAMES_MAX else ""
+    return ", ".join(names[:_NAMES_MAX]) + more

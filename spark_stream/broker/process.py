@@ -25,7 +25,7 @@ from spark_stream.broker.config import BrokerConfig
 from spark_stream.broker.controlling import MOVES_S, ROUND_S, Controlling
 from spark_stream.broker.driver import Driver
 from spark_stream.broker.handover import LOOK_S as TROUBLE_S
-from spark_stream.broker.handover import Withdrawals, handing_over
+from spark_stream.broker.handover import Balance, Withdrawals, handing_over
 from spark_stream.broker.here import BrokerFacts, Here
 from spark_stream.broker.host import Host
 from spark_stream.broker.identity import Identity
@@ -203,6 +203,7 @@ class Broker:
                 ControllerSeat(self._store, self._host.broker_id, incarnation),
             )
             self._withdrawals = Withdrawals(self._host, self._members, clock)
+            self._balance = Balance(self._host, self._members, clock, config.leader_balance_seconds)
             self._keepers = [
                 self._keeper("lease", leases.pause_s, self._tenure.renew),
             ]
@@ -215,6 +216,7 @@ class Broker:
                 self._keeper("controller", ROUND_S, self._control),
                 self._keeper("moves", MOVES_S, self._finish_moves),
                 self._keeper("withdrawals", TROUBLE_S, self._withdraw),
+                self._keeper("balance", self._balance.pause_s, self._hand_back),
             ]
             self._topics.remove_left_overs()
             self._desk.recover()
@@ -254,6 +256,9 @@ class Broker:
 
     def _withdraw(self) -> None:
         self._driver.run(self._withdrawals.looking())
+
+    def _hand_back(self) -> None:
+        self._driver.run(self._balance.looking())
 
     def heed_signals(self) -> None:
         """From now on SIGTERM and SIGINT end :meth:`run`, also if they come before it begins."""

@@ -117,7 +117,7 @@ class ReplicaShell:
         self._part = Part.LEADER if alone else Part.NONE
         self.turn = 0
         """How often it was given another part, or epoch: what was begun before that is over."""
-        self._hands_over = False
+        self._hand_overs = 0
         self._serves: Callable[[], bool] = lambda: True
         self._callers = Callers(self.name)
         self._moved = moved
@@ -284,12 +284,12 @@ class ReplicaShell:
     def begin_hand_over(self) -> None:
         """From now on nothing is appended: another broker is to lead as soon as it has all."""
         with self._lock:
-            self._hands_over = True
+            self._hand_overs += 1
 
     def end_hand_over(self) -> None:
-        """Take appends again, for as long as this replica still leads."""
+        """Take appends again if it still leads, and each hand-over that has begun has ended."""
         with self._lock:
-            self._hands_over = False
+            self._hand_overs -= 1
 
     def is_all_replicated(self) -> bool:
         """Whether all in-sync replicas have all that is there; or it leads no more."""
@@ -332,7 +332,7 @@ class ReplicaShell:
     def _check_takes(self) -> None:
         """As :meth:`check_leads`; LeaderUnavailable while it hands over."""
         self._check_leads()
-        if self._hands_over:
+        if self._hand_overs:
             raise LeaderUnavailable(
                 f"{self.name}: this broker hands the partition over",
                 topic=self.topic,

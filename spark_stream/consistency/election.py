@@ -11,7 +11,7 @@ one compare-and-set wins, and the other looks at the record again.
 | ``elect_longest`` | the controller | the longest log | + 1 | the new leader |
 | ``resume`` | the leader, after a start | the same | + 1 | the same |
 | ``resign`` | the leader | the next live member | + 1 | the live members without it |
-| ``prefer`` | an operator, the controller | the first of the replicas | + 1 | the same |
+| ``prefer`` | an operator, the leader | the first of the replicas | + 1 | the same |
 | ``lift_epoch`` | the leader, whose log has a later epoch | the same | after its log's | the same |
 | ``propose_isr`` | the leader of this epoch | the same | the same | what the leader found |
 | ``leave_isr`` | a follower | the same | the same | without it |

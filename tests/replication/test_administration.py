@@ -44,6 +44,27 @@ def made(log, topic: str, *assignment: list[int]) -> None:
     in_sync(log, topic, len(assignment[0]))
 
 
+def test_after_brokers_have_started_again_leaders_are_spread_without_a_command(topic):
+    conf = CONF | {"leader_balance_seconds": 0.5}
+    with LocalCluster(2, conf=conf, cuttable=False) as cluster, cluster.connect() as log:
+        made(log, topic, [1, 2], [2, 1])
+        for number in cluster.brokers:
+            cluster.stop(number)
+            eventually(
+                lambda n=number: (
+                    {leader_of(log, topic, 0), leader_of(log, topic, 1)} == {str(3 - n)}
+                )
+            )
+            cluster.restart(number)
+            eventually(lambda: [leader_of(log, topic, each) for each in (0, 1)] == ["1", "2"])
+        for number in (0, 1):
+            written(log, topic, 10, 5, number)
+
+
+def leader_of(log, topic: str, number: int) -> str | None:
+    return partition(log, topic, number).leader
+
+
 # -- moves -----------------------------------------------------------------------------------------
 
 
