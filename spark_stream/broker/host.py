@@ -59,10 +59,7 @@ PRODUCER_AGE_US: Final = 24 * 3_600 * 1_000_000
 
 
 class Host:
-    """The replicas of one broker.
-
-    Any thread may ask for topics. :meth:`refresh` is for any thread too: one at a time does it.
-    """
+    """The replicas of one broker, for any thread; one at a time does :meth:`refresh`."""
 
     def __init__(
         self,
@@ -106,6 +103,7 @@ class Host:
         self._serves: Callable[[], bool] = lambda: True
         self._hosted: dict[str, HostedTopic] = {}
         self._some_trouble = threading.Event()
+        self._looking_for_trouble = threading.Lock()
         view.refresh()
         self._reconcile(view.now.topics.values())
 
@@ -251,10 +249,10 @@ class Host:
     # -- following the records ---------------------------------------------------------------------
 
     def begin(self, serves: Callable[[], bool], links: Links | None = None) -> None:
-        """From now on partitions lead and follow as their records say.
+        """Let partitions lead and follow as their records say, from now on.
 
         ``serves``: whether this broker's lease lasts; nothing is led while it does not. ``links``:
-        the streams to leaders; None: this broker follows nobody.
+        the streams to leaders; without them this broker follows no other.
         """
         with self._applying:
             self._has_begun, self._serves = True, serves
@@ -273,13 +271,14 @@ class Host:
 
     def troubled(self) -> list[Partition]:
         """Return the replicas whose logs refuse writes; costs nothing while none does."""
-        if not self._some_trouble.is_set():
-            return []
-        self._some_trouble.clear()
-        found = [each for each in self.open_replicas() if each.fitness.trouble is not None]
-        if found:
-            self._some_trouble.set()
-        return found
+        with self._looking_for_trouble:
+            if not self._some_trouble.is_set():
+                return []
+            self._some_trouble.clear()
+            found = [each for each in self.open_replicas() if each.fitness.trouble is not None]
+            if found:
+                self._some_trouble.set()
+            return found
 
     def placed(self) -> list[Placed]:
         """The partitions of which this broker has a replica, with their records."""
@@ -293,10 +292,7 @@ class Host:
         return found
 
     def tick_all(self) -> None:
-        """Brokers have come or gone: who is in sync may change.
-
-        Also while this broker may not serve: nobody tells it again once it may.
-        """
+        """Look who is in sync after brokers came or went, also while this one may not serve."""
         for partition in self.open_replicas():
             partition.tick()
 
@@ -375,6 +371,8 @@ class Host:
             # Its files go when its deletion is found announced: the record may just be missing.
             for partition in hosted.open_partitions():
                 self._close_for_good(partition, Closing.TOPIC_DELETED)
+            for number in hosted.replicas:
+                self.upkeep.forget(hosted.topic.id, number)
 
     def _close_for_good(self, partition: Partition, closing: Closing) -> None:
         """Closes what is to be removed: whether its files can still be forced does not matter."""
@@ -385,29 +383,31 @@ class Host:
             logger.warning("%s: closing what is to be removed: %s", partition.name, error)
 
     def _remove_strays(self) -> None:
-        """Removes the files of replicas that moved to others while this broker was away."""
-        for topic in self.view.now.topics.values():
+        """Removes what is left of replicas that moved to others while this broker was away."""
+        topics = self.view.now.topics.values()
+        self.upkeep.keep_topics({each.id for each in topics})
+        for topic in topics:
             here = set(self._numbers_here(topic))
             if not self._folders.has(topic):
                 continue
             for number in range(topic.partitions):
                 if number not in here and self.record(topic, number) is not None:
-                    self._folders.remove_replica(topic, number)
+                    self._remove_rest(topic, number)
 
     def _remove_replica(self, topic: Topic, number: int, replica: Partition | IsologError) -> None:
         """This broker has no replica of the partition any more."""
         if isinstance(replica, Partition):
             self._close_for_good(replica, Closing.MOVED)
+        self._remove_rest(topic, number)
+
+    def _remove_rest(self, topic: Topic, number: int) -> None:
+        self.upkeep.forget(topic.id, number)
         self._folders.remove_replica(topic, number)
 
     def remove_files(self, topic: Topic) -> None:
-        """Removes the folder of a topic that is gone, with all that is in it.
+        """Remove the folder of a topic that is gone; StorageFailure where that fails.
 
-        Its partitions are closed first, in case nobody here has seen yet that it is gone: an append
-        would make the folder again.
-
-        Raises:
-            StorageFailure: some of that may be left.
+        Its partitions are closed first, if they are open: an append would make the folder again.
         """
         with self._applying:
             self.refresh()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Set
 from typing import Final
 
 from spark_stream.broker.housekeeping import Agenda
@@ -29,14 +30,23 @@ class Upkeep:
         self._forces: Agenda[Partition] = Agenda()  # by flush.ms, by the monotonic clock
         self._ticks: Agenda[Partition] = Agenda()  # who is in sync, by the steady clock
         self._flush_pause_s = _FLUSH_PAUSE_S
+        self._remembering = threading.Lock()  # a broker that stops does it too
         self._forces_marks = False
 
     def take(self, partition: Partition) -> None:
-        """Look after a partition that was just opened, which gets its high watermark of before."""
-        mark = self._marks.recall(f"{partition.topic_id}/{partition.number}")
+        """Look after a new partition; give it the high watermark that the last process stored."""
+        mark = self._marks.recall(_key(partition.topic_id, partition.number))
         if mark is not None:
             partition.replica.recall(*mark)
         self.note(partition)
+
+    def forget(self, topic_id: str, number: int) -> None:
+        """Drop the stored high watermark of a partition that has no replica here any more."""
+        self._marks.forget(_key(topic_id, number))
+
+    def keep_topics(self, ids: Set[str]) -> None:
+        """Drop the stored high watermarks of all other topics than these."""
+        self._marks.keep_topics(ids)
 
     def note(self, partition: Partition) -> None:
         """A partition has moved. Its lock may be held, so this only notes it."""
@@ -68,11 +78,15 @@ class Upkeep:
 
     def remember(self, partitions: Iterable[Partition]) -> None:
         """Write down up to where the entries of these partitions are known to be committed."""
+        with self._remembering:
+            self._remember(partitions)
+
+    def _remember(self, partitions: Iterable[Partition]) -> None:
         for partition in partitions:
             found = partition.committed()
             if found is not None:
                 self._forces_marks |= partition.log.format.settings.flush is not Flush.NONE
-                self._marks.note(f"{partition.topic_id}/{partition.number}", Mark(*found))
+                self._marks.note(_key(partition.topic_id, partition.number), Mark(*found))
         try:
             self._marks.write(forced=self._forces_marks)
         except IsologError as error:  # the file lags behind then, which it may
@@ -105,3 +119,7 @@ class Upkeep:
         due = self._forces.next_moment()
         pause = self._flush_pause_s
         return pause if due is None else min(max(due - self._clock.monotonic(), 0.001), pause)
+
+
+def _key(topic_id: str, number: int) -> str:
+    return f"{topic_id}/{number}"

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
+from collections.abc import Set
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -35,27 +37,41 @@ class Mark(NamedTuple):
 
 
 class CommittedMarks:
-    """The marks of one broker. One thread notes and writes them; any may ask."""
+    """The marks of one broker, for any thread.
+
+    Those of partitions that could not be opened since the broker started stay in the file.
+    """
 
     def __init__(self, directory: Path, disk: Disk = HOST_DISK) -> None:
         self._disk = disk
         self._path = directory / NAME
-        self._found = self._read()
-        self._marks: dict[str, Mark] = {}  # of the partitions that this process has open
+        self._lock = threading.Lock()  # also while the file is written: one thread at a time
+        self._marks = self._read()
         self._is_new = False
 
     def recall(self, key: str) -> Mark | None:
-        """Return the mark of a partition from the last time; None: there is none."""
-        mark = self._found.get(key)
-        if mark is not None:
-            self._marks.setdefault(key, mark)
-        return mark
+        """Return the mark of a partition, or None if there is none."""
+        with self._lock:
+            return self._marks.get(key)
 
     def note(self, key: str, mark: Mark) -> None:
         """Remember the mark of a partition; :meth:`write` puts it on the disk."""
-        if self._marks.get(key) != mark:
-            self._marks[key] = mark
-            self._is_new = True
+        with self._lock:
+            if self._marks.get(key) != mark:
+                self._marks[key] = mark
+                self._is_new = True
+
+    def forget(self, key: str) -> None:
+        """Drop the mark of a partition that has no replica here any more."""
+        with self._lock:
+            self._is_new |= self._marks.pop(key, None) is not None
+
+    def keep_topics(self, ids: Set[str]) -> None:
+        """Drop the marks of all other topics than these."""
+        with self._lock:
+            kept = {key: each for key, each in self._marks.items() if key.split("/")[0] in ids}
+            self._is_new |= len(kept) < len(self._marks)
+            self._marks = kept
 
     def write(self, *, forced: bool) -> None:
         """Write the marks if there are new ones, and force them if asked to.
@@ -63,8 +79,12 @@ class CommittedMarks:
         Raises:
             DiskFull, StorageFailure: The file is as it was; the next call tries again.
         """
-        if not self._is_new:
-            return
+        with self._lock:
+            if self._is_new:
+                self._write(forced=forced)
+                self._is_new = False
+
+    def _write(self, *, forced: bool) -> None:
         text = json.dumps(self._marks, separators=(",", ":")).encode()
         data = b"%08x\n%s\n" % (crc32c(text), text)
         if forced:
@@ -78,7 +98,6 @@ class CommittedMarks:
             finally:
                 file.close()
             self._disk.rename(fresh, self._path)
-        self._is_new = False
 
     def _read(self) -> dict[str, Mark]:
         try:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from threading import Thread
+
 from spark_stream.consistency.ids import EntryIndex, LeaderEpoch
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.storage.committed import NAME, CommittedMarks, Mark
+from spark_stream.storage.disk import OsDisk
 from tests.broker.clusters import around, make, see
 from tests.broker.local_broker import LocalBroker, Surroundings, replicate
 from tests.support import numbers
@@ -72,11 +75,51 @@ def test_a_damaged_file_is_not_believed(tmp_path, caplog):
     assert "is not believed" in caplog.text
 
 
-def test_marks_of_partitions_that_are_not_here_any_more_are_dropped(tmp_path):
-    first = CommittedMarks(tmp_path)
-    first.note("old/0", Mark(EntryIndex(9), LeaderEpoch(2)))
-    first.write(forced=True)
-    second = CommittedMarks(tmp_path)
-    second.note("new/0", Mark(EntryIndex(1), LeaderEpoch(0)))
-    second.write(forced=True)
-    assert CommittedMarks(tmp_path).recall("old/0") is None
+def mark(tmp_path, *keys):
+    marks = CommittedMarks(tmp_path)
+    for key in keys:
+        marks.note(key, Mark(EntryIndex(9), LeaderEpoch(2)))
+    marks.write(forced=True)
+
+
+def test_the_mark_of_a_partition_that_could_not_be_opened_stays_in_the_file(tmp_path):
+    mark(tmp_path, "t/0")
+    mark(tmp_path, "new/0")
+    assert CommittedMarks(tmp_path).recall("t/0") == (9, 2)
+
+
+def test_marks_that_are_forgotten_leave_the_file(tmp_path):
+    mark(tmp_path, "t/0", "t/1", "gone/0")
+    marks = CommittedMarks(tmp_path)
+    marks.forget("t/1")
+    marks.keep_topics({"t"})
+    marks.write(forced=True)
+    there = CommittedMarks(tmp_path)
+    assert [there.recall(each) is None for each in ("t/0", "t/1", "gone/0")] == [False, True, True]
+
+
+def test_a_mark_noted_while_the_file_is_written_is_written_next(tmp_path):
+    class Slow(OsDisk):
+        def write_whole(self, path, parts):
+            if not noting.is_alive() and noting.ident is None:
+                noting.start()
+                noting.join(0.1)  # where nothing holds it up, it is done by then
+            super().write_whole(path, parts)
+
+    marks = CommittedMarks(tmp_path, Slow())
+    noting = Thread(target=marks.note, args=("t/1", Mark(EntryIndex(1), LeaderEpoch(0))))
+    marks.note("t/0", Mark(EntryIndex(1), LeaderEpoch(0)))
+    marks.write(forced=True)
+    noting.join()
+    marks.write(forced=True)
+    assert CommittedMarks(tmp_path).recall("t/1") == (1, 0)
+
+
+def test_the_marks_of_a_deleted_topic_are_dropped(around):
+    a = three(around)[0]
+    a.host.upkeep.housekeep()
+    topic = a.host.find("t").id
+    a.desk.delete("t")
+    a.host.refresh()
+    a.host.upkeep.housekeep()
+    assert CommittedMarks(a.path).recall(f"{topic}/0") is None

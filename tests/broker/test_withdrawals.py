@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from threading import Thread
 
 import pytest
 
@@ -147,6 +148,24 @@ def test_a_disk_that_has_room_again_in_time_keeps_its_leader(cluster, caplog):
     assert "t/0: the log takes writes again" in caplog.text
     cluster.append("a", 1)
     assert cluster.brokers["a"].host.troubled() == []
+
+
+def test_two_threads_that_look_for_trouble_at_once_both_find_it(cluster, monkeypatch):
+    refused(cluster, "a", DiskFull)
+    host, found = cluster.brokers["a"].host, []
+    second = Thread(target=lambda: found.append(host.troubled()))
+    look = host.open_replicas
+
+    def looked():
+        if second.ident is None:
+            second.start()
+            second.join(0.1)  # where nothing holds it up, it is done by then
+        return look()
+
+    monkeypatch.setattr(host, "open_replicas", looked)
+    found.append(host.troubled())
+    second.join()
+    assert [[each.name for each in one] for one in found] == [["t/0"]] * 2
 
 
 def test_the_heir_is_a_replica_that_takes_a_write(cluster):
