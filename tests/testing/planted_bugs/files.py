@@ -110,9 +110,9 @@ def a_flush_does_not_force(patch: Patch) -> None:
 def a_roll_does_not_force(patch: Patch) -> None:
     original = PartitionLog.roll
 
-    def roll(self: PartitionLog) -> None:
+    def roll(self: PartitionLog, *codec: Any) -> None:
         with pytest.MonkeyPatch.context() as meanwhile:
             meanwhile.setattr(ActiveSegment, "flush", lambda _: None)
-            original(self)
+            original(self, *codec)
 
     patch.setattr(PartitionLog, "roll", roll)

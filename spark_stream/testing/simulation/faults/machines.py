@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.errors import DiskFull, StorageFailure
@@ -15,6 +17,8 @@ from spark_stream.testing.simulation.faults.common import (
 )
 from spark_stream.testing.simulation.schedule import NOW, Body, Signal, Within
 from spark_stream.testing.simulation.world import World
+
+_WRITTEN_OFF_S: Final = 30  # longer than clients go on
 
 
 def crash(world: World, name: str) -> Body:
@@ -107,6 +111,24 @@ def fill_a_disk(world: World, name: str) -> Body:
     broker.logs.refuse_writes(why)
     yield chance.random() * 12.0
     broker.logs.refuse_writes(None)
+
+
+def ruin_a_disk(world: World, name: str) -> Body:
+    """A disk takes no writes any more until all trouble ends.
+
+    For runs without other faults, which could keep a leader from handing over; ``form`` draws none
+    by chance.
+    """
+    chance, broker = begin(world, name)
+    yield chance.random() * SOON_S / 2
+    why = DiskFull if chance.random() < 0.5 else StorageFailure
+    world.tell(f"the disk of {broker.broker_id} refuses writes from now on: {why.code}")
+    broker.logs.refuse_writes(why)
+    for _ in range(_WRITTEN_OFF_S):
+        if world.calm:
+            return
+        world.notice("refuses_writes", broker)
+        yield 1.0
 
 
 def restart(world: World, name: str) -> Body:

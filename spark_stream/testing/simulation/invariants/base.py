@@ -125,6 +125,9 @@ class Invariant:
     def unjoined(self, join: Join) -> None:
         """That is not on record any more."""
 
+    def refuses_writes(self, broker: SimulatedBroker) -> None:
+        """A broker's disk still refuses writes, and there is no other trouble."""
+
     def found_over(self, holder: SimulatedBroker) -> None:
         """A broker has looked at this one's lease, and found that it is over."""
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from spark_stream.broker.partition import Partition
 from spark_stream.consistency.entries import Entry
 from spark_stream.consistency.partition_record import PartitionRecord
+from spark_stream.consistency.withdrawal import FULL_US
 from spark_stream.storage.settings import Flush
 from spark_stream.testing.simulation.broker import SimulatedBroker
 from spark_stream.testing.simulation.history import Course, Line, Place, Seen
 from spark_stream.testing.simulation.invariants.base import Invariant, View
+
+_HANDOVER_S: Final = 2 * FULL_US / 1_000_000
+"""How long it takes at most until a leader has handed over, on disks without room too."""
 
 
 class EqualAtEqualIndexAndEpoch(Invariant):
@@ -100,6 +106,32 @@ class OnlyInSyncReplicasAreElected(Invariant):
         awaited = [each for each in before.isr if known.get(each.broker) == each.generation]
         what = f"{course.name}: {after.leader} is elected, and {awaited} were in sync"
         self.require(not awaited, what)
+
+
+class ALeaderThatCannotWriteHandsOver(Invariant):
+    """A leader whose log refuses writes does not lead on for long beside an in-sync replica."""
+
+    def __init__(self, view: View) -> None:
+        super().__init__(view)
+        self._since: dict[Place, float] = {}
+
+    def refuses_writes(self, broker: SimulatedBroker) -> None:
+        now = self.view.clock.monotonic()
+        for course in self.history.there():
+            partition, record = self.view.replica(broker, course.place), course.record
+            stays = (
+                partition is not None
+                and partition.leads
+                and partition.fitness.trouble is not None  # it has tried to write
+                and record is not None
+                and len(record.isr) > 1
+            )
+            if not stays:
+                self._since.pop(course.place, None)
+                continue
+            waited = now - self._since.setdefault(course.place, now)
+            what = f"{course.name}: {broker.broker_id} refuses writes and leads on for {waited} s"
+            self.require(waited < _HANDOVER_S, what)
 
 
 class InSyncReplicasHaveWhatIsCommitted(Invariant):

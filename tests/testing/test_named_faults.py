@@ -1,13 +1,15 @@
-"""Runs in which bytes change on a disk: a reader gets what was written, or asks again."""
+"""Runs with faults that no seed draws: bytes that change on a disk, a disk that takes no writes."""
 
 from __future__ import annotations
 
 import pytest
 
+from spark_stream.broker.handover import Withdrawals
 from spark_stream.storage import segment
 from spark_stream.testing.simulation.form import Form
 from spark_stream.testing.simulation.runs import ACTORS, run
 from spark_stream.testing.simulation.world import World
+from tests.testing.planted_bugs.planting import no_steps
 
 CLIENTS = ("transactions-0", "plain-1", "reader-2", "reader-3", "cutter-4")
 SEEDS = range(12)
@@ -31,3 +33,21 @@ def test_whatever_byte_changes_all_that_holds_goes_on_to_hold():
 def test_a_read_that_checks_nothing_is_found(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(segment, "first_broken_batch", lambda rows, *_: len(rows))
     assert any(run(form(seed)).finding for seed in SEEDS)
+
+
+def dead_disk(seed: int) -> Form:
+    """Three brokers, one of whose disks takes no writes after a while."""
+    return Form(seed, 3, False, 1, ("transactions-0", "plain-1", "plain-2", "dead-disk-3"))
+
+
+def test_a_leader_whose_disk_takes_no_writes_hands_over():
+    findings = [run(dead_disk(seed)).finding for seed in SEEDS]
+    assert not any(findings), findings
+
+
+def test_a_leader_that_keeps_leading_on_a_disk_that_takes_no_writes_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(Withdrawals, "looking", no_steps)
+    found = [run(dead_disk(seed)).finding for seed in SEEDS]
+    assert {each.broken for each in found if each} == {"ALeaderThatCannotWriteHandsOver"}
