@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +12,8 @@ from spark_stream.cli.options import (
     Listing,
     LogPath,
     Output,
+    Yes,
+    confirm,
     connection,
     counted,
     log,
@@ -48,7 +49,7 @@ def decommission(
     broker: Annotated[str, typer.Argument(metavar="BROKER", help="The broker's id.")],
     bootstrap: Bootstrap = None,
     path: LogPath = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
 ) -> None:
     """Takes a broker out of the cluster: its replicas move to other brokers.
 
@@ -60,18 +61,9 @@ def decommission(
     """
     with log(bootstrap, path) as opened:
         found = next((each for each in opened.cluster().brokers if each.id == broker), None)
-        if found is not None and not yes:
+        if found is not None:
             replicas = counted(found.replicas, "replica")
-            if not sys.stdin.isatty():
-                raise InvalidOption(
-                    f"broker {broker} has {replicas}: no terminal to ask on",
-                    hint="Give --yes to take it out.",
-                )
-            typer.confirm(
-                f"Move {replicas} of broker {broker} away?",
-                abort=True,
-                err=True,
-            )
+            confirm(yes, f"Move {replicas} of broker {broker} away?", "take it out")
         opened.decommission(broker)
     note(f"broker {broker} leaves: `isolog cluster status` shows it until its replicas have moved")
 

@@ -6,16 +6,23 @@ Spark query with the option ``consumer`` first started and how far it has come.
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import Annotated
 
 import typer
 
-from spark_stream.cli.options import Bootstrap, Listing, LogPath, Output, log, note
+from spark_stream.cli.options import (
+    Bootstrap,
+    Listing,
+    LogPath,
+    Output,
+    Yes,
+    confirm,
+    log,
+    note,
+)
 from spark_stream.cli.output.show_consumers import show_consumer, show_consumers
 from spark_stream.client.values import ConsumerDescription
-from spark_stream.errors import InvalidOption
 
 app = typer.Typer(no_args_is_help=True, help="List, describe and forget consumers' names.")
 
@@ -63,7 +70,7 @@ def delete(
     name: ConsumerName,
     bootstrap: Bootstrap = None,
     path: LogPath = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
 ) -> None:
     """Forgets a name: a query's pinned start, or where a client's consumer goes on.
 
@@ -75,26 +82,16 @@ def delete(
     isolog consumers delete departures --path data/ --yes
     """
     with log(bootstrap, path) as opened:
-        found = opened.describe_consumer(name)
-        if not yes:
-            _ask(name, found)
+        what = " and ".join(map(_known, opened.describe_consumer(name)))
+        confirm(yes, f"Forget of consumer {name} {what}?", "forget it")
         opened.delete_consumer(name)
     note(f"forgot consumer {name}")
 
 
-def _ask(name: str, found: list[ConsumerDescription]) -> None:
-    what = " and ".join(
-        "where a query first started and how far it has come"
-        if each.kind == "query"
-        else "where a client goes on"
-        for each in found
-    )
-    if not sys.stdin.isatty():
-        raise InvalidOption(
-            f"consumer {name!r} is known for {what}: no terminal to ask on",
-            hint="Give --yes to forget it.",
-        )
-    typer.confirm(f"Forget of consumer {name} {what}?", abort=True, err=True)
+def _known(consumer: ConsumerDescription) -> str:
+    if consumer.kind == "query":
+        return "where a query first started and how far it has come"
+    return "where a client goes on"
 
 
 def _now_ms() -> int:
