@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
-from typing import Any, Final, overload
+from typing import Any, Final, Never, NoReturn, overload
 
 import pyarrow as pa
 
@@ -32,10 +34,11 @@ from spark_stream.client.values import (
 from spark_stream.client.writing.producer import Producer
 from spark_stream.client.writing.transactional import TransactionalProducer
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.errors import InvalidOption, OffsetEvicted
+from spark_stream.errors import InvalidOption, OffsetEvicted, Unsupported
 from spark_stream.sql.ddl import parse_schema
 from spark_stream.wire.limits import REQUEST_TIMEOUT_S
 from spark_stream.wire.messages import Empty, Status
+from spark_stream.wire.nearest import meant
 
 _READERS_MAX: Final = 4
 
@@ -294,8 +297,9 @@ class Log(Closing):
 
     def consumer(
         self,
-        topics: str | list[str],
+        topics: str | list[str] | re.Pattern[str],
         *,
+        partitions: Iterable[int] | None = None,
         isolation: str = "read_uncommitted",
         start: Place = "earliest",
         name: str | None = None,
@@ -304,20 +308,33 @@ class Log(Closing):
         headers: bool = False,
         on_loss: str = "fail",
         filter: str | None = None,
+        **unknown: Never,
     ) -> Consumer:
-        """A consumer; ``columns``, ``metadata`` and ``headers`` are for its ``batches()``.
+        """Return a consumer; ``columns``, ``metadata`` and ``headers`` are for its ``batches()``.
+
+        ``topics``: a name, a list of names, or a compiled pattern (``re.compile("orders-.*")``),
+        which means every topic whose whole name it matches. One that is made later is read within
+        seconds, from its first record on. One that is deleted ends the iteration by UnknownTopic,
+        as one that was named does. ``partitions``: only these of each named topic.
 
         ``filter``: only the records for which this predicate, in Spark's SQL, is true. The leader
         looks at the others; the position moves past them.
 
         With a ``name`` it goes on where the last position was stored under that name. ``on_loss``
         (``fail`` or ``continue``): what it does when records are gone.
+
+        Raises:
+            InvalidOption: an option has a value that it does not take, or is unknown.
+            Unsupported: a consumer group is asked for.
+            UnknownTopic, UnknownPartition, SchemaMismatch, InvalidFilter.
         """
-        names = [topics] if isinstance(topics, str) else list(topics)
+        for option in unknown:
+            _refuse(option)
         return Consumer(
             self._connection,
             self._topics,
-            names,
+            topics,
+            partitions=partitions,
             isolation=isolation,
             start=start,
             columns=columns,
@@ -417,6 +434,18 @@ class Log(Closing):
     def close(self) -> None:
         """Lets go of the connection. The broker of a ``path`` goes on until it is idle."""
         self._connection.close()
+
+
+def _refuse(option: str) -> NoReturn:
+    """Raise the error for an option that ``Log.consumer`` does not have."""
+    if option in ("group", "group_id"):
+        raise Unsupported(
+            f"{option}: consumer groups come later",
+            hint="Share a topic by hand, with partitions=[...]; name= stores the position.",
+            option=option,
+        )
+    has = sorted(signature(Log.consumer).parameters.keys() - {"self", "unknown"})
+    raise InvalidOption(f"log.consumer has no option {option!r}{meant(option, has)}", option=option)
 
 
 def _schema(given: pa.Schema | str | None) -> pa.Schema | None:

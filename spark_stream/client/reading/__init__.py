@@ -1,6 +1,8 @@
 """How records get from the leader to whoever asks, up to the bound of an isolation level.
 
 ``consumer``   ``Consumer``: all partitions of topics, followed
+``subscription``  what a consumer reads: topics, a pattern of them, chosen partitions
+``polling``    what lasts from one poll to the next
 ``feed``       the fetching threads behind a consumer
 ``fetching``   bounded reads of one partition
 ``columns``    the columns a user sees, made from those the leader sends

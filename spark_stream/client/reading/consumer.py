@@ -15,10 +15,10 @@ import math
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from numbers import Integral
-from typing import Final
+from typing import Final, NoReturn
 
 import pyarrow as pa
 
@@ -29,28 +29,33 @@ from spark_stream.client.reading.cuts import Key, cut_of
 from spark_stream.client.reading.feed import WATCH_S, Asked, Feed
 from spark_stream.client.reading.fetching import Fetched, Source, check_place
 from spark_stream.client.reading.losses import FAIL, GONE, fails_on, where_to_go_on
+from spark_stream.client.reading.polling import Patience, Polling
 from spark_stream.client.reading.positions import Place, resolve, seen
 from spark_stream.client.reading.records import records_of
+from spark_stream.client.reading.subscription import Asked as Topics
+from spark_stream.client.reading.subscription import Subscription
 from spark_stream.client.topics import TopicsClient, level
 from spark_stream.client.transactions import TransactionsClient
 from spark_stream.client.values import Record
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.lineage import NOTHING_KNOWN, Lineage
-from spark_stream.errors import InvalidOption, InvalidRequest, SchemaMismatch
+from spark_stream.errors import InvalidOption, InvalidRequest, Unsupported
 from spark_stream.wire.messages import INT64_MAX
-from spark_stream.wire.schemas import is_default
 from spark_stream.wire.transaction_messages import ConsumerPosition, NamedConsumer
 
-_OF_A_RECORD: Final = ("key", "value", "timestamp", "headers")
 _CUT_PAUSE_FIRST_S: Final = 0.05
 _CUT_PAUSE_MAX_S: Final = 0.5
+_POLL_RECORDS: Final = 500  # Kafka's max.poll.records
 
 
 class Consumer(Closing):
     """A consumer of one or more topics. Use it as a context manager, or call :meth:`close`.
 
     ``batches()`` gives Arrow batches of any topic, ``records()`` the records of default-schema
-    topics. Both wait for more unless ``until="latest"``. Not for use from two threads at once.
+    topics. Both wait for more unless ``until="latest"``. ``poll()`` gives the records that are
+    there. Not for use from two threads at once.
+
+    Of a pattern, topics that are made later are read too, from their first record on.
 
     With a ``name`` it goes on from the position that was stored last under that name
     (:meth:`commit`, or ``commit_position`` of a transactional producer); topics without one, and
@@ -70,8 +75,9 @@ class Consumer(Closing):
         self,
         connection: Connection,
         topics: TopicsClient,
-        names: list[str],
+        asked: Topics,
         *,
+        partitions: Iterable[int] | None = None,
         isolation: str = "read_uncommitted",
         start: Place = "earliest",
         columns: list[str] | None = None,
@@ -81,8 +87,6 @@ class Consumer(Closing):
         on_loss: str = FAIL,
         filter: str | None = None,
     ) -> None:
-        if not names:
-            raise InvalidOption("a consumer needs at least one topic")
         if name is not None:
             try:
                 NamedConsumer.of(consumer=name)  # before anything is asked
@@ -98,23 +102,19 @@ class Consumer(Closing):
         self._instance = uuid.uuid4().hex
         self._isolation = level(isolation)
         self._fail_on_loss = fails_on(on_loss)
-        self._views: dict[str, View] = {}
-        self._ids: dict[str, str] = {}
         self._position: dict[Key, int] = {}
         self._lineages: dict[Key, Lineage] = {}  # of the positions, where they are known
-        self._stored: dict[str, pa.Schema] = {}
-        for topic in names:
-            known = topics.describe(topic)
-            self._stored[topic] = known.schema
-            self._views[topic] = View.of(
-                topic, known.schema, columns, metadata=metadata, headers=headers, filter=filter
+        view = partial(View.of, columns=columns, metadata=metadata, headers=headers, filter=filter)
+        self._subscription = Subscription(topics, asked, partitions, view)
+        for topic in self._subscription.ids:
+            at, lineages = seen(topics, topic, start, self._isolation)
+            chosen = self._subscription.chosen
+            self._position.update(chosen({(topic, number): each for number, each in at.items()}))
+            self._lineages.update(
+                chosen({(topic, number): each for number, each in lineages.items()})
             )
-            self._ids[topic] = known.id
-            found, lineages = seen(topics, topic, start, self._isolation)
-            self._position.update({(topic, number): at for number, at in found.items()})
-            self._lineages.update({(topic, number): each for number, each in lineages.items()})
         if start == "latest" and self._atomic:
-            self._position = cut_of(self._transactions, self._ids)
+            self._position = self._cut({})
             self._lineages.clear()  # a cut does not tell them
         if name is not None:
             stored = self._taken_over(name)
@@ -122,6 +122,7 @@ class Consumer(Closing):
             self._start_added(stored)
         self._checked = time.monotonic()
         self._feed: Feed | None = None
+        self._polling: Polling | None = None
         self._seeks = 0
         self._closed = threading.Event()
 
@@ -140,18 +141,8 @@ class Consumer(Closing):
             InvalidOption: ``until`` or ``timeout`` has a value that it does not take.
             SchemaMismatch: a topic is typed (use :meth:`batches`).
         """
-        for name, stored in self._stored.items():
-            if not is_default(stored):
-                raise SchemaMismatch(
-                    f"topic {name!r} is typed", topic=name, hint="Use batches() for it."
-                )
-        views = {
-            name: replace(
-                View.of(name, stored, _OF_A_RECORD, filter=self._filter), with_offsets=True
-            )
-            for name, stored in self._stored.items()
-        }
         position = self._position
+        views = self._subscription.record_views(self._filter)
         for key, fetched in self._fetched(views, until, timeout):
             seeks = self._seeks
             self._reached(key, fetched)
@@ -167,11 +158,44 @@ class Consumer(Closing):
         self, until: str | None = None, timeout: float | None = None
     ) -> Iterator[pa.RecordBatch]:
         """Arrow batches, each of one partition, as they come; the rest as in :meth:`records`."""
-        for key, fetched in self._fetched(self._views, until, timeout):
+        for key, fetched in self._fetched(self._subscription.views.__getitem__, until, timeout):
             self._reached(key, fetched)
             self._position[key] = fetched.next
             if fetched.batch.num_rows:
                 yield fetched.batch
+
+    def poll(self, timeout: float | None = 0.0, max_records: int = _POLL_RECORDS) -> list[Record]:
+        """Return the next records, or an empty list if none came within ``timeout`` seconds.
+
+        They are of one partition, and ``max_records`` at most: a poll waits for the first of them,
+        not for more. The position counts them. Between polls the consumer goes on fetching ahead.
+        With ``timeout=None`` it waits without end.
+
+        Raises:
+            InvalidOption: ``timeout`` or ``max_records`` has a value that it does not take.
+            InvalidRequest: the consumer is closed.
+            SchemaMismatch: a topic is typed (use :meth:`batches`).
+        """
+        if self._closed.is_set():
+            raise InvalidRequest("the consumer is closed", hint="Make another one.")
+        if not isinstance(max_records, Integral) or max_records < 1:
+            raise InvalidOption(
+                f"max_records is at least 1, not {max_records!r}", option="max_records"
+            )
+        polling, self._polling = self._polling, None
+        if polling is None:
+            patience = Patience(timeout)
+            views = self._subscription.record_views(self._filter)
+            polling = Polling(self._turns(views, None, patience, polls=True), patience)
+        polling.patience.renew(timeout)
+        found: list[Record] = []
+        while not found and (taken := polling.take(int(max_records))) is not None:
+            key, found, self._position[key], fetched = taken
+            self._reached(key, fetched)
+            if not polling.patience.left():
+                break  # nothing of what came matches the filter, or is visible
+        self._polling = polling  # unless there was an error: then the next poll begins anew
+        return found
 
     def position(self) -> dict[Key, int]:
         """``{(topic, partition): offset}`` of the next record of each partition."""
@@ -215,7 +239,7 @@ class Consumer(Closing):
             ConsumerPosition(
                 consumer=self._name,
                 topic=topic,
-                topic_id=self._ids[topic],
+                topic_id=self._subscription.ids[topic],
                 partition=number,
                 offset=offset,
                 lineage=self._lineages.get((topic, number), NOTHING_KNOWN),
@@ -239,6 +263,7 @@ class Consumer(Closing):
         for key in position:
             self._lineages.pop(key, None)
         self._seeks += 1
+        self._polling = None
         self._stop_feed()
 
     def close(self) -> None:
@@ -246,23 +271,54 @@ class Consumer(Closing):
         self._closed.set()
         self._stop_feed()
 
+    def __aenter__(self) -> NoReturn:
+        self._refuse_asyncio()
+
+    def __aiter__(self) -> NoReturn:
+        self._refuse_asyncio()
+
+    async def __aexit__(self, *error: object) -> None:
+        """Python looks for it before it calls ``__aenter__``."""
+
+    def _refuse_asyncio(self) -> NoReturn:
+        raise Unsupported(
+            "asyncio comes later: a consumer is used with `with` and `for`",
+            hint="Poll in a thread: `await asyncio.to_thread(consumer.poll, 1.0)`.",
+        )
+
     def _fetched(
-        self, views: Mapping[str, View], until: str | None, timeout: float | None
+        self, view_of: Callable[[str], View], until: str | None, timeout: float | None
     ) -> Iterator[tuple[Key, Fetched]]:
+        """Yield what is fetched, until the time without records is over."""
         if until not in (None, "latest"):
             raise InvalidOption(f"until takes 'latest', not {until!r}")
-        if timeout is not None and not timeout >= 0:
-            raise InvalidOption(f"timeout takes seconds, not {timeout!r}", option="timeout")
-        patience = math.inf if timeout is None else timeout
-        idle_until = time.monotonic() + patience
+        self._polling = None
+        for found in self._turns(view_of, until, Patience(timeout)):
+            if found is None:
+                return
+            yield found
 
-        def seconds_left() -> float:
-            return idle_until - time.monotonic()
+    def _turns(
+        self,
+        view_of: Callable[[str], View],
+        until: str | None,
+        patience: Patience,
+        *,
+        polls: bool = False,
+    ) -> Iterator[tuple[Key, Fetched] | None]:
+        """Yield what is fetched, and None whenever the patience has run out."""
 
         def round_left() -> float:
-            # A round that is begun is read to its cut: else a transaction is seen in part.
-            return math.inf if self._atomic else seconds_left()
+            # A round that is begun is read to its cut: else a transaction is seen in part. Polls
+            # go on with it.
+            return math.inf if self._atomic and not polls else patience.left()
 
+        def left() -> float:
+            return (
+                min(round_left(), self._subscription.look_left()) if ends is None else round_left()
+            )
+
+        self._find_topics(now=True)
         ends = self._bounds() if until and not self._atomic else None
         self._take_up(ends or ())
         watch = None if self._name is None else self.check_owner
@@ -271,23 +327,30 @@ class Consumer(Closing):
             self._stop_feed()
             if watch is not None and time.monotonic() - self._checked > WATCH_S:
                 watch()  # under read_atomic no feed may live so long
+            nothing = not self._position  # no topic matches the pattern yet
             if self._atomic and not (until and ends):
-                ends = cut_of(self._transactions, self._ids, self._position)
+                ends = self._cut(self._position)
+                while self._find_topics(now=self._below(ends)):
+                    ends = self._cut(self._position)  # what it holds may be in a new topic too
                 self._take_up(ends)
-                if not self._below(ends):
-                    self._check_position(views)
-                    if until or seconds_left() <= 0:
-                        return
-                    self._closed.wait(min(pause, max(0.0, seconds_left())))
-                    pause = min(_CUT_PAUSE_MAX_S, 2 * pause)
-                    continue
-                pause = _CUT_PAUSE_FIRST_S
+                nothing = not self._below(ends)
+            if nothing:
+                self._check_position(view_of)
+                if until:
+                    return
+                if not patience.left():
+                    yield None
+                self._closed.wait(min(pause, patience.left()))
+                pause = min(_CUT_PAUSE_MAX_S, 2 * pause)
+                self._find_topics()
+                continue
+            pause = _CUT_PAUSE_FIRST_S
             seeks = self._seeks
             feed = self._feed = Feed(
                 [
                     Asked(
                         key,
-                        self._source(views[key[0]], key),
+                        self._source(view_of(key[0]), key),
                         start,
                         None if ends is None else ends[key],
                         self._lineages.get(key, NOTHING_KNOWN),
@@ -301,18 +364,31 @@ class Consumer(Closing):
             if self._closed.is_set() or self._seeks != seeks:
                 self._stop_feed()  # whoever asked meanwhile found no feed to stop
             try:
-                for key, fetched in feed.fetched(round_left):
-                    yield key, fetched
-                    if fetched.batch.num_rows:
-                        idle_until = time.monotonic() + patience
-                    if ends is None and self._grown(key[0], fetched.partitions):
+                while feed.running:
+                    for key, fetched in feed.fetched(left):
+                        yield key, fetched
+                        if fetched.batch.num_rows:
+                            patience.restart()
+                        if ends is None and (
+                            self._grown(key[0], fetched.partitions) or self._find_topics()
+                        ):
+                            self._stop_feed()
+                    if ends is None and self._find_topics():
                         self._stop_feed()
+                    elif feed.running and not round_left():
+                        yield None
             finally:
                 feed.stop()
             if self._feed is feed and (until or not self._atomic):
                 return  # every partition has reached its end, or the consumer was closed
-            # Else a seek or a new partition stopped this feed, or the round is over: go on from the
-            # new positions.
+            # Else a seek, a new partition or a new topic stopped this feed, or the round is over:
+            # go on from the new positions.
+
+    def _find_topics(self, *, now: bool = False) -> bool:
+        """Begin to read new topics of the pattern; return whether there are any."""
+        found = self._subscription.find(now=now)
+        self._take_up(found)
+        return bool(found)
 
     @property
     def _atomic(self) -> bool:
@@ -324,11 +400,20 @@ class Consumer(Closing):
         return Isolation.READ_COMMITTED if self._atomic else self._isolation
 
     def _bounds(self) -> dict[Key, int]:
-        return {
-            (name, number): end
-            for name in self._views
-            for number, end in self._topics.offsets(name, isolation=self._isolation).offsets.items()
-        }
+        return self._subscription.chosen(
+            {
+                (name, number): end
+                for name in self._subscription.ids
+                for number, end in self._topics.offsets(
+                    name, isolation=self._isolation
+                ).offsets.items()
+            }
+        )
+
+    def _cut(self, lower: Mapping[Key, int]) -> dict[Key, int]:
+        ids = self._subscription.ids
+        found = cut_of(self._transactions, ids, lower) if ids else {}
+        return self._subscription.chosen(found)
 
     def _take_up(self, keys: Iterable[Key]) -> None:
         """Partitions that were added since begin at their first record."""
@@ -338,17 +423,18 @@ class Consumer(Closing):
     def _grown(self, topic: str, partitions: int | None) -> bool:
         """Begins to read partitions that were added; tells whether there are any."""
         before = len(self._position)
-        self._take_up((topic, number) for number in range(partitions or 0))
+        added = dict.fromkeys((topic, number) for number in range(partitions or 0))
+        self._take_up(self._subscription.chosen(added))
         return len(self._position) > before
 
     def _start_added(self, stored: Mapping[Key, int]) -> None:
         """Partitions that were added since the position was stored begin at their first record."""
         for topic in {topic for topic, _ in stored}:
             first = resolve(self._topics, topic, "earliest", self._isolation, "earliest")
-            for number, offset in first.items():
-                if (topic, number) not in stored:
-                    self._position[topic, number] = offset
-                    self._lineages.pop((topic, number), None)
+            for key in self._subscription.chosen({(topic, number): 0 for number in first}):
+                if key not in stored:
+                    self._position[key] = first[key[1]]
+                    self._lineages.pop(key, None)
 
     def _reached(self, key: Key, fetched: Fetched) -> None:
         """The position is about to move through what was fetched."""
@@ -357,10 +443,10 @@ class Consumer(Closing):
     def _below(self, ends: Mapping[Key, int]) -> bool:
         return any(self._position[key] < end for key, end in ends.items())
 
-    def _check_position(self, views: Mapping[str, View]) -> None:
+    def _check_position(self, view_of: Callable[[str], View]) -> None:
         """Raises OffsetOutOfRange, or tells of a loss, if the log does not have the position."""
         for key, offset in self._position.items():
-            source = self._source(views[key[0]], key)
+            source = self._source(view_of(key[0]), key)
             try:
                 check_place(source, offset, offset, self._lineages.get(key, NOTHING_KNOWN))
             except GONE as error:
@@ -369,17 +455,20 @@ class Consumer(Closing):
 
     def _taken_over(self, name: str) -> dict[Key, int]:
         """The stored positions, without those of topics that were deleted or made again since."""
-        stored = [
-            each
-            for each in self._transactions.take_consumer(name, self._instance)
-            if self._ids.get(each.topic) == each.topic_id
-        ]
-        for each in stored:
-            self._lineages[each.topic, each.partition] = each.lineage
-        return {(each.topic, each.partition): each.offset for each in stored}
+        stored = self._subscription.chosen(
+            {
+                (each.topic, each.partition): each
+                for each in self._transactions.take_consumer(name, self._instance)
+                if self._subscription.ids.get(each.topic) == each.topic_id
+            }
+        )
+        self._lineages.update({key: each.lineage for key, each in stored.items()})
+        return {key: each.offset for key, each in stored.items()}
 
     def _source(self, view: View, key: Key) -> Source:
-        return Source(self._topics.router, view, self._ids[key[0]], key[1], self._fetching)
+        return Source(
+            self._topics.router, view, self._subscription.ids[key[0]], key[1], self._fetching
+        )
 
     def _stop_feed(self) -> None:
         feed, self._feed = self._feed, None

@@ -1,0 +1,166 @@
+"""What a consumer reads: named topics or those of a pattern, and which of their partitions."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import cache
+from numbers import Integral
+from typing import Final, TypeVar
+
+import pyarrow as pa
+
+from spark_stream.client.reading.columns import View
+from spark_stream.client.reading.cuts import Key
+from spark_stream.client.topics import TopicsClient
+from spark_stream.errors import (
+    InvalidOption,
+    IsologError,
+    SchemaMismatch,
+    UnknownPartition,
+    UnknownTopic,
+)
+from spark_stream.wire.schemas import is_default
+
+LOOK_S: Final = 2.0
+"""How often new topics of a pattern are looked for."""
+
+_OF_A_RECORD: Final = ("key", "value", "timestamp", "headers")
+
+Asked = str | re.Pattern[str] | Iterable[str]
+"""A topic, topics, or a pattern that the whole name of a topic matches."""
+
+T = TypeVar("T")
+
+
+class Subscription:
+    """The topics that a consumer reads, by name: their ids and their views.
+
+    ``partitions``: the only ones to read of each topic; None: all, also those that are added.
+
+    Raises:
+        InvalidOption: there is no topic or no partition, or an argument is of the wrong type.
+        UnknownTopic, UnknownPartition: a named topic is not there, or lacks a chosen partition.
+        SchemaMismatch, InvalidFilter: as ``view``.
+    """
+
+    def __init__(
+        self,
+        topics: TopicsClient,
+        asked: Asked,
+        partitions: Iterable[int] | None,
+        view: Callable[[str, pa.Schema], View],
+    ) -> None:
+        self._topics = topics
+        self._view = view
+        self._partitions = None if partitions is None else _numbers(partitions)
+        self._pattern = asked if isinstance(asked, re.Pattern) else None
+        self._looked = time.monotonic()
+        self._schemas: dict[str, pa.Schema] = {}
+        self._added: list[Key] = []  # kept over an error, until they are returned
+        self.ids: dict[str, str] = {}
+        self.views: dict[str, View] = {}
+        if isinstance(asked, re.Pattern):
+            if partitions is not None or not isinstance(asked.pattern, str):
+                raise InvalidOption(
+                    "a pattern of topics is compiled from text, and takes no partitions=",
+                    hint="Name the topics of which to read only some partitions.",
+                )
+            names = self._matching()
+        else:
+            names = [asked] if isinstance(asked, str) else list(asked)
+            if not names:
+                raise InvalidOption("a consumer needs at least one topic")
+        for name in names:
+            self._add(name)
+        self._added.clear()
+
+    def look_left(self) -> float:
+        """Return the seconds until it is time to look for new topics; inf without a pattern."""
+        if self._pattern is None:
+            return math.inf
+        return max(0.0, self._looked + LOOK_S - time.monotonic())
+
+    def find(self, *, now: bool = False) -> list[Key]:
+        """Take up new topics of the pattern, if it is time to look, or ``now``.
+
+        Return their partitions.
+
+        Raises:
+            SchemaMismatch, InvalidFilter: as the view of a new topic.
+        """
+        if self._pattern is None or (self.look_left() and not now):
+            return []
+        self._looked = time.monotonic()
+        try:
+            for name in self._matching():
+                if name not in self.ids:
+                    self._add(name)
+        except UnknownTopic:
+            pass  # it was deleted meanwhile
+        except IsologError as error:
+            if not error.retriable:  # else the next look finds the rest
+                raise
+        found, self._added = self._added, []
+        return found
+
+    def chosen(self, by_key: Mapping[Key, T]) -> dict[Key, T]:
+        """Return what belongs to a partition that is read."""
+        return {
+            key: value
+            for key, value in by_key.items()
+            if self._partitions is None or key[1] in self._partitions
+        }
+
+    def record_views(self, filter: str | None) -> Callable[[str], View]:
+        """Return what gives the view of a topic's records.
+
+        Raises:
+            SchemaMismatch: a topic is typed. One that is taken up later raises it in its turn.
+        """
+
+        @cache
+        def view_of(topic: str) -> View:
+            schema = self._schemas[topic]
+            if not is_default(schema):
+                raise SchemaMismatch(
+                    f"topic {topic!r} is typed", topic=topic, hint="Use batches() for it."
+                )
+            view = View.of(topic, schema, _OF_A_RECORD, filter=filter)
+            return replace(view, with_offsets=True)
+
+        for topic in self._schemas:
+            view_of(topic)
+        return view_of
+
+    def _matching(self) -> list[str]:
+        pattern = self._pattern
+        return [name for name in self._topics.names() if pattern and pattern.fullmatch(name)]
+
+    def _add(self, name: str) -> None:
+        known = self._topics.describe(name)
+        count = len(known.partitions)
+        missing = sorted((self._partitions or frozenset()) - set(range(count)))
+        if missing:
+            raise UnknownPartition(
+                f"topic {name!r} has partitions 0 to {count - 1}, not {missing[0]}",
+                topic=name,
+                partition=missing[0],
+            )
+        view = self._view(name, known.schema)
+        self._schemas[name], self.views[name], self.ids[name] = known.schema, view, known.id
+        self._added += [(name, number) for number in range(count)]
+
+
+def _numbers(partitions: Iterable[int]) -> frozenset[int]:
+    found = () if isinstance(partitions, str | Integral) else tuple(partitions)
+    if not found or not all(isinstance(each, Integral) and each >= 0 for each in found):
+        raise InvalidOption(
+            f"partitions takes a list of numbers from 0 on, not {partitions!r}",
+            option="partitions",
+            hint="Leave it out to read all partitions.",
+        )
+    return frozenset(map(int, found))
