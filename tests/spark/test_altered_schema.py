@@ -14,6 +14,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 import spark_stream as isolog
 from spark_stream.errors import SchemaMismatch
+from spark_stream.sql.ddl import parse_schema
 from tests.spark.conftest import Queries, ended
 
 FIRST = pa.schema([pa.field("id", pa.int32(), nullable=False), ("x", pa.int16())])
@@ -115,6 +116,51 @@ def test_a_query_goes_on_over_an_alteration_and_sees_the_new_column_once_it_star
         query.stop()
     named = log.read(copied, filter="name IS NOT NULL")
     assert named.to_pylist() == [{"id": n, "x": float(n), "name": f"name {n}"} for n in (10, 11)]
+
+
+def test_a_field_that_a_struct_gets_is_seen_by_queries_that_start_later(
+    queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
+) -> None:
+    """And a sink without the field writes on, as it does without a column."""
+    before = parse_schema("id int, s struct<a:int>, l array<struct<a:int>>")
+    after = parse_schema("id int, s struct<a:int,b:string>, l array<struct<a:int,b:string>>")
+    copied = f"{topic}-copied"
+    for name in (topic, copied):
+        log.create_topic(name, schema=before)
+
+    def rows(schema: pa.Schema, *numbers: int) -> pa.RecordBatch:
+        items = [{"a": n, "b": f"b{n}"} for n in numbers]
+        values = [{"id": i["a"], "s": i, "l": [i, None]} for i in items]
+        return pa.RecordBatch.from_pylist(values, schema=schema)
+
+    def copy_of(number: int, b: str | None) -> dict[str, object]:
+        item = {"a": number, "b": b}
+        return {"id": number, "s": item, "l": [item, None]}
+
+    def started() -> StreamingQuery:
+        writer = queries.sink(queries.stream(topic), tmp_path / "checkpoint", topic=copied)
+        return writer.trigger(processingTime="50 milliseconds").start()
+
+    append(log, topic, rows(before, 0))
+    query = started()
+    try:
+        query.processAllAvailable()
+        for name in (topic, copied):
+            log.alter_topic(name, schema=after)
+        append(log, topic, rows(after, 1))
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    assert log.read(copied).to_pylist() == [copy_of(0, None), copy_of(1, None)]
+    append(log, topic, rows(after, 2))
+    query = started()
+    try:
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    assert log.read(copied).to_pylist()[2:] == [copy_of(2, "b2")]
+    found = queries.read(topic).orderBy("id").selectExpr("s.b", "l[0].b")
+    assert [tuple(each) for each in found.collect()] == [(None, None), ("b1", "b1"), ("b2", "b2")]
 
 
 def test_a_query_ends_at_a_value_that_its_types_do_not_have_and_says_what_to_do(

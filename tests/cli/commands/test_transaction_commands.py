@@ -152,7 +152,9 @@ def test_an_abort_is_not_done_before_somebody_has_said_yes(served, here):
     with writing(served, "unsure", "asked") as producer:
         refused = here("transactions", "abort", "unsure")
         assert (refused.code, refused.out) == (2, "")
-        assert "no terminal to ask on: Abort transaction 0 of unsure" in refused.err
+        number = listed(here)["unsure"]["number"]
+        asked = f"Abort transaction {number} of unsure, which has written to: asked 0?"
+        assert f"no terminal to ask on: {asked}" in refused.err
         assert "--yes" in refused.err
         producer.commit_transaction()
     assert here("consume", "asked", "--isolation", "read_committed").out == "unsure 0\nunsure 1\n"
