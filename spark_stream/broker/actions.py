@@ -47,6 +47,8 @@ HANDLERS: Final[Mapping[str, Callable[[Here, Any], Message]]] = {
     "drop-branch": acts.drop_branch,
     "settle-batch": acts.settle_batch,
     "stop-run": acts.stop_run,
+    "list-sinks": acts.list_sinks,
+    "delete-sink": acts.delete_sink,
     "renew-transaction": acts.renew_transaction,
     "commit-transaction": acts.commit_transaction,
     "abort-transaction": acts.abort_transaction,

@@ -19,6 +19,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.cluster.leases import DURATION_S
 from spark_stream.errors import InvalidConfig
+from spark_stream.scripts.sweeping import SINK_EXPIRY_S
 from spark_stream.storage.settings import SETTINGS, LogSettings, parse_settings
 from spark_stream.wire.addresses import UNIX, is_wildcard, split_address, with_port
 from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT, MEMORY_BYTES_MIN
@@ -49,10 +50,11 @@ class BrokerConfig(BaseSettings):
     ends after so long without a call; 0 means never. ``memory_bytes``: what its batches may take
     in memory at once. ``keepalive_seconds``: how long a client may leave a call of its
     own waiting before its connection is ended. ``producer_expiry_seconds``: how long a producer
-    that writes nothing is remembered. ``scrub_bytes_per_second``: how quickly segments are
-    read to see whether they are damaged; 0: not at all. ``scrub_seconds``: from one beginning of
-    such a look at all of them to the next, at least. ``topic`` holds the defaults of topics
-    (``segment.bytes`` …).
+    that writes nothing is remembered. ``sink_expiry_seconds``: how long a sink's id that is not
+    used is kept; the same for all brokers of a cluster. ``scrub_bytes_per_second``: how quickly
+    segments are read to see whether they are damaged; 0: not at all. ``scrub_seconds``: from one
+    beginning of such a look at all of them to the next, at least. ``topic`` holds the defaults of
+    topics (``segment.bytes`` …).
     """
 
     model_config = SettingsConfigDict(env_prefix="ISOLOG_", extra="forbid", frozen=True)
@@ -72,6 +74,7 @@ class BrokerConfig(BaseSettings):
     default_replication_factor: int | None = Field(default=None, ge=1)
     housekeeping_seconds: float = Field(default=1.0, gt=0.0, le=3600.0)
     producer_expiry_seconds: float = Field(default=86_400.0, gt=0.0, le=31_536_000.0)
+    sink_expiry_seconds: float = Field(default=SINK_EXPIRY_S, gt=0.0, le=315_360_000.0)
     mapped_reads: bool = True
     scrub_bytes_per_second: int = Field(default=8 << 20, ge=0, le=1 << 40)
     scrub_seconds: float = Field(default=86_400.0, gt=0.0, le=31_536_000.0)

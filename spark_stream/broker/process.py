@@ -139,7 +139,13 @@ class Broker:
             peers = FlightPeers(me, self._members, clock, self._host.refresh, config.peer_addresses)
             self._driver = driver = Driver(table, peers)
             self._desk = TransactionDesk(
-                driver, self._host, clock, directory.broker_id, leases, adopts=not config.metadata
+                driver,
+                self._host,
+                clock,
+                directory.broker_id,
+                leases,
+                adopts=not config.metadata,
+                sink_expiry_s=config.sink_expiry_seconds,
             )
             self._topics = TopicDesk(
                 driver,

@@ -20,6 +20,8 @@ from spark_stream.wire.sink_messages import (
     OpenBranch,
     RenewBatch,
     SettledBatch,
+    SinkFacts,
+    SinkList,
     StopRun,
 )
 from spark_stream.wire.transaction_messages import (
@@ -177,6 +179,25 @@ def drop_branch(here: Here, asked: DropBranch) -> Empty:
 def stop_run(here: Here, asked: StopRun) -> Empty:
     stop = Stop(asked.run, asked.planned, asked.batch)
     here.desk.run(sinks.stop_run(here.desk.finished, stop, here.desk.now_ms()))
+    return Empty()
+
+
+def list_sinks(here: Here, asked: Empty) -> SinkList:
+    found = [
+        SinkFacts(
+            transactional_id=each.transactional_id,
+            query=each.query,
+            state="expired" if expired else each.state.value,
+            committed_batch=each.committed_batch,
+            last_used_ms=each.deadline_ms - each.timeout_ms,
+        )
+        for each, expired in here.desk.run(sinks.list_sinks(here.desk.finished))
+    ]
+    return SinkList(sinks=found)
+
+
+def delete_sink(here: Here, asked: NamedTransaction) -> Empty:
+    here.desk.run(sinks.delete_sink(here.desk.finished, asked.transactional_id))
     return Empty()
 
 

@@ -23,7 +23,7 @@ from spark_stream.scripts import records, sweeping
 from spark_stream.scripts.finishing import Finished
 from spark_stream.scripts.steps import Script, find_transactions
 from spark_stream.scripts.stopped import forget_stopped
-from spark_stream.scripts.sweeping import LostMarker, Swept, Watch
+from spark_stream.scripts.sweeping import SINK_EXPIRY_S, LostMarker, Swept, Watch
 
 logger = logging.getLogger(__name__)
 
@@ -43,10 +43,12 @@ class TransactionDesk:
         leases: Leases,
         *,
         adopts: bool,
+        sink_expiry_s: float = SINK_EXPIRY_S,
     ) -> None:
         """``coordinator``: this broker's id, as records name it.
 
         ``adopts``: transactions of releases that knew one broker only are this one's.
+        ``sink_expiry_s``: how long the id of a sink is kept that is not used.
         """
         self._driver = driver
         self._host = host
@@ -54,6 +56,7 @@ class TransactionDesk:
         self.coordinator = coordinator
         self._leases = leases
         self._adopts = adopts
+        self._sink_expiry_s = sink_expiry_s
         self.finished = Finished()
         self._watch = Watch()
         self._complaints: dict[str, str] = {}
@@ -104,7 +107,7 @@ class TransactionDesk:
         began = self._clock.monotonic()
         self._find_open()
         yield from self._restore_markers()
-        whole = began - self._all_at >= _ALL_S
+        whole = began - self._all_at >= min(_ALL_S, self._sink_expiry_s)
         if whole:
             yield from forget_stopped(self.now_ms())
         found = yield from self._mine(whole=whole)
@@ -176,7 +179,7 @@ class TransactionDesk:
         now_s, now_ms = self._clock.monotonic(), self.now_ms()
         try:
             swept = yield from sweeping.sweep_record(
-                self.finished, self._watch, record, now_s, now_ms
+                self.finished, self._watch, record, now_s, now_ms, self._sink_expiry_s
             )
         except IsologError as error:
             self._complain(record, error)

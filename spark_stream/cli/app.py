@@ -19,6 +19,7 @@ from spark_stream.cli.commands import (
     consume,
     consumers,
     produce,
+    sinks,
     topic,
     transactions,
 )
@@ -39,6 +40,7 @@ app = typer.Typer(
 app.add_typer(broker.app, name="broker")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(consumers.app, name="consumers")
+app.add_typer(sinks.app, name="sinks")
 app.add_typer(topic.app, name="topic")
 app.add_typer(transactions.app, name="transactions")
 app.command("produce")(produce.produce)

@@ -28,6 +28,7 @@ from spark_stream.client.values import (
     BrokerStatus,
     ClusterDescription,
     ConsumerDescription,
+    SinkDescription,
     TopicDescription,
     TransactionDescription,
 )
@@ -242,6 +243,21 @@ class Log(Closing):
             UnknownTransaction, InvalidTransaction: there is none, or it is not open.
         """
         return described(self._transactions.kill(transactional_id))
+
+    def sinks(self) -> list[SinkDescription]:
+        """Return the sinks of queries and of batch writes with a ``sinkId``, by id."""
+        return self._transactions.sinks()
+
+    def delete_sink(self, transactional_id: str) -> None:
+        """Forget a sink, with the last batch that it committed. Its id is free afterwards.
+
+        If its query writes that batch again, its rows are in the log twice.
+
+        Raises:
+            UnknownTransaction: there is no such sink.
+            InvalidTransaction: a batch is being written.
+        """
+        self._transactions.delete_sink(transactional_id)
 
     # -- consumers ------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from spark_stream.client.connecting.connection import Connection
-from spark_stream.client.values import TransactionDescription, TransactionPartition
+from spark_stream.client.values import SinkDescription, TransactionDescription, TransactionPartition
 from spark_stream.errors import InvalidRequest, UnknownTransaction
 from spark_stream.wire.messages import AtomicCut, Cut, CutTopic, Empty
 from spark_stream.wire.sink_messages import (
@@ -13,6 +13,7 @@ from spark_stream.wire.sink_messages import (
     OpenBranch,
     RenewBatch,
     SettledBatch,
+    SinkList,
     StopRun,
 )
 from spark_stream.wire.transaction_messages import (
@@ -97,6 +98,16 @@ class TransactionsClient:
     def stop_run(self, run: str, planned: int, batch: int) -> None:
         """Aborts what the driver planned up to ``planned``; its late tasks open no branch."""
         self._connection.act("stop-run", StopRun(run=run, planned=planned, batch=batch), Empty)
+
+    def sinks(self) -> list[SinkDescription]:
+        """Return all sinks, by id."""
+        found = self._connection.act("list-sinks", Empty(), SinkList).sinks
+        return [SinkDescription(**each.model_dump()) for each in found]
+
+    def delete_sink(self, transactional_id: str) -> None:
+        """Forget a sink, or raise UnknownTransaction, InvalidTransaction."""
+        asked = NamedTransaction.of(transactional_id=transactional_id)
+        self._connection.act("delete-sink", asked, Empty)
 
     def renew(self, transactional_id: str, instance: str, number: int) -> TransactionFacts:
         """Gives an open transaction a new deadline: now, plus its timeout."""

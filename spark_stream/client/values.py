@@ -174,6 +174,21 @@ class TransactionDescription:
     committed_batch: int
 
 
+@dataclass(frozen=True, slots=True)
+class SinkDescription:
+    """A sink: its id, and the query that writes under it. Times in ms since the epoch.
+
+    ``state`` is that of its last transaction, or ``expired``: its id was not used for long, and
+    only its last committed batch is remembered. ``committed_batch`` is -1 where none was committed.
+    """
+
+    transactional_id: str
+    query: str
+    state: str
+    committed_batch: int
+    last_used_ms: int
+
+
 class Record(NamedTuple):
     """A record of a default-schema topic, as :meth:`Consumer.records` gives it."""
 

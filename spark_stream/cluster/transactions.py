@@ -1,7 +1,8 @@
 """Transactions as records of the metadata store: their keys, and what a record holds.
 
 A transaction has one record, and one more for each partition that has joined it: what a join writes
-does not grow with the joins before it. ``scripts/records`` changes them.
+does not grow with the joins before it. The record of a sink whose id expired is moved to a
+prefix of its own, by query. ``scripts/records`` changes them.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from spark_stream.consistency.transactions import (
 
 PREFIX: Final = "transactions/"
 JOINS: Final = "joins/"
+EXPIRED: Final = "expired/"
 _TUPLES: Final = ("fenced", "branches", "dropped", "taken")
 _PLAIN: Final = tuple(
     field.name
@@ -86,6 +88,14 @@ def decode(value: Mapping[str, Any]) -> Transaction:
         else tuple(Content(*each) for each in value["content"]),
         positions=tuple(decode_positions(value["positions"])),
     )
+
+
+def expired_of(query: str) -> str:
+    """Return the prefix of the keys of what a query committed under ids that expired.
+
+    Queries whose names begin with this one and a slash have it as well.
+    """
+    return f"{EXPIRED}{query}/"
 
 
 def joins_of(number: int) -> str:

@@ -17,14 +17,14 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 
 from spark_stream.consistency.transactions import (
     DECIDED,
     Allotted,
     Cause,
-    Content,
     Denial,
     Denied,
     Event,
@@ -64,6 +64,11 @@ class Stop:
     run: str
     planned: int
     batch: int
+
+
+def is_sink(transaction: Transaction) -> bool:
+    """Tell whether the record is a sink's: that of a batch write without an id is not."""
+    return transaction.query not in ("", transaction.transactional_id)
 
 
 def branch(transaction: Transaction, claim: Claim, allotted: Allotted, now_ms: int) -> Outcome:
@@ -166,18 +171,31 @@ def hand_over(transaction: Transaction, instance: str) -> Outcome:
     return owned(transaction, instance)
 
 
-def inherit(
-    transaction: Transaction, query: str, batch: int, content: Iterable[Content] | None
-) -> Outcome:
-    """The query committed up to ``batch`` under another transactional id: that counts here too."""
-    if transaction.query not in ("", query) or transaction.committed_batch >= batch:
+def inherit(transaction: Transaction, before: Transaction) -> Transaction:
+    """Return the record with what its query committed under another id, if that is news."""
+    news = before.committed_batch > transaction.committed_batch
+    if transaction.query not in ("", before.query) or not news:
         return transaction
     return replace(
         transaction,
-        query=query,
-        committed_batch=batch,
-        content=None if content is None else tuple(content),
+        query=before.query,
+        committed_batch=before.committed_batch,
+        content=before.content,
+        coordinator=transaction.coordinator or before.coordinator,
+        deadline_ms=max(transaction.deadline_ms, before.deadline_ms),
     )
+
+
+def revive(transaction: Transaction, expired: Sequence[Transaction]) -> Transaction:
+    """Return the record with what its query committed under ids that expired.
+
+    Of the same id the whole record comes back, with its fences and its number.
+    """
+    if transaction == Transaction(transaction.transactional_id):
+        names = [each.transactional_id for each in expired]
+        if transaction.transactional_id in names:
+            transaction = expired[names.index(transaction.transactional_id)]
+    return reduce(inherit, expired, transaction)
 
 
 def _not_next(transaction: Transaction, claim: Claim) -> Denied | None:

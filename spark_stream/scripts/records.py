@@ -5,20 +5,23 @@ judged again as it is now. So a judgement may be asked more than once, and what 
 it said of the record that was there.
 
 The partitions of a transaction are records of their own, which are put and deleted, and never
-changed.
+changed. The record of a sink whose id expired is moved to another key.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from spark_stream.cluster.store import Record
 from spark_stream.cluster.transactions import (
+    EXPIRED,
     JOINS,
     PREFIX,
     Join,
     decode,
     decode_join,
     encode,
+    expired_of,
     join_of,
     joins_of,
 )
@@ -71,11 +74,45 @@ def ruled(rule: Rule) -> Judge:
     return judge
 
 
-def forget(finished: Transaction) -> Script[None]:
-    """Removes a record, if it is still this one."""
+def forget(finished: Transaction) -> Script[bool]:
+    """Delete a record if it is still this one; return whether it was."""
     record = yield from get(PREFIX + finished.transactional_id)
-    if record is not None and decode(record.value) == finished:
+    if record is None or decode(record.value) != finished:
+        return False
+    return (yield from delete(record.key, record.version))
+
+
+# -- sinks whose ids expired ----------------------------------------------------------------------
+
+
+def expire_sink(idle: Transaction) -> Script[None]:
+    """Move the record of an idle sink to where only its query looks for it.
+
+    Order of steps: the copy is put, then the record is deleted if it is still the same. Whoever
+    finds no record finds the copy. If the record has changed, the copy says nothing that the record
+    does not say, and the query's next run deletes it.
+    """
+    record = yield from get(PREFIX + idle.transactional_id)
+    if record is None or decode(record.value) != idle:
+        return
+    key = expired_of(idle.query) + idle.transactional_id
+    before = yield from get(key)
+    if (yield from put(key, record.value, 0 if before is None else before.version)):
         yield from delete(record.key, record.version)
+
+
+def read_expired(query: str | None = None) -> Script[list[tuple[Record, Transaction]]]:
+    """Return what queries (or one of them) committed under ids that expired, with its record."""
+    prefix = EXPIRED if query is None else expired_of(query)
+    found = [(each, decode(each.value)) for each in (yield from list_records(prefix))]
+    return [each for each in found if query in (None, each[1].query)]
+
+
+def delete_expired(gone: Iterable[tuple[Record, Transaction]]) -> Script[None]:
+    """Delete these records of expired ids, as far as they are still the same."""
+    deletes = [(record.key, record.version) for record, _ in gone]
+    if deletes:
+        yield from delete_many(deletes)
 
 
 # -- the partitions of a transaction --------------------------------------------------------------

@@ -1,6 +1,9 @@
 """What sinks ask: branches, signs of life, and an end for what failed.
 
 The rules are in ``consistency/sinks``. As in ``deciding``, every call can be repeated.
+
+An id that is not used for long expires (``sweeping``). What it committed is kept by query, and the
+first call of the query's next run takes it over.
 """
 
 from __future__ import annotations
@@ -8,10 +11,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
+from spark_stream.cluster.store import Record
 from spark_stream.cluster.transactions import By
 from spark_stream.consistency import sinks as rules
 from spark_stream.consistency.sinks import Claim, Stop
 from spark_stream.consistency.transactions import (
+    DECIDED,
     Allotted,
     Cause,
     Denial,
@@ -20,11 +25,11 @@ from spark_stream.consistency.transactions import (
     State,
     Transaction,
 )
-from spark_stream.errors import TransactionAborted
+from spark_stream.errors import InvalidTransaction, TransactionAborted, UnknownTransaction
 from spark_stream.scripts import records
 from spark_stream.scripts.deciding import allot, allowed, apply_rule, conclude, judge_record
-from spark_stream.scripts.finishing import Finished, mark_dropped
-from spark_stream.scripts.records import Rule, ruled
+from spark_stream.scripts.finishing import Finished, finish, mark_dropped, record_finish
+from spark_stream.scripts.records import Judge, Rule, ruled
 from spark_stream.scripts.steps import Script, find_transactions
 from spark_stream.scripts.stopped import record_stop, stopped_until
 
@@ -59,7 +64,7 @@ def open_branch(
         return rules.branch(found, claim, allotted, now_ms)
 
     while True:
-        outcome = yield from judge_record(finished, transactional_id, judge)
+        outcome = yield from _judge_claim(finished, transactional_id, claim, judge)
         if isinstance(outcome, Denied) and outcome.why is Denial.DONE:
             return outcome.transaction, None
         # What the run before left open is decided now, and finished; then the branch is opened.
@@ -93,12 +98,35 @@ def settle_batch(
     """
     if renamed:
         yield from inherit_other_ids(finished, transactional_id, claim)
-    outcome = yield from judge_record(
-        finished, transactional_id, ruled(lambda found: rules.settle(found, claim))
+    outcome = yield from _judge_claim(
+        finished, transactional_id, claim, ruled(lambda found: rules.settle(found, claim))
     )
     if isinstance(outcome, Denied) and outcome.why is Denial.DONE:
         return outcome.transaction, True
     return (yield from conclude(finished, outcome, None, _ASKED.format(claim))), False
+
+
+def _judge_claim(
+    finished: Finished, transactional_id: str, claim: Claim, judge: Judge
+) -> Script[Outcome]:
+    """What the judge makes of the record, with what the query committed under expired ids.
+
+    These are read after the record: an id expires by a copy that is put before the record goes.
+    """
+    expired: list[tuple[Record, Transaction]] = []
+
+    def inherit_and_judge(found: Transaction) -> Script[Outcome]:
+        expired.clear()
+        first = found.instance != claim.instance and claim.query != transactional_id
+        if first and found.state not in DECIDED:
+            expired.extend((yield from records.read_expired(claim.query)))
+            found = rules.revive(found, [each for _, each in expired])
+        return (yield from judge(found))
+
+    outcome = yield from judge_record(finished, transactional_id, inherit_and_judge)
+    if not isinstance(outcome, Denied):
+        yield from records.delete_expired(expired)
+    return outcome
 
 
 def renew_batch(
@@ -151,10 +179,53 @@ def inherit_other_ids(finished: Finished, transactional_id: str, claim: Claim) -
             finished, name, lambda found: rules.hand_over(found, claim.instance)
         )
         if given.committed_batch >= 0:
-            committed, content = given.committed_batch, given.content
-            inherit = partial(rules.inherit, query=claim.query, batch=committed, content=content)
+            inherit = partial(rules.inherit, before=given)
             outcome = yield from judge_record(finished, transactional_id, ruled(inherit))
             allowed(outcome, None, "a sink's call")
+
+
+# -- what operators ask ---------------------------------------------------------------------------
+
+
+def list_sinks(finished: Finished) -> Script[list[tuple[Transaction, bool]]]:
+    """Return the sinks by id, and whether each is expired."""
+    kept = [each for _, each in (yield from records.read_expired())]
+    found = [finished.settled(each) for each in (yield from find_transactions(By.ANY))]
+    used = [each for each in found if rules.is_sink(each)]
+    known = {(each.transactional_id, each.query) for each in used}
+    expired = [each for each in kept if (each.transactional_id, each.query) not in known]
+    every = [(each, False) for each in used] + [(each, True) for each in expired]
+    return sorted(every, key=lambda each: (each[0].transactional_id, each[0].query))
+
+
+def delete_sink(finished: Finished, transactional_id: str) -> Script[None]:
+    """Forget a sink with all that it committed, expired or not.
+
+    Raises:
+        UnknownTransaction: there is no such sink.
+        InvalidTransaction: a batch is being written.
+    """
+    deleted = False
+    while (found := (yield from records.read(transactional_id))) and rules.is_sink(found):
+        if found.state is State.OPEN:
+            raise InvalidTransaction(
+                f"batch {found.batch} of {transactional_id!r} is being written",
+                hint="Stop the query first. If it is dead: isolog transactions abort.",
+                transactional_id=transactional_id,
+            )
+        if found.state in DECIDED:
+            yield from finish(finished, found)
+            yield from record_finish(finished, found)
+        else:
+            deleted = (yield from records.forget(found)) or deleted
+    every = yield from records.read_expired()
+    gone = [each for each in every if each[1].transactional_id == transactional_id]
+    yield from records.delete_expired(gone)
+    if not deleted and not gone:
+        raise UnknownTransaction(
+            f"there is no sink {transactional_id!r}",
+            hint="`isolog sinks list` shows those that there are.",
+        )
 
 
 def _apply(finished: Finished, transactional_id: str, rule: Rule) -> Script[Transaction]:

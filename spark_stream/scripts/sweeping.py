@@ -7,7 +7,7 @@ begins anew.
 
 Ids that nobody uses are forgotten by their age, on the broker's steady clock, and only after the
 broker itself has seen them idle for a while: one that starts with a wrong clock forgets nothing
-that is in use.
+that is in use. Of a sink's id, what it committed is kept for its query (``records.expire_sink``).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from enum import StrEnum
 from typing import Final
 
 from spark_stream.consistency import transaction_events as rules
+from spark_stream.consistency.sinks import is_sink
 from spark_stream.consistency.transactions import (
     COMMITS,
     DECIDED,
@@ -33,6 +34,7 @@ from spark_stream.scripts.steps import Script, WriteMarkers
 
 FORGET_AFTER_MS: Final = 7 * 24 * 3_600_000
 FORGET_JOB_AFTER_MS: Final = 3_600_000  # nobody asks for a job again, but to repeat a call
+SINK_EXPIRY_S: Final = 30 * 86_400.0
 SEEN_IDLE_S: Final = 3_600.0
 SEEN_IDLE_JOB_S: Final = 60.0
 
@@ -69,9 +71,16 @@ class Swept(StrEnum):
 
 
 def sweep_record(
-    finished: Finished, watch: Watch, record: Transaction, now_s: float, now_ms: int
+    finished: Finished,
+    watch: Watch,
+    record: Transaction,
+    now_s: float,
+    now_ms: int,
+    sink_expiry_s: float = SINK_EXPIRY_S,
 ) -> Script[Swept]:
     """Does what is due with a record that this broker looks after.
+
+    ``sink_expiry_s``: a sink that has committed a batch expires when it was not used for so long.
 
     Raises:
         IsologError: a partition could not be marked, or not be reached; the next sweep tries again.
@@ -84,10 +93,14 @@ def sweep_record(
         return Swept.FINISHED
     if record.state is State.OPEN:
         return (yield from _expire_if_due(finished, record, unchanged_s))
-    if _forgettable(record, unchanged_s, now_ms):
+    age_s, seen_idle_s = _kept_for(record, sink_expiry_s)
+    if (now_ms - record.deadline_ms) / 1000 <= age_s or unchanged_s <= seen_idle_s:
+        return Swept.LEFT
+    if is_sink(record) and record.committed_batch >= 0:
+        yield from records.expire_sink(record)
+    else:
         yield from records.forget(record)
-        return Swept.FORGOTTEN
-    return Swept.LEFT
+    return Swept.FORGOTTEN
 
 
 def _expire_if_due(finished: Finished, record: Transaction, unchanged_s: float) -> Script[Swept]:
@@ -104,14 +117,14 @@ def _expire_if_due(finished: Finished, record: Transaction, unchanged_s: float) 
     return Swept.EXPIRED
 
 
-def _forgettable(record: Transaction, unchanged_s: float, now_ms: int) -> bool:
-    job = record.query == record.transactional_id
-    if not job and record.committed_batch >= 0:
-        return False  # what a sink has written it must remember: its query may be started again
-    age_ms = now_ms - record.deadline_ms
-    if job:
-        return age_ms > FORGET_JOB_AFTER_MS and unchanged_s > SEEN_IDLE_JOB_S
-    return age_ms > FORGET_AFTER_MS and unchanged_s > SEEN_IDLE_S
+def _kept_for(record: Transaction, sink_expiry_s: float) -> tuple[float, float]:
+    """Return how long a record is kept after its deadline, and after it was first seen idle."""
+    if record.query == record.transactional_id:
+        return FORGET_JOB_AFTER_MS / 1000, SEEN_IDLE_JOB_S
+    if record.committed_batch >= 0:
+        # From its last use on, which was a timeout before its deadline.
+        return sink_expiry_s - record.timeout_ms / 1000, min(SEEN_IDLE_S, sink_expiry_s)
+    return FORGET_AFTER_MS / 1000, SEEN_IDLE_S
 
 
 def mark_dropped_again(record: Transaction) -> Script[None]:

@@ -45,6 +45,7 @@ from spark_stream.wire.sink_messages import (
     OpenBranch,
     RenewBatch,
     SettledBatch,
+    SinkList,
     StopRun,
 )
 from spark_stream.wire.transaction_messages import (
@@ -101,6 +102,8 @@ ACTIONS: Final[dict[str, Action]] = {
     "drop-branch": Action(DropBranch, Empty),
     "settle-batch": Action(OpenBranch, SettledBatch),
     "stop-run": Action(StopRun, Empty),
+    "list-sinks": Action(Empty, SinkList),
+    "delete-sink": Action(NamedTransaction, Empty),
     "renew-transaction": Action(EndTransaction, TransactionFacts),
     "commit-transaction": Action(CommitTransaction, TransactionFacts),
     "abort-transaction": Action(EndTransaction, TransactionFacts),

@@ -35,6 +35,25 @@ class SettledBatch(Message):
     content: list[TopicContent] | None = None
 
 
+class SinkFacts(Message):
+    """A sink's id. ``state``: of its last transaction, or expired. Times in ms since the epoch.
+
+    ``committed_batch`` is -1 where no batch was committed.
+    """
+
+    transactional_id: str
+    query: str
+    state: str
+    committed_batch: int
+    last_used_ms: int
+
+
+class SinkList(Message):
+    """All sinks, by id."""
+
+    sinks: list[SinkFacts]
+
+
 class RenewBatch(Message):
     """A task of a sink's batch is alive: its transaction, if it is open, gets a new deadline."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from pathlib import Path
 from typing import Any
 
 import pyarrow.flight as fl
@@ -10,10 +11,12 @@ import pytest
 
 from spark_stream.errors import (
     ForeignBranch,
+    InvalidTransaction,
     ProducerFenced,
     SinkInUse,
     StaleBatch,
     TransactionAborted,
+    UnknownTransaction,
 )
 from tests.broker.stamped import Appender, bounds, refused, seen
 from tests.support import NUMBERS, BrokerProcess, act, eventually
@@ -274,3 +277,36 @@ def test_a_query_whose_sink_gets_another_id_goes_on_where_it_was(flight, t):
     back.claim["batch"] = 1
     assert back.open()["committed"] is True
     assert seen(flight, t, COMMITTED) == [1, 3]
+
+
+def test_an_id_that_expired_is_listed_and_its_query_writes_no_batch_twice(tmp_path: Path):
+    conf = "sink_expiry_seconds = 0.2\nhousekeeping_seconds = 0.05\n"
+    content = [{"topic": "t", "rows": 1, "digest": 5, "floats": 7}]
+    with BrokerProcess(tmp_path / "log", conf=conf) as broker:
+        with broker.flight() as flight, broker.connect() as log:
+            log.create_topic("t", schema=NUMBERS)
+            sink = Sink(flight, renamed=True)
+            branch = sink.open()
+            sink.put("t", branch, 1)
+            sink.commit(branch, content=content)
+            eventually(lambda: [each.state for each in log.sinks()] == ["expired"])
+            assert log.transactions() == []
+        broker.kill()
+        (tmp_path / "log.toml").write_text("")  # nothing expires from here on
+        broker.restart()
+        with broker.flight() as flight, broker.connect() as log:
+            again = Sink(flight, sink.name, **sink.claim | {"instance": "next"})
+            assert again.open()["committed"] is True
+            assert again.ask("settle-batch") == {"committed": True, "content": content}
+            again.claim["batch"] = 1
+            branch = again.open()
+            with pytest.raises(InvalidTransaction, match="is being written"):
+                log.delete_sink(sink.name)
+            again.put("t", branch, 2)
+            again.commit(branch)
+            assert [each.committed_batch for each in log.sinks()] == [1]
+            assert seen(flight, "t", COMMITTED) == [1, 2]
+            log.delete_sink(sink.name)
+            assert log.sinks() == []
+            with pytest.raises(UnknownTransaction, match="there is no sink"):
+                log.delete_sink(sink.name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from spark_stream.consistency import sinks
 from spark_stream.consistency import transaction_events as rules
 from spark_stream.consistency.sinks import Claim, Stop
@@ -207,7 +209,7 @@ def test_a_replay_without_rows_is_recognised():
 
 def test_a_sink_that_gets_another_name_goes_on_where_it_was():
     given = ok(sinks.hand_over(committed(), "new"))
-    taken = ok(sinks.inherit(Transaction("other"), "q", given.committed_batch, given.content))
+    taken = ok(sinks.inherit(Transaction("other"), given))
     assert denied(sinks.branch(taken, claim(run="new"), Allotted(6, 71), 0)) is Denial.DONE
     assert taken.content == (CONTENT[0],)
     assert denied(sinks.branch(given, claim(batch=4), Allotted(6, 71), 0)) is Denial.FENCED
@@ -221,5 +223,7 @@ def test_what_was_open_under_the_other_name_is_aborted():
 
 def test_another_querys_sink_inherits_nothing():
     mine = committed()
-    assert ok(sinks.inherit(mine, "another", 9, None)) == mine
-    assert ok(sinks.inherit(mine, "q", 2, None)) == mine
+    later = replace(mine, committed_batch=9)
+    assert ok(sinks.inherit(mine, replace(later, query="another"))) == mine
+    assert ok(sinks.inherit(mine, replace(mine, committed_batch=2))) == mine
+    assert ok(sinks.inherit(mine, later)) == later

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from spark_stream.consistency.sinks import Claim
 from spark_stream.consistency.transactions import Cause, State
 from spark_stream.errors import LeaderUnavailable
-from spark_stream.scripts import deciding, finishing, sinks, sweeping
+from spark_stream.scripts import deciding, finishing, sweeping
 from spark_stream.scripts.records import read_all
 from spark_stream.scripts.steps import Seal, Step
 from spark_stream.scripts.sweeping import FORGET_AFTER_MS, SEEN_IDLE_S, Swept
@@ -120,20 +119,6 @@ def test_an_id_is_forgotten_only_after_it_was_seen_idle_whatever_the_wall_clock_
     clock.seconds += 2
     assert sweep(world, clock) == [Swept.FORGOTTEN]
     assert world.run(A, read_all()) == []
-
-
-def test_what_a_sink_has_written_is_never_forgotten():
-    world, clock = watched(), FakeClock()
-    finished = world.brokers[A].finished
-    claim = Claim("q", "run", 0)
-    found, producer = world.run(A, sinks.open_branch(finished, "s", claim, A, 0))
-    asked = deciding.Commit("s", "run", found.number, (producer,), 0)
-    world.run(A, deciding.commit(finished, asked))
-    clock.wall_ms += 10 * YEAR_MS
-    for _ in range(3):
-        sweep(world, clock)
-        clock.seconds += 10 * SEEN_IDLE_S
-    assert world.store.transaction("s").committed_batch == 0
 
 
 # -- leaders that are not there -------------------------------------------------------------------

@@ -4,6 +4,7 @@
 ``background``    the process behind a directory: started, found, ended
 ``topic``         topic create, list, describe, alter, delete
 ``transactions``  transactions list, describe, abort
+``sinks``         sinks list, delete
 ``produce``       records in
 ``sending``       an input's records to the leaders; all of them or none in a transaction
 ``consume``       records out
