@@ -49,6 +49,30 @@ def test_a_live_slot_waits_for_one_frame_of_those_behind_however_many_they_are()
     assert live in seen[:2]
 
 
+def test_live_slots_and_those_behind_have_every_other_frame():
+    turns = Turns(16 * MIB)
+    slots = [added(turns, number, is_behind=number < 2) for number in range(4)]
+    seen = []
+    for _ in range(8):
+        slot = turns.next_slot()
+        seen.append(slot.number < 2)
+        turns.sent(slot, slot.next + 1, 100, is_behind=slot.number < 2)
+        turns.take_news(slot)
+        for each in slots:
+            turns.acked(each, each.next)
+    assert seen in ([True, False] * 4, [False, True] * 4)
+
+
+def test_a_frame_is_under_way_until_its_last_entry_is_acknowledged():
+    turns = Turns(16 * MIB)
+    slot = added(turns, 0)
+    turns.sent(turns.next_slot(), 5, MIB, is_behind=False)
+    turns.acked(slot, 4)
+    assert turns.unacked_bytes == slot.unacked_bytes == MIB
+    turns.acked(slot, 5)
+    assert turns.unacked_bytes == slot.unacked_bytes == 0
+
+
 def test_those_behind_leave_room_for_live_ones():
     turns = Turns(16 * MIB)
     for number in range(50):
