@@ -206,7 +206,7 @@ class Balance:
             resigned = yield from _resigning(
                 led,
                 self._host,
-                lambda _, record: _prefer(record, me, alive),
+                lambda _, record: _prefer(record, me, self._members.alive()),
                 complete=True,
             )
         finally:

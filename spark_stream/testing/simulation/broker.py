@@ -20,7 +20,7 @@ import pyarrow as pa
 from spark_stream.broker.append import Append, AppendStream
 from spark_stream.broker.controlling import Controlling
 from spark_stream.broker.driver import Driver, RemoteStep
-from spark_stream.broker.handover import Withdrawals, handing_over
+from spark_stream.broker.handover import Balance, Withdrawals, handing_over
 from spark_stream.broker.host import Host
 from spark_stream.broker.leader_actions import leaders_of
 from spark_stream.broker.links import LedPartitions
@@ -64,6 +64,7 @@ LEFT_OVERS_S: Final = 2.5
 FLUSH_S: Final = 2.0
 HOUSEKEEPING_S: Final = 1.7
 CONTROL_S: Final = 0.9
+SETTLE_S: Final = 2.0
 _RETRY_S: Final = 1.0
 _LATE: Final = 0.1  # how often a broker sees late what has changed in the store
 _LATE_S: Final = 1.5
@@ -275,7 +276,8 @@ class SimulatedBroker:
         self._keep("controller", CONTROL_S, lambda: self._control(controlling))
         self._keep("moves", CONTROL_S, lambda: self.run(controlling.finishing()))
         withdrawals = Withdrawals(self.host, members, around.clock)
-        self._keep("withdrawals", CONTROL_S, lambda: self.run(withdrawals.looking()))
+        balance = Balance(self.host, members, around.clock, SETTLE_S)
+        self._keep("withdrawals", CONTROL_S, lambda: self._hand_over(withdrawals, balance))
         yield from self.run(self.topic_desk.removing_left_overs(starts=True))
         yield from self.run(self.desk.recovering())
         self._keep(
@@ -354,6 +356,10 @@ class SimulatedBroker:
         yield from self.run(self._standing.looking())
         self.host.upkeep.tick_due()
         yield from self.run(controlling.rounds())
+
+    def _hand_over(self, withdrawals: Withdrawals, balance: Balance) -> Body:
+        yield from self.run(withdrawals.looking())
+        yield from self.run(balance.looking())
 
     def _carried_out(self, step: RemoteStep, answer: Answer) -> None:
         self._around.carried_out(self, step, answer)
