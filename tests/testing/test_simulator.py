@@ -38,6 +38,7 @@ def story_of(seed: int) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_two_thousand_runs_find_nothing():
     shares = [range(first, first + SHARE) for first in range(0, RUNS, SHARE)]
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:
