@@ -24,7 +24,7 @@ FOUND = {
     "a_duplicate_is_acknowledged_at_once": 568,
     "a_seal_lets_pending_joins_live": 30,
     "markers_are_looked_for_in_any_epoch": 403,
-    "who_is_being_added_is_not_waited_for": 262,
+    "who_is_being_added_is_not_waited_for": 525,
     "a_reader_is_not_told_what_was_taken_back": 256,
     "only_the_offset_of_a_position_is_compared": 256,
     "a_force_that_failed_is_believed": 585,

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spark_stream.testing.simulation.history import Line, Seen
-from spark_stream.testing.simulation.invariants.base import Invariant
+from spark_stream.testing.simulation.history import Course, Line, Place, Seen
+from spark_stream.testing.simulation.invariants.base import Invariant, View
 
 
 class OnlyOldRecordsGo(Invariant):
     """A log gives up from its start only what is older than its topic keeps records."""
 
+    def __init__(self, view: View) -> None:
+        super().__init__(view)
+        self._have_lost: set[Place] = set()
+
+    def lost(self, course: Course, gone: Sequence[Seen]) -> None:
+        """A replica may still have old entries where all others have young ones by now."""
+        self._have_lost.add(course.place)
+
     def evicted(self, line: Line, gone: Sequence[Seen]) -> None:
         settings = self.view.settings.get(line.place[0])
-        if settings is None or line.may_be_gone:
+        if settings is None or line.may_be_gone or line.place in self._have_lost:
             return
         what = f"{line.name}: entries in front of {line.start} are gone"
         self.require(settings.retention_ms >= 0 or not gone, f"{what}, for nothing")
