@@ -369,8 +369,10 @@ class Host:
                 continue
             del self._hosted[name]
             # Its files go when its deletion is found announced: the record may just be missing.
+            deleted = self.view.is_deletion_announced(hosted.topic.id)
+            closing = Closing.TOPIC_DELETED if deleted else Closing.TOPIC_MISSING
             for partition in hosted.open_partitions():
-                self._close_for_good(partition, Closing.TOPIC_DELETED)
+                self._close_for_good(partition, closing)
             for number in hosted.replicas:
                 self.upkeep.forget(hosted.topic.id, number)
 

@@ -57,8 +57,14 @@ class Closing(Enum):
     """Why a partition is closed. Who asks for it afterwards is told so."""
 
     BROKER_STOPS = auto()
+    TOPIC_MISSING = auto()  # its record is gone; its files stay
     TOPIC_DELETED = auto()
     MOVED = auto()  # to other brokers: who asks is to go there
+
+    @property
+    def removes_files(self) -> bool:
+        """Whether the files are removed next, so that they need not be forced."""
+        return self in (Closing.TOPIC_DELETED, Closing.MOVED)
 
 
 class Partition(FollowingReplica):
@@ -438,7 +444,10 @@ class Partition(FollowingReplica):
             return min((due for due in dues if due is not None), default=None)
 
     def close(self, closing: Closing = Closing.BROKER_STOPS) -> None:
-        """Ends appends and waits, then closes the files. Everything acknowledged is in them."""
+        """Ends appends and waits, then closes the files.
+
+        Everything acknowledged is in them, and on the disk unless they are removed next.
+        """
         with self._lock:
             if self._closed is not None:
                 return
@@ -447,12 +456,12 @@ class Partition(FollowingReplica):
             self._sessions.end_all()
             self._moved(self)
             try:
-                self.log.close()
+                self.log.close(forced=not closing.removes_files)
             finally:
                 wake_all(woken)
 
     def _why_closed(self, closing: Closing) -> IsologError:
-        if closing is Closing.TOPIC_DELETED:
+        if closing in (Closing.TOPIC_DELETED, Closing.TOPIC_MISSING):
             return UnknownTopic(f"topic {self.topic!r} was deleted", topic=self.topic)
         if closing is Closing.MOVED:
             return self._not_leader()

@@ -21,10 +21,12 @@ from typing import Any, Final, TypeVar
 from spark_stream.cluster import brokers, controller, partitions, topics
 from spark_stream.cluster.brokers import BROKERS, RegisteredBroker
 from spark_stream.cluster.controller import CONTROLLER, Controller
+from spark_stream.cluster.left_overs import REMOVED
 from spark_stream.cluster.partitions import PARTITIONS, PartitionId, StoredPartition
 from spark_stream.cluster.store import Changes, MetadataStore, Record
 from spark_stream.cluster.topics import TOPICS, Topic
 from spark_stream.consistency.ids import BrokerId
+from spark_stream.errors import IsologError
 
 logger = logging.getLogger(__name__)
 
@@ -119,6 +121,14 @@ class ClusterView:
             for listener in self._listeners:
                 _call(listener, news, self.now)
             return news
+
+    def is_deletion_announced(self, topic_id: str) -> bool:
+        """Return whether the store says that the topic is deleted; False if it cannot be asked."""
+        try:
+            return self._store.get(REMOVED + topic_id) is not None
+        except IsologError:
+            logger.warning("whether topic %s is deleted", topic_id, exc_info=True)
+            return False
 
     def _really_changed(self, changes: Changes) -> dict[str, Record | None]:
         """Without what is known already; and with what a complete answer lacks, as gone."""

@@ -18,11 +18,18 @@ def note_of(directory: Path) -> Path:
     return directory.with_name(f"{directory.name}.begun")
 
 
+def make_directory(disk: Disk, directory: Path) -> None:
+    """Make the directory of a log, then the note that it has begun; force the names of both."""
+    disk.make_directory(directory, forced=False)
+    if not _is_noted(disk, directory):
+        disk.create(note_of(directory)).close()
+    disk.sync_directory(directory.parent)
+
+
 def note(disk: Disk, directory: Path) -> None:
     """Notes that the log in the directory, which is there, has begun."""
     if not _is_noted(disk, directory):
-        disk.create(note_of(directory))
-        disk.sync_directory(directory.parent)
+        make_directory(disk, directory)
 
 
 def is_lost(disk: Disk, directory: Path) -> bool:

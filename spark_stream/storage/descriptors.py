@@ -74,12 +74,21 @@ class DescriptorPool:
         with self._lock:
             if file.closed:
                 raise ValueError(f"{file.path} is closed")
-            if file.held is None:
-                while len(self._open) >= self._most:
-                    self._close_one()
-                file.held = Descriptor(os.open(file.path, os.O_RDWR | os.O_CLOEXEC))
-                self._open[file] = None
-            return file.held
+            return file.held or self._keep(
+                file, Descriptor(os.open(file.path, os.O_RDWR | os.O_CLOEXEC))
+            )
+
+    def adopt(self, file: PooledFile, held: Descriptor) -> None:
+        """Take over the descriptor of a file that was just made."""
+        with self._lock:
+            self._keep(file, held)
+
+    def _keep(self, file: PooledFile, held: Descriptor) -> Descriptor:
+        while len(self._open) >= self._most:
+            self._close_one()
+        file.held = held
+        self._open[file] = None
+        return held
 
     def forget(self, file: PooledFile) -> None:
         with self._lock:

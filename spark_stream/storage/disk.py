@@ -23,7 +23,7 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 
 from spark_stream.errors import DiskFull, IsologError, StorageFailure
-from spark_stream.storage.descriptors import DescriptorPool, PooledFile
+from spark_stream.storage.descriptors import Descriptor, DescriptorPool, PooledFile
 from spark_stream.storage.direct import stored_bytes
 from spark_stream.storage.early_writing import EARLY
 from spark_stream.storage.message import Part
@@ -37,6 +37,7 @@ _PARTS_MAX: Final = 1000  # of one call; Linux takes 1,024
 # What no force has waited for yet goes to the disk in pieces of so many bytes, while appends go on.
 _PIECE_BYTES: Final = 8 << 20
 
+_NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _ATTEMPTS_MAX: Final = 10  # to make a directory: others may remove its parent
 
 
@@ -73,7 +74,7 @@ class Disk(Protocol):
         ...
 
     def names(self, directory: Path) -> list[str]: ...
-    def make_directory(self, path: Path) -> None: ...
+    def make_directory(self, path: Path, *, forced: bool = True) -> None: ...
     def write_whole(self, path: Path, parts: Sequence[Part]) -> None: ...
     def rename(self, path: Path, new: Path) -> None: ...
     def remove(self, path: Path) -> None: ...
@@ -153,8 +154,11 @@ class OsFile:
 
     __slots__ = ("_end", "_file", "_started")
 
-    def __init__(self, path: Path, pool: DescriptorPool) -> None:
+    def __init__(self, path: Path, pool: DescriptorPool, number: int | None = None) -> None:
+        """``number``: of the descriptor by which the file is open already; None: it is not."""
         self._file = PooledFile(path, pool)
+        if number is not None:
+            pool.adopt(self._file, Descriptor(number))
         self._started: int | None = None  # up to where bytes are on their way, or forced
         self._end = 0  # of the last write
 
@@ -214,10 +218,12 @@ class OsDisk:
     def create(self, path: Path) -> DiskFile:
         """A new, empty file; one that is there by that name is replaced, not emptied."""
         with _named(path):
-            path.unlink(missing_ok=True)
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            os.close(os.open(path, flags, 0o600))
-        return self.open(path)
+            try:
+                number = os.open(path, _NEW, 0o600)
+            except FileExistsError:
+                path.unlink(missing_ok=True)
+                number = os.open(path, _NEW, 0o600)
+        return OsFile(path, self._pool, number)
 
     def map(self, path: Path) -> pa.Buffer:
         """The whole file as a read-only mapping that lives as long as the buffer does."""
@@ -258,11 +264,17 @@ class OsDisk:
             except FileNotFoundError:
                 return []
 
-    def make_directory(self, path: Path) -> None:
-        """Makes the directory and those above it, each with its name forced to the disk.
+    def make_directory(self, path: Path, *, forced: bool = True) -> None:
+        """Make the directory and those above it that are missing, with their names forced.
+
+        Args:
+            path: The directory.
+            forced: False: its own name need not be forced, the caller does that.
 
         Others may remove an empty one above it meanwhile, as the deletion of a topic does.
         """
+        if not forced and self._is_made(path):
+            return
         for attempt in range(_ATTEMPTS_MAX):
             try:
                 with _named(path):
@@ -272,6 +284,15 @@ class OsDisk:
                 vanished = isinstance(error.__cause__, FileNotFoundError)
                 if not vanished or attempt + 1 == _ATTEMPTS_MAX:
                     raise
+
+    def _is_made(self, path: Path) -> bool:
+        """Make the directory, unless the one above it is missing."""
+        with _named(path):
+            try:
+                path.mkdir(mode=0o700, exist_ok=True)
+            except FileNotFoundError:
+                return False
+        return True
 
     def _make_directory(self, path: Path) -> None:
         """From the top down: what is there already has a parent with a forced name.

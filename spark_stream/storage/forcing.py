@@ -88,8 +88,7 @@ class Forcing:
         """
         self.check()
         try:
-            self._disk.make_directory(self._directory)
-            begun.note(self._disk, self._directory)
+            begun.make_directory(self._disk, self._directory)
         except IsologError as error:
             if error.details.get("unforced"):
                 raise self._failure(error) from error
@@ -130,12 +129,12 @@ class Forcing:
             self.when_failed()
         return self.failed.again()
 
-    def close(self) -> None:
-        """Ends it; the mark is forced, so that a power cut after an orderly end leaves it right."""
+    def close(self, *, forced: bool) -> None:
+        """End it. ``forced``: the mark too, so that a power cut after an orderly end leaves it."""
         if self._file is None:
             return
         with suppress(IsologError):
-            if self._written and self.failed is None:
+            if forced and self._written and self.failed is None:
                 self._file.flush()
         self._file.close()
 

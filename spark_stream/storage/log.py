@@ -336,19 +336,16 @@ class PartitionLog:
         if self.failed is None and self._flush_timer.take_due(self.format.settings, monotonic):
             self.flush()
 
-    def close(self) -> None:
-        """Flushes and closes the files; the log can be opened again.
-
-        Raises:
-            StorageFailure: the log has ``failed``; its files are closed all the same.
-        """
+    def close(self, *, forced: bool = True) -> None:
+        """:meth:`ReplicaLog.close`."""
         try:
-            self.check_files()
-            self.flush()
+            if forced:
+                self.check_files()
+                self.flush()
         finally:
             for segment in self._segments:
                 segment.close()
-            self._forcing.close()
+            self._forcing.close(forced=forced)
 
     # -- reading --------------------------------------------------------------------------------
 

@@ -151,7 +151,16 @@ class ReplicaLog(Protocol):
         """
 
     def housekeeping_due(self) -> int | None: ...
-    def close(self) -> None: ...
+    def close(self, *, forced: bool = True) -> None:
+        """Close the files; the log can be opened again.
+
+        Args:
+            forced: Force what was appended first. False: the files are about to be removed.
+
+        Raises:
+            StorageFailure: The log has ``failed``; its files are closed all the same.
+        """
+
     def read(
         self,
         start: Offset,

@@ -8,10 +8,12 @@ from random import Random
 
 import pytest
 
+from spark_stream.cluster.topics import TOPICS
 from spark_stream.errors import IsologError, StorageFailure, TopicExists, UnknownTopic
 from spark_stream.storage.logs import FileLogs
 from spark_stream.testing.simulation.disk import SimulatedDisk
 from tests.broker.topic_desk import Died, LocalTopics
+from tests.storage.disks import FaultyDisk
 from tests.support import NUMBERS, numbers
 
 
@@ -42,6 +44,37 @@ def test_a_death_while_a_topic_is_made_leaves_all_of_it_or_nothing(tmp_path: Pat
     assert third.left_over == []
     assert third.topic("t").partition(0).bounds().log_end_offset == 1
     third.close()
+
+
+class CountingDisk(FaultyDisk):
+    """Counts the forces of files."""
+
+    forces = 0
+
+    def before(self, operation: str, path: Path) -> None:
+        self.forces += operation == "flush"
+
+
+@pytest.mark.parametrize("deleted", [True, False], ids=["deleted", "record missing"])
+def test_the_files_of_a_deleted_topic_are_not_forced(tmp_path: Path, deleted: bool):
+    """To force those of 2,000 partitions, one after the other, takes most of a minute."""
+    disk = CountingDisk()
+    desk = LocalTopics(tmp_path, FileLogs(disk))
+    desk.create("t", 3, 1, NUMBERS, {})
+    for number in range(3):
+        desk.topic("t").partition(number).append(numbers(0, 1))
+    before = disk.forces
+    if deleted:
+        desk.delete("t")
+        assert folders(tmp_path) == []
+    else:
+        record = desk.store.get(f"{TOPICS}t")
+        assert record is not None
+        assert desk.store.delete(record.key, record.version)
+        desk.host.refresh()
+        assert len(folders(tmp_path)) == 3
+    assert (disk.forces == before) is deleted
+    desk.close()
 
 
 class StubbornLogs(FileLogs):

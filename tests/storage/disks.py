@@ -89,9 +89,9 @@ class FaultyDisk(OsDisk):
         self.before("remove", path)
         super().remove(path)
 
-    def make_directory(self, path: Path) -> None:
+    def make_directory(self, path: Path, *, forced: bool = True) -> None:
         self.before("make_directory", path)
-        super().make_directory(path)
+        super().make_directory(path, forced=forced)
 
     def sync_directory(self, path: Path) -> None:
         self.before("sync_directory", path)

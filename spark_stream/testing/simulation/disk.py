@@ -229,7 +229,10 @@ class SimulatedDisk(Disk):
         found = {path.name for path in self._names if path.parent == directory}
         return sorted(found | {each.name for each in self._directories if each.parent == directory})
 
-    def make_directory(self, path: Path) -> None:
+    def make_directory(self, path: Path, *, forced: bool = True) -> None:
+        if not forced and path.parent in self._directories:
+            self._directories.add(path)
+            return
         for each in reversed([path, *path.parents]):
             if not (each in self._directories and each in self._forced_directories):
                 self._directories.add(each)

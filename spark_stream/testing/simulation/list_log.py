@@ -279,9 +279,10 @@ class ListLog(ReplicaLog):
         first, last = (appended[0], appended[-1]) if appended else (None, None)
         return due_by_age(self.format.settings, first, last, oldest)
 
-    def close(self) -> None:
-        self._check()
-        self.forced = int(self.end.entry)
+    def close(self, *, forced: bool = True) -> None:
+        if forced:
+            self._check()
+            self.forced = int(self.end.entry)
 
     def read(
         self,
