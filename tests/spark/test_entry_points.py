@@ -122,10 +122,12 @@ def test_a_declarative_pipeline_reads_and_writes(tmp_path: Path, log_dir: Path) 
         (tmp_path / "spark-pipeline.yml").write_text(PIPELINE.format(folder=tmp_path))
         steps = tmp_path / "transformations" / "steps.py"
         steps.write_text(TRANSFORMATIONS.format(path=log_dir))
+        environment = {name: value for name, value in os.environ.items() if name != "SPARK_HOME"}
+        environment["SPARK_TESTING"] = "1"  # the port of its Connect server is the system's
         done = subprocess.run(
             [Path(pyspark.__path__[0]) / "bin" / "spark-pipelines", "run"],
             cwd=tmp_path,
-            env={name: value for name, value in os.environ.items() if name != "SPARK_HOME"},
+            env=environment,
             capture_output=True,
             text=True,
             timeout=240,
