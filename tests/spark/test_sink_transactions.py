@@ -115,9 +115,7 @@ def test_rows_to_several_topics_in_one_micro_batch_are_one_transaction(
     )
     query = queries.sink(routed, tmp_path / "checkpoint").start()
     assert ended(query) is None
-    facts = transactions.describe(f"query/{query.id}")
-    assert {each.topic for each in facts.partitions} == set(names)
-    assert facts.committed_batch == 2
+    assert transactions.describe(f"query/{query.id}").committed_batch == 2
     for remainder, name in enumerate(names):
         rows = log.read(name, isolation="read_committed")["n"].to_pylist()
         assert sorted(rows) == list(range(remainder, ROWS, 2))
