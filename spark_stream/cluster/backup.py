@@ -39,6 +39,7 @@ def back_up(store: Path, target: Path, *, force: bool = False) -> None:
         InvalidRequest: there is no such store, or the target exists and ``force`` is false.
         StorageFailure: the store is damaged, or the target cannot be written.
     """
+    store = store.resolve()
     _check_store(store)
     _check_free(target, force=force)
     fresh = _fresh(target)
@@ -61,8 +62,9 @@ def put_back(backup: Path, store: Path, *, force: bool = False) -> None:
             ``force`` is false.
         WrongCluster: the store that is there is another cluster's.
     """
+    store = store.resolve()  # as brokers do: what a link names is replaced, not the link
     _check_store(backup)
-    running = running_brokers(store.resolve().parent / "leases")
+    running = running_brokers(store.parent / "leases")
     if running:
         raise InvalidRequest(
             f"brokers run on {store}: {', '.join(running)}",

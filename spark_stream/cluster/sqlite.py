@@ -188,7 +188,8 @@ class SqliteStore:
     def changes(self, since: int, prefixes: Sequence[str] = ("",)) -> Changes:
         # Every broker asks many times a second, and mostly nothing has changed: this is kept short.
         if self._lost is not None or file_at(self._path) != self._opened:
-            self._look()
+            with self._named():
+                self._look()
         with self._reading:
             try:
                 stamp = self._reader.execute(_STAMP).fetchone()
@@ -291,9 +292,12 @@ class SqliteStore:
             return False
         with ExitStack() as undo:
             fresh = [_connected(self._path) for _ in range(2)]
-            for each in fresh:
-                undo.callback(each.close)
-                each.execute(_COUNTER, (_REVISION,)).fetchone()
+            try:
+                for each in fresh:
+                    undo.callback(each.close)
+                    each.execute(_COUNTER, (_REVISION,)).fetchone()
+            except sqlite3.Error:  # another process has the file: the next look tries again
+                return False
             if not self._turns.take(lambda: True, _WAIT_S):
                 return False
             try:
@@ -342,6 +346,9 @@ class SqliteStore:
 
     def _change(self, mine: _Waiting[_A]) -> Sequence[_A]:
         """Carry out a change, together with all others that wait by then; return its answers."""
+        if self._lost is not None:  # brokers try again and again: that costs no turn in the line
+            with self._named():
+                self._check_in_place()
         self._waiting.append(mine)
         with self._committing:
             if mine.answers is None and mine.error is None:

@@ -55,6 +55,23 @@ def test_a_store_that_was_deleted_refuses_changes_until_it_is_written_back(path,
     again.close()
 
 
+def test_a_lost_store_refuses_changes_without_a_turn_in_the_line(path, monkeypatch):
+    """Brokers try some changes many times a second."""
+    store = SqliteStore(path)
+    store.put("k", {}, 0)
+    remove(path)
+    with pytest.raises(MetadataLost):
+        store.put("l", {}, 0)
+    turns: list[float] = []
+    monkeypatch.setattr(store._turns, "take", lambda attempt, timeout_s: turns.append(timeout_s))
+    for _ in range(3):
+        with pytest.raises(MetadataLost):
+            store.put("l", {}, 0)
+    assert turns == []
+    monkeypatch.undo()
+    store.close()
+
+
 def test_a_store_that_was_replaced_refuses_changes_until_its_file_is_back(path, tmp_path):
     store = SqliteStore(path)
     store.put("mine", {}, 0)
@@ -114,6 +131,22 @@ def test_a_backup_is_made_while_the_store_is_written_and_never_replaces_a_file(p
     store = SqliteStore(path)
     assert store.get("later") is None
     assert store.get("numbers").value["next"] > 1_000_000
+    store.close()
+
+
+def test_a_backup_is_put_in_the_place_of_what_a_link_names(path, tmp_path):
+    (tmp_path / "volume").mkdir()
+    real, copy = tmp_path / "volume" / "store", tmp_path / "copy"
+    path.symlink_to(real)
+    store = SqliteStore(real)
+    store.put(CLUSTER, {"id": "c"}, 0)
+    back_up(path, copy)
+    store.put("later", {}, 0)
+    store.close()
+    put_back(copy, path, force=True)
+    assert path.is_symlink()
+    store = SqliteStore(real)
+    assert store.get("later") is None
     store.close()
 
 
