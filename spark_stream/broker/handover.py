@@ -97,12 +97,12 @@ class Withdrawals:
         self._host = host
         self._members = members
         self._clock = clock
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def looking(self) -> Script[None]:
         """Hand over what this broker cannot write to and another one can; to be run often."""
         found, generation = self._host.troubled(), self._host.generation
-        self._told &= {each.name for each in found}
+        self._reported &= {each.name for each in found}
         if not found or generation is None:
             return
         now, me = self._clock.steady_us(), Member(self._host.broker_id, generation)
@@ -123,8 +123,10 @@ class Withdrawals:
             for partition in left:
                 partition.fitness.put_off()
         gone = {each for each in led if id_of(each) in resigned}
-        self._tell(gone, "another in-sync replica leads now")
-        self._tell(set(left) - gone, "no other in-sync replica is known to take them")
+        stuck = {each for each in left if each.leads} - gone
+        self._report(gone, "another in-sync replica leads now")
+        self._report(stuck, "no other in-sync replica is known to take them")
+        self._report(set(left) - gone - stuck, "it does not lead here")
 
     def _takes_writes(self, partition: Partition) -> bool:
         """Whether a probe of its log succeeds, if one is due before the replica hands over."""
@@ -160,12 +162,12 @@ class Withdrawals:
                 found.setdefault(place, []).append(step.broker)
         return found
 
-    def _tell(self, partitions: Collection[Partition], outcome: str) -> None:
+    def _report(self, partitions: Collection[Partition], outcome: str) -> None:
         """Log what became of partitions in trouble, in one line, and once for each of them."""
-        news = sorted(each.name for each in partitions if each.name not in self._told)
+        news = sorted(each.name for each in partitions if each.name not in self._reported)
         if not news:
             return
-        self._told.update(news)
+        self._reported.update(news)
         error = next(each.fitness.error for each in partitions if each.name == news[0])
         logger.error(
             "%s: the log refuses writes (%s); %s",

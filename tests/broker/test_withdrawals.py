@@ -230,6 +230,18 @@ def test_a_broker_that_handed_over_follows_only_once_a_write_has_succeeded(clust
     assert cluster.isr() == ["a", "b", "c"]
 
 
+def test_a_follower_that_refuses_a_write_is_not_said_to_lead(cluster, caplog):
+    a, b = cluster.brokers["a"], cluster.brokers["b"]
+    cluster.disks["b"].refusal = StorageFailure
+    cluster.append("a", 1)
+    with pytest.raises(StorageFailure):
+        replicate(a, b, "t")
+    with caplog.at_level(logging.ERROR):
+        cluster.look("b")
+    assert "t/0: the log refuses writes" in caplog.text
+    assert "it does not lead here" in caplog.text
+
+
 def test_a_follower_that_refused_a_write_hands_over_when_it_is_elected(cluster):
     """Until its lag takes it out of the ISR it may be: it has all that is committed."""
     a, b = cluster.brokers["a"], cluster.brokers["b"]
