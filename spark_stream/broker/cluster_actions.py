@@ -55,7 +55,7 @@ def describe_cluster(here: Here, asked: Empty) -> ClusterFacts:
         )
         for broker, each in sorted(now.brokers.items())
     ]
-    problems = find_problems(watched, brokers, alive)
+    problems = find_problems(watched, brokers, alive, members.takers().keys())
     if (lost := here.store.lost) is not None:
         text = f"{lost.message}: {lost.hint}"
         problems.insert(0, Problem(ProblemKind.METADATA_LOST, text, 1))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 
+from spark_stream.cluster.brokers import BrokerState
+from spark_stream.consistency import election
 from spark_stream.consistency.election import Alive
+from spark_stream.consistency.ids import BrokerId
 from spark_stream.consistency.partition_record import PartitionRecord
 from spark_stream.wire.cluster_messages import BrokerFacts, Problem, ProblemKind
 
@@ -36,9 +39,15 @@ class Watched:
 
 
 def find_problems(
-    partitions: Sequence[Watched], brokers: Sequence[BrokerFacts], alive: Alive
+    partitions: Sequence[Watched],
+    brokers: Sequence[BrokerFacts],
+    alive: Alive,
+    takers: Set[BrokerId],
 ) -> list[Problem]:
-    """Return what an operator has to look at, the worst first."""
+    """Return what an operator has to look at, the worst first.
+
+    ``takers`` are the brokers that may be given replicas.
+    """
     led = [each for each in partitions if each.record.leader in alive]
     found = [
         _of_partitions(
@@ -65,18 +74,38 @@ def find_problems(
     found += [
         Problem(
             ProblemKind.DEAD_BROKER,
-            f"broker {each.id} is dead, and has replicas of partitions: {each.replicas}",
+            f"broker {each.id} is dead; it holds replicas of {_count(each.replicas)}",
             1,
             (each.id,),
         )
         for each in dead
     ]
-    stuck = [each.id for each in brokers if each.state == "leaving" and each.replicas]
-    if stuck and not any(each.is_moving for each in partitions):
+    stuck = [
+        each.id
+        for each in brokers
+        if each.state == BrokerState.LEAVING
+        and _cannot_leave(BrokerId(each.id), partitions, takers)
+    ]
+    if stuck:
         which = "broker" if len(stuck) == 1 else "brokers"
         text = f"no broker can take all replicas of {which} {', '.join(stuck)}: start one more"
         found.append(Problem(ProblemKind.CANNOT_LEAVE, text, len(stuck), tuple(stuck)))
     return [each for each in found if each is not None]
+
+
+def _cannot_leave(broker: BrokerId, partitions: Iterable[Watched], takers: Set[BrokerId]) -> bool:
+    """Return whether the broker has a replica that no other broker can take.
+
+    One that a move takes away has its heir already.
+    """
+    return any(
+        broker in staying and takers <= {*staying}
+        for staying in (election.staying(each.record) for each in partitions)
+    )
+
+
+def _count(partitions: int) -> str:
+    return "1 partition" if partitions == 1 else f"{partitions} partitions"
 
 
 def _of_partitions(kind: ProblemKind, those: Iterable[Watched], what: str) -> Problem | None:

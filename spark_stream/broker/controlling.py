@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from spark_stream.broker.host import Host
@@ -138,11 +138,17 @@ def log_changes(changes: Sequence[Changed]) -> None:
     The death of one broker may change thousands of partitions.
     """
     risky = [each for each in changes if each.risky]
-    moved = [each for each in changes if not each.risky and _leads_on(each)]
+    same: list[Changed] = []
+    moved: list[Changed] = []
     elected: dict[BrokerId | None, list[Changed]] = {}
     for each in changes:
-        if not each.risky and not _leads_on(each):
-            elected.setdefault(each.before.leader, []).append(each)
+        before, after = each.before, each.after
+        if each.risky:
+            continue
+        if after.leader != before.leader:
+            elected.setdefault(before.leader, []).append(each)
+        else:
+            (moved if after.leader_epoch == before.leader_epoch else same).append(each)
     if risky:
         logger.error(
             "%s: no replica that was in sync has all its records; the one with the longest log"
@@ -150,10 +156,14 @@ def log_changes(changes: Sequence[Changed]) -> None:
             _names(risky),
             _leaders(risky),
         )
-    for before, those in elected.items():
-        logger.info("%s: led by %s now, after %s", _names(those), _leaders(those), before)
+    for former, those in elected.items():
+        earlier = "there was no leader" if former is None else f"after broker {former}"
+        logger.info("%s: led by %s now; %s", _names(those), _leaders(those), earlier)
+    if same:
+        logger.info("%s: led on by %s, in a new epoch", _names(same), _leaders(same))
     if moved:
-        logger.info("%s: on other brokers now", _names(moved))
+        brokers = _counted(broker for each in moved for broker in each.after.replicas)
+        logger.info("%s: moved, replicas are on %s now", _names(moved), brokers)
     for each in changes:
         logger.debug(
             "%s/%d: broker %s leads in epoch %d, after %s; its replicas are on %s",
@@ -166,11 +176,6 @@ def log_changes(changes: Sequence[Changed]) -> None:
         )
 
 
-def _leads_on(change: Changed) -> bool:
-    before, after = change.before, change.after
-    return (after.leader, after.leader_epoch) == (before.leader, before.leader_epoch)
-
-
 def _names(changes: Sequence[Changed]) -> str:
     names = ", ".join(f"{each.at.topic}/{each.at.partition}" for each in changes[:_NAMED])
     others = len(changes) - _NAMED
@@ -178,5 +183,9 @@ def _names(changes: Sequence[Changed]) -> str:
 
 
 def _leaders(changes: Sequence[Changed]) -> str:
-    counts = Counter(str(each.after.leader) for each in changes)
-    return ", ".join(f"broker {leader} ({count})" for leader, count in sorted(counts.items()))
+    return _counted(str(each.after.leader) for each in changes)
+
+
+def _counted(brokers: Iterable[str]) -> str:
+    counts = sorted(Counter(brokers).items())
+    return ", ".join(f"broker {broker} ({count})" for broker, count in counts)

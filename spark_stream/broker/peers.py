@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -85,24 +86,31 @@ class FlightPeers:
         place = self.place_of(broker_id)
         if place is None:
             raise LeaderUnavailable(f"broker {broker_id} is not registered", leader=broker_id)
-        where = f"broker {broker_id} at {place.address}"
+        while True:
+            try:
+                with self._held(peer, broker_id, place):
+                    return self._asked(peer, broker_id, place, steps)
+            except Unauthenticated as error:
+                # It may have started again a moment ago: then the proof was for its last start.
+                self._refresh()
+                now = self.place_of(broker_id)
+                if now is None or now == place:
+                    with self._held(peer, broker_id, place):
+                        raise self._silence(peer, broker_id, place, error) from error
+                place = now
+
+    @contextmanager
+    def _held(self, peer: _Peer, broker_id: str, place: Place) -> Iterator[None]:
+        """Hold the peer's lock; LeaderUnavailable if it is not to be asked at present."""
         if not peer.lock.acquire(timeout=_CALL_S):
+            where = f"broker {broker_id} at {place.address}"
             raise LeaderUnavailable(f"{where} is busy", leader=broker_id)
         try:
             if peer.place != place:
                 peer.place, peer.client, peer.refusal = place, None, None
             if peer.refusal is not None and self._clock.monotonic() < peer.silent_until:
-                raise peer.refusal.again()  # in the same words: whoever logs it logs it once
-            while True:
-                try:
-                    return self._asked(peer, broker_id, place, steps)
-                except Unauthenticated as error:
-                    # It may have started again a moment ago: then the proof was for its last start.
-                    self._refresh()
-                    now = self.place_of(broker_id)
-                    if now is None or now == place:
-                        raise self._silence(peer, broker_id, where, error) from error
-                    peer.place, peer.client, place = now, None, now
+                raise peer.refusal.again()  # in the same words, so that it is logged once
+            yield
         finally:
             peer.lock.release()
 
@@ -127,12 +135,14 @@ class FlightPeers:
             mine = from_flight(error, place.address)
             if isinstance(mine, Unauthenticated):
                 raise mine from error
-            where = f"broker {broker_id} at {place.address}"
-            raise self._silence(peer, broker_id, where, mine) from error
+            raise self._silence(peer, broker_id, place, mine) from error
         return answers_of(results, self._me, asked, broker_id)
 
-    def _silence(self, peer: _Peer, broker_id: str, where: str, error: IsologError) -> IsologError:
+    def _silence(
+        self, peer: _Peer, broker_id: str, place: Place, error: IsologError
+    ) -> IsologError:
         """Ask the peer nothing for a moment; return the error that says why."""
+        where = f"broker {broker_id} at {place.address}"
         peer.client = None
         peer.silent_until = self._clock.monotonic() + _PAUSE_S
         peer.refusal = LeaderUnavailable(f"{where}: {error.message}", leader=broker_id)

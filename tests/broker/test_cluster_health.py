@@ -10,13 +10,16 @@ from spark_stream.wire.cluster_messages import BrokerFacts, Problem, ProblemKind
 GENERATION = Generation("g")
 
 
-def partition(replicas: str, isr: str, least: int = 1, adding: str = "", name: str = "t/0"):
+def partition(
+    replicas: str, isr: str, least: int = 1, adding: str = "", removing: str = "", name="t/0"
+):
     record = PartitionRecord(
         tuple(map(BrokerId, replicas)),
         BrokerId(isr[0]),
         LeaderEpoch(0),
         tuple(Member(BrokerId(each), GENERATION) for each in isr),
         adding=tuple(map(BrokerId, adding)),
+        removing=tuple(map(BrokerId, removing)),
     )
     return Watched(name, record, least)
 
@@ -37,7 +40,7 @@ def problems(*partitions: Watched, dead: str = "", leaving: str = "") -> list[Pr
         for each in names
     ]
     alive = {BrokerId(each): GENERATION for each in names if each not in dead}
-    return find_problems(partitions, brokers, alive)
+    return find_problems(partitions, brokers, alive, alive.keys() - set(leaving))
 
 
 def kinds(found: list[Problem]) -> list[str]:
@@ -52,7 +55,7 @@ def test_a_partition_without_a_leader_is_named_with_the_broker_that_is_dead():
     found = problems(partition("a", "a", name="t/7"), partition("bc", "bc"), dead="a")
     assert kinds(found) == ["no_leader", "dead_broker"]
     assert (found[0].count, found[0].names) == (1, ("t/7",))
-    assert found[1].message == "broker a is dead, and has replicas of partitions: 1"
+    assert found[1].message == "broker a is dead; it holds replicas of 1 partition"
 
 
 def test_too_few_in_sync_is_more_than_a_replica_that_is_not():
@@ -61,11 +64,21 @@ def test_too_few_in_sync_is_more_than_a_replica_that_is_not():
     assert problems(partition("a", "a", 2)) == []
 
 
-def test_a_broker_that_cannot_leave_is_named_once_nothing_moves():
+def test_brokers_are_stuck_while_no_other_can_take_one_of_their_replicas():
     stuck = problems(partition("abc", "abc"), leaving="bc")
     text = "no broker can take all replicas of brokers b, c: start one more"
     assert stuck == [Problem(ProblemKind.CANNOT_LEAVE, text, 2, ("b", "c"))]
-    assert problems(partition("abcd", "abc", adding="d"), leaving="b") == []
+
+
+def test_a_broker_that_leaves_is_not_stuck_before_its_moves_begin():
+    assert problems(partition("abc", "abc"), partition("d", "d"), leaving="b") == []
+    assert problems(partition("abcd", "abcd", adding="d", removing="b"), leaving="b") == []
+
+
+def test_a_move_of_another_partition_does_not_hide_a_broker_that_is_stuck():
+    moving = partition("acd", "acd", adding="d", removing="a")
+    found = problems(moving, partition("abcd", "abcd"), leaving="b")
+    assert kinds(found) == ["cannot_leave"]
 
 
 def test_many_partitions_are_counted_and_twenty_of_them_named():

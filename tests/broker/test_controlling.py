@@ -10,9 +10,11 @@ import pytest
 from spark_stream.broker import controlling
 from spark_stream.cluster.partitions import PartitionId, put_of
 from spark_stream.consistency.election import begin_move
+from spark_stream.consistency.ids import BrokerId, LeaderEpoch
 from spark_stream.consistency.partition_record import PartitionRecord
 from spark_stream.consistency.transactions import Joined
 from spark_stream.errors import LeaderUnavailable
+from spark_stream.scripts.electing import Changed
 from spark_stream.scripts.steps import ReadBounds, Script
 from tests.broker.clusters import around, make, see
 from tests.broker.local_broker import LEASE_S, LocalBroker, Surroundings, replicate
@@ -112,9 +114,27 @@ def test_a_death_is_a_line_in_the_log_however_many_partitions_were_led(three, ca
     with caplog.at_level(logging.INFO, logger=controlling.__name__):
         a.control()
     assert [each.getMessage() for each in caplog.records] == [
-        "20 partitions (t/0, t/1, t/2, and 17 more): led by broker a (10), broker b (10) now,"
-        " after c"
+        "20 partitions (t/0, t/1, t/2, and 17 more): led by broker a (10), broker b (10) now;"
+        " after broker c"
     ]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "line"),
+    [
+        ((None, 1), ("a", 2), "led by broker a (1) now; there was no leader"),
+        (("a", 1), ("a", 2), "led on by broker a (1), in a new epoch"),
+        (("a", 1), ("a", 1), "moved, replicas are on broker a (1), broker b (1) now"),
+    ],
+)
+def test_the_log_says_who_leads_and_why(caplog, before, after, line):
+    records = [
+        PartitionRecord((BrokerId("a"), BrokerId("b")), leader, LeaderEpoch(epoch), ())
+        for leader, epoch in (before, after)
+    ]
+    with caplog.at_level(logging.INFO, logger=controlling.__name__):
+        controlling.log_changes([Changed(Joined("t", "id", 0), *records, risky=False)])
+    assert [each.getMessage() for each in caplog.records] == [f"t/0: {line}"]
 
 
 def test_what_was_lost_is_told(three, caplog):

@@ -39,3 +39,24 @@ def test_a_broker_that_another_replaced_is_refused_in_the_same_words(
     assert "means broker" in said.pop()
     assert len(refreshed) == 2  # only when it was asked: it is left alone for a second
     store.close()
+
+
+def test_a_refusal_names_the_address_at_which_the_broker_was_asked_last(
+    tmp_path: Path, shared: BrokerProcess
+):
+    store = SqliteStore(tmp_path / "store")
+    brokers = Brokers(store)
+    brokers.register(RegisteredBroker("gone", shared.address, "i", "1"))
+    there = shared.address.replace("127.0.0.1", "localhost")
+    me = Identity("cluster", BrokerId("me"), "start", ClusterSecret(b"no cluster's"))
+    locked = []
+
+    def refresh() -> None:
+        brokers.register(RegisteredBroker("gone", there, "j", "1"))
+        locked.append(peers._peers["gone"].lock.locked())
+
+    peers = FlightPeers(me, brokers, FakeClock(), refresh)
+    with pytest.raises(LeaderUnavailable, match=f"broker gone at {there}:"):
+        peers.run_steps("gone", [Seal(Joined("t", "id", 0), 1)])
+    assert locked == [False, False]  # other threads may ask the broker meanwhile
+    store.close()
