@@ -112,10 +112,10 @@ class BrokerConfig(BaseSettings):
     def _advertise(cls, value: str | None) -> str | None:
         if value is not None:
             try:
-                host, _ = split_address(with_port(value, 0))
+                host, port = split_address(with_port(value, 1))
             except ValueError:
                 raise ValueError(f"{value!r} is not host or host:port") from None
-            if is_wildcard(host):
+            if is_wildcard(host) or not port:
                 raise ValueError(f"{value!r} is no address that a client can connect to")
         return value
 

@@ -226,13 +226,21 @@ def _not_visible(
     source: Source, position: int, end: int, bounds: BoundsFacts | None
 ) -> NotVisibleYet:
     topic, number = source.view.topic, source.partition
-    if bounds is not None and bounds.last_stable_offset < bounds.high_watermark:
+    hint = None
+    if bounds is None:
+        why = "their new leader does not know yet which records are committed"
+        hint = "Nothing is lost. See that the partition's in-sync replicas run, and start again."
+    elif bounds.last_stable_offset < bounds.high_watermark:
         why = f"a transaction that began at offset {bounds.last_stable_offset} is still open"
     else:
         why = "not all in-sync replicas have them"
+        hint = (
+            "Nothing is lost. See why a follower lags (`isolog cluster status`), and start again."
+        )
     return NotVisibleYet(
         f"{topic}/{number}: offsets {position} to {end - 1} of this batch are in the log, but not"
         f" visible yet: {why}",
+        hint=hint,
         topic=topic,
         partition=number,
         offset=position,

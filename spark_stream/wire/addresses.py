@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import socket
 from typing import Final
 from urllib.parse import quote
 
 UNIX: Final = "unix:"
+# An IPv6 address needs brackets: without them its last group would be taken for the port.
+_HOST: Final = re.compile(r"\[[^]\s/]+\]|[^][\s/:]+")
 
 
 def location(address: str) -> str:
@@ -25,7 +28,7 @@ def location(address: str) -> str:
 def split_address(address: str) -> tuple[str, int]:
     """``host:port`` (IPv6 hosts in brackets) as its parts, or ValueError."""
     host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+    if not colon or not _HOST.fullmatch(host) or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"{address!r} is not host:port")
     return host.strip("[]"), int(port)
 

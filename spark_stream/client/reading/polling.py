@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator
 from itertools import islice
+from numbers import Real
 
 from spark_stream.client.reading.cuts import Key
 from spark_stream.client.reading.fetching import Fetched
@@ -26,7 +27,7 @@ class Patience:
         Raises:
             InvalidOption: it is no number of seconds.
         """
-        if seconds is not None and not seconds >= 0:
+        if seconds is not None and not (isinstance(seconds, Real) and seconds >= 0):
             raise InvalidOption(f"timeout takes seconds, not {seconds!r}", option="timeout")
         self._seconds = math.inf if seconds is None else seconds
         self.restart()

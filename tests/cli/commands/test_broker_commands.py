@@ -48,7 +48,14 @@ def test_an_address_that_no_client_can_connect_to_is_refused_before_a_directory_
 
 @pytest.mark.parametrize(
     ("advertise", "problem"),
-    [("0.0.0.0:1", "no address that a client can connect to"), ("a:b", "is not host or host:port")],
+    [
+        ("0.0.0.0:1", "no address that a client can connect to"),
+        ("log:0", "no address that a client can connect to"),
+        ("a:b", "is not host or host:port"),
+        ("fe80::1", "is not host or host:port"),
+        ("a b", "is not host or host:port"),
+        ("host/path", "is not host or host:port"),
+    ],
 )
 def test_what_is_advertised_has_to_be_an_address(tmp_path, call, advertise, problem):
     given = ["--listen", "0.0.0.0:0", "--advertise", advertise]

@@ -88,6 +88,7 @@ def test_a_poll_under_a_filter_that_nothing_matches_moves_on(log, topic):
     ("settings", "error", "message"),
     [
         ({"timeout": -1}, InvalidOption, "timeout takes"),
+        ({"timeout": "5"}, InvalidOption, "timeout takes"),
         ({"timeout": float("nan")}, InvalidOption, "timeout takes"),
         ({"max_records": 0}, InvalidOption, "max_records is at least 1"),
         ({"max_records": "5"}, InvalidOption, "max_records is at least 1"),
