@@ -17,6 +17,7 @@ from spark_stream.errors import NotLeader
 from spark_stream.scripts.cutting import CutRange, find_cut
 from spark_stream.scripts.deciding import force_partitions
 from spark_stream.scripts.finishing import seal_partitions, write_markers
+from spark_stream.scripts.records import note_join
 from spark_stream.scripts.steps import Seal
 from tests.broker.clusters import around, make
 from tests.broker.local_broker import LocalBroker, Surroundings
@@ -54,14 +55,11 @@ def write(partition: Partition) -> None:
     partition.append(numbers(0, 3), Stamp(PRODUCER, 0, 0, NUMBER))
 
 
-def decided(*places: Joined) -> Transaction:
+def decided(broker: LocalBroker, place: Joined) -> Transaction:
+    """A commit, with the partition that has joined on record."""
+    broker.driver.run(note_join("loader", NUMBER, place))
     return Transaction(
-        "loader",
-        state=State.COMMITTING,
-        number=NUMBER,
-        producer_id=PRODUCER,
-        partitions=places,
-        taken=(PRODUCER,),
+        "loader", state=State.COMMITTING, number=NUMBER, producer_id=PRODUCER, taken=(PRODUCER,)
     )
 
 
@@ -69,7 +67,7 @@ def decided(*places: Joined) -> Transaction:
 def test_a_transaction_is_sealed_and_marked_at_the_leader_that_has_it(three, asked):
     broker, leader = three[asked], three[2].partition("t", 0)
     write(leader)
-    commit = decided(at(broker, 0))
+    commit = decided(broker, at(broker, 0))
     assert broker.driver.run(seal_partitions(commit)) == ([at(broker, 0)], None)
     assert not leader.has_joined(NUMBER, PRODUCER)
     assert broker.driver.run(write_markers(commit, [at(broker, 0)])) is None
