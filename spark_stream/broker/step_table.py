@@ -10,7 +10,7 @@ from typing import Any, Final
 from spark_stream.broker.host import Host
 from spark_stream.broker.joining import AwaitAcknowledgement, TakeBatch
 from spark_stream.broker.partition import Partition
-from spark_stream.cluster.numbers import Numbers
+from spark_stream.cluster.numbers import NUMBERS, Numbers
 from spark_stream.cluster.partitions import PartitionId
 from spark_stream.cluster.store import MetadataStore
 from spark_stream.cluster.transactions import TransactionIndex
@@ -63,8 +63,8 @@ class StepTable:
         self._host = host
         transactions = TransactionIndex(store)
         self._numbers = {
-            Numbering.TRANSACTIONS: Numbers(store, "numbers/transactions"),
-            Numbering.PRODUCERS: Numbers(store, "numbers/producers"),
+            Numbering.TRANSACTIONS: Numbers(store, f"{NUMBERS}transactions"),
+            Numbering.PRODUCERS: Numbers(store, f"{NUMBERS}producers"),
         }
         self._table: Mapping[type[Step], Callable[[Any], Any]] = {
             Get: lambda step: store.get(step.key),

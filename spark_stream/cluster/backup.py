@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from spark_stream.cluster import brokers, partitions, vouching
 from spark_stream.cluster.identity import CLUSTER
+from spark_stream.cluster.numbers import NUMBERS
 from spark_stream.cluster.sqlite import SqliteStore
 from spark_stream.cluster.store import Delete, Put, Record
 from spark_stream.cluster.store_files import copy_database, sync_folder
@@ -115,7 +116,7 @@ def distrust_logs(store: SqliteStore) -> None:
     for each in store.list(partitions.PARTITIONS):
         isr = [[broker, nobody] for broker in each.value["replicas"]]
         puts.append(_changed(each, leader=None, isr=isr))
-    numbers = [each for each in store.list("") if each.value.keys() == {"next"}]
+    numbers = store.list(NUMBERS)
     puts += [_changed(each, next=int(each.value["next"]) + _PASSED_OVER) for each in numbers]
     store.put_many(puts)
 

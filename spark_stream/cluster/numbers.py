@@ -16,6 +16,8 @@ from typing import Final
 from spark_stream.cluster.store import MetadataStore
 
 BLOCK: Final = 1_000
+NUMBERS: Final = "numbers/"
+"""What the keys of all counters start with: a restore finds them by it."""
 
 
 class Numbers:

@@ -115,13 +115,14 @@ def saved_as_cluster(path: Path) -> tuple[Path, Path]:
 def test_a_backup_is_made_while_the_store_is_written_and_never_replaces_a_file(path, tmp_path):
     store, copy = SqliteStore(path), tmp_path / "copy"
     store.put(CLUSTER, {"id": "c"}, 0)
-    store.put("numbers", {"next": 5}, 0)
+    store.put("numbers/x", {"next": 5}, 0)
+    store.put("other", {"next": 5}, 0)
     back_up(path, copy)
     store.put("later", {}, 0)
     with pytest.raises(InvalidRequest, match="exists"):
         back_up(path, copy)
     found = SqliteStore(copy)
-    assert [each.key for each in found.list("")] == [CLUSTER, "numbers"]
+    assert [each.key for each in found.list("")] == [CLUSTER, "numbers/x", "other"]
     found.close()
     assert copy.stat().st_mode & 0o777 == 0o600
     store.close()
@@ -130,7 +131,8 @@ def test_a_backup_is_made_while_the_store_is_written_and_never_replaces_a_file(p
     put_back(copy, path, force=True)
     store = SqliteStore(path)
     assert store.get("later") is None
-    assert store.get("numbers").value["next"] > 1_000_000
+    assert store.get("numbers/x").value["next"] > 1_000_000
+    assert store.get("other").value == {"next": 5}, "it is no counter"
     store.close()
 
 
