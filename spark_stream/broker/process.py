@@ -75,6 +75,7 @@ _SWITCH_S: Final = 0.0005
 """How long a thread may keep the interpreter while others want it. An append needs it some ten
 times: with Python's default of 5 ms, and hundreds of fetches at work, it would wait long each
 time."""
+_AFTER_ERROR_S: Final = 0.1  # a task without a pause of its own would try on and on
 _FLUSH_SECONDS: Final = 0.1  # the first time; then the task says
 
 
@@ -320,10 +321,12 @@ class Broker:
                     pause = task() or pause_s
                     told = ""
                 except IsologError as error:
+                    pause = max(pause_s, _AFTER_ERROR_S)
                     if told != str(error) and not self._stop_asked.is_set():
                         told = str(error)
                         logger.error("%s: %s", name, told)
                 except Exception:
+                    pause = max(pause_s, _AFTER_ERROR_S)
                     if not self._stop_asked.is_set():
                         logger.exception("%s", name)
 
