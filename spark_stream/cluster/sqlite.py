@@ -39,6 +39,7 @@ from spark_stream.cluster.store import Changes, Delete, Put, Record, check_disti
 from spark_stream.cluster.store_files import (
     check_header,
     file_at,
+    forget_other_copy,
     save_lost,
     was_written_back,
     write_back,
@@ -130,6 +131,7 @@ class SqliteStore:
                 # SQLite opens its log by name with the first read: the names may be gone later.
                 self._reader.execute(_COUNTER, (_REVISION,)).fetchone()
                 self._opened = file_at(path)
+                forget_other_copy(path, self._opened)
             undo.pop_all()
         self._looking = threading.Lock()
         self._lost: MetadataLost | None = None

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import sqlite3
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -104,17 +105,36 @@ def was_written_back(path: Path, opened: FileId | None, found: FileId | None) ->
     return found is not None and note == {"from": list(opened or ()), "to": list(found)}
 
 
+def forget_other_copy(path: Path, opened: FileId | None) -> None:
+    """Remove the note about a copy that is not the file opened: inodes are used again.
+
+    The note about the opened file stays: brokers that have the deleted file open still need it.
+    """
+    try:
+        note = json.loads(_note_of(path).read_text())
+    except FileNotFoundError:
+        return
+    except ValueError:
+        note = {}
+    if note.get("to") != list(opened or ()):
+        _note_of(path).unlink(missing_ok=True)
+
+
 def save_lost(source: sqlite3.Connection, path: Path) -> None:
     """Keep a copy of an open database, whose file was deleted, beside its path."""
     saved = path.with_name(path.name + ".saved")
     fresh = path.with_name(f"{saved.name}-{os.getpid()}")
     try:
+        fresh.unlink(missing_ok=True)
         copy_database(source, fresh)
         os.replace(fresh, saved)
     except (sqlite3.Error, OSError):
         logger.exception("metadata store %s is lost, and cannot be saved", path)
     else:
         logger.error("metadata store %s is lost; its copy is %s", path, saved)
+    finally:
+        with suppress(OSError):
+            fresh.unlink(missing_ok=True)  # a part of a copy may have the cluster's secret
 
 
 def _note_of(path: Path) -> Path:

@@ -103,6 +103,41 @@ def test_a_lost_store_is_saved_beside_its_place_when_its_broker_ends(path):
     again.close()
 
 
+def test_a_copy_of_a_lost_store_that_fails_leaves_no_part_of_it(path):
+    store = SqliteStore(path)
+    store.put("k", {}, 0)
+    remove(path)
+    store._reader.close()
+    store.close()
+    assert not list(path.parent.glob("*.saved*"))
+
+
+def test_a_part_of_an_earlier_copy_does_not_keep_a_lost_store_from_being_saved(path):
+    store = SqliteStore(path)
+    store.put("k", {}, 0)
+    remove(path)
+    path.with_name(f"{path.name}.saved-{os.getpid()}").write_bytes(b"a part")
+    store.close()
+    assert [each.name for each in path.parent.glob("*.saved*")] == [f"{path.name}.saved"]
+
+
+def test_the_note_of_a_copy_goes_when_another_file_is_opened_in_its_place(path):
+    """A later file may get the inode that the note names."""
+    store, note = SqliteStore(path), path.with_name(path.name + "-restored")
+    late = SqliteStore(path)
+    path.unlink()
+    store.write_back()
+    SqliteStore(path).close()
+    assert note.exists(), "brokers that have not seen the copy need it"
+    late.changes(0)
+    assert late.lost is None
+    late.close()
+    store.close()
+    path.rename(path.with_name("away"))
+    SqliteStore(path).close()
+    assert not note.exists()
+
+
 def saved_as_cluster(path: Path) -> tuple[Path, Path]:
     """The saved copy, which gets a cluster's record: without one it is no backup."""
     saved = path.with_name(path.name + ".saved")
