@@ -354,16 +354,25 @@ class SqliteStore:
         self._waiting.append(mine)
         with self._committing:
             if mine.answers is None and mine.error is None:
-                group = [self._waiting.popleft() for _ in range(len(self._waiting))]
-                try:
-                    self._commit(group)
-                except BaseException as error:
-                    for each in group:
-                        each.error = error
+                self._commit_all([self._waiting.popleft() for _ in range(len(self._waiting))])
         if mine.error is not None:
             raise mine.error.again() if isinstance(mine.error, IsologError) else mine.error
         assert mine.answers is not None
         return mine.answers
+
+    def _commit_all(self, group: Sequence[_Waiting[Any]]) -> None:
+        """Carry out the changes together; one by one if one of them is wrong itself."""
+        try:
+            self._commit(group)
+        except BaseException as error:
+            # All share trouble with the disk or the lock; anything else is the fault of one change.
+            cause = error.__cause__ if isinstance(error, IsologError) else error
+            shared = not isinstance(cause, Exception) or isinstance(cause, (sqlite3.Error, OSError))
+            for each in group:
+                if shared or len(group) == 1:
+                    each.error = error
+                else:
+                    self._commit_all([each])
 
     def _commit(self, group: Sequence[_Waiting[Any]]) -> None:
         """Carry out all changes of the group, or none."""

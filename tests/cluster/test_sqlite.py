@@ -474,3 +474,28 @@ def test_a_change_that_fails_takes_those_that_went_with_it_along(tmp_path):
     assert isinstance(good.error, StorageFailure)
     assert store.put("k", {}, 0) == 1
     store.close()
+
+
+@pytest.mark.parametrize("key", ["k", "\ud800"], ids=["defect", "key that is no text"])
+def test_a_change_that_is_wrong_itself_fails_alone(tmp_path, key):
+    store = SqliteStore(tmp_path / "metadata.sqlite")
+
+    def fail(connection, revision):
+        connection.execute("insert into record values (?, '{}', ?)", (key, revision + 1))
+        raise KeyError("a defect")
+
+    def put(name):
+        def change(connection, revision):
+            row = (name, revision + 1)
+            return [connection.execute("insert into record values (?, '{}', ?)", row).rowcount]
+
+        return change
+
+    good, bad, last = _Waiting(put("a")), _Waiting(fail), _Waiting(put("b"))
+    store._waiting.extend([good, bad])
+    assert store._change(last) == [1]
+    assert good.answers == [1]
+    assert isinstance(bad.error, KeyError if key == "k" else StorageFailure)
+    assert [(each.key, each.version) for each in store.list("")] == [("a", 1), ("b", 2)]
+    assert store.put("c", {}, 0) == 3
+    store.close()
