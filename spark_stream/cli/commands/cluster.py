@@ -18,6 +18,7 @@ from spark_stream.cli.options import (
     counted,
     log,
     note,
+    where,
 )
 from spark_stream.cli.output.show_cluster import show_cluster
 from spark_stream.client.cluster import ClusterClient
@@ -156,16 +157,23 @@ def restore(
             hint="Give --metadata STORE, or --path DIR of a lone broker.",
         )
     store = _store(metadata, path)
+    if metadata is None and not (store.exists() or force):
+        raise InvalidOption(
+            f"no metadata store is in {store.parent}",
+            hint="Give --metadata STORE if the brokers share one. If a lone broker's store is"
+            " lost, give --force.",
+        )
     backups.put_back(file, store, force=force)
     note(f"{store} is the backup {file} now: start all brokers")
 
 
 def _store(metadata: Path | None, path: Path | None) -> Path:
-    if (metadata is None) == (path is None):
+    if metadata is not None and path is None:
+        return metadata
+    if metadata is None:
+        _, path = where(None, path)
+    if metadata is not None or path is None:
         raise InvalidOption(
             "which metadata store?", hint="Give --metadata STORE, or --path DIR of a lone broker."
         )
-    if metadata is not None:
-        return metadata
-    assert path is not None
     return path / "metadata.sqlite"
