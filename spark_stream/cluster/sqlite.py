@@ -297,6 +297,7 @@ class SqliteStore:
             try:
                 for each in fresh:
                     undo.callback(each.close)
+                    each.execute(_SCHEMA[1])  # of a connection, not of the file
                     each.execute(_COUNTER, (_REVISION,)).fetchone()
             except sqlite3.Error:  # another process has the file: the next look tries again
                 return False

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from spark_stream.cluster import sqlite
 from spark_stream.cluster.backup import back_up, put_back
 from spark_stream.cluster.identity import CLUSTER
 from spark_stream.cluster.sqlite import SqliteStore
@@ -69,6 +70,24 @@ def test_a_lost_store_refuses_changes_without_a_turn_in_the_line(path, monkeypat
             store.put("l", {}, 0)
     assert turns == []
     monkeypatch.undo()
+    store.close()
+
+
+def test_a_copy_that_was_written_back_is_forced_like_the_store(path, monkeypatch):
+    """Whatever SQLite was built to do by default."""
+    store = SqliteStore(path)
+    remove(path)
+    connected = sqlite._connected
+
+    def careless(path: Path):
+        made = connected(path)
+        made.execute("pragma synchronous = off")
+        return made
+
+    monkeypatch.setattr(sqlite, "_connected", careless)
+    store.write_back()
+    assert store.lost is None
+    assert store._writer.execute("pragma synchronous").fetchone() == (2,)
     store.close()
 
 
