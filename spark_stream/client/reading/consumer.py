@@ -441,7 +441,8 @@ class Consumer(Closing):
         self._lineages[key] = fetched.lineage
 
     def _below(self, ends: Mapping[Key, int]) -> bool:
-        return any(self._position[key] < end for key, end in ends.items())
+        """Return whether there is something to read; partitions that were added begin at 0."""
+        return any(self._position.get(key, 0) < end for key, end in ends.items())
 
     def _check_position(self, view_of: Callable[[str], View]) -> None:
         """Raises OffsetOutOfRange, or tells of a loss, if the log does not have the position."""
