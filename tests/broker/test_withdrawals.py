@@ -11,9 +11,9 @@ from threading import Thread
 
 import pytest
 
-from spark_stream.broker.handover import Withdrawals
+from spark_stream.broker.handover import Withdrawals, handing_over
 from spark_stream.consistency.withdrawal import FULL_US, RETRY_US
-from spark_stream.errors import DiskFull, IsologError, NotLeader, StorageFailure
+from spark_stream.errors import DiskFull, IsologError, LeaderUnavailable, NotLeader, StorageFailure
 from spark_stream.scripts.steps import Script, Step
 from spark_stream.storage.logs import FileLogs
 from spark_stream.testing.simulation.disk import SimulatedDisk
@@ -126,6 +126,22 @@ def test_what_followers_lack_is_replicated_before_the_handover_and_nothing_is_ap
     assert next(script_rest(script, a.table.carry_out(refresh)), None) is None
     see(cluster.around)
     assert b.partition("t").bounds().log_end_offset == 2
+
+
+def test_a_handover_that_ends_does_not_undo_that_of_the_shutdown(cluster):
+    """The thread that looks for trouble may end its own while the broker already shuts down."""
+    a = cluster.brokers["a"]
+    cluster.append("a", 1)  # the followers lack it, so both wait for them
+    refused(cluster, "a", StorageFailure)
+    cluster.disks["a"].refusal = None  # only the handover refuses appends from now on
+    looking = cluster.withdrawals["a"].looking()
+    next(looking)
+    looking.send([None, None])
+    shutdown = handing_over(a.host, a.members)
+    next(shutdown)
+    looking.close()
+    with pytest.raises(LeaderUnavailable, match="hands the partition over"):
+        cluster.append("a", 2)
 
 
 def test_a_full_disk_is_given_some_time_and_then_another_leads(cluster):
