@@ -1,13 +1,15 @@
-"""Words that send a reader to a text that is not in the repository, or to nowhere, are not used."""
+"""One class per name, and no words that send a reader to a text that is not in the repository."""
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
+from collections import Counter
 
 import pytest
 
-from tests.test_layers import ROOT
+from tests.test_layers import PACKAGE, ROOT
 
 TEXTS = (".py", ".md", ".toml", ".cfg", ".yml", ".ipynb", "Makefile", "Dockerfile")
 # Spelt so that this file does not hold them itself.
@@ -24,6 +26,14 @@ RIDDLES = (
     r"the message as a whole is [n]one",
     r"mends what damage [t]ook",
 )
+# Names that several classes share. Rename a class, then remove its name here; add none.
+SHARED_BY_TWO = """
+    Agreed AppendStream Asked BrokerFacts Call Closing Delete Descriptor DropBranch Kind Leaders
+    Links Looked MappedFile Measure Message News Order Piece Place Put Range Recent Record Refused
+    Room RowFilter Seen State Surroundings TransactionPartition Trouble Turns View Written _Reading
+    _Text _Topic
+"""
+SHARED_BY_THREE = "Bound Cut Found Identity Part Session Wanted Watch Watched"
 
 
 def texts() -> list[str]:
@@ -54,3 +64,16 @@ def test_nobody_is_sent_elsewhere_or_given_riddles(pattern: str) -> None:
 def test_the_repositorys_texts_are_looked_at() -> None:
     assert len(texts()) > 300
     assert "spark_stream/errors.py" in texts()
+
+
+def test_a_new_class_has_a_name_of_its_own() -> None:
+    names = Counter(
+        node.name
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    )
+    allowed = Counter(SHARED_BY_TWO.split() * 2 + SHARED_BY_THREE.split() * 3)
+    shared = Counter({name: count for name, count in names.items() if count > 1})
+    assert shared - allowed == {}, "another class of the package has this name: choose another"
+    assert allowed - shared == {}, "fewer classes share this name: take it off the list"

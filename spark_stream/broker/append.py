@@ -86,10 +86,10 @@ class Append:
         return None if self._taken is None else self._taken.pending
 
     @property
-    def is_first(self) -> bool:
-        """Whether its partition has to make files or to join its transaction before it.
+    def needs_preparation(self) -> bool:
+        """Whether its partition must make files, or join its transaction, before it is appended.
 
-        That waits for the disk, so what does it for many partitions does it side by side.
+        Both wait for the disk, so the queues of several partitions do them at the same time.
         """
         found = self._hosted.replicas.get(self.partition)
         if not isinstance(found, Partition):

@@ -1,8 +1,12 @@
-"""The batches of one stream that could not be appended at once, by partition.
+"""The batches of one stream that its own thread does not append, by partition.
+
+A batch is queued if its partition is held by others, if the partition must first make its files or
+join the batch's transaction, or if earlier batches of the partition are queued. It leaves its queue
+when it is in the log or refused; what then waits for its followers waits in ``ack_line``.
 
 Invariant: a partition's batches are appended in the order in which they came, by one thread at a
-time; while a partition has a queue, none of its batches goes past that queue. What waits is
-bounded: beyond that the stream is not read on, and so its client is slowed.
+time; while a partition has a queue, no batch of it passes that queue. The bytes in all queues are
+bounded: a full stream is not read, and so its client is slowed.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, Protocol
 
-QUEUED_BYTES_MAX: Final = 64 << 20  # how much of a stream may wait; one batch always may
+QUEUED_BYTES_MAX: Final = 64 << 20  # of one stream; a batch that is larger waits alone
 WORKERS_MAX: Final = 16  # threads of a stream; partitions beyond them wait for a free one
 
 
@@ -23,17 +27,14 @@ class Queued(Protocol):
 
     @property
     def size(self) -> int:
-        """What it holds of memory, in bytes."""
+        """The memory that it holds, in bytes."""
 
     def finish(self) -> None:
-        """Appends it, however long that takes; never raises."""
+        """Append the batch or answer why not, however long that takes; never raise."""
 
 
 class AppendQueues:
-    """The queues of one stream.
-
-    The stream's own thread puts batches in, and threads of the queues' own take them out.
-    """
+    """The queues of one stream: its thread fills them, and worker threads empty them."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -42,11 +43,11 @@ class AppendQueues:
         self._workers: ThreadPoolExecutor | None = None
 
     def __contains__(self, partition: int) -> bool:
-        """Whether batches of the partition wait, or one of them is being appended."""
+        """Whether batches of the partition are queued; the one being appended counts."""
         return partition in self._queues
 
     def put(self, batch: Queued) -> None:
-        """Queues a batch; waits while there is no room for it."""
+        """Queue a batch; wait while there is no room for it."""
         with self._changed:
             self._changed.wait_for(
                 lambda: not self._bytes or self._bytes + batch.size <= QUEUED_BYTES_MAX
@@ -62,7 +63,7 @@ class AppendQueues:
         self._workers.submit(self._work_off, batch.partition)
 
     def finish(self) -> None:
-        """Waits until every batch is through: nothing touches the stream after that."""
+        """Wait until all queues are empty; the workers touch the stream no more after that."""
         if self._workers is not None:
             self._workers.shutdown()
 

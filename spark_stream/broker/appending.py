@@ -82,9 +82,9 @@ def serve_appends(
 ) -> None:
     """Appends batch after batch. A refused batch is answered by its error and ends nothing.
 
-    A batch is appended by this thread if its partition is free and takes it at once. Else it goes
-    to the partition's queue, and the stream goes on with the next: a partition that is held, or
-    makes its files or joins a transaction first, holds up no other.
+    A batch is appended by this thread if its partition is free and needs no preparation. Otherwise
+    it goes to the partition's queue, and the stream goes on with the next: a partition that is
+    held, or has to make its files or join a transaction first, holds up no other.
 
     Raises:
         UnknownTopic, SchemaMismatch, InvalidRequest: for the stream as a whole, before any batch.
@@ -104,7 +104,7 @@ def serve_appends(
             hosted = host.topic(hosted.topic.name, hosted.topic.id)  # it may have been altered
             answer = answers.next_place(envelope.partition)
             append = _StreamAppend(Append(stream, hosted, envelope, batch, answer), desk, line)
-            waits = append.partition in queues or append.is_first
+            waits = append.partition in queues or append.needs_preparation
             if waits or not append.finish_at_once():
                 queues.put(append)
     finally:
@@ -143,7 +143,7 @@ class _StreamAppend:
         self._desk = desk
         self._line = line
         self.partition = append.partition
-        self.is_first = append.is_first
+        self.needs_preparation = append.needs_preparation
 
     @cached_property
     def size(self) -> int:

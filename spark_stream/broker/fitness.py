@@ -25,12 +25,12 @@ _REFUSALS: Final = (DiskFull, StorageFailure)
 class Fitness:
     """What is known of one log. Any thread may look at ``trouble``."""
 
-    __slots__ = ("_clock", "_noted", "error", "trouble")
+    __slots__ = ("_clock", "_on_trouble", "error", "trouble")
 
-    def __init__(self, clock: Clock, noted: Callable[[], None]) -> None:
-        """``noted`` is called when a log that took writes refuses one."""
+    def __init__(self, clock: Clock, on_trouble: Callable[[], None]) -> None:
+        """``on_trouble`` is called when the log refuses a write."""
         self._clock = clock
-        self._noted = noted
+        self._on_trouble = on_trouble
         self.trouble: Trouble | None = None
         self.error: IsologError | None = None
         """What the last refused write said."""
@@ -55,7 +55,7 @@ class Fitness:
         full, now = isinstance(error, DiskFull), self._clock.steady_us()
         self.error = error
         self.trouble = after_refusal(self.trouble, now, full=full)
-        self._noted()
+        self._on_trouble()
 
     def check(self) -> None:
         """Raise what the last write said if the log is in trouble."""

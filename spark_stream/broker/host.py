@@ -468,7 +468,7 @@ class Host:
             proposed=self._proposed,
             generation_of=self._generation_of,
             recent_room=self._recent_room,
-            troubled=self._some_trouble.set,
+            on_trouble=self._some_trouble.set,
         )
         self.upkeep.take(partition)
         return partition

@@ -23,7 +23,7 @@ _ANSWER: Final = "answer"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Endpoint:
     """Where a broker listens, and which of its incarnations does."""
 
     address: str

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from spark_stream.broker.driver import RemoteStep
-from spark_stream.broker.identity import Identity, Place
+from spark_stream.broker.identity import Endpoint, Identity
 from spark_stream.broker.members import Members
 from spark_stream.broker.step_table import Answer
 from spark_stream.broker.steps import answers_of, facts_of
@@ -38,7 +38,7 @@ class _Peer:
     """What is known of one of them; ``lock`` is held during a call."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
-    place: Place | None = None
+    endpoint: Endpoint | None = None
     client: fl.FlightClient | None = None
     silent_until: float = 0.0
     refusal: LeaderUnavailable | None = None  # why it is not asked until then
@@ -67,12 +67,12 @@ class FlightPeers:
         self._lock = threading.Lock()
         self._peers: dict[str, _Peer] = {}
 
-    def place_of(self, broker_id: str) -> Place | None:
+    def endpoint_of(self, broker_id: str) -> Endpoint | None:
         """Return where the broker is reached, or None if it is not registered."""
         known = self._members.get(broker_id)
         if known is None:
             return None
-        return Place(self._addresses.get(broker_id, known.address), known.incarnation)
+        return Endpoint(self._addresses.get(broker_id, known.address), known.incarnation)
 
     def run_steps(self, broker_id: str, steps: Sequence[RemoteStep]) -> list[Answer]:
         """What the broker answers to each step.
@@ -83,31 +83,31 @@ class FlightPeers:
         """
         with self._lock:
             peer = self._peers.setdefault(broker_id, _Peer())
-        place = self.place_of(broker_id)
-        if place is None:
+        endpoint = self.endpoint_of(broker_id)
+        if endpoint is None:
             raise LeaderUnavailable(f"broker {broker_id} is not registered", leader=broker_id)
         while True:
             try:
-                with self._held(peer, broker_id, place):
-                    return self._asked(peer, broker_id, place, steps)
+                with self._held(peer, broker_id, endpoint):
+                    return self._asked(peer, broker_id, endpoint, steps)
             except Unauthenticated as error:
                 # It may have started again a moment ago: then the proof was for its last start.
                 self._refresh()
-                now = self.place_of(broker_id)
-                if now is None or now == place:
-                    with self._held(peer, broker_id, place):
-                        raise self._silence(peer, broker_id, place, error) from error
-                place = now
+                now = self.endpoint_of(broker_id)
+                if now is None or now == endpoint:
+                    with self._held(peer, broker_id, endpoint):
+                        raise self._silence(peer, broker_id, endpoint, error) from error
+                endpoint = now
 
     @contextmanager
-    def _held(self, peer: _Peer, broker_id: str, place: Place) -> Iterator[None]:
+    def _held(self, peer: _Peer, broker_id: str, endpoint: Endpoint) -> Iterator[None]:
         """Hold the peer's lock; LeaderUnavailable if it is not to be asked at present."""
         if not peer.lock.acquire(timeout=_CALL_S):
-            where = f"broker {broker_id} at {place.address}"
+            where = f"broker {broker_id} at {endpoint.address}"
             raise LeaderUnavailable(f"{where} is busy", leader=broker_id)
         try:
-            if peer.place != place:
-                peer.place, peer.client, peer.refusal = place, None, None
+            if peer.endpoint != endpoint:
+                peer.endpoint, peer.client, peer.refusal = endpoint, None, None
             if peer.refusal is not None and self._clock.monotonic() < peer.silent_until:
                 raise peer.refusal.again()  # in the same words, so that it is logged once
             yield
@@ -115,11 +115,11 @@ class FlightPeers:
             peer.lock.release()
 
     def _asked(
-        self, peer: _Peer, broker_id: str, place: Place, steps: Sequence[RemoteStep]
+        self, peer: _Peer, broker_id: str, endpoint: Endpoint, steps: Sequence[RemoteStep]
     ) -> list[Answer]:
         asked = RunSteps(
             caller=self._me.broker_id,
-            proof=self._me.call_proof(broker_id, place.incarnation),
+            proof=self._me.call_proof(broker_id, endpoint.incarnation),
             nonce=uuid.uuid4().hex,
             steps=[facts_of(step) for step in steps],
         )
@@ -127,22 +127,23 @@ class FlightPeers:
         try:
             if peer.client is None:
                 peer.client = fl.FlightClient(
-                    location(place.address), generic_options=[("grpc.use_local_subchannel_pool", 1)]
+                    location(endpoint.address),
+                    generic_options=[("grpc.use_local_subchannel_pool", 1)],
                 )
             action = fl.Action(RUN_STEPS, asked.to_bytes())
             results = [each.body.to_pybytes() for each in peer.client.do_action(action, options)]
         except (pa.ArrowException, OSError) as error:
-            mine = from_flight(error, place.address)
+            mine = from_flight(error, endpoint.address)
             if isinstance(mine, Unauthenticated):
                 raise mine from error
-            raise self._silence(peer, broker_id, place, mine) from error
+            raise self._silence(peer, broker_id, endpoint, mine) from error
         return answers_of(results, self._me, asked, broker_id)
 
     def _silence(
-        self, peer: _Peer, broker_id: str, place: Place, error: IsologError
+        self, peer: _Peer, broker_id: str, endpoint: Endpoint, error: IsologError
     ) -> IsologError:
         """Ask the peer nothing for a moment; return the error that says why."""
-        where = f"broker {broker_id} at {place.address}"
+        where = f"broker {broker_id} at {endpoint.address}"
         peer.client = None
         peer.silent_until = self._clock.monotonic() + _PAUSE_S
         peer.refusal = LeaderUnavailable(f"{where}: {error.message}", leader=broker_id)

@@ -160,7 +160,7 @@ class Broker:
             undo.callback(watch.stop)
             self._leading = Leading(me, LedPartitions(self._host), config.replication, clock, watch)
             undo.callback(self._leading.stop)
-            self._fetchers = Fetchers(me, peers.place_of, config.replication, clock, watch)
+            self._fetchers = Fetchers(me, peers.endpoint_of, config.replication, clock, watch)
             undo.callback(self._fetchers.stop)
             bind, self._socket = bind_place(config.listen)
             with bind_errors(config.listen):

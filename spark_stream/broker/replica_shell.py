@@ -86,15 +86,15 @@ class ReplicaShell:
         proposed: Callable[[Any, ProposeIsr | ProposeRecord], None] = lambda _, __: None,
         generation_of: GenerationOf = lambda _: None,
         recent_room: Room | None = None,
-        troubled: Callable[[], None] = lambda: None,
+        on_trouble: Callable[[], None] = lambda: None,
     ) -> None:
         """``alone``: it leads from the start and has no followers; else it has no part yet.
 
         ``moved`` is told of everything that may make housekeeping or a force due, ``proposed`` of
         in-sync replicas to be put on record; both under the lock, so they only note it.
         ``generation_of``: as ``consistency.progress`` says. ``recent_room``: for what followers do
-        not have yet (``recent``); None: nothing of that is kept in memory. ``troubled`` is called
-        when the log begins to refuse writes.
+        not have yet (``recent``); None: nothing of that is kept in memory. ``on_trouble`` is called
+        when the log refuses a write.
         """
         self.topic = topic
         self.topic_id = topic_id
@@ -102,7 +102,7 @@ class ReplicaShell:
         self.log = log
         self._clock = clock
         self._lock = PartitionLock()
-        self.fitness = Fitness(clock, troubled)
+        self.fitness = Fitness(clock, on_trouble)
         log.when_failed(self._note_failure)
         self._closed: IsologError | None = None
         self._core = Replica(

@@ -51,10 +51,10 @@ class TopicDesk:
         members: Members,
         defaults: LogSettings,
         ids: Ids,
-        replicas: int | None = None,
+        default_replication_factor: int | None = None,
     ) -> None:
-        """``replicas``: the replication factor of topics that name none (``default_factor``)."""
-        self._replicas = replicas
+        """``default_replication_factor`` is for topics that name none; None: ``default_factor``."""
+        self._default_replication_factor = default_replication_factor
         self._driver = driver
         self._host = host
         self._members = members
@@ -101,7 +101,7 @@ class TopicDesk:
         if assignment is not None:
             partitions, replication_factor = len(assignment), len(next(iter(assignment), ()))
         elif replication_factor is None:
-            replication_factor = self._replicas or default_factor(self._members)
+            replication_factor = self._default_replication_factor or default_factor(self._members)
         topic = Topic(
             name=name,
             id=self._ids.new_id(),

@@ -31,7 +31,7 @@ _START_S: Final = 60.0
 _END_S: Final = 20.0
 
 
-BrokerId = int | str
+BrokerRef = int | str
 """The number of a broker, or its id: the number as text."""
 
 
@@ -181,7 +181,7 @@ class LocalCluster:
         """The brokers, by number."""
         return self._brokers
 
-    def broker(self, broker: BrokerId) -> LocalBroker:
+    def broker(self, broker: BrokerRef) -> LocalBroker:
         """Return the broker of this id; raise InvalidOption if there is none."""
         for each in self._brokers.values():
             if each.id == str(broker):
@@ -208,15 +208,15 @@ class LocalCluster:
 
     # -- what happens to brokers -------------------------------------------------------------------
 
-    def kill(self, broker: BrokerId) -> None:
+    def kill(self, broker: BrokerRef) -> None:
         """kill -9: the process is gone at once."""
         self.broker(broker).end(signal.SIGKILL)
 
-    def stop(self, broker: BrokerId) -> None:
+    def stop(self, broker: BrokerRef) -> None:
         """The broker ends in order, and hands over what it leads."""
         self.broker(broker).end(signal.SIGTERM)
 
-    def pause(self, broker: BrokerId) -> None:
+    def pause(self, broker: BrokerRef) -> None:
         """The process stands still (SIGSTOP) until :meth:`resume`; waits until it does."""
         paused = self.broker(broker)
         paused.signal(signal.SIGSTOP)
@@ -225,11 +225,11 @@ class LocalCluster:
         while process.status() != psutil.STATUS_STOPPED and time.monotonic() < deadline:
             time.sleep(0.002)
 
-    def resume(self, broker: BrokerId) -> None:
+    def resume(self, broker: BrokerRef) -> None:
         """It goes on."""
         self.broker(broker).signal(signal.SIGCONT)
 
-    def restart(self, broker: BrokerId, conf: Mapping[str, Any] | None = None) -> None:
+    def restart(self, broker: BrokerRef, conf: Mapping[str, Any] | None = None) -> None:
         """Starts the broker, at its address; one that runs is stopped in order before.
 
         ``conf``: settings that are this broker's own from now on.
@@ -251,18 +251,18 @@ class LocalCluster:
         self._lead_links_to(broker)
         return broker.number
 
-    def cut(self, one: BrokerId, other: BrokerId) -> None:
+    def cut(self, one: BrokerRef, other: BrokerRef) -> None:
         """Nothing gets through between the two brokers, and neither is told so."""
         for link in self._between(one, other):
             link.cut()
 
-    def heal(self, one: BrokerId | None = None, other: BrokerId | None = None) -> None:
+    def heal(self, one: BrokerRef | None = None, other: BrokerRef | None = None) -> None:
         """Everything gets through again between the two; without numbers, everywhere."""
         links = self._relays.values() if one is None or other is None else self._between(one, other)
         for link in links:
             link.heal()
 
-    def cut_off(self, broker: BrokerId) -> None:
+    def cut_off(self, broker: BrokerRef) -> None:
         """Cuts the broker off from all others."""
         for other in self._brokers:
             if other != self.broker(broker).number:
@@ -318,7 +318,7 @@ class LocalCluster:
             if target == broker.number:
                 link.lead_to(broker.address)
 
-    def _between(self, one: BrokerId, other: BrokerId) -> list[Link]:
+    def _between(self, one: BrokerRef, other: BrokerRef) -> list[Link]:
         first, second = self.broker(one).number, self.broker(other).number
         if self._links is None or first == second:
             raise InvalidOption(

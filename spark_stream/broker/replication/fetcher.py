@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from spark_stream.broker.identity import Identity, Place
+from spark_stream.broker.identity import Endpoint, Identity
 from spark_stream.broker.replication.follower_stream import FLIGHT_ERRORS, FollowerStream
 from spark_stream.broker.replication.following import Following, Workers
 from spark_stream.broker.replication.partitions import FollowedPartition, PartitionKey
@@ -29,13 +29,13 @@ logger = logging.getLogger(__name__)
 
 
 class Fetcher:
-    """The follower of one leader. ``place`` returns where that is now; None: it is nowhere."""
+    """The follower of one leader. ``endpoint`` returns where that is, or None if not registered."""
 
     def __init__(
         self,
         me: Identity,
         leader: BrokerId,
-        place: Callable[[], Place | None],
+        endpoint: Callable[[], Endpoint | None],
         settings: ReplicationSettings,
         clock: Clock,
         watch: Watch,
@@ -43,7 +43,7 @@ class Fetcher:
     ) -> None:
         self._me = me
         self._leader = leader
-        self._place = place
+        self._endpoint = endpoint
         self._settings = settings
         self._clock = clock
         self._watch = watch
@@ -135,14 +135,14 @@ class Fetcher:
         Raises:
             IsologError: there was none.
         """
-        place = self._place()
-        if place is None:
+        endpoint = self._endpoint()
+        if endpoint is None:
             raise BrokerUnavailable(f"broker {self._leader} is not registered")
         window = self._window_bytes
         stream = FollowerStream(
             self._me,
             self._leader,
-            place,
+            endpoint,
             window,
             self._settings,
             self._clock,
@@ -157,7 +157,7 @@ class Fetcher:
             stream.connect()
             self._keep(stream, window)
         except FLIGHT_ERRORS as error:
-            raise from_flight(error, place.address) from error
+            raise from_flight(error, endpoint.address) from error
         finally:
             stream.close()
             self._watch.remove(stream)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from spark_stream.broker.identity import Identity, Place
+from spark_stream.broker.identity import Endpoint, Identity
 from spark_stream.broker.replication.fetcher import Fetcher
 from spark_stream.broker.replication.partitions import FollowedPartition, PartitionKey
 from spark_stream.broker.replication.settings import ReplicationSettings
@@ -17,19 +17,19 @@ from spark_stream.environment import Clock
 class Fetchers:
     """Which partition follows which leader. What is received and not appended is bounded.
 
-    ``place_of`` returns where a broker is now, or None if it is not registered.
+    ``endpoint_of`` returns where a broker is now, or None if it is not registered.
     """
 
     def __init__(
         self,
         me: Identity,
-        place_of: Callable[[BrokerId], Place | None],
+        endpoint_of: Callable[[BrokerId], Endpoint | None],
         settings: ReplicationSettings,
         clock: Clock,
         watch: Watch,
     ) -> None:
         self._me = me
-        self._place_of = place_of
+        self._endpoint_of = endpoint_of
         self._settings = settings
         self._clock = clock
         self._watch = watch
@@ -74,7 +74,7 @@ class Fetchers:
         fetcher = self._fetchers[leader] = Fetcher(
             self._me,
             leader,
-            lambda: self._place_of(leader),
+            lambda: self._endpoint_of(leader),
             self._settings,
             self._clock,
             self._watch,

@@ -21,7 +21,7 @@ from typing import Any, Final, assert_never
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from spark_stream.broker.identity import Identity, Place
+from spark_stream.broker.identity import Endpoint, Identity
 from spark_stream.broker.replication.following import Following, Workers
 from spark_stream.broker.replication.partitions import Agreement
 from spark_stream.broker.replication.settings import ENDING_S, ReplicationSettings
@@ -71,7 +71,7 @@ class FollowerStream:
         self,
         me: Identity,
         leader: BrokerId,
-        place: Place,
+        endpoint: Endpoint,
         window_bytes: int,
         settings: ReplicationSettings,
         clock: Clock,
@@ -82,7 +82,7 @@ class FollowerStream:
         """``lost_session`` is called, under ``changed``, with what needs a new session."""
         self._me = me
         self._leader = leader
-        self._address = place.address
+        self._address = endpoint.address
         self._settings = settings
         self._clock = clock
         self._changed = changed
@@ -104,7 +104,7 @@ class FollowerStream:
         self._opened = OpenReplication(
             stream=uuid.uuid4().hex,
             follower=me.broker_id,
-            proof=me.call_proof(leader, place.incarnation),
+            proof=me.call_proof(leader, endpoint.incarnation),
             pid=os.getpid(),
             window_bytes=window_bytes,
         )

@@ -7,7 +7,7 @@ from typing import Self
 
 import pyarrow.flight as fl
 
-from spark_stream.broker.identity import Identity, Place
+from spark_stream.broker.identity import Endpoint, Identity
 from spark_stream.broker.replication.fetchers import Fetchers
 from spark_stream.broker.replication.leading import Leading
 from spark_stream.broker.replication.partitions import PartitionKey
@@ -52,15 +52,15 @@ class Node:
         self.lead = LeadPartitions(self.partitions)
         self.watch = Watch(settings, clock)
         self.leading = Leading(me, self.lead, settings, clock, self.watch)
-        self.fetchers = Fetchers(me, self._place_of, settings, clock, self.watch)
+        self.fetchers = Fetchers(me, self._endpoint_of, settings, clock, self.watch)
         self._server = _Server(location(listen), self.leading)
         self.address = listen.replace(":0", f":{self._server.port}")
         self._serving = threading.Thread(target=self._server.serve, daemon=True)
         self._serving.start()
 
-    def _place_of(self, name: BrokerId) -> Place | None:
+    def _endpoint_of(self, name: BrokerId) -> Endpoint | None:
         address = self.addresses.get(name)
-        return None if address is None else Place(address, START)
+        return None if address is None else Endpoint(address, START)
 
     def stop(self) -> None:
         self.fetchers.stop()
