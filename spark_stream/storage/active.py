@@ -72,7 +72,6 @@ class ActiveSegment(Segment):
         self._complete = self._end.offset > first.offset  # by a batch: both names are there to stay
         self.first_appended = int(table[0]["appended"]) if len(table) else None
         self._torn = False
-        self._identities: list[tuple[int, int]] | None = None  # of the two files, once looked at
         # An earlier process may have died before it forced them.
         self._unforced = len(table) > 0 and self.end.entry > forcing.upto.entry
 
@@ -191,15 +190,16 @@ class ActiveSegment(Segment):
     def _lost_file(self) -> str | None:
         if not self._complete:
             return None
-        paths = (self.name.arrow, self.name.entries)
-        try:
-            found = [self._disk.identity(path) for path in paths]
-        except StorageFailure as error:
-            return error.message
-        known = self._identities = self._identities or found
-        replaced = (path for path, old, new in zip(paths, known, found, strict=True) if old != new)
-        path = next(replaced, None)
-        return None if path is None else f"{path}: another file has its name"
+        for path, file in ((self.name.arrow, self._arrow), (self.name.entries, self._entries)):
+            try:
+                if self._disk.identity(path) != file.identity():
+                    return f"{path}: another file has its name"
+            except StorageFailure:
+                # A disk that fails to answer at present has lost nothing.
+                with suppress(StorageFailure):
+                    if path.name not in self._disk.names(path.parent):
+                        return f"{path}: No such file or directory"
+        return None
 
     def write_again(self, entry: int) -> None:
         """Writes the entries from the index ``entry`` on, and their batches, once more as they are.

@@ -34,19 +34,33 @@ class Descriptor:
 class PooledFile:
     """A file that is open only while the pool lets it be. It must exist when it is used."""
 
-    __slots__ = ("_closed", "_pool", "held", "path")
+    __slots__ = ("_closed", "_identity", "_pool", "held", "path")
 
     def __init__(self, path: Path, pool: DescriptorPool) -> None:
         self.path = path
         self.held: Descriptor | None = None
         self._pool = pool
         self._closed = False
+        self._identity: tuple[int, int] | None = None
 
     def descriptor(self) -> Descriptor:
         """The open file; OSError where it cannot be opened, ValueError once it is closed."""
         held = self.held or self._pool.opened(self)
         held.used = True
         return held
+
+    def opened_as(self, number: int) -> None:
+        """Note what was opened; later descriptors do not change that."""
+        if self._identity is None:
+            found = os.fstat(number)
+            self._identity = found.st_dev, found.st_ino
+
+    def identity(self) -> tuple[int, int]:
+        """Return device and inode of what was opened first; raise as :meth:`descriptor`."""
+        if self._identity is None:
+            self.descriptor()
+        assert self._identity is not None
+        return self._identity
 
     @property
     def closed(self) -> bool:
@@ -86,6 +100,7 @@ class DescriptorPool:
     def _keep(self, file: PooledFile, held: Descriptor) -> Descriptor:
         while len(self._open) >= self._most:
             self._close_one()
+        file.opened_as(held.number)
         file.held = held
         self._open[file] = None
         return held

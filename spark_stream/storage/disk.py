@@ -51,6 +51,10 @@ class DiskFile(Protocol):
     def cut(self, size: int) -> None: ...
     def read(self, position: int, length: int) -> pa.Buffer | None: ...
     def flush(self) -> None: ...
+    def identity(self) -> tuple[int, int]:
+        """Return device and inode of the file that was opened, whatever has its name now."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -201,6 +205,10 @@ class OsFile:
             held = self._file.descriptor()
             os.fdatasync(held.number)
         self._started = self._end or None
+
+    def identity(self) -> tuple[int, int]:
+        with _named(self._file.path):
+            return self._file.identity()
 
     def close(self) -> None:
         self._file.close()

@@ -302,7 +302,6 @@ LOSSES = {
 def test_a_removed_file_of_the_log_is_noticed_by_the_next_round_of_housekeeping(of_files, loss):
     """An append succeeds meanwhile, and would be lost when the broker ends."""
     a = of_files.brokers["a"]
-    a.host.upkeep.housekeep()
     LOSSES[loss](a.partition("t").log.segments[-1].name.arrow)
     of_files.append("a", 1)
     a.host.upkeep.housekeep()

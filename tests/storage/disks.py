@@ -45,6 +45,9 @@ class FaultyFile:
         self._disk.before("flush", self._path)
         self._file.flush()
 
+    def identity(self) -> tuple[int, int]:
+        return self._file.identity()
+
     def close(self) -> None:
         self._file.close()
 

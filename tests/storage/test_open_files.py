@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_stream.errors import DiskFull
+from spark_stream.errors import DiskFull, StorageFailure
 from spark_stream.storage.descriptors import OPEN_FILES_MAX, DescriptorPool
 from spark_stream.storage.disk import OsDisk
 from spark_stream.storage.log import PartitionLog
@@ -48,6 +48,25 @@ def test_a_first_append_without_room_leaves_nothing_and_the_next_one_works(tmp_p
     disk.room = 1 << 30
     append_next(log)
     assert logs.reopened(log).end.offset == 10
+
+
+def test_files_of_which_the_disk_does_not_tell_at_present_are_not_lost(tmp_path):
+    class Silent(OsDisk):
+        failing = True
+
+        def identity(self, path: Path) -> tuple[int, int]:
+            if self.failing:
+                raise StorageFailure(f"{path}: Input/output error")
+            return super().identity(path)
+
+    disk = Silent()
+    log = PartitionLog.open(tmp_path / "0", format_of(), disk)
+    append_next(log)
+    log.check_files()
+    disk.failing = False
+    log.check_files()
+    append_next(log)
+    log.close()
 
 
 @pytest.mark.slow

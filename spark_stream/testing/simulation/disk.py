@@ -377,6 +377,7 @@ class SimulatedFile(DiskFile):
         self._path = path
         self._life = disk.life
         self._closed = False
+        self._number = 0  # of the content that was opened
 
     def write(self, position: int, *parts: Part) -> None:
         content = self._content()
@@ -404,6 +405,9 @@ class SimulatedFile(DiskFile):
             raise
         content.force_pending()
 
+    def identity(self) -> tuple[int, int]:
+        return 0, self._number or self._content().number
+
     def close(self) -> None:
         self._closed = True
 
@@ -416,4 +420,6 @@ class SimulatedFile(DiskFile):
     def _content(self) -> _Content:
         if self._closed or self._life != self._disk.life:
             raise ValueError(f"{self._path} is closed")
-        return self._disk.content(self._path)
+        content = self._disk.content(self._path)
+        self._number = self._number or content.number
+        return content
