@@ -31,30 +31,32 @@ _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,200}")
 class BrokerConfig(BaseSettings):
     """A broker's configuration.
 
-    ``metadata`` is the file of the metadata store, for several brokers on one host that share one;
-    by default it lies in ``dir``.
-    ``id`` names the broker in a new directory (1 to 200 of a-z A-Z 0-9 _ -); by default one is
-    made.
-    ``rack``: where it stands: replicas of a partition are put into different racks.
-    ``lease_seconds``: for how long others take the broker for alive without a sign of life; the
-    same for all brokers of a cluster.
-    ``leader_balance_seconds``: a partition goes back to its preferred leader when that has been
-    alive and in sync for so long; 0: never by itself.
-    ``peer_addresses``: addresses at which this broker reaches others, by their ids, where they
-    differ from those that they have registered.
-    ``default_replication_factor``: how many replicas the partitions of a topic get where its maker
-    does not say; by default as many as there are brokers that stay, up to three.
     ``listen`` is ``host:port`` (port 0: any free one) or ``unix:PATH``. ``advertise`` is the
-    address that others are given, where it differs: ``host``, or ``host:port``; it is required
-    where ``listen`` names all addresses of the machine (0.0.0.0). ``idle_seconds``: the broker
-    ends after so long without a call; 0 means never. ``memory_bytes``: what its batches may take
-    in memory at once. ``keepalive_seconds``: how long a client may leave a call of its
-    own waiting before its connection is ended. ``producer_expiry_seconds``: how long a producer
-    that writes nothing is remembered. ``sink_expiry_seconds``: how long a sink's id that is not
-    used is kept; the same for all brokers of a cluster. ``scrub_bytes_per_second``: how quickly
-    segments are read to see whether they are damaged; 0: not at all. ``scrub_seconds``: from one
-    beginning of such a look at all of them to the next, at least. ``topic`` holds the defaults of
-    topics (``segment.bytes`` …).
+    address that clients and other brokers are given, if it differs: ``host`` or ``host:port``. It
+    is required if ``listen`` names all addresses of the machine (0.0.0.0). ``peer_addresses`` maps
+    ids of brokers to the addresses at which this broker reaches them, where these differ from the
+    registered ones.
+
+    ``id`` names the broker in a new directory (1 to 200 of a-z A-Z 0-9 _ -); by default one is
+    made. ``rack`` says where the broker is: replicas of a partition are put into different racks.
+    ``metadata`` is the file of the metadata store, if several brokers of one host share it; by
+    default it is in ``dir``.
+
+    ``lease_seconds``: how long the others take the broker for alive without a sign of life.
+    ``sink_expiry_seconds``: how long an unused id of a sink is kept. Both are the same for all
+    brokers of a cluster.
+
+    ``default_replication_factor``: the number of replicas of a topic that is created without one;
+    by default the number of brokers that are not being decommissioned, at most three.
+    ``leader_balance_seconds``: how long a partition's preferred leader must be alive and in sync
+    before it leads again; 0: only when asked for.
+
+    ``idle_seconds``: the broker ends after this time without a call; 0: never.
+    ``memory_bytes``: the memory that all batches may take together. ``keepalive_seconds``: how long
+    a client may keep a call waiting before its connection is closed. ``producer_expiry_seconds``:
+    how long a producer that writes nothing is remembered. ``scrub_bytes_per_second``: how fast
+    segments are read to find damage; 0: not at all. ``scrub_seconds``: the least time between the
+    starts of two such rounds. ``topic``: the defaults of topics (``segment.bytes`` …).
     """
 
     model_config = SettingsConfigDict(env_prefix="ISOLOG_", extra="forbid", frozen=True)
@@ -86,7 +88,7 @@ class BrokerConfig(BaseSettings):
     def _flat(cls, value: dict[str, Any]) -> dict[str, Any]:
         found = flattened(value)
         if str(found.get(PARTITION_BY, "")).strip():
-            raise ValueError(f"{PARTITION_BY} is a topic's own: it has no other default than none")
+            raise ValueError(f"{PARTITION_BY} has no default: set it for each topic")
         return found
 
     @field_validator("id")

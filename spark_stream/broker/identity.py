@@ -1,9 +1,9 @@
-"""Which broker this is, and how two brokers of a cluster prove to each other that they are such.
+"""Which broker this is, and how two brokers prove to each other that they are of one cluster.
 
-The cluster's secret never travels. A caller sends a proof: a keyed hash of its own id and of the id
-and incarnation of the broker that it means to call. Whatever listens at the address of a dead
-broker receives a proof that no other process accepts, and cannot answer with one of its own, for
-the answer's proof covers a number that the caller has just made.
+The cluster's secret is never sent. A caller sends a proof: a keyed hash of its own id and of the id
+and incarnation of the broker that it means to call. Another process that listens at the address of
+a dead broker gets a proof that no other broker accepts. It cannot answer either: the proof of an
+answer covers a number that the caller has just made.
 
 :meth:`Identity.check_caller` is the only place that decides whether a caller is a broker of this
 cluster.
@@ -44,15 +44,16 @@ class Identity:
         return self.secret.prove(_CALL, self.broker_id, broker_id, incarnation)
 
     def check_caller(self, caller: str, proof: str) -> None:
-        """Check that the caller is the broker of this cluster that it says it is.
+        """Check that the caller is the broker with this id, and that it means to call this one.
 
         Raises:
-            Unauthenticated: it is not, or it means another broker or an earlier start of this one.
+            Unauthenticated: the proof is not that broker's, or it was made for another broker or
+                for an earlier start of this one.
         """
         if not self.secret.has_proven(proof, _CALL, caller, self.broker_id, self.incarnation):
             raise Unauthenticated(
-                f"the caller has not proved that it is a broker of cluster {self.cluster_id} which"
-                f" means broker {self.broker_id} as it runs now"
+                f"the caller has not proved that it is a broker of cluster {self.cluster_id} and"
+                f" means to call broker {self.broker_id} as it runs now"
             )
 
     def answer_proof(self, nonce: str) -> str:
@@ -60,10 +61,10 @@ class Identity:
         return self.secret.prove(_ANSWER, self.broker_id, nonce)
 
     def check_answer(self, broker_id: str, nonce: str, proof: str) -> None:
-        """Check that an answer comes from the broker that was called.
+        """Check that the broker that was called has sent this answer.
 
         Raises:
-            Unauthenticated: it does not.
+            Unauthenticated: another process has sent it.
         """
         if not self.secret.has_proven(proof, _ANSWER, broker_id, nonce):
             raise Unauthenticated(

@@ -16,37 +16,37 @@ from spark_stream.consistency.partition_record import PartitionRecord
 from spark_stream.errors import InvalidAssignment
 
 FACTOR_MAX: Final = 3
-"""The largest replication factor that a topic gets without having asked for one."""
+"""The largest replication factor that a topic gets by default."""
 
 
 def default_factor(members: Members) -> int:
-    """Return the replication factor of a topic whose maker names none.
+    """Return the replication factor of a topic that is created without one.
 
-    A broker that is not alive counts: a topic that is made while one is away would otherwise have
-    fewer replicas than the others for good. It is refused, and the error says what to do.
+    A broker that is not alive counts: otherwise a topic that is created while one is away would
+    keep fewer replicas than the others. Creating it fails instead, and the error says what to do.
     """
     return min(FACTOR_MAX, max(1, members.count_staying()))
 
 
 def lone_replica_warning(topic: Topic, members: Members) -> str | None:
-    """Return what to say of a topic that has one replica on a cluster of several brokers."""
+    """Return a warning if the topic has one replica though the cluster has several brokers."""
     brokers = members.count_staying()
     if topic.replication_factor > 1 or brokers < 2:
         return None
     return (
         f"topic {topic.name!r} has one replica of each partition, on a cluster of {brokers}"
-        " brokers: while a broker is away its partitions cannot be read or written, and if its"
-        " disk is lost, their records are"
+        " brokers: while a broker is away, its partitions cannot be read or written; if its disk is"
+        " lost, so are their records"
     )
 
 
 def placed(
     topic: Topic, partitions: int, view: ClusterView, members: Members
 ) -> Sequence[PartitionRecord]:
-    """First records of so many new partitions of the topic, spread over the brokers.
+    """Return the first records of new partitions of the topic, spread over the brokers.
 
     Raises:
-        InvalidAssignment: there are fewer brokers than the topic is to have replicas.
+        InvalidAssignment: fewer brokers can take a replica than the topic has replicas.
     """
     there = [each for found in view.now.partitions.values() for each in found.values()]
     load = load_of(each.record.replicas for each in there)
@@ -57,7 +57,7 @@ def placed(
 
 
 def _too_few(topic: Topic, wrong: Misassigned, members: Members) -> InvalidAssignment | None:
-    """The error where there would be brokers enough if all could take replicas; None: another."""
+    """Return the error that names dead and leaving brokers, or None if they are not the reason."""
     alive, takers = members.alive(), members.takers()
     others = [each for each in sorted(members.registered()) if each not in takers]
     enough = len(takers) + len(others) >= topic.replication_factor

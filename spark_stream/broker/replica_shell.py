@@ -173,7 +173,11 @@ class ReplicaShell:
         return self._core.leader_epoch
 
     def committed(self) -> tuple[EntryIndex, LeaderEpoch] | None:
-        """Return up to where the log is known to be committed, if other replicas may differ."""
+        """Return the high watermark as an entry, and the epoch of the last entry below it.
+
+        None if there is nothing to remember: no entry is known to be committed, the replica is
+        closed, or it leads without followers, so that its whole log is committed.
+        """
         alone = self._core.progress is not None and not self.has_followers
         with self._lock:
             return None if alone or self._closed is not None else self._core.committed()

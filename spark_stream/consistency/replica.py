@@ -337,7 +337,7 @@ class Replica:
             self._publish(self._learned(state, committed))
 
     def committed(self) -> tuple[EntryIndex, LeaderEpoch] | None:
-        """Return what :meth:`recall` gets later; None: nothing is known to be committed."""
+        """Return what :meth:`recall` takes later, or None if no entry is known to be committed."""
         entry = self.bounds_state.high_watermark.entry
         epoch = self.epochs.epoch_of(entry - 1)
         return None if epoch is None else (entry, epoch)

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Annotated, Any, Final, get_type_hints
 
 from spark_stream.errors import InvalidConfig
+from spark_stream.wire.keys import split_names
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
@@ -123,8 +124,7 @@ def _parse(name: str, value: Any) -> Any:
     if kind is bool:
         return _parse_bool(name, value)
     if kind == tuple[str, ...]:  # names of columns, checked where the schema is known
-        text = str(value).strip()
-        return tuple(each.strip() for each in text.split(",")) if text else ()
+        return split_names(str(value))
     allowed: Range = kind.__metadata__[0]
     try:
         number = int(str(value).strip())

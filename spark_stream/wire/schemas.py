@@ -199,7 +199,7 @@ def _fitted(array: pa.Array, field: pa.Field, altered: bool) -> pa.Array:
 
 
 def _widens(have: pa.DataType, want: pa.DataType, altered: bool) -> bool:
-    """Return whether a value of ``have`` is one of ``want``, or Arrow's cast refuses it."""
+    """Return whether Arrow's cast from ``have`` to ``want`` keeps each value or fails."""
     if pt.is_null(have) or converts(have, want):
         return True
     if _is_number(have) and _is_number(want):
@@ -207,7 +207,7 @@ def _widens(have: pa.DataType, want: pa.DataType, altered: bool) -> bool:
     if pt.is_timestamp(have) and pt.is_timestamp(want):
         return (have.tz is None) == (want.tz is None)
     if pt.is_date(have) and pt.is_timestamp(want):
-        return want.tz is None  # with a zone, which moment a day begins at is anybody's guess
+        return want.tz is None  # a date says nothing about the zone in which its day begins
     if pt.is_fixed_size_binary(have):
         return bool(pt.is_binary(want))
     found = converted(have)
@@ -224,7 +224,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 _EXACT_BITS: Final = {16: 11, 32: 24, 64: 53}
-"""Up to how many bits each integer is exactly a float of so many bits."""
+"""The width of a float, and up to how many bits it has every integer exactly."""
 
 
 def _number_widens(have: pa.DataType, want: pa.DataType) -> bool:

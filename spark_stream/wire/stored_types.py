@@ -1,8 +1,8 @@
 """Which types a topic stores: those that Spark reads. Others become one of them, or are refused.
 
-A topic is made from whatever schema a library has at hand: pandas counts nanoseconds, polars has
-large strings. One rule, which the broker applies to every new schema, makes them types that every
-reader has. A batch of the other types goes into such a topic where no value changes by that.
+Libraries make schemas with types of their own: pandas counts nanoseconds, polars has large strings.
+The broker applies one rule to every new schema: each type becomes one that every reader has. A
+batch whose columns have the original types is taken too, as long as no value changes.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ _HINTS: Final[tuple[tuple[_Is, str], ...]] = (
 
 
 def stored_type(kind: pa.DataType, path: str) -> pa.DataType:
-    """Return the type in which a topic stores a column of this one.
+    """Return the type that a topic stores for a column of this type.
 
     Raises:
-        UnsupportedType: there is none; ``path`` names the column, or the field within it.
+        UnsupportedType: there is none; ``path`` names the column, or the field inside it.
     """
     if isinstance(kind, pa.BaseExtensionType):
         raise _unsupported(kind, path)
@@ -81,7 +81,7 @@ def stored_type(kind: pa.DataType, path: str) -> pa.DataType:
 
 
 def converted(kind: pa.DataType) -> pa.DataType:
-    """Return the type in which a topic stores this one, or itself where it stores none."""
+    """Return the type that a topic stores for this one, or this one if a topic refuses it."""
     try:
         return stored_type(kind, "")
     except UnsupportedType:
@@ -89,12 +89,15 @@ def converted(kind: pa.DataType) -> pa.DataType:
 
 
 def converts(have: pa.DataType, want: pa.DataType) -> bool:
-    """Return whether the one type is what a topic stores the other, which it does not store, in."""
+    """Return whether a topic stores ``have`` as another type, and that type is ``want``."""
     return not have.equals(want) and converted(have).equals(want)
 
 
 def with_inner(kind: pa.DataType, change: Callable[[pa.Field], pa.Field]) -> pa.DataType | None:
-    """Return the nested type with its fields changed, large lists as lists; None for another."""
+    """Return a nested type with its fields changed, or None if the type is not nested.
+
+    A large list becomes a list.
+    """
     if pt.is_struct(kind):
         return pa.struct([change(field) for field in kind])
     if pt.is_map(kind):
@@ -108,7 +111,10 @@ def with_inner(kind: pa.DataType, change: Callable[[pa.Field], pa.Field]) -> pa.
 
 
 def _decimal(kind: pa.DataType, path: str) -> pa.DataType:
-    """Return a decimal as Spark has them: of 0 to as many places as digits, and at most 38."""
+    """Return the decimal type of Spark that has all values of this one.
+
+    Spark's decimals have at most 38 digits, and between 0 and all of them behind the point.
+    """
     scale = max(kind.scale, 0)
     digits = max(kind.precision - min(kind.scale, 0), scale)
     if digits > DIGITS_MAX:

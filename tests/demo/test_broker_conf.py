@@ -59,5 +59,5 @@ def test_a_broker_starts_with_it(tmp_path: Path, shell: Shell) -> None:
 
 
 def test_a_key_of_all_topics_is_refused() -> None:
-    with pytest.raises(InvalidConfig, match=r"partition\.by is a topic's own"):
+    with pytest.raises(InvalidConfig, match=r"partition\.by has no default"):
         BrokerConfig.load(None, dir="d", topic={"partition.by": "id"})
