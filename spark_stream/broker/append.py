@@ -35,6 +35,7 @@ from spark_stream.errors import (
     NotLeader,
     RequestTimeout,
 )
+from spark_stream.scripts.finishing import Finished
 from spark_stream.scripts.steps import Script
 from spark_stream.wire.append_messages import ack_bytes
 from spark_stream.wire.messages import Ack, AppendTo, Envelope, StampFacts
@@ -50,6 +51,7 @@ class AppendStream:
 
     request: AppendTo
     clock: Clock
+    finished: Finished
 
 
 class Append:
@@ -183,7 +185,7 @@ class Append:
         name = self._stream.request.transactional_id
         if name is None:
             raise InvalidRequest("a batch in a transaction needs the stream's transactional_id")
-        return (yield from take_in_transaction(batch, stamp, name))
+        return (yield from take_in_transaction(self._stream.finished, batch, stamp, name))
 
     def _left(self) -> float:
         return self.deadline - self._stream.clock.monotonic()

@@ -96,7 +96,7 @@ def serve_appends(
         )
     hosted = host.topic(request.topic, request.topic_id)
     _check_fits(host, hosted, reader.schema)
-    answers, stream = Answers(acks.write), AppendStream(request, clock)
+    answers, stream = Answers(acks.write), AppendStream(request, clock, desk.finished)
     queues, line = AppendQueues(), AckLine(clock, request.timeout_ms / 1000)
     try:
         for batch, metadata in _batches(reader):

@@ -16,6 +16,7 @@ from spark_stream.consistency.producers import Stamp
 from spark_stream.consistency.transactions import Joined
 from spark_stream.errors import InvalidTransaction, ProducerFenced
 from spark_stream.scripts import deciding
+from spark_stream.scripts.finishing import Finished
 from spark_stream.scripts.steps import Script, Step
 
 
@@ -46,7 +47,7 @@ class AwaitAcknowledgement(Step):
 
 
 def take_in_transaction(
-    batch: TakeBatch, stamp: Stamp, transactional_id: str
+    finished: Finished, batch: TakeBatch, stamp: Stamp, transactional_id: str
 ) -> Script[Taken | None]:
     """Takes a batch of a transaction, after the partition has joined that.
 
@@ -54,7 +55,7 @@ def take_in_transaction(
 
     Raises: as ``Partition.take``, and as ``deciding.join``.
     """
-    if not (yield from _join(batch, stamp, transactional_id)):
+    if not (yield from _join(finished, batch, stamp, transactional_id)):
         return None
     try:
         taken: Taken | None = yield batch
@@ -64,7 +65,9 @@ def take_in_transaction(
     return taken
 
 
-def _join(batch: TakeBatch, stamp: Stamp, transactional_id: str) -> Script[bool]:
+def _join(
+    finished: Finished, batch: TakeBatch, stamp: Stamp, transactional_id: str
+) -> Script[bool]:
     """The partition takes part in the transaction, or is about to refuse its batches.
 
     False: others held the partition. A transaction that is sealed meanwhile has not joined: its
@@ -80,7 +83,7 @@ def _join(batch: TakeBatch, stamp: Stamp, transactional_id: str) -> Script[bool]
     place = Joined(at.topic, at.topic_id, at.number)
     try:
         yield from deciding.join(
-            transactional_id, stamp.transaction, stamp.producer_id, stamp.epoch, place
+            finished, transactional_id, stamp.transaction, stamp.producer_id, stamp.epoch, place
         )
         on_record = True
     finally:

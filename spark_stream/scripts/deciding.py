@@ -153,14 +153,19 @@ def begin(
 
 
 def join(
-    transactional_id: str, number: int, producer_id: int, epoch: int, at: Joined
+    finished: Finished,
+    transactional_id: str,
+    number: int,
+    producer_id: int,
+    epoch: int,
+    at: Joined,
 ) -> Script[None]:
     """The partition takes part from now on.
 
     Order of steps: the join is put on record, then the transaction's record is read. If that is
     still open then, its decision comes later, and who finishes it finds the join. If not, the join
-    may have come too late to be found, and is refused. The look before both keeps a stamp that is
-    wrong from putting anything on record.
+    may have come too late to be found, and is refused; the broker's sweep removes it then. The look
+    before both keeps a stamp that is wrong from putting anything on record.
 
     Raises:
         ProducerFenced, TransactionAborted, InvalidTransaction, UnknownTransaction,
@@ -174,7 +179,11 @@ def join(
 
     yield from check()
     yield from records.note_join(transactional_id, number, at)
-    yield from check()
+    try:
+        yield from check()
+    except IsologError:
+        finished.ended[number] = transactional_id
+        raise
 
 
 def explain_refusal(transactional_id: str, number: int, error: IsologError) -> Script[IsologError]:

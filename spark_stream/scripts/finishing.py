@@ -74,7 +74,9 @@ class Finished:
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
         self.ended: dict[int, str] = {}
-        """Transactions whose joins can go once they are finished on record: number, and id."""
+        """Transactions whose joins can go once they are finished on record: number, and id.
+
+        A join that was refused is among them."""
 
     def remember(self, decided: Transaction) -> None:
         self._numbers[decided.transactional_id] = decided.number

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from spark_stream.broker.transactions import TransactionDesk
 from spark_stream.cluster.partitions import PartitionId, put_of
 from spark_stream.cluster.topics import TOPICS, Topic, encode
@@ -13,8 +15,8 @@ from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
 from spark_stream.consistency.partition_record import Member, PartitionRecord
 from spark_stream.consistency.producers import Stamp
 from spark_stream.consistency.transactions import Joined, State
-from spark_stream.errors import LeaderUnavailable
-from spark_stream.scripts import deciding
+from spark_stream.errors import LeaderUnavailable, TransactionAborted
+from spark_stream.scripts import deciding, records
 from spark_stream.scripts.steps import PartitionStep
 from spark_stream.storage.directory import LogDirectory
 from spark_stream.storage.disk import HOST_DISK, Disk
@@ -23,6 +25,7 @@ from spark_stream.testing.simulation.disk import SimulatedDisk
 from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
 from tests.broker.local_broker import LocalBroker, Surroundings
 from tests.clocks import FakeClock
+from tests.scripts.on_store import OnStore
 from tests.support import NUMBERS, numbers
 
 SECOND_US = 1_000_000
@@ -78,7 +81,11 @@ class Desk:
         begun = run(deciding.begin(desk.finished, name, "me", -1, "here", 0))
         if joins:
             place = Joined("t", "id", 0)
-            run(deciding.join(name, begun.number, begun.producer_id, begun.epoch, place))
+            run(
+                deciding.join(
+                    desk.finished, name, begun.number, begun.producer_id, begun.epoch, place
+                )
+            )
 
     def state(self, name: str) -> State:
         return self.desk.run(deciding.describe(self.desk.finished, name)).state
@@ -97,6 +104,23 @@ def test_a_broker_that_is_silent_lets_no_other_transaction_wait(tmp_path: Path):
     found.clock.pass_us(2 * SECOND_US)
     found.desk.sweep()
     assert found.state("other") is State.ABORTED
+
+
+def test_a_refused_join_leaves_no_record_behind(tmp_path: Path):
+    found = Desk(tmp_path)
+    desk, place = found.desk, Joined("t", "id", 0)
+    found.begin("x", joins=False)
+    begun = desk.run(deciding.describe(desk.finished, "x"))
+    of = (begun.number, begun.producer_id, begun.epoch)
+    late = OnStore(found.store).start(deciding.join(desk.finished, "x", *of, place))
+    late.advance()  # it has looked, and the transaction was open
+    desk.run(deciding.abort(desk.finished, "x", "me", begun.number))
+    desk.sweep()
+    with pytest.raises(TransactionAborted):
+        late.end()
+    assert desk.run(records.read_joins()) != []
+    desk.sweep()
+    assert desk.run(records.read_joins()) == []
 
 
 def test_a_lost_marker_that_a_full_disk_kept_out_is_written_later(tmp_path: Path):

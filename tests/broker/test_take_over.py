@@ -57,7 +57,7 @@ class TwoBrokers:
         pending = at.open_join(number, producer)
         assert pending is not None
         place = Joined(at.topic, at.topic_id, at.number)
-        self.b.desk.run(deciding.join(name, number, producer, epoch, place))
+        self.b.desk.run(deciding.join(self.b.desk.finished, name, number, producer, epoch, place))
         at.close_join(pending, on_record=True)
         at.append(numbers(0, 1), Stamp(producer, epoch, 0, number))
         return begun

@@ -10,6 +10,7 @@ from spark_stream.consistency.transactions import PositionOf, State
 from spark_stream.errors import ConsumerFenced, InvalidTransaction, IsologError, LeaderUnavailable
 from spark_stream.scripts import consumers, deciding, finishing, sweeping
 from spark_stream.scripts.deciding import Commit
+from spark_stream.scripts.finishing import Finished
 from spark_stream.scripts.records import read_all
 from spark_stream.scripts.steps import Get, PartitionStep, Pause, Script, WriteMarkers
 from tests.scripts.world import INVARIANTS, Append, Running, World
@@ -37,7 +38,7 @@ def begin(world: World, broker: str, name: str, after: int = -1) -> tuple[int, i
 def write(name: str, begun: tuple[int, int, int], place, value: int) -> Script[None]:
     """A batch comes to a partition: it joins, then it is appended."""
     number, producer_id, epoch = begun
-    yield from deciding.join(name, number, producer_id, epoch, place)
+    yield from deciding.join(Finished(), name, number, producer_id, epoch, place)
     yield Append(place, number, producer_id, value)
 
 

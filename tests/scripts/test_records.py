@@ -23,6 +23,7 @@ from spark_stream.consistency.transactions import (
 )
 from spark_stream.errors import InvalidTransaction, IsologError
 from spark_stream.scripts import deciding
+from spark_stream.scripts.finishing import Finished
 from spark_stream.scripts.records import (
     change,
     forget,
@@ -134,7 +135,7 @@ def test_joins_from_many_brokers_are_all_on_record(tmp_path: Path):
     def join(which: int) -> None:
         for number in range(10):
             at = Joined("t", "id", 10 * which + number)
-            brokers[which].run(deciding.join("x", 1, 2, 0, at))
+            brokers[which].run(deciding.join(Finished(), "x", 1, 2, 0, at))
 
     at_once(*(lambda which=which: join(which) for which in range(4)))
     found = brokers[0].run(read_places(1))
@@ -151,7 +152,7 @@ def test_what_a_join_writes_does_not_grow_with_the_joins_before_it():
     costs = []
     for first in (0, 1_000):
         for number in range(first, first + 1_000):
-            on.run(deciding.join("x", 1, 2, 0, Joined("t", "id", number)))
+            on.run(deciding.join(Finished(), "x", 1, 2, 0, Joined("t", "id", number)))
         puts = [step for step in on.steps if isinstance(step, Put)]
         costs.append((len(puts), sum(len(json.dumps(each.value)) for each in puts)))
         on.steps.clear()
@@ -164,11 +165,13 @@ def test_a_join_that_comes_after_the_decision_is_refused():
     """Its record may be too late to be found by the broker that finishes the transaction."""
     on = in_memory()
     begin(on, "x")
-    late = on.start(deciding.join("x", 1, 2, 0, Joined("t", "id", 0)))
+    finished = Finished()
+    late = on.start(deciding.join(finished, "x", 1, 2, 0, Joined("t", "id", 0)))
     late.advance()  # it has looked, and the transaction was open
     on.run(change("x", ruled(lambda found: rules.commit(found, "a", 1, [2]))))
     with pytest.raises(InvalidTransaction):
         late.end()
+    assert finished.ended == {1: "x"}  # the next sweep looks whether its record can go
 
 
 def test_a_stamp_that_is_wrong_puts_no_join_on_record():
@@ -176,7 +179,7 @@ def test_a_stamp_that_is_wrong_puts_no_join_on_record():
     begin(on, "x")
     for name, number, producer in (("x", 2, 2), ("x", 1, 9), ("y", 1, 2)):
         with pytest.raises(IsologError):
-            on.run(deciding.join(name, number, producer, 0, Joined("t", "id", 0)))
+            on.run(deciding.join(Finished(), name, number, producer, 0, Joined("t", "id", 0)))
     assert on.run(read_joins()) == []
 
 
@@ -184,7 +187,7 @@ def test_the_joins_of_a_transaction_go_once_it_is_finished_on_record():
     on = in_memory()
     begin(on, "x")
     for number in range(3):
-        on.run(deciding.join("x", 1, 2, 0, Joined("t", "id", number)))
+        on.run(deciding.join(Finished(), "x", 1, 2, 0, Joined("t", "id", number)))
     ended = [(1, "x")]
     assert on.run(forget_joins(ended)) == []  # it is open: who finishes it comes back to it
     on.run(change("x", ruled(lambda found: rules.commit(found, "a", 1, [2]))))

@@ -398,7 +398,7 @@ class SimulatedBroker:
             heard(acks[-1])
 
         hosted = self.host.topic(asked.topic, asked.topic_id)
-        stream = AppendStream(asked, self._around.clock)
+        stream = AppendStream(asked, self._around.clock, self.desk.finished)
         append = Append(stream, hosted, envelope, batch, acknowledge)
         yield from self.run(append.finish())
         return acks[0]

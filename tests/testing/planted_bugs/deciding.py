@@ -35,7 +35,9 @@ def partitions_are_not_sealed(patch: Patch) -> None:
 
 @bug
 def a_join_is_not_judged_once_it_is_on_record(patch: Patch) -> None:
-    def join(transactional_id: Any, number: Any, producer_id: Any, epoch: Any, at: Any) -> Any:
+    def join(
+        _: Any, transactional_id: Any, number: Any, producer_id: Any, epoch: Any, at: Any
+    ) -> Any:
         found = yield from records.read(transactional_id)
         outcome = deciding.rules.join(found, number, producer_id, epoch)
         deciding.allowed(outcome, number, "a write")
