@@ -9,10 +9,14 @@ import sys
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 import spark_stream as isolog
 from spark_stream.wire.actions import ACTIONS
+from spark_stream.wire.cluster_messages import ClusterFacts
 from spark_stream.wire.fetch_messages import Fetch
+from spark_stream.wire.messages import Message, PartitionFacts, Status, TopicFacts
+from spark_stream.wire.transaction_messages import TransactionFacts
 from tests.conftest import ROOT
 
 PAGE = (ROOT / "docs" / "flight.md").read_text()
@@ -77,3 +81,11 @@ def test_the_ticket_has_the_fields_of_the_page() -> None:
 
 def test_the_actions_are_those_of_the_page() -> None:
     assert column("## DoAction") == set(ACTIONS)
+
+
+@pytest.mark.parametrize(
+    "message", [ClusterFacts, PartitionFacts, Status, TopicFacts, TransactionFacts]
+)
+def test_the_fields_of_an_answer_are_on_the_page(message: type[Message]) -> None:
+    actions = PAGE.partition("## DoAction")[2].partition("\n## ")[0]
+    assert set(message.model_fields) <= set(re.findall(r"`([a-z_]+)`", actions))
