@@ -175,15 +175,7 @@ def partition_facts(
         "removing": [] if record is None else list(record.removing),
     }
     if isinstance(answer, IsologError):
-        return PartitionFacts(
-            **common,
-            log_start_offset=0,
-            log_end_offset=0,
-            high_watermark=None,
-            last_stable_offset=None,
-            size=0,
-            error=answer.to_wire(),
-        )
+        return PartitionFacts(**common, error=answer.to_wire())
     seen = answer.bounds
     return PartitionFacts(
         **common | {"leader_epoch": int(answer.leader_epoch)},

@@ -24,7 +24,8 @@ class PartitionDescription:
     ``lag``: how many entries each follower lacks. A move brings ``adding`` and takes ``removing``
     away: both are among the ``replicas`` until it ends. In both is what it takes away that a move
     which it replaced has brought. ``high_watermark`` and ``last_stable_offset`` are None while a
-    new leader does not know them yet, and where there is an error.
+    new leader does not know them yet. They, the other offsets, ``size`` and ``open_transactions``
+    are None where there is an error.
     """
 
     partition: int
@@ -32,12 +33,12 @@ class PartitionDescription:
     leader_epoch: int
     replicas: tuple[str, ...]
     isr: tuple[str, ...]
-    log_start_offset: int
-    log_end_offset: int
+    log_start_offset: int | None
+    log_end_offset: int | None
     high_watermark: int | None
     last_stable_offset: int | None
-    size: int = 0
-    open_transactions: int = 0
+    size: int | None = 0
+    open_transactions: int | None = 0
     lag: Mapping[str, int] = field(default_factory=dict)
     adding: tuple[str, ...] = ()
     removing: tuple[str, ...] = ()

@@ -212,7 +212,8 @@ class PartitionFacts(Message):
     entries each follower lacks. A move brings ``adding`` and takes ``removing`` away: both are
     among the ``replicas`` until it ends. In both is what it takes away that a move which it
     replaced has brought. ``high_watermark`` and ``last_stable_offset`` are None while a new leader
-    does not know them yet, and where there is an error.
+    does not know them yet. They, the other offsets, ``size`` and ``open_transactions`` are None
+    where there is an error.
     """
 
     partition: int
@@ -220,12 +221,12 @@ class PartitionFacts(Message):
     leader_epoch: int
     replicas: list[str]
     isr: list[str]
-    log_start_offset: int
-    log_end_offset: int
+    log_start_offset: int | None = None
+    log_end_offset: int | None = None
     high_watermark: int | None = None
     last_stable_offset: int | None = None
-    size: int
-    open_transactions: int = 0
+    size: int | None = None
+    open_transactions: int | None = None
     lag: dict[str, int] = {}
     adding: list[str] = []
     removing: list[str] = []

@@ -62,13 +62,15 @@ def _without_high_watermark(broker: LocalBroker) -> LeaderState:
     return replace(state, high_watermark=state.log_start)
 
 
-def test_a_partition_that_cannot_be_asked_has_no_high_watermark_of_zero(around: Surroundings):
+def test_of_a_partition_that_cannot_be_asked_no_number_is_made_up(around: Surroundings):
     a = around.start("a")
     make(a, "t", "a")
     error = LeaderUnavailable("nobody leads it")
     facts = partition_facts(0, a.host.record(a.host.find("t"), 0), error)
     found = PartitionFacts.from_bytes(facts.to_bytes())  # as a client gets it
+    assert (found.log_start_offset, found.log_end_offset) == (None, None)
     assert (found.high_watermark, found.last_stable_offset) == (None, None)
+    assert (found.size, found.open_transactions) == (None, None)
     assert found.error is not None
 
 

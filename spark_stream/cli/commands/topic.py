@@ -23,7 +23,7 @@ from spark_stream.cli.options import (
     note,
     note_warning,
 )
-from spark_stream.cli.output.show import show_names, show_topic
+from spark_stream.cli.output.show import record_count, show_names, show_topic
 from spark_stream.client.values import TopicDescription
 from spark_stream.errors import InvalidOption, TopicExists
 from spark_stream.sql.ddl import parse_schema, schema_text
@@ -282,10 +282,17 @@ def delete(
     """
     with log(bootstrap, path) as opened:
         found = opened.describe(topic)
-        ends = sum(p.log_end_offset - p.log_start_offset for p in found.partitions)
-        confirm(yes, f"Delete topic {topic} with its {counted(ends, 'record')}?", "delete it")
+        confirm(yes, delete_question(found), "delete it")
         opened.delete_topic(topic)
     note(f"deleted topic {topic}")
+
+
+def delete_question(topic: TopicDescription) -> str:
+    """Return what to ask before the topic is deleted."""
+    records = record_count(topic)
+    if records is None:
+        return f"Delete topic {topic.name}? The number of its records is unknown."
+    return f"Delete topic {topic.name} with its {counted(records, 'record')}?"
 
 
 def _count(topic: TopicDescription) -> str:

@@ -150,9 +150,9 @@ def _held_back(opened: Log, facts: TransactionDescription) -> dict[tuple[str, in
             described = opened.describe(topic).partitions
         except IsologError:  # deleted, or out of reach: the transaction is to be seen all the same
             continue
-        known |= {(topic, each.partition): each for each in described if each.error is None}
+        known |= {(topic, each.partition): each for each in described}
     return {
         place: HeldBack(each.last_stable_offset, each.log_end_offset)
         for place, each in known.items()
-        if each.last_stable_offset is not None
+        if each.last_stable_offset is not None and each.log_end_offset is not None
     }

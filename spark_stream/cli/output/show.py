@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -38,9 +39,10 @@ def show_topic(topic: TopicDescription, shape: Listing, screen: Console | None =
         print(json.dumps(_topic_facts(topic), indent=2))
         return
     screen = screen or console()
-    records = sum(each.log_end_offset - each.log_start_offset for each in topic.partitions)
-    size = sum(each.size for each in topic.partitions)
-    screen.print(f"[bold]{escape(topic.name)}[/bold]  records {records}  size {_size(size)}")
+    records = record_count(topic)
+    size = _sum_known(each.size for each in topic.partitions)
+    sums = f"records {'unknown' if records is None else records}  size {_size(size, 'unknown')}"
+    screen.print(f"[bold]{escape(topic.name)}[/bold]  {sums}")
     altered = counted(topic.schema_version, "time")
     schema = f"  schema altered {altered}" if topic.schema_version else ""
     screen.print(f"id {topic.id}  replication factor {topic.replication_factor}{schema}")
@@ -57,6 +59,20 @@ def show_topic(topic: TopicDescription, shape: Listing, screen: Console | None =
         if each.error is not None:
             screen.print(f"partition {each.partition}: {escape(str(each.error))}", soft_wrap=True)
     screen.print(_config_table(topic))
+
+
+def record_count(topic: TopicDescription) -> int | None:
+    """Return how many records the topic has; None if a partition cannot be asked."""
+    ends = _sum_known(each.log_end_offset for each in topic.partitions)
+    starts = _sum_known(each.log_start_offset for each in topic.partitions)
+    return None if ends is None or starts is None else ends - starts
+
+
+def _sum_known(numbers: Iterable[int | None]) -> int | None:
+    """Return the sum; None if one of the numbers is not known."""
+    found = list(numbers)
+    known = [each for each in found if each is not None]
+    return sum(known) if len(known) == len(found) else None
 
 
 def show_status(status: BrokerStatus, shape: Listing) -> None:
@@ -87,7 +103,9 @@ def console() -> Console:
     return Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH_MAX)
 
 
-def _size(size: int) -> str:
+def _size(size: int | None, unknown: str = "-") -> str:
+    if size is None:
+        return unknown
     for unit, name in _UNITS:
         if size >= unit:
             return f"{size / unit:.1f} {name}"
@@ -117,13 +135,16 @@ def _partitions_table(topic: TopicDescription) -> Table:
     ):
         table.add_column(number, justify="right", overflow="fold")
     for each in topic.partitions:
-        stable = each.last_stable_offset
+        numbers = (
+            each.log_start_offset,
+            each.log_end_offset,
+            each.high_watermark,
+            each.last_stable_offset,
+            each.open_transactions,
+        )
         table.add_row(
             str(each.partition),
-            str(each.log_start_offset),
-            str(each.log_end_offset),
-            *("-" if at is None else str(at) for at in (each.high_watermark, stable)),
-            str(each.open_transactions),
+            *("-" if number is None else str(number) for number in numbers),
             _size(each.size),
         )
     return table

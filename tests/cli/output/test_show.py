@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
+import re
 
+import pytest
 from rich.console import Console
 
+from spark_stream.cli.commands.topic import delete_question
 from spark_stream.cli.options import Listing
 from spark_stream.cli.output.show import show_topic
 from spark_stream.cli.output.show_transactions import Aged, show_transactions
@@ -14,6 +18,7 @@ from spark_stream.client.values import (
     TopicDescription,
     TransactionDescription,
 )
+from spark_stream.errors import LeaderUnavailable
 from spark_stream.sql.ddl import parse_schema
 
 A, B, C = (name + "0123456789abcdef" * 2 for name in "abc")
@@ -83,3 +88,29 @@ def test_a_transaction_shows_its_whole_id_at_80_columns():
     cells = [line.split("│")[1].strip() for line in lines if line.startswith("│")]
     assert "".join(cells) == name
     assert "open" in out.getvalue()
+
+
+def away() -> TopicDescription:
+    """Describe a topic of two partitions, one of which has no leader."""
+    error = LeaderUnavailable("nobody leads it")
+    unknown = PartitionDescription(1, None, 1, (A,), (A,), *[None] * 6, error=error)
+    return TopicDescription("t", "id", parse_schema("id bigint"), {}, (partition(0, A, 7), unknown))
+
+
+@pytest.mark.parametrize("shape", list(Listing))
+def test_no_number_is_shown_of_a_partition_that_cannot_be_asked(shape, capsys):
+    out = io.StringIO()
+    show_topic(away(), shape, Console(file=out, width=200))
+    if shape is Listing.JSON:
+        facts = json.loads(capsys.readouterr().out)["partitions"][1]
+        names = ("log_start_offset", "log_end_offset", "size", "open_transactions")
+        assert [facts[name] for name in names] == [None] * 4
+    else:
+        assert "records unknown  size unknown" in out.getvalue()
+        assert re.search(r"^\s*1" + r"\s+-" * 6 + r"\s*$", out.getvalue(), re.MULTILINE)
+
+
+def test_who_deletes_a_topic_is_asked_with_its_number_of_records_only_where_it_is_known():
+    assert delete_question(away()) == "Delete topic t? The number of its records is unknown."
+    known = TopicDescription("t", "id", parse_schema("id bigint"), {}, (partition(0, A, 7),))
+    assert delete_question(known) == "Delete topic t with its 234567890 records?"
