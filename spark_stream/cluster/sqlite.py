@@ -1,23 +1,27 @@
 """The metadata store for brokers on one host: one SQLite file, one short transaction a change.
 
-Who changes the file takes turns with all others (``turns``), and so does who opens or closes it.
-SQLite never waits here: it says at once that the file is busy, and all waiting is done in this
-module. Its own waiting is not fair, and it does not wait at all where a lock is raised from reading
-to writing. The switch of a new file to a write-ahead log is such a place.
+Processes that change, open or close the file take turns (``turns``). SQLite never waits here: it
+reports a busy file at once, and this module waits. SQLite's own waiting is not fair, and it does
+not wait at all where a read lock becomes a write lock, as when a new file gets its write-ahead log.
 
-Changes that wait in one process go into the file together, by one commit: its force to the disk is
-nearly all that a change costs. Each remains a compare-and-set of its own.
+Changes that wait in one process go into the file by one commit: its force to the disk is nearly all
+that a change costs. Each remains a compare-and-set of its own. Reads have a connection of their own
+and wait for no change. The table ``deleted`` has the deleted keys and their revisions, apart from
+old ones, up to the revision ``forgotten``.
 
-Reads have a connection of their own and wait for no change.
+The file may be deleted or replaced while brokers have it open. They still share the open file, but
+it is gone when the last of them ends. So each poll and each change looks what is at the path:
 
-The table ``deleted`` says which keys were deleted, and at which revisions. What was deleted long
-ago, up to the revision ``forgotten``, is not in it. A file of an earlier release, which did not
-remember deletions, gets the table when it is opened.
+============  ================  ========  =======================================================
+state         file at the path  changes   how it is in place again
+============  ================  ========  =======================================================
+in place      the open one      accepted
+deleted       none              refused   it is moved back, or a broker writes it back
+replaced      another one       refused   it is moved back
+written back  the copy          refused   the next look opens the copy (``store_files``)
+============  ================  ========  =======================================================
 
-A file may be deleted, or replaced, under the brokers that have it open. The brokers still share the
-open file, and could go on with it until the last of them ends; then all would be lost. So the store
-compares the file at its path with the open one, at every poll and within every change. Where they
-differ it says so, refuses changes, and can write the open copy back (``store_files``).
+Reads go on in each state. A close in another state than the first keeps a copy (``.saved``).
 """
 
 from __future__ import annotations
@@ -66,8 +70,7 @@ _SCHEMA: Final = (
     " key text primary key, value text not null, version integer not null) without rowid",
     "create table if not exists counter ("
     " name text primary key, value integer not null) without rowid",
-    "insert or ignore into counter values ('version', 0)",
-    "insert or ignore into counter select 'forgotten', value from counter where name = 'version'",
+    "insert or ignore into counter values ('version', 0), ('forgotten', 0)",
     "create index if not exists record_version on record (version)",
     "create table if not exists deleted (revision integer primary key, key text not null)",
 )
@@ -448,11 +451,8 @@ class SqliteStore:
             yield
         except (sqlite3.Error, ValueError, OSError) as error:
             kind = DiskFull if "full" in str(error) else StorageFailure
-            raise kind(
-                f"metadata store {self._path}: {error}",
-                hint=_hint(error),
-                path=str(self._path),
-            ) from error
+            text = f"metadata store {self._path}: {error}"
+            raise kind(text, hint=_hint(error), path=str(self._path)) from error
 
 
 def _connected(path: Path) -> sqlite3.Connection:

@@ -87,10 +87,10 @@ _FEW: Final = 8  # up to so many entries a loop is quicker
 
 @cache
 def _differences() -> npt.NDArray[np.uint32]:
-    """By how much a byte of an entry's position changes the entry's checksum, shape (8, 256).
+    """Return how a byte of an entry's position changes the entry's checksum, shape (8, 256).
 
-    A CRC is linear: of two entries that differ in some bits, the checksums differ by what these
-    bits alone would make.
+    At ``[byte, value]`` is the xor of the checksums of two entries whose positions differ by
+    ``value`` in that byte, the lowest byte first. A CRC is linear: it depends on nothing else.
     """
     blank, found = bytearray(CRC_SPAN), np.zeros((_POSITION_SIZE, 256), np.uint32)
     nothing = crc32c(bytes(blank))
@@ -165,7 +165,7 @@ _DIGIT_BITS: Final = 6
 def _followed_by_zeros(
     crcs: npt.NDArray[np.uint32], words: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.uint32]:
-    """By how much each piece with such a CRC changes the CRC of all, if so many words follow it."""
+    """Return these CRCs, each as if as many words of zeros followed as ``words`` says."""
     found, place = crcs.copy(), 0
     while words.any():
         digit = words & ((1 << _DIGIT_BITS) - 1)
@@ -179,16 +179,26 @@ def _changed(
     crcs: npt.NDArray[np.uint32],
     at: npt.NDArray[np.int64] | int = 0,
 ) -> npt.NDArray[np.uint32]:
-    """What a table makes of these CRCs: it has, from ``at`` on, what each of their bytes gives."""
+    """Return what the block at ``at`` of a table makes of these CRCs."""
     found = table[at + (crcs & 0xFF)]
     for byte in range(1, 4):
         found ^= table[at + ((crcs >> (8 * byte) & 0xFF) | byte << 8)]
     return found
 
 
+# How far zeros that follow change a CRC depends on their number alone. That number, in words of 8
+# bytes, is written in digits of 6 bits, the lowest at place 0, and each digit is applied by itself.
+# The table of a place has 64 blocks of 1024 values, one for each digit, and a block has 256 values
+# for each of the four bytes of a CRC, the lowest byte first: at
+#
+#     digit << 10 | byte << 8 | value
+#
+# is what a CRC that is 0 but for `value` in `byte` becomes when `digit << 6 * place` words of zeros
+# follow. A CRC is linear, so what its four bytes become is combined by xor (`_changed`). Block 0
+# changes nothing, block 1 is one step, and each block is the one before with one step more.
 @cache
 def _zeros_table(place: int) -> npt.NDArray[np.uint32]:
-    """For each digit at this place of a number of words: 4 times 256 values, one for each byte."""
+    """Return the table of a place, shape (65536,)."""
     values = np.arange(256, dtype=np.uint32)
     same = np.concatenate([values << 8 * byte for byte in range(4)])
     if place:

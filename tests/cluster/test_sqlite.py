@@ -331,41 +331,6 @@ def test_a_folder_that_is_not_there_says_so(tmp_path: Path):
 
 # -- what changed ----------------------------------------------------------------------------------
 
-EARLIER_RELEASE = (
-    "pragma journal_mode = wal",
-    "create table record (key text primary key, value text not null, version integer not null)"
-    " without rowid",
-    "create table counter (name text primary key, value integer not null) without rowid",
-    "insert into counter values ('version', 7)",
-    "insert into record values ('a', '{\"n\":1}', 3)",
-    "insert into record values ('b', '{\"n\":2}', 7)",
-)
-
-
-def test_a_store_of_an_earlier_release_is_opened_and_watched(tmp_path):
-    path = tmp_path / "metadata.sqlite"
-    with sqlite3.connect(path, isolation_level=None) as connection:
-        for statement in EARLIER_RELEASE:
-            connection.execute(statement)
-    connection.close()
-    for _ in range(2):  # the second start finds what the first has made of it
-        store = SqliteStore(path)
-        assert store.get("a").version == 3
-        told = store.changes(0)
-        assert told.complete
-        assert set(told.changed) >= {"b"}
-        store.close()
-    store = SqliteStore(path)
-    assert store.changes(5).complete, "what was deleted before the table was there is not known"
-    assert store.changes(7).changed == {}
-    assert not store.changes(7).complete
-    assert store.put("a", {"n": 3}, 3) == 8
-    assert store.delete("b", 7)
-    told = store.changes(7)
-    assert (told.revision, told.complete) == (9, False)
-    assert told.changed == {"a": store.get("a"), "b": None}
-    store.close()
-
 
 def test_deletions_are_remembered_for_a_while_and_then_all_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(sqlite, "DELETED_KEPT", 10)
