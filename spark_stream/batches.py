@@ -205,8 +205,43 @@ def facts_of(header: pa.Buffer) -> dict[str, str] | None:
     except (pa.ArrowException, OSError, ValueError):
         return None
     found = facts.pop(_CHECKSUM, "")
-    blank = header.to_pybytes().replace(found.encode(), _NO_CHECKSUM.encode())
-    return facts if found == f"{crc32c(blank):08x}" else None
+    if len(found) != len(_NO_CHECKSUM):
+        return None
+    blank = bytearray(header)
+    at = _value_place(blank, _CHECKSUM.encode())
+    blank[at : at + len(_NO_CHECKSUM)] = _NO_CHECKSUM.encode()
+    return facts if found == f"{crc32c(bytes(blank)):08x}" else None
+
+
+# Of Arrow's FlatBuffers tables: which of its fields a field is, from 0.
+_MESSAGE_HEADER: Final = 2
+_SCHEMA_METADATA: Final = 2
+_ENTRY_KEY: Final = 0
+_ENTRY_VALUE: Final = 1
+
+
+def _value_place(message: bytearray, key: bytes) -> int:
+    """Return where the text of this key's value begins in a schema message that Arrow has read.
+
+    Its builder decides in which order the texts lie, so only the offsets within it tell.
+    """
+
+    def target(place: int) -> int:
+        return int(place + struct.unpack_from("<I", message, place)[0])
+
+    def field(table: int, number: int) -> int:
+        offsets = table - struct.unpack_from("<i", message, table)[0]
+        return target(table + struct.unpack_from("<H", message, offsets + 4 + 2 * number)[0])
+
+    def text(place: int) -> bytes:
+        return bytes(message[place + 4 : target(place) + 4])
+
+    entries = field(field(target(8), _MESSAGE_HEADER), _SCHEMA_METADATA)
+    (count,) = struct.unpack_from("<I", message, entries)
+    tables = (target(entries + 4 + 4 * number) for number in range(count))
+    return next(
+        field(each, _ENTRY_VALUE) + 4 for each in tables if text(field(each, _ENTRY_KEY)) == key
+    )
 
 
 def header_length(file: pa.Buffer) -> int | None:

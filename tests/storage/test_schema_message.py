@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spark_stream import batches
+from spark_stream.batches import crc32c
 from spark_stream.storage.log import PartitionLog
 from tests.storage import logs
 from tests.storage.logs import append_next, flip, format_of, segment_path
@@ -42,6 +44,24 @@ def test_a_flipped_bit_in_the_schema_message_costs_no_record_and_is_mended(sampl
             assert reader.schema.equals(logs.SCHEMA)
             assert reader.read_all().num_rows == 14
         assert holds_exactly(log, 24)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.dictionaries(st.text("01ab.", min_size=1), st.text("012ab", max_size=9), max_size=4))
+def test_the_checksum_covers_texts_that_are_as_its_own(metadata):
+    """Of eight different checksums, so that the topic's metadata has the message's often."""
+    copies = {f"copy{number}": f"{number:08x}" for number in range(8)}
+    schema = pa.schema([("id", pa.int64())], metadata | copies)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batches, "crc32c", lambda data: crc32c(data) % 8)
+        message = batches.with_facts(schema, {"isolog.topic": "t"})
+        assert batches.facts_of(pa.py_buffer(message)) == {"isolog.topic": "t"}
+
+
+@pytest.mark.parametrize("checksum", [{}, {"isolog.crc": ""}, {"isolog.crc": "0"}])
+def test_a_message_without_a_checksum_is_none_of_ours(checksum):
+    schema = pa.schema([("id", pa.int64())], {"isolog.topic": "t", **checksum})
+    assert batches.facts_of(schema.serialize()) is None
 
 
 def emptied(folder: Path) -> PartitionLog:
