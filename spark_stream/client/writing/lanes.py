@@ -214,12 +214,15 @@ class Lane:
         return batch
 
     def _join(self, batch: Outgoing) -> None:
-        """Small batches that wait behind it go with it."""
+        """Let small batches that wait behind this one go with it.
+
+        It has no stamp yet, so those behind it have none: batches are stamped in their order.
+        """
         at = self.sent + 1
         while batch.joins and at < len(self._batches):
             following = self._batches[at]
             size = batch.joins + following.joins
-            if not following.joins or size > JOINED_BYTES_MAX or following.stamp is not None:
+            if not following.joins or size > JOINED_BYTES_MAX:
                 return
             if following.deadline > batch.deadline + JOINED_WITHIN_S:
                 return  # it has more time: it is not given up with the other
