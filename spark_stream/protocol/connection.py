@@ -1,0 +1,561 @@
+"""One connection between a client and a broker, without I/O: bytes in, events out.
+
+A shell owns the socket. It hands received bytes to :meth:`Connection.receive` (or receives into
+:attr:`Connection.target`), acts on the events, calls the commands (``open``, ``send`` …), writes
+what :meth:`Connection.output` returns, and calls :meth:`Connection.tick` now and then.
+
+The life of a connection: each side sends HELLO first. The broker picks the version; after that
+(``Ready``) the client opens streams. A stream carries frames in both directions until each side
+has sent its last frame (``end``), the broker fails it (ERROR), or the client gives it up (CANCEL):
+
+==================  =======================================  =====================================
+state of a stream   what may happen                          next state
+==================  =======================================  =====================================
+open                send, receive                            open
+open                own last frame sent                      closed for sending
+open                the peer's last frame received           closed for receiving
+either half closed  the other half ends                      over
+any                 ERROR or CANCEL sent or received         over
+==================  =======================================  =====================================
+
+Invariants:
+
+* A frame of a stream is delivered after all earlier ones of it, once; nothing after its end.
+* *Credits.* A sender has a number of bytes for each stream, which the receiver gives. DATA may be
+  sent while it is above 0, so one frame of any size always passes, and it goes below 0 by that
+  frame. An empty last frame needs none. So what a stream holds at its receiver is bounded, and a
+  slow stream delays no other.
+* A frame of a stream that is over is dropped: its sender may not have heard yet.
+* After ``Lost`` nothing is received any more. What the connection still has to send (the reason,
+  in GOODBYE) is worth one attempt.
+* A peer that is silent for ``silence_s``, or takes too long for its HELLO or for a frame, is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import msgspec
+
+from spark_stream.protocol.frames import (
+    PREFIX,
+    Allocate,
+    Bytes,
+    Frame,
+    FrameReader,
+    Kind,
+    ProtocolError,
+    frame_bytes,
+)
+
+T = TypeVar("T")
+
+VERSION: Final = 1
+STREAM_MAX: Final = 2**32 - 1
+_CREDIT_MAX: Final = 2**40
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one side allows the other, and how long it waits. Sizes in bytes, times in seconds."""
+
+    header_bytes_max: int = 1 << 20
+    body_bytes_max: int = 1 << 30
+    streams_max: int = 10_000
+    """Streams that the peer may have open at once."""
+    credit: int = 1 << 20
+    """What the peer may send on each stream before it is given more."""
+    heartbeat_s: float = 5.0
+    """After so long without a byte the peer is asked for one."""
+    silence_s: float = 15.0
+    """After so long without a byte the peer is lost."""
+    handshake_s: float = 10.0
+    frame_s: float = 30.0
+    """How long a frame may take to arrive, beside its size at ``rate_min``."""
+    rate_min: float = 64 << 10
+    """Bytes per second."""
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True):
+    """The header of HELLO. ``greeting`` is the application's own."""
+
+    least: int
+    greatest: int
+    credit: int
+    streams_max: int
+    header_bytes_max: int
+    body_bytes_max: int
+    greeting: bytes = b""
+
+
+class Opening(msgspec.Struct, frozen=True, array_like=True):
+    """The header of OPEN. ``credit``: how many bytes may be sent back beyond those of HELLO."""
+
+    method: str
+    credit: int
+    header: bytes
+
+
+class Goodbye(msgspec.Struct, frozen=True, array_like=True):
+    """The header of GOODBYE: why the sender ends the connection."""
+
+    code: str
+    message: str
+
+
+# -- events ---------------------------------------------------------------------------------------
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """The peer has said HELLO, and a version was found."""
+
+    version: int
+    greeting: bytes
+
+
+class Opened(msgspec.Struct, frozen=True):
+    """The client opened a stream."""
+
+    stream: int
+    method: str
+    header: Bytes
+    body: Bytes
+    end: bool
+
+
+class Received(msgspec.Struct, frozen=True):
+    """A frame of a stream. Its bytes count until :meth:`Connection.consumed` gives them back."""
+
+    stream: int
+    header: Bytes
+    body: Bytes
+    end: bool
+
+    @property
+    def size(self) -> int:
+        """The bytes to give back."""
+        return data_bytes(self.header, self.body)
+
+
+class Credited(msgspec.Struct, frozen=True):
+    """There is credit again on a stream that had none."""
+
+    stream: int
+
+
+class Failed(msgspec.Struct, frozen=True):
+    """The broker ended a stream with an error, in the application's encoding."""
+
+    stream: int
+    error: Bytes
+
+
+class Cancelled(msgspec.Struct, frozen=True):
+    """The client gave a stream up."""
+
+    stream: int
+
+
+class Ending(msgspec.Struct, frozen=True):
+    """The peer opens and takes no new streams; open ones go on."""
+
+    code: str
+    message: str
+
+
+class Lost(msgspec.Struct, frozen=True):
+    """The connection is over, and all its streams with it."""
+
+    code: str
+    message: str
+
+
+Event = Ready | Opened | Received | Credited | Failed | Cancelled | Ending | Lost
+
+
+def data_bytes(header: Bytes, body: Bytes) -> int:
+    """Return what a DATA frame costs of a stream's credit."""
+    return PREFIX.size + memoryview(header).nbytes + memoryview(body).nbytes
+
+
+class StreamOver(Exception):
+    """The stream has ended, or its sending side has, perhaps a moment ago by the peer."""
+
+
+@dataclass(slots=True)
+class _Stream:
+    credit: int  # what may be sent
+    granted: int  # what the peer may send
+    unreturned: int = 0  # consumed, and not given back yet
+    sends: bool = True
+    receives: bool = True
+
+
+class Connection:
+    """One side of a connection. Not thread-safe: its shell has a lock.
+
+    ``greeting``: what the peer gets in ``Ready``. ``allocate``: makes buffers of large bodies.
+    ``now`` is on a monotonic clock, in seconds, here and everywhere.
+    """
+
+    def __init__(
+        self,
+        *,
+        is_client: bool,
+        greeting: bytes,
+        now: float,
+        limits: Limits = Limits(),
+        allocate: Allocate = bytearray,
+        versions: tuple[int, int] = (VERSION, VERSION),
+    ) -> None:
+        self._is_client = is_client
+        self._limits = limits
+        self._versions = versions
+        self._reader = FrameReader(limits.header_bytes_max, limits.body_bytes_max, allocate)
+        self._streams: dict[int, _Stream] = {}
+        self._last_stream = 0
+        self._output: list[Bytes] = []
+        self._peer: Hello | None = None
+        self._greeting = greeting
+        self._began = self._last_received = now
+        self._frame_began: float | None = None
+        self._pinged = False
+        self._ending = False
+        self.lost: Lost | None = None
+        """Why the connection is over; None while it is not."""
+        if is_client:
+            self._hello(*versions)
+
+    # -- what is received -----------------------------------------------------------------------
+
+    @property
+    def target(self) -> memoryview | None:
+        """Where to receive the next bytes, if a large part is arriving; then call `filled`."""
+        return None if self.lost else self._reader.target
+
+    def filled(self, count: int, now: float) -> list[Event]:
+        """Go on after ``count`` bytes were received into :attr:`target`."""
+        return self._events(self._reader.filled(count), now)
+
+    def receive(self, data: Bytes, now: float) -> list[Event]:
+        """Take received bytes; none of ``data`` is referenced afterwards."""
+        return self._events(self._reader.receive(data), now)
+
+    def closed_by_peer(self, message: str = "the peer closed the connection") -> list[Event]:
+        """Note that the socket is at its end, or broken."""
+        return [] if self.lost else [self._lose("CLOSED", message)]
+
+    def tick(self, now: float) -> list[Event]:
+        """Note the time: ask a silent peer for a sign of life, or give it up.
+
+        Call it about once a second.
+        """
+        if self.lost:
+            return []
+        limits, silent_s = self._limits, now - self._last_received
+        if self._peer is None and now - self._began > limits.handshake_s:
+            return [self._end("TIMEOUT", f"no HELLO within {limits.handshake_s:g} s")]
+        if silent_s > limits.silence_s:
+            return [self._end("SILENT", f"nothing was received for {silent_s:.1f} s")]
+        if self._frame_began is not None:
+            allowed_s = limits.frame_s + self._reader.frame_bytes / limits.rate_min
+            if now - self._frame_began > allowed_s:
+                return [self._end("TIMEOUT", f"a frame was not whole within {allowed_s:.1f} s")]
+        if silent_s > limits.heartbeat_s and not self._pinged and self._peer is not None:
+            self._pinged = True
+            self._put(Kind.PING, 0)
+        return []
+
+    def _events(self, frames: Iterator[Frame], now: float) -> list[Event]:
+        events: list[Event] = []
+        if self.lost:
+            return events
+        self._last_received, self._pinged = now, False
+        try:
+            for frame in frames:
+                self._frame_began = None
+                event = self._event_of(frame)
+                if event is not None:
+                    events.append(event)
+                    if self.lost:
+                        return events
+        except ProtocolError as error:
+            events.append(self._end(error.code, error.message))
+            return events
+        if self._reader.is_between_frames:
+            self._frame_began = None
+        elif self._frame_began is None:
+            self._frame_began = now
+        return events
+
+    def _event_of(self, frame: Frame) -> Event | None:
+        if self._peer is None and frame.kind not in (Kind.HELLO, Kind.GOODBYE):
+            raise ProtocolError("NO_HELLO", f"{frame.kind.name} before HELLO")
+        match frame.kind:
+            case Kind.HELLO:
+                return self._greeted(frame)
+            case Kind.OPEN:
+                return self._opened(frame)
+            case Kind.DATA:
+                return self._data(frame)
+            case Kind.CREDIT:
+                return self._credited(frame)
+            case Kind.ERROR:
+                self._check_sent_by(frame, is_client=False)
+                return Failed(frame.stream, frame.header) if self._drop(frame.stream) else None
+            case Kind.CANCEL:
+                self._check_sent_by(frame, is_client=True)
+                return Cancelled(frame.stream) if self._drop(frame.stream) else None
+            case Kind.PING:
+                self._put(Kind.PONG, 0)
+                return None
+            case Kind.PONG:
+                return None
+            case Kind.GOODBYE:
+                return self._left(_decoded(frame, Goodbye))
+
+    def _greeted(self, frame: Frame) -> Event:
+        if self._peer is not None:
+            raise ProtocolError("SECOND_HELLO", "HELLO was sent twice")
+        hello = _decoded(frame, Hello)
+        least, greatest = self._versions
+        version = min(greatest, hello.greatest)
+        if version < max(least, hello.least):
+            raise ProtocolError(
+                "VERSION",
+                f"the peer speaks versions {hello.least} to {hello.greatest} of the protocol, this"
+                f" side {least} to {greatest}",
+            )
+        self._peer = hello
+        if not self._is_client:
+            self._hello(version, version)
+        return Ready(version, hello.greeting)
+
+    def _opened(self, frame: Frame) -> Event | None:
+        self._check_sent_by(frame, is_client=True)
+        if frame.stream <= self._last_stream:
+            raise ProtocolError("STREAM_NUMBER", f"stream {frame.stream} was opened out of order")
+        self._last_stream = frame.stream
+        if len(self._streams) >= self._limits.streams_max:
+            raise ProtocolError(
+                "TOO_MANY_STREAMS", f"more than {self._limits.streams_max} streams are open"
+            )
+        opening = _decoded(frame, Opening)
+        if opening.credit < 0:
+            raise ProtocolError("CREDIT", f"a credit of {opening.credit}")
+        self._add(frame.stream, more_credit=opening.credit)
+        self._received_on(frame.stream, frame.end)
+        return Opened(frame.stream, opening.method, opening.header, frame.body, frame.end)
+
+    def _data(self, frame: Frame) -> Event | None:
+        stream = self._known(frame)
+        if stream is None:
+            return None
+        if not stream.receives:
+            raise ProtocolError("STREAM_ENDED", f"DATA on stream {frame.stream} after its end")
+        size = data_bytes(frame.header, frame.body)
+        if stream.granted <= 0 and not (frame.end and size == PREFIX.size):
+            raise ProtocolError("NO_CREDIT", f"DATA on stream {frame.stream} without credit")
+        stream.granted -= size
+        self._received_on(frame.stream, frame.end)
+        return Received(frame.stream, frame.header, frame.body, frame.end)
+
+    def _credited(self, frame: Frame) -> Event | None:
+        stream = self._known(frame)
+        if stream is None:
+            return None
+        amount = _decoded(frame, int)
+        if amount <= 0 or stream.credit + amount > _CREDIT_MAX:
+            raise ProtocolError("CREDIT", f"a credit of {amount}")
+        had_none, stream.credit = stream.credit <= 0, stream.credit + amount
+        return Credited(frame.stream) if had_none and stream.credit > 0 else None
+
+    def _left(self, goodbye: Goodbye) -> Event:
+        self._ending = True
+        if goodbye.code == "STOPPING":
+            return Ending(goodbye.code, goodbye.message)
+        return self._lose(goodbye.code, goodbye.message)
+
+    def _known(self, frame: Frame) -> _Stream | None:
+        """Return the frame's stream, None if that is over.
+
+        Raises:
+            ProtocolError: it was never opened.
+        """
+        found = self._streams.get(frame.stream)
+        if found is None and not 0 < frame.stream <= self._last_stream:
+            raise ProtocolError(
+                "UNKNOWN_STREAM", f"{frame.kind.name} on stream {frame.stream}, which is not open"
+            )
+        return found
+
+    def _check_sent_by(self, frame: Frame, *, is_client: bool) -> None:
+        if self._is_client is is_client:
+            sender = "a broker" if is_client else "a client"
+            raise ProtocolError("WRONG_SIDE", f"{frame.kind.name} was sent by {sender}")
+        if frame.kind is not Kind.OPEN:
+            self._known(frame)
+
+    # -- commands -------------------------------------------------------------------------------
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether streams may be opened, if this is the client, or may be opened by the client."""
+        return self._peer is not None and not self._ending and self.lost is None
+
+    @property
+    def open_streams(self) -> int:
+        """How many streams are not over."""
+        return len(self._streams)
+
+    def open(
+        self, method: str, header: bytes, body: Bytes = b"", *, end: bool = False, credit: int = 0
+    ) -> int | None:
+        """Open a stream and return its number; None if the broker allows no more at the moment.
+
+        ``end``: nothing more is sent on it. ``credit``: what may be sent back beside the usual.
+
+        Raises:
+            StreamOver: the connection takes no new streams (any more, or yet).
+        """
+        if not self.is_ready or self._last_stream == STREAM_MAX:
+            raise StreamOver("the connection takes no new streams")
+        assert self._is_client
+        assert self._peer is not None
+        if len(self._streams) >= self._peer.streams_max:
+            return None
+        opening = msgspec.msgpack.encode(Opening(method, credit, header))
+        self._check_size(opening, body)
+        self._last_stream += 1
+        stream = self._add(self._last_stream)
+        stream.granted += credit
+        stream.sends = not end
+        self._put(Kind.OPEN, self._last_stream, opening, body, end=end)
+        return self._last_stream
+
+    def may_send(self, stream: int) -> bool:
+        """Return whether there is credit on the stream; False if it is over."""
+        found = self._streams.get(stream)
+        return found is not None and found.sends and found.credit > 0
+
+    def send(self, stream: int, header: Bytes, body: Bytes = b"", *, end: bool = False) -> None:
+        """Send a frame on a stream that has credit; a frame without content needs none.
+
+        Raises:
+            StreamOver: the stream is over, or its sending side is.
+            ValueError: there is no credit, or the frame is larger than the peer takes.
+        """
+        found = self._streams.get(stream)
+        if found is None or not found.sends:
+            raise StreamOver(f"stream {stream} is over")
+        self._check_size(header, body)
+        size = data_bytes(header, body)
+        if found.credit <= 0 and not (end and size == PREFIX.size):
+            raise ValueError(f"stream {stream} has no credit")
+        found.credit -= size
+        self._put(Kind.DATA, stream, header, body, end=end)
+        if end:
+            found.sends = False
+            self._forget_if_over(stream, found)
+
+    def consumed(self, stream: int, size: int) -> None:
+        """Let the peer send ``size`` bytes more on a stream, in time."""
+        found = self._streams.get(stream)
+        if found is None or not found.receives or self.lost:
+            return
+        found.unreturned += size
+        if found.unreturned >= self._limits.credit // 2 or found.granted <= 0:
+            found.granted += found.unreturned
+            self._put(Kind.CREDIT, stream, msgspec.msgpack.encode(found.unreturned))
+            found.unreturned = 0
+
+    def fail(self, stream: int, error: bytes) -> None:
+        """End a stream with an error, if it is not over; for brokers."""
+        assert not self._is_client
+        if self._drop(stream):
+            self._put(Kind.ERROR, stream, error)
+
+    def cancel(self, stream: int) -> None:
+        """Give a stream up, if it is not over; for clients."""
+        assert self._is_client
+        if self._drop(stream):
+            self._put(Kind.CANCEL, stream)
+
+    def stop(self, message: str) -> None:
+        """Ask the peer to open no more streams; those that are open go on."""
+        if self.lost is None and not self._ending:
+            self._ending = True
+            self._put(Kind.GOODBYE, 0, msgspec.msgpack.encode(Goodbye("STOPPING", message)))
+
+    def output(self) -> list[Bytes]:
+        """Return the buffers to write next, in order, and forget them."""
+        output, self._output = self._output, []
+        return output
+
+    # -- inside ---------------------------------------------------------------------------------
+
+    def _hello(self, least: int, greatest: int) -> None:
+        limits = self._limits
+        hello = Hello(
+            least,
+            greatest,
+            limits.credit,
+            limits.streams_max,
+            limits.header_bytes_max,
+            limits.body_bytes_max,
+            self._greeting,
+        )
+        self._put(Kind.HELLO, 0, msgspec.msgpack.encode(hello))
+
+    def _add(self, number: int, more_credit: int = 0) -> _Stream:
+        assert self._peer is not None
+        stream = _Stream(self._peer.credit + more_credit, self._limits.credit)
+        self._streams[number] = stream
+        return stream
+
+    def _received_on(self, number: int, end: bool) -> None:
+        if end:
+            stream = self._streams[number]
+            stream.receives = False
+            self._forget_if_over(number, stream)
+
+    def _forget_if_over(self, number: int, stream: _Stream) -> None:
+        if not stream.sends and not stream.receives:
+            del self._streams[number]
+
+    def _drop(self, number: int) -> bool:
+        """End a stream in both directions; return whether it was not over."""
+        return self._streams.pop(number, None) is not None
+
+    def _check_size(self, header: Bytes, body: Bytes) -> None:
+        assert self._peer is not None
+        for what, part, limit in (
+            ("header", header, self._peer.header_bytes_max),
+            ("body", body, self._peer.body_bytes_max),
+        ):
+            if memoryview(part).nbytes > limit:
+                raise ValueError(f"a {what} of {memoryview(part).nbytes} bytes; at most {limit}")
+
+    def _put(
+        self, kind: Kind, stream: int, header: Bytes = b"", body: Bytes = b"", *, end: bool = False
+    ) -> None:
+        self._output += frame_bytes(kind, stream, header, body, end=end)
+
+    def _end(self, code: str, message: str) -> Lost:
+        """Give the connection up, and tell the peer why."""
+        self._put(Kind.GOODBYE, 0, msgspec.msgpack.encode(Goodbye(code, message)))
+        return self._lose(code, message)
+
+    def _lose(self, code: str, message: str) -> Lost:
+        self._streams.clear()
+        self.lost = Lost(code, message)
+        return self.lost
+
+
+def _decoded(frame: Frame, kind: type[T]) -> T:
+    try:
+        return msgspec.msgpack.decode(frame.header, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ProtocolError("BAD_HEADER", f"the header of {frame.kind.name}: {error}") from None

@@ -1,0 +1,210 @@
+"""Frames: how a stream of bytes is cut into messages. Pure: bytes in, frames out.
+
+Every frame is a prefix of 16 bytes, a header and a body (``docs/protocol.md``). The header is
+small and is decoded by its reader; the body is Arrow IPC or another block of bytes that nobody
+copies: a large one is received straight into a buffer of its own, which then *is* the body.
+
+Invariants of :class:`FrameReader`:
+
+* the frames do not depend on how the bytes were split;
+* a frame's sizes are checked as soon as its prefix is there, before memory is allocated for it;
+* memory is allocated for at most one unfinished frame.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from enum import IntEnum
+from typing import Final, TypeAlias
+
+import msgspec
+
+MARK: Final = 0x4C49
+"""In each prefix. A peer that speaks another protocol is told apart by its first bytes."""
+PREFIX: Final = struct.Struct("<HBBIII")  # mark, kind, flags, stream, header bytes, body bytes
+END: Final = 1
+"""The flag of a frame after which its sender sends no more on the stream."""
+SMALL_BYTES_MAX: Final = 64 << 10
+"""A part of a frame up to this size is copied out of the buffer that it was received in."""
+
+Bytes: TypeAlias = bytes | bytearray | memoryview
+Allocate = Callable[[int], bytearray | memoryview]
+"""Makes a writable buffer of exactly this many bytes."""
+
+
+class Kind(IntEnum):
+    """What a frame is for; ``docs/protocol.md`` has the table."""
+
+    HELLO = 1
+    OPEN = 2
+    DATA = 3
+    CREDIT = 4
+    CANCEL = 5
+    ERROR = 6
+    PING = 7
+    PONG = 8
+    GOODBYE = 9
+
+
+_KINDS: Final = {int(kind): kind for kind in Kind}
+
+
+class Frame(msgspec.Struct, frozen=True, gc=False):
+    """One frame. ``header`` and ``body`` stay valid for as long as they are referenced."""
+
+    kind: Kind
+    stream: int
+    header: Bytes = b""
+    body: Bytes = b""
+    end: bool = False
+
+
+class ProtocolError(Exception):
+    """The peer broke the protocol: the connection cannot go on.
+
+    ``code`` is one of those that ``docs/protocol.md`` lists; the peer gets it in GOODBYE.
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+def frame_bytes(
+    kind: Kind, stream: int, header: Bytes = b"", body: Bytes = b"", *, end: bool = False
+) -> list[Bytes]:
+    """Return a frame as the buffers to write, in order. A large body is not copied."""
+    header_bytes, body_bytes = memoryview(header).nbytes, memoryview(body).nbytes
+    prefix = PREFIX.pack(MARK, kind, END if end else 0, stream, header_bytes, body_bytes)
+    if body_bytes <= SMALL_BYTES_MAX:
+        return [b"".join((prefix, header, body))]
+    return [prefix + bytes(header), body]
+
+
+class FrameReader:
+    """Cuts received bytes into frames.
+
+    ``header_bytes_max``, ``body_bytes_max``: larger frames are refused. ``allocate`` makes the
+    buffers of large headers and bodies.
+    """
+
+    def __init__(
+        self, header_bytes_max: int, body_bytes_max: int, allocate: Allocate = bytearray
+    ) -> None:
+        self._header_bytes_max = header_bytes_max
+        self._body_bytes_max = body_bytes_max
+        self._allocate = allocate
+        self._kept = b""  # received, and not yet a whole part
+        self._prefix: tuple[Kind, bool, int, int, int] | None = None
+        self._header: Bytes | None = None
+        self._large: Bytes | None = None  # the part that is being received into
+        self._view: memoryview | None = None  # what is left of it
+
+    @property
+    def is_between_frames(self) -> bool:
+        """Whether no frame has begun to arrive."""
+        return self._prefix is None and not self._kept
+
+    @property
+    def frame_bytes(self) -> int:
+        """The whole size of the frame that is arriving; 0 before its prefix is there."""
+        return 0 if self._prefix is None else PREFIX.size + self._prefix[3] + self._prefix[4]
+
+    @property
+    def target(self) -> memoryview | None:
+        """Where the next bytes are to be received: the rest of a large part, if one is arriving.
+
+        Call :meth:`filled` after that. Without a target call :meth:`receive`.
+        """
+        return self._view
+
+    def filled(self, count: int) -> Iterator[Frame]:
+        """Go on after ``count`` bytes were received into :attr:`target`.
+
+        Raises:
+            ProtocolError: as :meth:`receive`.
+        """
+        assert self._view is not None
+        assert self._large is not None
+        self._view = self._view[count:]
+        if not self._view.nbytes:
+            part, self._large, self._view = self._large, None, None
+            yield from self._frame_of(part)
+            self._prepare_large(memoryview(b""))
+
+    def receive(self, data: Bytes) -> Iterator[Frame]:
+        """Yield the frames that these bytes complete. What is kept of ``data`` is copied.
+
+        Raises:
+            ProtocolError: not this protocol, an unknown kind, or a frame that is too large.
+        """
+        view = memoryview(data)
+        while self._view is not None and view.nbytes:
+            count = min(view.nbytes, self._view.nbytes)
+            self._view[:count] = view[:count]
+            view = view[count:]
+            yield from self.filled(count)
+        if self._kept:
+            view, self._kept = memoryview(self._kept + bytes(view)), b""
+        while view.nbytes >= (wanted := self._part_bytes()):
+            part, view = bytes(view[:wanted]), view[wanted:]
+            yield from self._frame_of(part)
+        if not self._prepare_large(view):
+            self._kept = bytes(view)
+
+    def _prepare_large(self, begun: memoryview) -> bool:
+        """Provide a target if a large part comes next, and return whether; `begun` starts it."""
+        wanted = self._part_bytes()
+        if self._prefix is None or wanted <= SMALL_BYTES_MAX:
+            return False
+        self._large = self._allocate(wanted)
+        rest = memoryview(self._large)
+        rest[: begun.nbytes] = begun
+        self._view = rest[begun.nbytes :]
+        return True
+
+    def _part_bytes(self) -> int:
+        """Return the size of the part that comes next: a prefix, a header or a body."""
+        if self._prefix is None:
+            return PREFIX.size
+        return self._prefix[3] if self._header is None else self._prefix[4]
+
+    def _frame_of(self, part: Bytes) -> Iterator[Frame]:
+        """Take the next part; yield the frame if that completes it."""
+        if self._prefix is None:
+            self._prefix = self._checked(part)
+        elif self._header is None:
+            self._header = part
+        else:
+            yield self._whole(self._header, part)
+            return
+        if self._header is None and self._prefix[3] == 0:
+            self._header = b""
+        if self._header is not None and self._prefix[4] == 0:
+            yield self._whole(self._header, b"")
+
+    def _whole(self, header: Bytes, body: Bytes) -> Frame:
+        assert self._prefix is not None
+        kind, end, stream, _, _ = self._prefix
+        self._prefix = self._header = None
+        return Frame(kind, stream, header, body, end)
+
+    def _checked(self, prefix: Bytes) -> tuple[Kind, bool, int, int, int]:
+        mark, number, flags, stream, header_bytes, body_bytes = PREFIX.unpack(prefix)
+        kind = _KINDS.get(number)
+        if mark != MARK:
+            raise ProtocolError("NOT_ISOLOG", "the peer does not speak isolog's protocol")
+        if kind is None or flags & ~END:
+            raise ProtocolError("UNKNOWN_FRAME", f"frame of kind {number} with flags {flags}")
+        for what, size, limit in (
+            ("header", header_bytes, self._header_bytes_max),
+            ("body", body_bytes, self._body_bytes_max),
+        ):
+            if size > limit:
+                raise ProtocolError(
+                    "FRAME_TOO_LARGE",
+                    f"a {kind.name} frame with a {what} of {size} bytes; at most {limit} are taken",
+                )
+        return kind, bool(flags & END), stream, header_bytes, body_bytes

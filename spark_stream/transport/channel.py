@@ -1,0 +1,233 @@
+"""A socket and the protocol's core of its side: the shell that both clients and brokers use.
+
+The loop receives. Any thread sends: what the socket takes at once is written by the caller, so that
+a small frame needs no other thread; the rest is written by the loop.
+
+Locks: ``_lock`` guards the core and the socket's writing side. Events are handed on without it, on
+the loop's thread, in their order.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import ssl
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Final, TypeVar
+
+from spark_stream.protocol import Connection, Event, Lost
+from spark_stream.transport.loop import READ, WRITE, Loop
+
+T = TypeVar("T")
+
+TICK_S: Final = 1.0
+UNSENT_BYTES_MAX: Final = 8 << 20
+"""Above so much that the socket has not taken yet, streams send no more data."""
+_SCRATCH: Final = 256 << 10
+_READ_AT_ONCE: Final = 4 << 20  # then the loop looks at its other sockets
+_BUFFERS_AT_ONCE: Final = 64
+_SSL_WAITS: Final = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+class Channel:
+    """A connected socket that speaks the protocol. ``handle`` gets the events.
+
+    ``drained`` is called on the loop's thread once data may be sent again after
+    :attr:`is_clogged`.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        sock: socket.socket,
+        connection: Connection,
+        handle: Callable[[Event], None],
+        drained: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._loop = loop
+        self._sock = sock
+        self._connection = connection
+        self._handle = handle
+        self._drained = drained
+        self._lock = threading.Lock()
+        self._unsent: deque[memoryview] = deque()
+        self._unsent_bytes = 0
+        self._wants_write = False
+        self._over = False
+        self._tls = isinstance(sock, ssl.SSLSocket)
+        self._scratch = memoryview(bytearray(0))
+        sock.setblocking(False)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        loop.call_soon(self._start)
+
+    @property
+    def is_clogged(self) -> bool:
+        """Whether so much is unsent that streams should wait."""
+        return self._unsent_bytes > UNSENT_BYTES_MAX
+
+    def command(self, act: Callable[[Connection], T]) -> T:
+        """Call the core, and send what comes of it."""
+        with self._lock:
+            result = act(self._connection)
+            self._flush()
+        return result
+
+    def end(self, message: str) -> None:
+        """Close the connection; its streams are lost. What the socket does not take is dropped."""
+        self._loop.call_soon(lambda: self._lose(message))
+
+    # -- on the loop's thread -------------------------------------------------------------------
+
+    def _start(self) -> None:
+        if self._over:
+            return
+        with self._lock:
+            self._loop.watch(self._sock, READ | (WRITE if self._wants_write else 0), self._ready)
+            self._flush()
+        self._tick()
+
+    def _tick(self) -> None:
+        if self._over:
+            return
+        with self._lock:
+            events = self._connection.tick(time.monotonic())
+            self._flush()
+        self._hand_on(events)
+        if not self._over:
+            self._loop.call_later(TICK_S, self._tick)
+
+    def _ready(self, events: int) -> None:
+        if events & WRITE:
+            with self._lock:
+                was_clogged = self.is_clogged
+                self._write()
+            if was_clogged and not self.is_clogged:
+                self._drained()
+        if events & READ or self._tls:
+            self._read()
+
+    def _read(self) -> None:
+        left = _READ_AT_ONCE
+        while left > 0 and not self._over:
+            target = self._connection.target
+            into = _scratch() if target is None else target
+            try:
+                if self._tls:
+                    with self._lock:  # OpenSSL takes one call at a time
+                        count = self._sock.recv_into(into)
+                else:
+                    count = self._sock.recv_into(into)
+            except (BlockingIOError, InterruptedError, *_SSL_WAITS):
+                return
+            except OSError as error:
+                self._lose(_reason(error))
+                return
+            if count == 0:
+                self._lose("the peer closed the connection")
+                return
+            now = time.monotonic()
+            with self._lock:
+                if target is None:
+                    events = self._connection.receive(into[:count], now)
+                else:
+                    events = self._connection.filled(count, now)
+                self._flush()
+            self._hand_on(events)
+            left -= count
+            if not self._tls and count < into.nbytes and target is None:
+                return  # the socket is empty: do not ask it again
+
+    def _hand_on(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, Lost):
+                self._close()
+            self._handle(event)
+
+    def _lose(self, message: str) -> None:
+        with self._lock:
+            events = self._connection.closed_by_peer(message)
+        self._hand_on(events)
+
+    def _close(self) -> None:
+        with self._lock:
+            if self._over:
+                return
+            self._flush()
+            self._over = True
+            self._unsent.clear()
+            self._unsent_bytes = 0
+        self._loop.forget(self._sock)
+        self._sock.close()
+
+    # -- with the lock --------------------------------------------------------------------------
+
+    def _flush(self) -> None:
+        output = self._connection.output()
+        if self._over or not output:
+            return
+        for part in output:
+            view = memoryview(part).cast("B")
+            self._unsent.append(view)
+            self._unsent_bytes += view.nbytes
+        if not self._wants_write:
+            self._write()
+
+    def _write(self) -> None:
+        """Write what the socket takes; watch for room if that is not all."""
+        while self._unsent:
+            try:
+                count = self._send_some()
+            except (BlockingIOError, InterruptedError, *_SSL_WAITS):
+                break
+            except OSError as error:
+                self._unsent.clear()
+                self._unsent_bytes = 0
+                self._loop.call_soon(partial(self._lose, _reason(error)))
+                break
+            self._unsent_bytes -= count
+            while count:
+                first = self._unsent[0]
+                if count < first.nbytes:
+                    self._unsent[0] = first[count:]
+                    break
+                count -= first.nbytes
+                self._unsent.popleft()
+        wants = bool(self._unsent)
+        if wants is not self._wants_write:
+            self._wants_write = wants
+            self._loop.call_soon(self._watch)
+
+    def _send_some(self) -> int:
+        if self._tls or len(self._unsent) == 1:
+            return self._sock.send(self._unsent[0])
+        buffers = [
+            self._unsent[number] for number in range(min(len(self._unsent), _BUFFERS_AT_ONCE))
+        ]
+        return self._sock.sendmsg(buffers)
+
+    def _watch(self) -> None:
+        if not self._over:
+            wants = WRITE if self._wants_write else 0
+            self._loop.watch(self._sock, READ | wants, self._ready)
+
+
+_scratches = threading.local()
+
+
+def _scratch() -> memoryview:
+    """Return this thread's buffer for small frames."""
+    found: memoryview | None = getattr(_scratches, "view", None)
+    if found is None:
+        found = _scratches.view = memoryview(bytearray(_SCRATCH))
+    return found
+
+
+def _reason(error: OSError) -> str:
+    if error.errno in (errno.EPIPE, errno.ECONNRESET):
+        return "the peer closed the connection"
+    return str(error)

@@ -1,0 +1,143 @@
+"""One thread that waits for many sockets, and calls what is due.
+
+Callbacks run on the loop's thread and must not block: what takes time belongs to another thread.
+An exception in a callback is logged and ends nothing but that callback.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+logger = logging.getLogger(__name__)
+
+READ: Final = selectors.EVENT_READ
+WRITE: Final = selectors.EVENT_WRITE
+
+Callback = Callable[[], None]
+Ready = Callable[[int], None]
+"""Called with READ, WRITE or both."""
+
+
+class Timer:
+    """A call that is due at some time."""
+
+    __slots__ = ("callback",)
+
+    def __init__(self, callback: Callback) -> None:
+        self.callback: Callback | None = callback
+
+    def cancel(self) -> None:
+        """Do not call it any more."""
+        self.callback = None
+
+
+class Loop:
+    """Serve sockets and timers on a thread of its own, from the construction to :meth:`close`."""
+
+    def __init__(self, name: str) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._soon: deque[Callback] = deque()
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._numbers = itertools.count()
+        self._reading, self._waking = socket.socketpair()
+        self._reading.setblocking(False)
+        self._waking.setblocking(False)
+        self._selector.register(self._reading, READ, self._drain)
+        self._sleeping = False
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    # -- from any thread ------------------------------------------------------------------------
+
+    def call_soon(self, callback: Callback) -> None:
+        """Call this on the loop's thread, after what was asked for before."""
+        self._soon.append(callback)
+        if self._sleeping:
+            self._wake()
+
+    def call_later(self, delay_s: float, callback: Callback) -> Timer:
+        """Call this on the loop's thread after ``delay_s`` seconds, unless it is cancelled."""
+        timer = Timer(callback)
+        due = time.monotonic() + delay_s
+        self.call_soon(lambda: heapq.heappush(self._timers, (due, next(self._numbers), timer)))
+        return timer
+
+    @property
+    def is_own_thread(self) -> bool:
+        """Whether the caller is a callback of this loop."""
+        return threading.current_thread() is self._thread
+
+    def close(self) -> None:
+        """End the loop, and wait for its thread unless this is a callback of it."""
+        self._closed = True
+        self._wake()
+        if not self.is_own_thread:
+            self._thread.join()
+
+    # -- from callbacks -------------------------------------------------------------------------
+
+    def watch(self, sock: socket.socket, events: int, ready: Ready) -> None:
+        """Call ``ready`` whenever one of the events holds. Call this on the loop's thread."""
+        try:
+            self._selector.modify(sock, events, ready)
+        except KeyError:
+            self._selector.register(sock, events, ready)
+
+    def forget(self, sock: socket.socket) -> None:
+        """Stop watching a socket, if it is watched. Call this on the loop's thread."""
+        with suppress(KeyError, ValueError):
+            self._selector.unregister(sock)
+
+    # -- the thread -----------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        with suppress(OSError):  # it has been woken already, or has ended
+            self._waking.send(b"\0")
+
+    def _drain(self, _: int) -> None:
+        with suppress(BlockingIOError):
+            self._reading.recv(4096)
+
+    def _run(self) -> None:
+        while not self._closed:
+            self._sleeping = True
+            timeout = 0.0 if self._soon else self._next_due()
+            ready = self._selector.select(timeout)
+            self._sleeping = False
+            for key, events in ready:
+                self._call(lambda key=key, events=events: key.data(events))  # type: ignore[misc]
+            for _ in range(len(self._soon)):
+                self._call(self._soon.popleft())
+            self._call_due()
+        self._selector.close()
+        self._reading.close()
+        self._waking.close()
+
+    def _next_due(self) -> float | None:
+        while self._timers and self._timers[0][2].callback is None:
+            heapq.heappop(self._timers)
+        return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
+
+    def _call_due(self) -> None:
+        now = time.monotonic()
+        while self._timers and self._timers[0][0] <= now:
+            callback = heapq.heappop(self._timers)[2].callback
+            if callback is not None:
+                self._call(callback)
+
+    def _call(self, callback: Callback) -> None:
+        try:
+            callback()
+        except Exception:
+            logger.exception("a callback of %s failed", self._thread.name)

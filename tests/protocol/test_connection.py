@@ -1,0 +1,389 @@
+"""The protocol core: two sides joined by bytes that are split, damaged or cut."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_stream.protocol import (
+    Cancelled,
+    Connection,
+    Credited,
+    Ending,
+    Event,
+    Failed,
+    Limits,
+    Lost,
+    Opened,
+    Ready,
+    Received,
+    StreamOver,
+)
+from spark_stream.protocol.frames import MARK, PREFIX, SMALL_BYTES_MAX, Kind, frame_bytes
+
+LIMITS = Limits(credit=100_000, body_bytes_max=1 << 20, header_bytes_max=1 << 17, streams_max=5)
+
+
+def joined(side: Connection) -> bytes:
+    return b"".join(bytes(part) for part in side.output())
+
+
+class Pair:
+    """A client and a broker whose bytes go to one another when `exchange` is called."""
+
+    def __init__(self, client: Limits = LIMITS, broker: Limits = LIMITS) -> None:
+        self.client = Connection(is_client=True, greeting=b"c", now=0, limits=client)
+        self.broker = Connection(is_client=False, greeting=b"b", now=0, limits=broker)
+        self.at_client: list[Event] = []
+        self.at_broker: list[Event] = []
+        self.exchange()
+
+    def exchange(self) -> None:
+        while True:
+            up, down = joined(self.client), joined(self.broker)
+            if not up and not down:
+                return
+            self.at_broker += self.broker.receive(up, 0)
+            self.at_client += self.client.receive(down, 0)
+
+    def open(self, **options: object) -> int:
+        number = self.client.open("method", b"asked", **options)  # type: ignore[arg-type]
+        assert number is not None
+        self.exchange()
+        self.at_broker.clear()
+        self.at_client.clear()
+        return number
+
+
+def ends(lost: list[Event]) -> str:
+    assert isinstance(lost[-1], Lost)
+    return lost[-1].code
+
+
+def test_both_sides_are_ready_after_their_hellos() -> None:
+    pair = Pair()
+    assert pair.at_client == [Ready(1, b"b")]
+    assert pair.at_broker == [Ready(1, b"c")]
+
+
+def test_a_call_is_a_frame_there_and_a_frame_back() -> None:
+    pair = Pair()
+    stream = pair.client.open("act", b"header", b"body", end=True)
+    assert stream == 1
+    pair.exchange()
+    assert pair.at_broker[-1] == Opened(1, "act", b"header", b"body", end=True)
+    pair.broker.send(1, b"facts", b"answer", end=True)
+    pair.exchange()
+    assert pair.at_client[-1] == Received(1, b"facts", b"answer", end=True)
+    assert pair.client.open_streams == pair.broker.open_streams == 0
+
+
+def test_versions_are_negotiated_and_named_where_there_is_none_in_common() -> None:
+    new = Connection(is_client=True, greeting=b"", now=0, versions=(2, 3))
+    middle = Connection(is_client=False, greeting=b"", now=0, versions=(1, 2))
+    assert middle.receive(joined(new), 0) == [Ready(2, b"")]
+    assert new.receive(joined(middle), 0) == [Ready(2, b"")]
+
+    new = Connection(is_client=True, greeting=b"", now=0, versions=(2, 3))
+    old = Connection(is_client=False, greeting=b"", now=0, versions=(1, 1))
+    assert ends(old.receive(joined(new), 0)) == "VERSION"
+    [lost] = new.receive(joined(old), 0)
+    assert lost == Lost(
+        "VERSION", "the peer speaks versions 2 to 3 of the protocol, this side 1 to 1"
+    )
+
+
+def test_a_stream_without_credit_waits_and_others_go_on() -> None:
+    pair = Pair()
+    slow, fast = pair.open(), pair.open()
+    pair.client.send(slow, b"", bytes(150_000))
+    assert not pair.client.may_send(slow)
+    assert pair.client.may_send(fast)
+    pair.client.send(fast, b"", b"x")
+    pair.exchange()
+    first, other = pair.at_broker
+    assert isinstance(first, Received)
+    assert isinstance(other, Received)
+    assert other.stream == fast
+    pair.broker.consumed(slow, first.size)
+    pair.exchange()
+    assert pair.at_client == [Credited(slow)]
+    assert pair.client.may_send(slow)
+
+
+def test_credit_that_an_opening_gives_is_for_what_is_sent_back() -> None:
+    pair = Pair()
+    stream = pair.open(end=True, credit=1_000_000)
+    for _ in range(5):
+        assert pair.broker.may_send(stream)
+        pair.broker.send(stream, b"", bytes(200_000))
+    pair.broker.send(stream, b"", bytes(200_000))
+    assert not pair.broker.may_send(stream)
+    pair.exchange()
+    assert len(pair.at_client) == 6
+
+
+def test_the_end_of_a_stream_needs_no_credit() -> None:
+    pair = Pair()
+    stream = pair.open()
+    pair.client.send(stream, b"", bytes(200_000))
+    pair.client.send(stream, b"", end=True)
+    pair.exchange()
+    assert pair.at_broker[-1] == Received(stream, b"", b"", end=True)
+    with pytest.raises(StreamOver):
+        pair.client.send(stream, b"late")
+
+
+def test_an_error_ends_a_stream_and_what_was_on_its_way_is_dropped() -> None:
+    pair = Pair()
+    stream = pair.open()
+    pair.broker.fail(stream, b"why")
+    pair.client.send(stream, b"", b"meanwhile")
+    pair.exchange()
+    assert pair.at_client == [Failed(stream, b"why")]
+    assert pair.at_broker == []
+    assert pair.client.open_streams == pair.broker.open_streams == 0
+
+
+def test_a_client_gives_a_stream_up() -> None:
+    pair = Pair()
+    stream = pair.open()
+    pair.client.cancel(stream)
+    pair.broker.send(stream, b"", b"meanwhile")
+    pair.exchange()
+    assert pair.at_broker == [Cancelled(stream)]
+    assert pair.at_client == []
+    with pytest.raises(StreamOver):
+        pair.broker.send(stream, b"late")
+
+
+def test_no_more_streams_are_opened_than_the_broker_takes() -> None:
+    pair = Pair()
+    numbers = [pair.open() for _ in range(5)]
+    assert pair.client.open("one more", b"") is None
+    pair.client.cancel(numbers[0])
+    assert pair.client.open("now", b"") == 6
+
+
+def test_a_broker_that_stops_finishes_what_is_open() -> None:
+    pair = Pair()
+    stream = pair.open(end=True)
+    pair.broker.stop("shutting down")
+    pair.broker.send(stream, b"", b"still", end=True)
+    pair.exchange()
+    assert pair.at_client == [
+        Ending("STOPPING", "shutting down"),
+        Received(stream, b"", b"still", end=True),
+    ]
+    with pytest.raises(StreamOver):
+        pair.client.open("new", b"")
+
+
+def test_frames_larger_than_the_peer_takes_are_not_sent() -> None:
+    pair = Pair()
+    stream = pair.open()
+    with pytest.raises(ValueError, match="a body of 1048577 bytes; at most 1048576"):
+        pair.client.send(stream, b"", bytes((1 << 20) + 1))
+
+
+def test_a_silent_peer_is_asked_and_then_lost() -> None:
+    pair = Pair(broker=replace(LIMITS, heartbeat_s=5, silence_s=15))
+    assert pair.broker.tick(6) == []
+    assert joined(pair.broker) == b"".join(map(bytes, frame_bytes(Kind.PING, 0)))
+    assert pair.broker.tick(7) == []
+    assert joined(pair.broker) == b""  # asked once
+    assert ends(pair.broker.tick(15.1)) == "SILENT"
+    assert pair.broker.tick(99) == []
+
+
+def test_a_peer_that_answers_pings_lives() -> None:
+    pair = Pair()
+    for second in range(100):
+        pair.at_client += pair.client.tick(second) + pair.client.receive(
+            joined(pair.broker), second
+        )
+        pair.at_broker += pair.broker.receive(joined(pair.client), second)
+    assert pair.client.lost is pair.broker.lost is None
+
+
+def test_a_connection_that_says_nothing_is_lost() -> None:
+    broker = Connection(is_client=False, greeting=b"", now=0)
+    assert broker.tick(9) == []
+    assert ends(broker.tick(11)) == "TIMEOUT"
+
+
+def test_half_a_frame_for_ever_is_lost_however_slowly_it_grows() -> None:
+    pair = Pair()
+    pair.broker.receive(PREFIX.pack(MARK, Kind.OPEN, 0, 1, 1000, 0), 0)
+    lost: list[Event] = []
+    for second in range(1, 60):
+        lost += pair.broker.receive(b"x", second) + pair.broker.tick(second)
+    assert ends(lost) == "TIMEOUT"
+    assert second > 30
+
+
+def hello() -> bytes:
+    return joined(Connection(is_client=True, greeting=b"", now=0))
+
+
+def frame(kind: int, stream: int, header: bytes = b"", body: bytes = b"", flags: int = 0) -> bytes:
+    prefix = PREFIX.pack(MARK, kind, flags, stream, len(header), len(body))
+    return prefix + header + body
+
+
+OPEN = frame(Kind.OPEN, 1, b"\x93\xa1m\x00\xc4\x00")
+
+
+@pytest.mark.parametrize(
+    ("code", "data"),
+    [
+        ("NOT_ISOLOG", b"GET / HTTP/1.1\r\nHost: broker\r\n\r\n"),
+        ("NOT_ISOLOG", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(20)),
+        ("UNKNOWN_FRAME", frame(77, 1)),
+        ("UNKNOWN_FRAME", frame(Kind.DATA, 1, flags=8)),
+        ("FRAME_TOO_LARGE", struct.pack("<HBBIII", MARK, Kind.DATA, 0, 1, 0, 2**32 - 1)),
+        ("FRAME_TOO_LARGE", struct.pack("<HBBIII", MARK, Kind.HELLO, 0, 0, 2**32 - 1, 0)),
+        ("NO_HELLO", OPEN),
+        ("SECOND_HELLO", hello() + hello()),
+        ("BAD_HEADER", frame(Kind.HELLO, 0, b"nonsense")),
+        ("BAD_HEADER", hello() + frame(Kind.OPEN, 1, b"\x93\xa1")),
+        ("STREAM_NUMBER", hello() + OPEN + OPEN),
+        ("STREAM_NUMBER", hello() + frame(Kind.OPEN, 0, b"")),
+        ("UNKNOWN_STREAM", hello() + frame(Kind.DATA, 9)),
+        ("UNKNOWN_STREAM", hello() + frame(Kind.CANCEL, 1)),
+        ("UNKNOWN_STREAM", hello() + OPEN + frame(Kind.CREDIT, 2, b"\x01")),
+        ("CREDIT", hello() + OPEN + frame(Kind.CREDIT, 1, b"\x00")),
+        ("CREDIT", hello() + OPEN + frame(Kind.CREDIT, 1, b"\xcf" + b"\x7f" * 8)),
+        ("STREAM_ENDED", hello() + OPEN + frame(Kind.DATA, 1, flags=1) + frame(Kind.DATA, 1)),
+        ("NO_CREDIT", hello() + OPEN + 2 * frame(Kind.DATA, 1, body=bytes(200_000))),
+        ("WRONG_SIDE", hello() + OPEN + frame(Kind.ERROR, 1)),
+        ("TOO_MANY_STREAMS", hello() + b"".join(
+            frame(Kind.OPEN, number, b"\x93\xa1m\x00\xc4\x00") for number in range(1, 8)
+        )),
+    ],
+)  # fmt: skip
+def test_what_breaks_the_protocol_ends_the_connection_with_its_reason(
+    code: str, data: bytes
+) -> None:
+    broker = Connection(is_client=False, greeting=b"", now=0, limits=LIMITS)
+    events = broker.receive(data, 0)
+    assert ends(events) == code
+    assert broker.receive(hello(), 0) == []
+    assert broker.open_streams == 0
+    client = Connection(is_client=True, greeting=b"", now=0)
+    assert ends(client.receive(joined(broker), 0)) == code
+
+
+def test_a_frame_that_claims_much_takes_no_memory_before_it_is_checked() -> None:
+    sizes: list[int] = []
+
+    def allocate(size: int) -> bytearray:
+        sizes.append(size)
+        return bytearray(size)
+
+    broker = Connection(is_client=False, greeting=b"", now=0, limits=LIMITS, allocate=allocate)
+    broker.receive(hello() + OPEN, 0)
+    broker.receive(PREFIX.pack(MARK, Kind.DATA, 0, 1, 0, 4_000_000_000), 0)
+    assert sizes == []
+    assert broker.lost is not None
+
+
+# -- any split of the bytes, any garbage ----------------------------------------------------------
+
+SIZES = st.sampled_from([0, 1, 7, 1000, SMALL_BYTES_MAX, SMALL_BYTES_MAX + 1, 90_000])
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> bytes:
+    """Return what a client may send, as one piece of bytes."""
+    client = Connection(is_client=True, greeting=b"hi", now=0)
+    sent = joined(client)
+    broker = Connection(
+        is_client=False, greeting=b"", now=0, limits=replace(LIMITS, credit=1 << 39)
+    )
+    broker.receive(sent, 0)
+    client.receive(joined(broker), 0)
+    live: list[int] = []
+    for _ in range(draw(st.integers(1, 12))):
+        step = draw(st.sampled_from(["open", "send", "send", "end", "cancel"]))
+        header, body = bytes(draw(SIZES)), bytes(draw(SIZES))
+        if step == "open" or not live:
+            number = client.open("m", header, body, end=draw(st.booleans()))
+            if number is not None:
+                live.append(number)
+            continue
+        number = draw(st.sampled_from(live))
+        try:
+            if step == "cancel":
+                client.cancel(number)
+            else:
+                client.send(number, header, body, end=step == "end")
+        except StreamOver:
+            pass
+        sent += joined(client)
+    return sent + joined(client)
+
+
+def fed(data: bytes, cuts: list[int]) -> list[Event]:
+    """Return the events of a broker that gets the bytes in these pieces, by either way in."""
+    broker = Connection(
+        is_client=False, greeting=b"", now=0, limits=replace(LIMITS, credit=1 << 39)
+    )
+    events: list[Event] = []
+    for begin, end in zip([0, *cuts], [*cuts, len(data)], strict=True):
+        piece = memoryview(data)[begin:end]
+        while piece.nbytes and (target := broker.target) is not None:
+            count = min(target.nbytes, piece.nbytes)
+            target[:count] = piece[:count]
+            piece = piece[count:]
+            events += broker.filled(count, 0)
+        if piece.nbytes:
+            events += broker.receive(piece, 0)
+    return events
+
+
+@settings(max_examples=150, deadline=None)
+@given(conversations(), st.data())
+def test_the_events_do_not_depend_on_how_the_bytes_were_split(
+    data: bytes, draws: st.DataObject
+) -> None:
+    whole = fed(data, [])
+    assert not any(isinstance(event, Lost) for event in whole)
+    cuts = draws.draw(st.lists(st.integers(0, len(data)), max_size=30).map(sorted))
+    assert fed(data, cuts) == whole
+    end = draws.draw(st.integers(0, len(data)))
+    part = fed(data[:end], [cut for cut in cuts if cut <= end])
+    assert part == whole[: len(part)]
+
+
+def test_every_split_of_a_short_conversation() -> None:
+    client = Connection(is_client=True, greeting=b"", now=0)
+    data = joined(client) + OPEN + frame(Kind.DATA, 1, b"h", b"body", flags=1)
+    whole = fed(data, [])
+    for first in range(len(data)):
+        for second in range(first, len(data)):
+            assert fed(data, [first, second]) == whole
+
+
+@settings(max_examples=300, deadline=None)
+@given(conversations(), st.data())
+def test_after_damaged_bytes_nothing_is_delivered_and_nothing_raised(
+    data: bytes, draws: st.DataObject
+) -> None:
+    changed = bytearray(data)
+    for _ in range(draws.draw(st.integers(1, 5))):
+        changed[draws.draw(st.integers(0, len(data) - 1))] = draws.draw(st.integers(0, 255))
+    events = fed(bytes(changed), [])
+    assert all(not isinstance(event, Lost) for event in events[:-1])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=200))
+def test_garbage_ends_the_connection_or_waits_for_more(garbage: bytes) -> None:
+    broker = Connection(is_client=False, greeting=b"", now=0)
+    events = broker.receive(garbage, 0)
+    assert all(isinstance(event, Lost) for event in events)
