@@ -435,6 +435,10 @@ class Connection:
         self._put(Kind.OPEN, self._last_stream, opening, body, end=end)
         return self._last_stream
 
+    def is_open(self, stream: int) -> bool:
+        """Return whether the stream is not over: it may still carry frames in one direction."""
+        return stream in self._streams
+
     def may_send(self, stream: int) -> bool:
         """Return whether there is credit on the stream; False if it is over."""
         found = self._streams.get(stream)

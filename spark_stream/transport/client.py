@@ -1,4 +1,4 @@
-"""The client's side: connections, calls and streams for threads that wait.
+"""The client's side: connections to brokers, and the streams and calls on them.
 
 A process has one loop for all of its connections (:func:`client_loop`); a process that was forked
 makes its own, and leaves its parent's connections alone.
@@ -7,7 +7,6 @@ makes its own, and leaves its parent's connections alone.
 from __future__ import annotations
 
 import os
-import queue
 import socket
 import ssl
 import threading
@@ -18,10 +17,8 @@ from typing import Final
 from spark_stream.protocol import (
     Bytes,
     Connection,
-    Credited,
     Ending,
     Event,
-    Failed,
     Limits,
     Lost,
     Ready,
@@ -31,12 +28,12 @@ from spark_stream.protocol import (
 from spark_stream.transport.buffers import BufferPool
 from spark_stream.transport.channel import Channel
 from spark_stream.transport.loop import Loop
+from spark_stream.transport.streams import BlockingStream, ConnectionLost, Handle, Stream, Streams
 from spark_stream.wire.addresses import UNIX, split_address
 
 CLIENT_LIMITS: Final = Limits()
 BUFFERS: Final = BufferPool()
-
-StreamEvent = Received | Credited | Failed | Lost
+_LOOKS_EVERY_S: Final = 0.02
 
 _loops: dict[int, Loop] = {}
 _loops_lock = threading.Lock()
@@ -52,37 +49,20 @@ def client_loop() -> Loop:
         return found
 
 
-def _forget_loops() -> None:
-    """Replace the lock, which another thread of the parent may have held."""
+def _replace_lock() -> None:
+    """Another thread of the parent may have held it."""
     global _loops_lock
     _loops_lock = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_forget_loops)
-
-
-class ConnectionLost(Exception):
-    """The connection is over: ``code`` and the message say why."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-
-
-class CallFailed(Exception):
-    """The broker ended the stream with an error, in the application's encoding."""
-
-    def __init__(self, error: bytes) -> None:
-        super().__init__(error)
-        self.error = error
+os.register_at_fork(after_in_child=_replace_lock)
 
 
 class ClientChannel:
     """A connection to one broker.
 
-    ``ended`` is called once, on the loop's thread, when the broker takes no new streams: it stops,
-    or the connection is lost.
+    ``ended`` is called on the loop's thread when the broker takes no new streams: it stops, or the
+    connection is lost.
     """
 
     def __init__(
@@ -105,8 +85,7 @@ class ClientChannel:
         self.greeting = b""
         """What the broker said of itself."""
         self._ended = ended
-        self._streams: dict[int, Callable[[StreamEvent], None]] = {}
-        self._opening = threading.Condition()  # guards the opening of streams, and `_lost`
+        self._streams = Streams(address)
         self._lost: Lost | None = None
         self._ready = threading.Event()
         try:
@@ -122,12 +101,14 @@ class ClientChannel:
             limits=limits,
             allocate=BUFFERS.allocate,
         )
-        self._channel = Channel(client_loop(), sock, connection, self._handle, self._drained)
+        self._channel = Channel(
+            client_loop(), sock, connection, self._handle, self._streams.drained
+        )
         if not self._ready.wait(max(0.0, deadline - time.monotonic())):
             self.close()
             raise ConnectionLost("TIMEOUT", f"{address} does not answer")
         if self._lost is not None:
-            raise ConnectionLost(self._lost.code, f"{address}: {self._lost.message}")
+            raise self._over()
 
     @property
     def is_lost(self) -> bool:
@@ -162,22 +143,25 @@ class ClientChannel:
         end: bool = False,
         credit: int = 0,
         timeout_s: float = 0.0,
-    ) -> ClientStream:
-        """Open a stream that threads receive from and send on.
+    ) -> BlockingStream:
+        """Open a stream for threads that wait. ``credit``: what may come back beside the usual.
 
         Raises:
             ConnectionLost: the connection is over, or takes no new streams.
             TimeoutError: the broker allows no more streams, for all of ``timeout_s``.
         """
-        stream = ClientStream(self)
-        stream.number = self.open_with(
-            stream.handle, method, header, body, end=end, credit=credit, timeout_s=timeout_s
-        )
-        return stream
+        made: list[BlockingStream] = []
+
+        def begin(stream: Stream) -> Handle:
+            made.append(BlockingStream(stream))
+            return stream.handle
+
+        self.open_with(begin, method, header, body, end=end, credit=credit, timeout_s=timeout_s)
+        return made[0]
 
     def open_with(
         self,
-        handle: Callable[[StreamEvent], None],
+        begin: Callable[[Stream], Handle],
         method: str,
         header: bytes,
         body: Bytes = b"",
@@ -185,46 +169,33 @@ class ClientChannel:
         end: bool = False,
         credit: int = 0,
         timeout_s: float = 0.0,
-    ) -> int:
-        """Open a stream whose events go to ``handle`` on the loop's thread; return its number.
+    ) -> Stream:
+        """Open a stream whose events go to what ``begin`` returns, on the loop's thread.
 
         Raises: as :meth:`open`.
         """
 
-        def begin(connection: Connection) -> int | None:
-            number = connection.open(method, header, body, end=end, credit=credit)
-            if number is not None:
-                self._streams[number] = handle
-            return number
+        def act(core: Connection) -> Stream | None:
+            number = core.open(method, header, body, end=end, credit=credit)
+            if number is None:
+                return None
+            stream = self._streams.add(self._channel, number)
+            stream.handle = begin(stream)
+            return stream
 
         deadline: float | None = None
-        with self._opening:
-            while True:
-                try:
-                    number = self._channel.command(begin)
-                except StreamOver:
-                    raise self._over() from None
-                if number is not None:
-                    return number
-                now = time.monotonic()
-                deadline = now + timeout_s if deadline is None else deadline
-                if not self._opening.wait(max(0.0, deadline - now)) and now >= deadline:
-                    raise TimeoutError(f"{self.address} takes no more streams at the moment")
-
-    def command(self, act: Callable[[Connection], None]) -> None:
-        """Let ``act`` use the protocol's core, and send what comes of it."""
-        self._channel.command(act)
-
-    @property
-    def is_clogged(self) -> bool:
-        """Whether the broker takes what is sent so slowly that streams should wait."""
-        return self._channel.is_clogged
-
-    def forget(self, number: int) -> None:
-        """Hand on no more events of a stream."""
-        if self._streams.pop(number, None) is not None:
-            with self._opening:
-                self._opening.notify_all()
+        while True:
+            try:
+                stream = self._channel.command(act)
+            except StreamOver:
+                raise self._over() from None
+            if stream is not None:
+                return stream
+            now = time.monotonic()
+            deadline = now + timeout_s if deadline is None else deadline
+            if now >= deadline:
+                raise TimeoutError(f"{self.address} takes no more streams at the moment")
+            time.sleep(min(_LOOKS_EVERY_S, deadline - now))  # rare: thousands of streams are open
 
     def close(self) -> None:
         """Close the connection; its streams are lost."""
@@ -239,148 +210,18 @@ class ClientChannel:
 
     def _handle(self, event: Event) -> None:
         match event:
-            case Received():
-                handle = self._streams.get(event.stream)
-                if event.end:
-                    self.forget(event.stream)
-                if handle is not None:
-                    handle(event)
-            case Failed():
-                handle = self._streams.get(event.stream)
-                self.forget(event.stream)
-                if handle is not None:
-                    handle(event)
-            case Credited():
-                handle = self._streams.get(event.stream)
-                if handle is not None:
-                    handle(event)
             case Ready():
                 self.greeting = event.greeting
                 self._ready.set()
             case Ending():
                 self._ended()
             case Lost():
-                self._lose(event)
-
-    def _lose(self, lost: Lost) -> None:
-        with self._opening:
-            self._lost = lost
-            streams, self._streams = self._streams, {}
-            self._opening.notify_all()
-        self._ready.set()
-        for handle in streams.values():
-            handle(lost)
-        self._ended()
-
-    def _drained(self) -> None:
-        for number, handle in list(self._streams.items()):
-            handle(Credited(number))
-
-
-class ClientStream:
-    """A stream for threads that wait. One thread receives; any thread sends."""
-
-    def __init__(self, channel: ClientChannel) -> None:
-        self.number = 0
-        self._channel = channel
-        self._received: queue.SimpleQueue[Received | Failed | Lost | None] = queue.SimpleQueue()
-        self._credit = threading.Condition()
-        self._over: Failed | Lost | None = None
-        self._ended = False
-
-    def handle(self, event: StreamEvent) -> None:
-        """Take an event; on the loop's thread."""
-        if isinstance(event, Received):
-            self._received.put(event)
-            return
-        with self._credit:
-            if isinstance(event, Failed | Lost):
-                self._over = event
-                self._received.put(event)
-            self._credit.notify_all()
-
-    def receive(self, timeout_s: float | None = None) -> Received | None:
-        """Return the next frame; None after the last one, or after :meth:`cancel`.
-
-        Raises:
-            CallFailed, ConnectionLost: the stream ended so.
-            TimeoutError: nothing came in time; the stream goes on.
-        """
-        if self._ended:
-            return None
-        try:
-            event = self._received.get(timeout=timeout_s)
-        except queue.Empty:
-            raise TimeoutError(f"{self._channel.address} sends nothing") from None
-        if event is None:
-            self._ended = True
-            return None
-        if isinstance(event, Received):
-            self._ended = event.end
-            size = event.size
-            if not event.end:
-                self._channel.command(lambda core: core.consumed(self.number, size))
-            elif size == _EMPTY_BYTES:
-                return None
-            return event
-        self._ended = True
-        raise self._error(event)
-
-    def send(
-        self, header: Bytes, body: Bytes = b"", *, end: bool = False, timeout_s: float | None = None
-    ) -> None:
-        """Send a frame; wait while there is no credit.
-
-        Raises:
-            CallFailed, ConnectionLost: the stream ended so.
-            TimeoutError: there was no credit in time; nothing was sent.
-        """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        with self._credit:
-            while not self._try_to_send(header, body, end=end):
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
-                    raise TimeoutError(f"{self._channel.address} takes nothing")
-                self._credit.wait(left)
-
-    def _try_to_send(self, header: Bytes, body: Bytes, *, end: bool) -> bool:
-        if self._over is not None:
-            raise self._error(self._over)
-
-        def act(core: Connection) -> bool:
-            is_last = end and not header and not body
-            if not is_last and (self._channel.is_clogged or not core.may_send(self.number)):
-                return False
-            core.send(self.number, header, body, end=end)
-            return True
-
-        sent = False
-
-        def command(core: Connection) -> None:
-            nonlocal sent
-            sent = act(core)
-
-        try:
-            self._channel.command(command)
-        except StreamOver:
-            if self._over is not None:
-                raise self._error(self._over) from None
-            raise ConnectionLost("CLOSED", "the stream is over") from None
-        return sent
-
-    def cancel(self) -> None:
-        """Give the stream up; a thread that receives gets None."""
-        self._channel.forget(self.number)
-        self._channel.command(lambda core: core.cancel(self.number))
-        self._received.put(None)
-
-    def _error(self, event: Failed | Lost) -> Exception:
-        if isinstance(event, Failed):
-            return CallFailed(bytes(event.error))
-        return ConnectionLost(event.code, f"{self._channel.address}: {event.message}")
-
-
-_EMPTY_BYTES: Final = Received(0, b"", b"", end=True).size
+                self._lost = event
+                self._ready.set()
+                self._streams.dispatch(event)
+                self._ended()
+            case _:
+                self._streams.dispatch(event)
 
 
 def connected(address: str, deadline: float, tls: ssl.SSLContext | None) -> socket.socket:
@@ -390,11 +231,11 @@ def connected(address: str, deadline: float, tls: ssl.SSLContext | None) -> sock
         TimeoutError, OSError: as Python's sockets.
     """
     left_s = max(0.001, deadline - time.monotonic())
+    host: str | None = None
     if address.startswith(UNIX):
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.settimeout(left_s)
-        host = None
         try:
+            sock.settimeout(left_s)
             sock.connect(address.removeprefix(UNIX))
         except BaseException:
             sock.close()

@@ -79,9 +79,8 @@ class Loop:
         return threading.current_thread() is self._thread
 
     def close(self) -> None:
-        """End the loop, and wait for its thread unless this is a callback of it."""
-        self._closed = True
-        self._wake()
+        """End the loop after what was asked for; wait for its thread unless this is a callback."""
+        self.call_soon(self._close)
         if not self.is_own_thread:
             self._thread.join()
 
@@ -104,6 +103,9 @@ class Loop:
     def _wake(self) -> None:
         with suppress(OSError):  # it has been woken already, or has ended
             self._waking.send(b"\0")
+
+    def _close(self) -> None:
+        self._closed = True
 
     def _drain(self, _: int) -> None:
         with suppress(BlockingIOError):

@@ -10,25 +10,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
-from spark_stream.protocol import (
-    Bytes,
-    Cancelled,
-    Connection,
-    Credited,
-    Event,
-    Limits,
-    Lost,
-    Opened,
-    Received,
-    StreamOver,
-)
+from spark_stream.protocol import Connection, Event, Limits, Lost, Opened
 from spark_stream.transport.buffers import BufferPool
 from spark_stream.transport.channel import Channel
 from spark_stream.transport.loop import READ, WRITE, Loop
+from spark_stream.transport.streams import Stream, Streams
 
-T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 SERVER_LIMITS: Final = Limits(credit=8 << 20)
@@ -36,73 +25,8 @@ _BACKLOG: Final = 1024
 _ACCEPTED_AT_ONCE: Final = 64
 _LOOKS_EVERY_S: Final = 0.05
 
-StreamEvent = Received | Credited | Cancelled | Lost
-
-
-class ServerStream:
-    """A stream that a client opened. ``handle`` gets its events, on the loop's thread.
-
-    Set ``handle`` before the serving callback returns. Any thread may send.
-    """
-
-    __slots__ = ("_channel", "_forget", "_number", "handle", "is_over", "peer")
-
-    def __init__(
-        self, channel: Channel, number: int, peer: str, forget: Callable[[int], object]
-    ) -> None:
-        self._channel = channel
-        self._number = number
-        self._forget = forget
-        self.peer = peer
-        """The client's address."""
-        self.handle: Callable[[StreamEvent], None] = _ignore
-        self.is_over = False
-        """Whether the client gave the stream up, or is gone."""
-
-    @property
-    def may_send(self) -> bool:
-        """Whether there is credit. While there is not, wait for ``Credited``."""
-        return not self._channel.is_clogged and self._command(
-            lambda core: core.may_send(self._number)
-        )
-
-    def send(self, header: Bytes, body: Bytes = b"", *, end: bool = False) -> bool:
-        """Send a frame if there is credit for it; return whether it was, or the stream is over."""
-
-        def act(core: Connection) -> bool:
-            is_last = end and not header and not body
-            if not is_last and not core.may_send(self._number):
-                return self.is_over
-            core.send(self._number, header, body, end=end)
-            return True
-
-        try:
-            sent = self._command(act)
-        except StreamOver:
-            return True
-        if end and sent:
-            self._forget(self._number)
-        return sent
-
-    def fail(self, error: bytes) -> None:
-        """End the stream with an error, in the application's encoding."""
-        self._command(lambda core: core.fail(self._number, error))
-        self._forget(self._number)
-
-    def consumed(self, size: int) -> None:
-        """Let the client send ``size`` bytes more."""
-        self._command(lambda core: core.consumed(self._number, size))
-
-    def _command(self, act: Callable[[Connection], T]) -> T:
-        return self._channel.command(act)
-
-
-def _ignore(_: StreamEvent) -> None:
-    """Take an event of a stream that has no use for it."""
-
-
-Serve = Callable[[Opened, ServerStream], None]
-"""Takes a new stream, on the loop's thread; must not block."""
+Serve = Callable[[Opened, Stream], None]
+"""Takes a new stream, on the loop's thread; must not block, and sets the stream's ``handle``."""
 
 
 @dataclass(frozen=True)
@@ -231,7 +155,7 @@ class Server:
         session = _Session(self, door.serve, name)
         with self._changed:
             self._sessions.add(session)
-        session.begin(Channel(self._loop, sock, connection, session.handle, session.drained))
+        session.begin(self._loop, sock, connection)
 
     def forget(self, session: _Session) -> None:
         """Note that a connection is over."""
@@ -241,17 +165,16 @@ class Server:
 
 
 class _Session:
-    """One connection's streams."""
+    """One connection."""
 
     def __init__(self, server: Server, serve: Serve, peer: str) -> None:
         self._server = server
         self._serve = serve
-        self._peer = peer
-        self._streams: dict[int, ServerStream] = {}
+        self._streams = Streams(peer)
         self._channel: Channel | None = None
 
-    def begin(self, channel: Channel) -> None:
-        self._channel = channel
+    def begin(self, loop: Loop, sock: socket.socket, connection: Connection) -> None:
+        self._channel = Channel(loop, sock, connection, self._handle, self._streams.drained)
 
     @property
     def open_streams(self) -> int:
@@ -266,34 +189,13 @@ class _Session:
         assert self._channel is not None
         self._channel.end(message)
 
-    def _forget(self, number: int) -> None:
-        self._streams.pop(number, None)
-
-    def drained(self) -> None:
-        for number, stream in list(self._streams.items()):
-            stream.handle(Credited(number))
-
-    def handle(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         match event:
             case Opened():
                 assert self._channel is not None
-                stream = ServerStream(self._channel, event.stream, self._peer, self._forget)
-                self._streams[event.stream] = stream
-                self._serve(event, stream)
-            case Received() | Credited():
-                found = self._streams.get(event.stream)
-                if found is not None:
-                    found.handle(event)
-            case Cancelled():
-                found = self._streams.pop(event.stream, None)
-                if found is not None:
-                    found.is_over = True
-                    found.handle(event)
+                self._serve(event, self._streams.add(self._channel, event.stream))
             case Lost():
                 self._server.forget(self)
-                streams, self._streams = self._streams, {}
-                for each in streams.values():
-                    each.is_over = True
-                    each.handle(event)
+                self._streams.dispatch(event)
             case _:
-                pass
+                self._streams.dispatch(event)

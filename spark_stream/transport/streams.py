@@ -1,0 +1,273 @@
+"""The streams of a connection, on either side: by callbacks (:class:`Stream`), or for threads that
+wait (:class:`BlockingStream`)."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from spark_stream.protocol import (
+    Bytes,
+    Cancelled,
+    Connection,
+    Credited,
+    Event,
+    Failed,
+    Lost,
+    Received,
+    StreamOver,
+)
+from spark_stream.transport.channel import Channel
+
+T = TypeVar("T")
+StreamEvent = Received | Credited | Failed | Cancelled | Lost
+Handle = Callable[[StreamEvent], None]
+"""Takes a stream's events on the loop's thread; must not block."""
+
+_EMPTY_BYTES: Final = Received(0, b"", b"", end=True).size
+
+
+class ConnectionLost(Exception):
+    """The connection is over: ``code`` and the message say why."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class CallFailed(Exception):
+    """The broker ended the stream with an error, in the application's encoding."""
+
+    def __init__(self, error: bytes) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+class StreamCancelled(Exception):
+    """The client gave the stream up."""
+
+
+def ignore(_: StreamEvent) -> None:
+    """Take an event of a stream that has no use for it."""
+
+
+class Stream:
+    """A stream. Any thread may send; ``handle`` gets its events.
+
+    The last event is a Received with ``end``, Failed, Cancelled or Lost.
+    """
+
+    __slots__ = ("_channel", "_forget", "handle", "number", "over", "peer")
+
+    def __init__(
+        self, channel: Channel, number: int, peer: str, forget: Callable[[int], object]
+    ) -> None:
+        self._channel = channel
+        self._forget = forget
+        self.number = number
+        self.peer = peer
+        """The address of the other side."""
+        self.handle: Handle = ignore
+        self.over: Failed | Cancelled | Lost | None = None
+        """How the other side ended the stream before its time."""
+
+    def send(self, header: Bytes, body: Bytes = b"", *, end: bool = False) -> bool:
+        """Send a frame if there is credit for it; return whether it was sent.
+
+        Where it was not, ``Credited`` tells when to try again.
+
+        Raises:
+            StreamOver: the stream has ended.
+        """
+        is_last = end and not header and not body
+
+        def act(core: Connection) -> bool:
+            if self.over is not None or not core.is_open(self.number):
+                raise StreamOver(f"stream {self.number} is over")
+            if not is_last and not core.may_send(self.number):
+                return False
+            core.send(self.number, header, body, end=end)
+            if end:
+                self._forget_if_over(core)
+            return True
+
+        if not is_last and self._channel.is_clogged and self.over is None:
+            return False
+        return self._channel.command(act)
+
+    def take_last(self, event: Received) -> None:
+        """Take the last frame; on the loop's thread."""
+        self.handle(event)
+        self._channel.command(self._forget_if_over)
+
+    def _forget_if_over(self, core: Connection) -> None:
+        if not core.is_open(self.number):
+            self._forget(self.number)
+
+    def consumed(self, size: int) -> None:
+        """Let the other side send ``size`` bytes more."""
+        self._channel.command(lambda core: core.consumed(self.number, size))
+
+    def fail(self, error: bytes) -> None:
+        """End the stream with an error, in the application's encoding; for brokers."""
+        self._forget(self.number)
+        self._channel.command(lambda core: core.fail(self.number, error))
+
+    def cancel(self) -> None:
+        """Give the stream up, and get no more events; for clients."""
+        self._forget(self.number)
+        self._channel.command(lambda core: core.cancel(self.number))
+
+
+class Streams:
+    """The streams of one connection, by number. ``peer`` is the address of the other side."""
+
+    def __init__(self, peer: str) -> None:
+        self.peer = peer
+        self._streams: dict[int, Stream] = {}
+
+    def add(self, channel: Channel, number: int) -> Stream:
+        """Return a new stream; its events are handed on from now on."""
+        stream = self._streams[number] = Stream(channel, number, self.peer, self.forget)
+        return stream
+
+    def forget(self, number: int) -> None:
+        """Hand on no more events of a stream."""
+        self._streams.pop(number, None)
+
+    def dispatch(self, event: Event) -> None:
+        """Hand a stream's event on; on the loop's thread."""
+        match event:
+            case Received() | Credited():
+                found = self._streams.get(event.stream)
+                if found is not None:
+                    if isinstance(event, Received) and event.end:
+                        found.take_last(event)
+                    else:
+                        found.handle(event)
+            case Failed() | Cancelled():
+                found = self._streams.pop(event.stream, None)
+                if found is not None:
+                    found.over = event
+                    found.handle(event)
+            case Lost():
+                streams, self._streams = self._streams, {}
+                for each in streams.values():
+                    each.over = event
+                    each.handle(event)
+            case _:
+                pass
+
+    def drained(self) -> None:
+        """Tell streams that they may send again; on the loop's thread."""
+        for number, stream in list(self._streams.items()):
+            stream.handle(Credited(number))
+
+
+class BlockingStream:
+    """A stream for threads that wait. One thread receives; any thread sends, one at a time."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._received: queue.SimpleQueue[StreamEvent | None] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._ended = False
+        stream.handle = self.take
+
+    @property
+    def peer(self) -> str:
+        """The address of the other side."""
+        return self._stream.peer
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the other side ended the stream before its time."""
+        return self._stream.over is not None
+
+    def take(self, event: StreamEvent) -> None:
+        """Take an event; on the loop's thread."""
+        if not isinstance(event, Credited):
+            self._received.put(event)
+        if not isinstance(event, Received):
+            with self._changed:
+                self._changed.notify_all()
+
+    def receive(self, timeout_s: float | None = None) -> Received | None:
+        """Return the next frame; None after the last one, or after :meth:`cancel`.
+
+        Raises:
+            CallFailed, ConnectionLost, StreamCancelled: the stream ended so.
+            TimeoutError: nothing came in time; the stream goes on.
+        """
+        if self._ended:
+            return None
+        try:
+            event = self._received.get(timeout=timeout_s)
+        except queue.Empty:
+            raise TimeoutError(f"{self.peer} sends nothing") from None
+        if not isinstance(event, Received):
+            self._ended = True
+            if event is None:
+                return None
+            raise error_of(event, self.peer)
+        size = event.size
+        if event.end:
+            self._ended = True
+            return None if size == _EMPTY_BYTES else event
+        self._stream.consumed(size)
+        return event
+
+    def send(
+        self, header: Bytes, body: Bytes = b"", *, end: bool = False, timeout_s: float | None = None
+    ) -> None:
+        """Send a frame; wait while there is no credit.
+
+        Raises:
+            CallFailed, ConnectionLost, StreamCancelled: the stream ended so.
+            StreamOver: this side has ended it.
+            TimeoutError: there was no credit in time; nothing was sent.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        try:
+            if self._stream.send(header, body, end=end):
+                return
+            with self._changed:
+                while not self._stream.send(header, body, end=end):
+                    left = None if deadline is None else deadline - time.monotonic()
+                    if left is not None and left <= 0:
+                        raise TimeoutError(f"{self.peer} takes nothing")
+                    self._changed.wait(left)
+        except StreamOver:
+            if self._stream.over is not None:
+                raise error_of(self._stream.over, self.peer) from None
+            raise
+
+    def fail(self, error: bytes) -> None:
+        """End the stream with an error, in the application's encoding; for brokers."""
+        self._stream.fail(error)
+        self._wake()
+
+    def cancel(self) -> None:
+        """Give the stream up; a thread that receives gets None. For clients."""
+        self._stream.cancel()
+        self._wake()
+
+    def _wake(self) -> None:
+        self._received.put(None)
+        with self._changed:
+            self._changed.notify_all()
+
+
+def error_of(event: StreamEvent, peer: str) -> Exception:
+    """Return the exception for how a stream ended."""
+    match event:
+        case Failed():
+            return CallFailed(bytes(event.error))
+        case Lost():
+            return ConnectionLost(event.code, f"{peer}: {event.message}")
+        case _:
+            return StreamCancelled(f"{peer} gave the stream up")

@@ -1,0 +1,194 @@
+"""Connections over real sockets: TCP, Unix, TLS."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+
+from spark_stream.protocol import StreamOver
+from spark_stream.transport.client import ClientChannel, connected
+from spark_stream.transport.loop import Loop
+from spark_stream.transport.server import SERVER_LIMITS, Door, Server
+from spark_stream.transport.streams import BlockingStream, CallFailed, ConnectionLost
+from tests.support import eventually
+from tests.transport.conftest import FAST, Place, echo
+
+
+def test_a_call_is_answered(place: Place) -> None:
+    channel = place.connect()
+    assert channel.greeting == b"hello"
+    answer = channel.call("echo", b"header", b"body", 10)
+    assert (answer.header, answer.body) == (b"header", b"body")
+    channel.close()
+
+
+def test_an_error_is_the_call_s(place: Place) -> None:
+    channel = place.connect()
+    with pytest.raises(CallFailed) as caught:
+        channel.call("fail", b"why", b"", 10)
+    assert caught.value.error == b"no: why"
+    assert channel.call("echo", b"on", b"", 10).header == b"on"
+    channel.close()
+
+
+@pytest.mark.parametrize("size", [1, 65_536, 65_537, 1_000_000, 9_000_000])
+def test_frames_of_any_size_come_back_unchanged(place: Place, size: int) -> None:
+    channel = place.connect()
+    stream = channel.open("echo", b"")
+    body = os.urandom(size)
+    for number in range(3):
+        stream.send(b"%d" % number, body, timeout_s=20)
+        received = stream.receive(20)
+        assert received is not None
+        assert received.header == b"%d" % number
+        assert bytes(received.body) == body
+    stream.send(b"", end=True)
+    assert stream.receive(20) is None
+    channel.close()
+
+
+def test_many_threads_share_a_connection(place: Place) -> None:
+    channel = place.connect()
+
+    def talk(number: int) -> bool:
+        if number % 3 == 0:
+            return bytes(channel.call("echo", b"%d" % number, b"", 20).header) == b"%d" % number
+        stream = channel.open("echo", b"")
+        body = bytes([number % 251]) * (number * 1000)
+        for _ in range(5):
+            stream.send(b"", body, timeout_s=20)
+            received = stream.receive(20)
+            assert received is not None
+            if bytes(received.body) != body:
+                return False
+        stream.cancel()
+        return True
+
+    with ThreadPoolExecutor(16) as pool:
+        assert all(pool.map(talk, range(100)))
+    channel.close()
+
+
+def test_a_stream_that_nobody_reads_holds_up_no_other(place: Place) -> None:
+    channel = place.connect(replace(FAST, credit=100_000))
+    slow = channel.open("echo", b"")
+    sender = threading.Thread(target=_send_until_it_fails, args=(slow,))
+    sender.start()
+    for number in range(50):
+        assert channel.call("echo", b"%d" % number, b"", 10).header == b"%d" % number
+    slow.cancel()
+    channel.close()
+    sender.join(20)
+    assert not sender.is_alive()
+
+
+def _send_until_it_fails(stream: BlockingStream) -> None:
+    with suppress(ConnectionLost, StreamOver):
+        while True:
+            stream.send(b"", bytes(50_000), timeout_s=20)
+
+
+def test_a_lost_connection_ends_all_its_streams(place: Place) -> None:
+    channel = place.connect()
+    streams = [channel.open("hold", b"") for _ in range(3)]
+    channel.close()
+    for stream in streams:
+        with pytest.raises(ConnectionLost):
+            stream.receive(10)
+    with pytest.raises(ConnectionLost):
+        channel.call("echo", b"", b"", 10)
+
+
+def test_a_call_without_an_answer_ends_in_time(place: Place) -> None:
+    channel = place.connect()
+    with pytest.raises(TimeoutError):
+        channel.call("hold", b"", b"", 0.1)
+    assert channel.call("echo", b"x", b"", 10).header == b"x"
+    channel.close()
+
+
+def test_a_peer_that_does_not_answer_is_lost_in_time() -> None:
+    mute = socket.create_server(("127.0.0.1", 0))
+    with pytest.raises(ConnectionLost) as caught:
+        ClientChannel(f"127.0.0.1:{mute.getsockname()[1]}", timeout_s=0.2)
+    assert caught.value.code == "TIMEOUT"
+    mute.close()
+
+
+def test_another_protocol_is_told_apart(loop: Loop) -> None:
+    sock = socket.create_server(("127.0.0.1", 0))
+    port = sock.getsockname()[1]
+    server = Server(loop)
+    server.open(Door(sock, echo))
+    with socket.create_connection(("127.0.0.1", port)) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\nHost: isolog\r\n\r\n")
+        stranger.settimeout(10)
+        assert b"NOT_ISOLOG" in stranger.recv(1000)
+        assert stranger.recv(1000) == b""
+    server.stop("done", 0.1)
+
+
+def test_connections_that_say_nothing_are_ended_and_cost_no_thread(loop: Loop) -> None:
+    sock = socket.create_server(("127.0.0.1", 0), backlog=500)
+    address = f"127.0.0.1:{sock.getsockname()[1]}"
+    server = Server(loop, replace(SERVER_LIMITS, handshake_s=1.0))
+    server.open(Door(sock, echo))
+    threads = threading.active_count()
+    silent = [connected(address, float("inf"), None) for _ in range(200)]
+    eventually(lambda: server.connections == 200 or server.connections < 200)
+    channel = ClientChannel(address, timeout_s=20)
+    assert channel.call("echo", b"x", b"", 10).header == b"x"
+    assert threading.active_count() <= threads + 1
+    eventually(lambda: server.connections == 1)
+    for each in silent:
+        each.close()
+    channel.close()
+    server.stop("done", 0.1)
+
+
+def test_a_forked_child_has_connections_of_its_own(place: Place) -> None:
+    channel = place.connect()
+    assert channel.call("echo", b"parent", b"", 10).header == b"parent"
+    child = os.fork()
+    if child == 0:
+        try:
+            answer = place.connect().call("echo", b"child", b"", 10)
+            os._exit(0 if answer.header == b"child" else 1)
+        finally:
+            os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    assert channel.call("echo", b"parent", b"", 10).header == b"parent"
+    channel.close()
+
+
+def test_a_server_that_stops_lets_open_streams_end(loop: Loop) -> None:
+    sock = socket.create_server(("127.0.0.1", 0))
+    address = f"127.0.0.1:{sock.getsockname()[1]}"
+    server = Server(loop)
+    server.open(Door(sock, echo))
+    channel = ClientChannel(address, timeout_s=20)
+    stream = channel.open("echo", b"")
+    stopped = threading.Thread(target=server.stop, args=("maintenance", 20))
+    stopped.start()
+    eventually(lambda: _refuses(channel))
+    stream.send(b"still", end=True)
+    received = stream.receive(10)
+    assert received is not None
+    assert received.header == b"still"
+    stopped.join(10)
+    assert not stopped.is_alive()
+    eventually(lambda: channel.is_lost)
+
+
+def _refuses(channel: ClientChannel) -> bool:
+    try:
+        channel.call("echo", b"", b"", 10)
+    except ConnectionLost:
+        return True
+    return False
