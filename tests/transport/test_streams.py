@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -140,7 +141,7 @@ def test_connections_that_say_nothing_are_ended_and_cost_no_thread(loop: Loop) -
     server = Server(loop, replace(SERVER_LIMITS, handshake_s=1.0))
     server.open(Door(sock, echo))
     threads = threading.active_count()
-    silent = [connected(address, float("inf"), None) for _ in range(200)]
+    silent = [connected(address, time.monotonic() + 20, None) for _ in range(200)]
     eventually(lambda: server.connections == 200 or server.connections < 200)
     channel = ClientChannel(address, timeout_s=20)
     assert channel.call("echo", b"x", b"", 10).header == b"x"
