@@ -43,10 +43,10 @@ from spark_stream.protocol.frames import (
     PREFIX,
     Allocate,
     Bytes,
-    Frame,
+    FrameKind,
     FrameReader,
-    Kind,
     ProtocolError,
+    RawFrame,
     frame_bytes,
 )
 
@@ -58,7 +58,7 @@ _CREDIT_MAX: Final = 2**40
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ConnectionLimits:
     """What one side allows the other, and how long it waits. Sizes in bytes, times in seconds."""
 
     header_bytes_max: int = 1 << 20
@@ -115,7 +115,7 @@ class Ready(msgspec.Struct, frozen=True):
     greeting: bytes
 
 
-class Opened(msgspec.Struct, frozen=True):
+class StreamOpened(msgspec.Struct, frozen=True):
     """The client opened a stream."""
 
     stream: int
@@ -172,7 +172,7 @@ class Lost(msgspec.Struct, frozen=True):
     message: str
 
 
-Event = Ready | Opened | Received | Credited | Failed | Cancelled | Ending | Lost
+Event = Ready | StreamOpened | Received | Credited | Failed | Cancelled | Ending | Lost
 
 
 def data_bytes(header: Bytes, body: Bytes) -> int:
@@ -206,7 +206,7 @@ class Connection:
         is_client: bool,
         greeting: bytes,
         now: float,
-        limits: Limits = Limits(),
+        limits: ConnectionLimits = ConnectionLimits(),
         allocate: Allocate = bytearray,
         versions: tuple[int, int] = (VERSION, VERSION),
     ) -> None:
@@ -265,10 +265,10 @@ class Connection:
                 return [self._end("TIMEOUT", f"a frame was not whole within {allowed_s:.1f} s")]
         if silent_s > limits.heartbeat_s and not self._pinged and self._peer is not None:
             self._pinged = True
-            self._put(Kind.PING, 0)
+            self._put(FrameKind.PING, 0)
         return []
 
-    def _events(self, frames: Iterator[Frame], now: float) -> list[Event]:
+    def _events(self, frames: Iterator[RawFrame], now: float) -> list[Event]:
         events: list[Event] = []
         if self.lost:
             return events
@@ -290,33 +290,33 @@ class Connection:
             self._frame_began = now
         return events
 
-    def _event_of(self, frame: Frame) -> Event | None:
-        if self._peer is None and frame.kind not in (Kind.HELLO, Kind.GOODBYE):
+    def _event_of(self, frame: RawFrame) -> Event | None:
+        if self._peer is None and frame.kind not in (FrameKind.HELLO, FrameKind.GOODBYE):
             raise ProtocolError("NO_HELLO", f"{frame.kind.name} before HELLO")
         match frame.kind:
-            case Kind.HELLO:
+            case FrameKind.HELLO:
                 return self._greeted(frame)
-            case Kind.OPEN:
+            case FrameKind.OPEN:
                 return self._opened(frame)
-            case Kind.DATA:
+            case FrameKind.DATA:
                 return self._data(frame)
-            case Kind.CREDIT:
+            case FrameKind.CREDIT:
                 return self._credited(frame)
-            case Kind.ERROR:
+            case FrameKind.ERROR:
                 self._check_sent_by(frame, is_client=False)
                 return Failed(frame.stream, frame.header) if self._drop(frame.stream) else None
-            case Kind.CANCEL:
+            case FrameKind.CANCEL:
                 self._check_sent_by(frame, is_client=True)
                 return Cancelled(frame.stream) if self._drop(frame.stream) else None
-            case Kind.PING:
-                self._put(Kind.PONG, 0)
+            case FrameKind.PING:
+                self._put(FrameKind.PONG, 0)
                 return None
-            case Kind.PONG:
+            case FrameKind.PONG:
                 return None
-            case Kind.GOODBYE:
+            case FrameKind.GOODBYE:
                 return self._left(_decoded(frame, Goodbye))
 
-    def _greeted(self, frame: Frame) -> Event:
+    def _greeted(self, frame: RawFrame) -> Event:
         if self._peer is not None:
             raise ProtocolError("SECOND_HELLO", "HELLO was sent twice")
         hello = _decoded(frame, Hello)
@@ -333,7 +333,7 @@ class Connection:
             self._hello(version, version)
         return Ready(version, hello.greeting)
 
-    def _opened(self, frame: Frame) -> Event | None:
+    def _opened(self, frame: RawFrame) -> Event | None:
         self._check_sent_by(frame, is_client=True)
         if frame.stream <= self._last_stream:
             raise ProtocolError("STREAM_NUMBER", f"stream {frame.stream} was opened out of order")
@@ -347,9 +347,9 @@ class Connection:
             raise ProtocolError("CREDIT", f"a credit of {opening.credit}")
         self._add(frame.stream, more_credit=opening.credit)
         self._received_on(frame.stream, frame.end)
-        return Opened(frame.stream, opening.method, opening.header, frame.body, frame.end)
+        return StreamOpened(frame.stream, opening.method, opening.header, frame.body, frame.end)
 
-    def _data(self, frame: Frame) -> Event | None:
+    def _data(self, frame: RawFrame) -> Event | None:
         stream = self._known(frame)
         if stream is None:
             return None
@@ -362,7 +362,7 @@ class Connection:
         self._received_on(frame.stream, frame.end)
         return Received(frame.stream, frame.header, frame.body, frame.end)
 
-    def _credited(self, frame: Frame) -> Event | None:
+    def _credited(self, frame: RawFrame) -> Event | None:
         stream = self._known(frame)
         if stream is None:
             return None
@@ -378,7 +378,7 @@ class Connection:
             return Ending(goodbye.code, goodbye.message)
         return self._lose(goodbye.code, goodbye.message)
 
-    def _known(self, frame: Frame) -> _Stream | None:
+    def _known(self, frame: RawFrame) -> _Stream | None:
         """Return the frame's stream, None if that is over.
 
         Raises:
@@ -391,11 +391,11 @@ class Connection:
             )
         return found
 
-    def _check_sent_by(self, frame: Frame, *, is_client: bool) -> None:
+    def _check_sent_by(self, frame: RawFrame, *, is_client: bool) -> None:
         if self._is_client is is_client:
             sender = "a broker" if is_client else "a client"
             raise ProtocolError("WRONG_SIDE", f"{frame.kind.name} was sent by {sender}")
-        if frame.kind is not Kind.OPEN:
+        if frame.kind is not FrameKind.OPEN:
             self._known(frame)
 
     # -- commands -------------------------------------------------------------------------------
@@ -432,7 +432,7 @@ class Connection:
         stream = self._add(self._last_stream)
         stream.granted += credit
         stream.sends = not end
-        self._put(Kind.OPEN, self._last_stream, opening, body, end=end)
+        self._put(FrameKind.OPEN, self._last_stream, opening, body, end=end)
         return self._last_stream
 
     def is_open(self, stream: int) -> bool:
@@ -459,7 +459,7 @@ class Connection:
         if found.credit <= 0 and not (end and size == PREFIX.size):
             raise ValueError(f"stream {stream} has no credit")
         found.credit -= size
-        self._put(Kind.DATA, stream, header, body, end=end)
+        self._put(FrameKind.DATA, stream, header, body, end=end)
         if end:
             found.sends = False
             self._forget_if_over(stream, found)
@@ -472,26 +472,26 @@ class Connection:
         found.unreturned += size
         if found.unreturned >= self._limits.credit // 2 or found.granted <= 0:
             found.granted += found.unreturned
-            self._put(Kind.CREDIT, stream, msgspec.msgpack.encode(found.unreturned))
+            self._put(FrameKind.CREDIT, stream, msgspec.msgpack.encode(found.unreturned))
             found.unreturned = 0
 
     def fail(self, stream: int, error: bytes) -> None:
         """End a stream with an error, if it is not over; for brokers."""
         assert not self._is_client
         if self._drop(stream):
-            self._put(Kind.ERROR, stream, error)
+            self._put(FrameKind.ERROR, stream, error)
 
     def cancel(self, stream: int) -> None:
         """Give a stream up, if it is not over; for clients."""
         assert self._is_client
         if self._drop(stream):
-            self._put(Kind.CANCEL, stream)
+            self._put(FrameKind.CANCEL, stream)
 
     def stop(self, message: str) -> None:
         """Ask the peer to open no more streams; those that are open go on."""
         if self.lost is None and not self._ending:
             self._ending = True
-            self._put(Kind.GOODBYE, 0, msgspec.msgpack.encode(Goodbye("STOPPING", message)))
+            self._put(FrameKind.GOODBYE, 0, msgspec.msgpack.encode(Goodbye("STOPPING", message)))
 
     def output(self) -> list[Bytes]:
         """Return the buffers to write next, in order, and forget them."""
@@ -511,7 +511,7 @@ class Connection:
             limits.body_bytes_max,
             self._greeting,
         )
-        self._put(Kind.HELLO, 0, msgspec.msgpack.encode(hello))
+        self._put(FrameKind.HELLO, 0, msgspec.msgpack.encode(hello))
 
     def _add(self, number: int, more_credit: int = 0) -> _Stream:
         assert self._peer is not None
@@ -543,13 +543,19 @@ class Connection:
                 raise ValueError(f"a {what} of {memoryview(part).nbytes} bytes; at most {limit}")
 
     def _put(
-        self, kind: Kind, stream: int, header: Bytes = b"", body: Bytes = b"", *, end: bool = False
+        self,
+        kind: FrameKind,
+        stream: int,
+        header: Bytes = b"",
+        body: Bytes = b"",
+        *,
+        end: bool = False,
     ) -> None:
         self._output += frame_bytes(kind, stream, header, body, end=end)
 
     def _end(self, code: str, message: str) -> Lost:
         """Give the connection up, and tell the peer why."""
-        self._put(Kind.GOODBYE, 0, msgspec.msgpack.encode(Goodbye(code, message)))
+        self._put(FrameKind.GOODBYE, 0, msgspec.msgpack.encode(Goodbye(code, message)))
         return self._lose(code, message)
 
     def _lose(self, code: str, message: str) -> Lost:
@@ -558,7 +564,7 @@ class Connection:
         return self.lost
 
 
-def _decoded(frame: Frame, kind: type[T]) -> T:
+def _decoded(frame: RawFrame, kind: type[T]) -> T:
     try:
         return msgspec.msgpack.decode(frame.header, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -33,7 +33,7 @@ Allocate = Callable[[int], bytearray | memoryview]
 """Makes a writable buffer of exactly this many bytes."""
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """What a frame is for; ``docs/protocol.md`` has the table."""
 
     HELLO = 1
@@ -47,13 +47,13 @@ class Kind(IntEnum):
     GOODBYE = 9
 
 
-_KINDS: Final = {int(kind): kind for kind in Kind}
+_KINDS: Final = {int(kind): kind for kind in FrameKind}
 
 
-class Frame(msgspec.Struct, frozen=True, gc=False):
+class RawFrame(msgspec.Struct, frozen=True, gc=False):
     """One frame. ``header`` and ``body`` stay valid for as long as they are referenced."""
 
-    kind: Kind
+    kind: FrameKind
     stream: int
     header: Bytes = b""
     body: Bytes = b""
@@ -73,7 +73,7 @@ class ProtocolError(Exception):
 
 
 def frame_bytes(
-    kind: Kind, stream: int, header: Bytes = b"", body: Bytes = b"", *, end: bool = False
+    kind: FrameKind, stream: int, header: Bytes = b"", body: Bytes = b"", *, end: bool = False
 ) -> list[Bytes]:
     """Return a frame as the buffers to write, in order. A large body is not copied."""
     header_bytes, body_bytes = memoryview(header).nbytes, memoryview(body).nbytes
@@ -97,7 +97,7 @@ class FrameReader:
         self._body_bytes_max = body_bytes_max
         self._allocate = allocate
         self._kept = b""  # received, and not yet a whole part
-        self._prefix: tuple[Kind, bool, int, int, int] | None = None
+        self._prefix: tuple[FrameKind, bool, int, int, int] | None = None
         self._header: Bytes | None = None
         self._large: Bytes | None = None  # the part that is being received into
         self._view: memoryview | None = None  # what is left of it
@@ -120,7 +120,7 @@ class FrameReader:
         """
         return self._view
 
-    def filled(self, count: int) -> Iterator[Frame]:
+    def filled(self, count: int) -> Iterator[RawFrame]:
         """Go on after ``count`` bytes were received into :attr:`target`.
 
         Raises:
@@ -134,7 +134,7 @@ class FrameReader:
             yield from self._frame_of(part)
             self._prepare_large(memoryview(b""))
 
-    def receive(self, data: Bytes) -> Iterator[Frame]:
+    def receive(self, data: Bytes) -> Iterator[RawFrame]:
         """Yield the frames that these bytes complete. What is kept of ``data`` is copied.
 
         Raises:
@@ -171,7 +171,7 @@ class FrameReader:
             return PREFIX.size
         return self._prefix[3] if self._header is None else self._prefix[4]
 
-    def _frame_of(self, part: Bytes) -> Iterator[Frame]:
+    def _frame_of(self, part: Bytes) -> Iterator[RawFrame]:
         """Take the next part; yield the frame if that completes it."""
         if self._prefix is None:
             self._prefix = self._checked(part)
@@ -185,13 +185,13 @@ class FrameReader:
         if self._header is not None and self._prefix[4] == 0:
             yield self._whole(self._header, b"")
 
-    def _whole(self, header: Bytes, body: Bytes) -> Frame:
+    def _whole(self, header: Bytes, body: Bytes) -> RawFrame:
         assert self._prefix is not None
         kind, end, stream, _, _ = self._prefix
         self._prefix = self._header = None
-        return Frame(kind, stream, header, body, end)
+        return RawFrame(kind, stream, header, body, end)
 
-    def _checked(self, prefix: Bytes) -> tuple[Kind, bool, int, int, int]:
+    def _checked(self, prefix: Bytes) -> tuple[FrameKind, bool, int, int, int]:
         mark, number, flags, stream, header_bytes, body_bytes = PREFIX.unpack(prefix)
         kind = _KINDS.get(number)
         if mark != MARK:

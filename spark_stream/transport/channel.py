@@ -33,7 +33,7 @@ _BUFFERS_AT_ONCE: Final = 64
 _SSL_WAITS: Final = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
-class Channel:
+class SocketChannel:
     """A connected socket that speaks the protocol. ``handle`` gets the events.
 
     ``drained`` is called on the loop's thread once data may be sent again after

@@ -17,21 +17,21 @@ from typing import Final
 from spark_stream.protocol import (
     Bytes,
     Connection,
+    ConnectionLimits,
     Ending,
     Event,
-    Limits,
     Lost,
     Ready,
     Received,
     StreamOver,
 )
 from spark_stream.transport.buffers import BufferPool
-from spark_stream.transport.channel import Channel
+from spark_stream.transport.channel import SocketChannel
 from spark_stream.transport.loop import Loop
 from spark_stream.transport.streams import BlockingStream, ConnectionLost, Handle, Stream, Streams
 from spark_stream.wire.addresses import UNIX, split_address
 
-CLIENT_LIMITS: Final = Limits()
+CLIENT_LIMITS: Final = ConnectionLimits()
 BUFFERS: Final = BufferPool()
 _LOOKS_EVERY_S: Final = 0.02
 
@@ -71,7 +71,7 @@ class ClientChannel:
         *,
         timeout_s: float,
         greeting: bytes = b"",
-        limits: Limits = CLIENT_LIMITS,
+        limits: ConnectionLimits = CLIENT_LIMITS,
         tls: ssl.SSLContext | None = None,
         ended: Callable[[], None] = lambda: None,
     ) -> None:
@@ -101,7 +101,7 @@ class ClientChannel:
             limits=limits,
             allocate=BUFFERS.allocate,
         )
-        self._channel = Channel(
+        self._channel = SocketChannel(
             client_loop(), sock, connection, self._handle, self._streams.drained
         )
         if not self._ready.wait(max(0.0, deadline - time.monotonic())):

@@ -12,20 +12,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from spark_stream.protocol import Connection, Event, Limits, Lost, Opened
+from spark_stream.protocol import Connection, ConnectionLimits, Event, Lost, StreamOpened
 from spark_stream.transport.buffers import BufferPool
-from spark_stream.transport.channel import Channel
+from spark_stream.transport.channel import SocketChannel
 from spark_stream.transport.loop import READ, WRITE, Loop
 from spark_stream.transport.streams import Stream, Streams
 
 logger = logging.getLogger(__name__)
 
-SERVER_LIMITS: Final = Limits(credit=8 << 20)
+SERVER_LIMITS: Final = ConnectionLimits(credit=8 << 20)
 _BACKLOG: Final = 1024
 _ACCEPTED_AT_ONCE: Final = 64
 _LOOKS_EVERY_S: Final = 0.05
 
-Serve = Callable[[Opened, Stream], None]
+Serve = Callable[[StreamOpened, Stream], None]
 """Takes a new stream, on the loop's thread; must not block, and sets the stream's ``handle``."""
 
 
@@ -45,7 +45,7 @@ class Server:
     def __init__(
         self,
         loop: Loop,
-        limits: Limits = SERVER_LIMITS,
+        limits: ConnectionLimits = SERVER_LIMITS,
         buffers: BufferPool | None = None,
         connections_max: int = 10_000,
     ) -> None:
@@ -171,10 +171,10 @@ class _Session:
         self._server = server
         self._serve = serve
         self._streams = Streams(peer)
-        self._channel: Channel | None = None
+        self._channel: SocketChannel | None = None
 
     def begin(self, loop: Loop, sock: socket.socket, connection: Connection) -> None:
-        self._channel = Channel(loop, sock, connection, self._handle, self._streams.drained)
+        self._channel = SocketChannel(loop, sock, connection, self._handle, self._streams.drained)
 
     @property
     def open_streams(self) -> int:
@@ -191,7 +191,7 @@ class _Session:
 
     def _handle(self, event: Event) -> None:
         match event:
-            case Opened():
+            case StreamOpened():
                 assert self._channel is not None
                 self._serve(event, self._streams.add(self._channel, event.stream))
             case Lost():

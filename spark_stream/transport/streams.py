@@ -20,7 +20,7 @@ from spark_stream.protocol import (
     Received,
     StreamOver,
 )
-from spark_stream.transport.channel import Channel
+from spark_stream.transport.channel import SocketChannel
 
 T = TypeVar("T")
 StreamEvent = Received | Credited | Failed | Cancelled | Lost
@@ -64,7 +64,7 @@ class Stream:
     __slots__ = ("_channel", "_forget", "handle", "number", "over", "peer")
 
     def __init__(
-        self, channel: Channel, number: int, peer: str, forget: Callable[[int], object]
+        self, channel: SocketChannel, number: int, peer: str, forget: Callable[[int], object]
     ) -> None:
         self._channel = channel
         self._forget = forget
@@ -130,7 +130,7 @@ class Streams:
         self.peer = peer
         self._streams: dict[int, Stream] = {}
 
-    def add(self, channel: Channel, number: int) -> Stream:
+    def add(self, channel: SocketChannel, number: int) -> Stream:
         """Return a new stream; its events are handed on from now on."""
         stream = self._streams[number] = Stream(channel, number, self.peer, self.forget)
         return stream

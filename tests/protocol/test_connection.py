@@ -12,20 +12,22 @@ from hypothesis import strategies as st
 from spark_stream.protocol import (
     Cancelled,
     Connection,
+    ConnectionLimits,
     Credited,
     Ending,
     Event,
     Failed,
-    Limits,
     Lost,
-    Opened,
     Ready,
     Received,
+    StreamOpened,
     StreamOver,
 )
-from spark_stream.protocol.frames import MARK, PREFIX, SMALL_BYTES_MAX, Kind, frame_bytes
+from spark_stream.protocol.frames import MARK, PREFIX, SMALL_BYTES_MAX, FrameKind, frame_bytes
 
-LIMITS = Limits(credit=100_000, body_bytes_max=1 << 20, header_bytes_max=1 << 17, streams_max=5)
+LIMITS = ConnectionLimits(
+    credit=100_000, body_bytes_max=1 << 20, header_bytes_max=1 << 17, streams_max=5
+)
 
 
 def joined(side: Connection) -> bytes:
@@ -35,7 +37,9 @@ def joined(side: Connection) -> bytes:
 class Pair:
     """A client and a broker whose bytes go to one another when `exchange` is called."""
 
-    def __init__(self, client: Limits = LIMITS, broker: Limits = LIMITS) -> None:
+    def __init__(
+        self, client: ConnectionLimits = LIMITS, broker: ConnectionLimits = LIMITS
+    ) -> None:
         self.client = Connection(is_client=True, greeting=b"c", now=0, limits=client)
         self.broker = Connection(is_client=False, greeting=b"b", now=0, limits=broker)
         self.at_client: list[Event] = []
@@ -75,7 +79,7 @@ def test_a_call_is_a_frame_there_and_a_frame_back() -> None:
     stream = pair.client.open("act", b"header", b"body", end=True)
     assert stream == 1
     pair.exchange()
-    assert pair.at_broker[-1] == Opened(1, "act", b"header", b"body", end=True)
+    assert pair.at_broker[-1] == StreamOpened(1, "act", b"header", b"body", end=True)
     pair.broker.send(1, b"facts", b"answer", end=True)
     pair.exchange()
     assert pair.at_client[-1] == Received(1, b"facts", b"answer", end=True)
@@ -193,7 +197,7 @@ def test_frames_larger_than_the_peer_takes_are_not_sent() -> None:
 def test_a_silent_peer_is_asked_and_then_lost() -> None:
     pair = Pair(broker=replace(LIMITS, heartbeat_s=5, silence_s=15))
     assert pair.broker.tick(6) == []
-    assert joined(pair.broker) == b"".join(map(bytes, frame_bytes(Kind.PING, 0)))
+    assert joined(pair.broker) == b"".join(map(bytes, frame_bytes(FrameKind.PING, 0)))
     assert pair.broker.tick(7) == []
     assert joined(pair.broker) == b""  # asked once
     assert ends(pair.broker.tick(15.1)) == "SILENT"
@@ -218,7 +222,7 @@ def test_a_connection_that_says_nothing_is_lost() -> None:
 
 def test_half_a_frame_for_ever_is_lost_however_slowly_it_grows() -> None:
     pair = Pair()
-    pair.broker.receive(PREFIX.pack(MARK, Kind.OPEN, 0, 1, 1000, 0), 0)
+    pair.broker.receive(PREFIX.pack(MARK, FrameKind.OPEN, 0, 1, 1000, 0), 0)
     lost: list[Event] = []
     for second in range(1, 60):
         lost += pair.broker.receive(b"x", second) + pair.broker.tick(second)
@@ -235,7 +239,7 @@ def frame(kind: int, stream: int, header: bytes = b"", body: bytes = b"", flags:
     return prefix + header + body
 
 
-OPEN = frame(Kind.OPEN, 1, b"\x93\xa1m\x00\xc4\x00")
+OPEN = frame(FrameKind.OPEN, 1, b"\x93\xa1m\x00\xc4\x00")
 
 
 @pytest.mark.parametrize(
@@ -244,25 +248,25 @@ OPEN = frame(Kind.OPEN, 1, b"\x93\xa1m\x00\xc4\x00")
         ("NOT_ISOLOG", b"GET / HTTP/1.1\r\nHost: broker\r\n\r\n"),
         ("NOT_ISOLOG", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(20)),
         ("UNKNOWN_FRAME", frame(77, 1)),
-        ("UNKNOWN_FRAME", frame(Kind.DATA, 1, flags=8)),
-        ("FRAME_TOO_LARGE", struct.pack("<HBBIII", MARK, Kind.DATA, 0, 1, 0, 2**32 - 1)),
-        ("FRAME_TOO_LARGE", struct.pack("<HBBIII", MARK, Kind.HELLO, 0, 0, 2**32 - 1, 0)),
+        ("UNKNOWN_FRAME", frame(FrameKind.DATA, 1, flags=8)),
+        ("FRAME_TOO_LARGE", struct.pack("<HBBIII", MARK, FrameKind.DATA, 0, 1, 0, 2**32 - 1)),
+        ("FRAME_TOO_LARGE", struct.pack("<HBBIII", MARK, FrameKind.HELLO, 0, 0, 2**32 - 1, 0)),
         ("NO_HELLO", OPEN),
         ("SECOND_HELLO", hello() + hello()),
-        ("BAD_HEADER", frame(Kind.HELLO, 0, b"nonsense")),
-        ("BAD_HEADER", hello() + frame(Kind.OPEN, 1, b"\x93\xa1")),
+        ("BAD_HEADER", frame(FrameKind.HELLO, 0, b"nonsense")),
+        ("BAD_HEADER", hello() + frame(FrameKind.OPEN, 1, b"\x93\xa1")),
         ("STREAM_NUMBER", hello() + OPEN + OPEN),
-        ("STREAM_NUMBER", hello() + frame(Kind.OPEN, 0, b"")),
-        ("UNKNOWN_STREAM", hello() + frame(Kind.DATA, 9)),
-        ("UNKNOWN_STREAM", hello() + frame(Kind.CANCEL, 1)),
-        ("UNKNOWN_STREAM", hello() + OPEN + frame(Kind.CREDIT, 2, b"\x01")),
-        ("CREDIT", hello() + OPEN + frame(Kind.CREDIT, 1, b"\x00")),
-        ("CREDIT", hello() + OPEN + frame(Kind.CREDIT, 1, b"\xcf" + b"\x7f" * 8)),
-        ("STREAM_ENDED", hello() + OPEN + frame(Kind.DATA, 1, flags=1) + frame(Kind.DATA, 1)),
-        ("NO_CREDIT", hello() + OPEN + 2 * frame(Kind.DATA, 1, body=bytes(200_000))),
-        ("WRONG_SIDE", hello() + OPEN + frame(Kind.ERROR, 1)),
+        ("STREAM_NUMBER", hello() + frame(FrameKind.OPEN, 0, b"")),
+        ("UNKNOWN_STREAM", hello() + frame(FrameKind.DATA, 9)),
+        ("UNKNOWN_STREAM", hello() + frame(FrameKind.CANCEL, 1)),
+        ("UNKNOWN_STREAM", hello() + OPEN + frame(FrameKind.CREDIT, 2, b"\x01")),
+        ("CREDIT", hello() + OPEN + frame(FrameKind.CREDIT, 1, b"\x00")),
+        ("CREDIT", hello() + OPEN + frame(FrameKind.CREDIT, 1, b"\xcf" + b"\x7f" * 8)),
+        ("STREAM_ENDED", hello() + OPEN + frame(FrameKind.DATA, 1, flags=1) + frame(FrameKind.DATA, 1)),
+        ("NO_CREDIT", hello() + OPEN + 2 * frame(FrameKind.DATA, 1, body=bytes(200_000))),
+        ("WRONG_SIDE", hello() + OPEN + frame(FrameKind.ERROR, 1)),
         ("TOO_MANY_STREAMS", hello() + b"".join(
-            frame(Kind.OPEN, number, b"\x93\xa1m\x00\xc4\x00") for number in range(1, 8)
+            frame(FrameKind.OPEN, number, b"\x93\xa1m\x00\xc4\x00") for number in range(1, 8)
         )),
     ],
 )  # fmt: skip
@@ -287,7 +291,7 @@ def test_a_frame_that_claims_much_takes_no_memory_before_it_is_checked() -> None
 
     broker = Connection(is_client=False, greeting=b"", now=0, limits=LIMITS, allocate=allocate)
     broker.receive(hello() + OPEN, 0)
-    broker.receive(PREFIX.pack(MARK, Kind.DATA, 0, 1, 0, 4_000_000_000), 0)
+    broker.receive(PREFIX.pack(MARK, FrameKind.DATA, 0, 1, 0, 4_000_000_000), 0)
     assert sizes == []
     assert broker.lost is not None
 
@@ -362,7 +366,7 @@ def test_the_events_do_not_depend_on_how_the_bytes_were_split(
 
 def test_every_split_of_a_short_conversation() -> None:
     client = Connection(is_client=True, greeting=b"", now=0)
-    data = joined(client) + OPEN + frame(Kind.DATA, 1, b"h", b"body", flags=1)
+    data = joined(client) + OPEN + frame(FrameKind.DATA, 1, b"h", b"body", flags=1)
     whole = fed(data, [])
     for first in range(len(data)):
         for second in range(first, len(data)):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from spark_stream.protocol import Limits, Opened, Received
+from spark_stream.protocol import ConnectionLimits, Received, StreamOpened
 from spark_stream.transport.client import CLIENT_LIMITS, ClientChannel
 from spark_stream.transport.loop import Loop
 from spark_stream.transport.server import SERVER_LIMITS, Door, Server
@@ -27,11 +27,11 @@ class Place:
     address: str
     tls: ssl.SSLContext | None = None
 
-    def connect(self, limits: Limits = FAST, timeout_s: float = 20.0) -> ClientChannel:
+    def connect(self, limits: ConnectionLimits = FAST, timeout_s: float = 20.0) -> ClientChannel:
         return ClientChannel(self.address, timeout_s=timeout_s, tls=self.tls, limits=limits)
 
 
-def echo(opened: Opened, stream: Stream) -> None:
+def echo(opened: StreamOpened, stream: Stream) -> None:
     """Serve: ``echo`` sends everything back, ``fail`` fails, ``hold`` answers nothing."""
     if opened.method == "fail":
         stream.fail(b"no: " + bytes(opened.header))
