@@ -28,10 +28,10 @@ RIDDLES = (
 )
 # Names that several classes share. Rename a class, then remove its name here; add none.
 SHARED_BY_TWO = """
-    Agreed AppendStream Asked BrokerFacts Call Closing Connection Stream Delete Descriptor DropBranch Kind Leaders
-    Links Looked MappedFile Measure Message News Order Piece Place Put Range Recent Record Refused
-    Room RowFilter Seen State Surroundings TransactionPartition Trouble Turns View Written _Reading
-    _Text _Topic
+    Agreed AppendStream Asked BrokerFacts Call Closing Connection Delete Descriptor DropBranch Kind
+    Leaders Links Looked MappedFile Measure Message News Order Piece Place Put Range Recent Record
+    Refused Room RowFilter Seen State Stream Surroundings TransactionPartition Trouble Turns View Written
+    _Reading _Text _Topic
 """
 SHARED_BY_THREE = "Bound Cut Found Identity Part Session Wanted Watch Watched"
 

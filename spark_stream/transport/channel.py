@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Final, TypeVar
 
@@ -27,6 +28,8 @@ T = TypeVar("T")
 TICK_S: Final = 1.0
 UNSENT_BYTES_MAX: Final = 8 << 20
 """Above so much that the socket has not taken yet, streams send no more data."""
+_LINGER_S: Final = 1.0
+"""How long the peer has to close its side of a connection that is over."""
 _SCRATCH: Final = 256 << 10
 _READ_AT_ONCE: Final = 4 << 20  # then the loop looks at its other sockets
 _BUFFERS_AT_ONCE: Final = 64
@@ -161,6 +164,25 @@ class SocketChannel:
             self._over = True
             self._unsent.clear()
             self._unsent_bytes = 0
+        # To close a socket that has unread bytes resets the connection, and the peer loses what it
+        # has not read yet: the reason, and the last answers.
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_WR)
+        self._loop.watch(self._sock, READ, self._discard)
+        self._loop.call_later(_LINGER_S, self._release)
+
+    def _discard(self, _: int) -> None:
+        """Read what still comes, until the peer closes its side."""
+        try:
+            while self._sock.recv_into(_scratch()):
+                pass
+        except (BlockingIOError, InterruptedError, *_SSL_WAITS):
+            return
+        except OSError:
+            pass
+        self._release()
+
+    def _release(self) -> None:
         self._loop.forget(self._sock)
         self._sock.close()
 

@@ -79,7 +79,10 @@ class Loop:
         return threading.current_thread() is self._thread
 
     def close(self) -> None:
-        """End the loop after what was asked for; wait for its thread unless this is a callback."""
+        """End the loop after what was asked for, and close the sockets that it watches.
+
+        Waits for its thread, unless this is a callback of it.
+        """
         self.call_soon(self._close)
         if not self.is_own_thread:
             self._thread.join()
@@ -122,8 +125,10 @@ class Loop:
             for _ in range(len(self._soon)):
                 self._call(self._soon.popleft())
             self._call_due()
+        for key in list(self._selector.get_map().values()):
+            assert isinstance(key.fileobj, socket.socket)
+            key.fileobj.close()
         self._selector.close()
-        self._reading.close()
         self._waking.close()
 
     def _next_due(self) -> float | None:

@@ -239,6 +239,7 @@ def frame(kind: int, stream: int, header: bytes = b"", body: bytes = b"", flags:
     return prefix + header + body
 
 
+DATA = FrameKind.DATA
 OPEN = frame(FrameKind.OPEN, 1, b"\x93\xa1m\x00\xc4\x00")
 
 
@@ -262,7 +263,7 @@ OPEN = frame(FrameKind.OPEN, 1, b"\x93\xa1m\x00\xc4\x00")
         ("UNKNOWN_STREAM", hello() + OPEN + frame(FrameKind.CREDIT, 2, b"\x01")),
         ("CREDIT", hello() + OPEN + frame(FrameKind.CREDIT, 1, b"\x00")),
         ("CREDIT", hello() + OPEN + frame(FrameKind.CREDIT, 1, b"\xcf" + b"\x7f" * 8)),
-        ("STREAM_ENDED", hello() + OPEN + frame(FrameKind.DATA, 1, flags=1) + frame(FrameKind.DATA, 1)),
+        ("STREAM_ENDED", hello() + OPEN + frame(DATA, 1, flags=1) + frame(DATA, 1)),
         ("NO_CREDIT", hello() + OPEN + 2 * frame(FrameKind.DATA, 1, body=bytes(200_000))),
         ("WRONG_SIDE", hello() + OPEN + frame(FrameKind.ERROR, 1)),
         ("TOO_MANY_STREAMS", hello() + b"".join(
