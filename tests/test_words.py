@@ -30,8 +30,8 @@ RIDDLES = (
 SHARED_BY_TWO = """
     Agreed AppendStream Asked BrokerFacts Call Closing Connection Delete Descriptor DropBranch Kind
     Leaders Links Looked MappedFile Measure Message News Order Piece Place Put Range Recent Record
-    Refused Room RowFilter Seen State Stream Surroundings TransactionPartition Trouble Turns View Written
-    _Reading _Text _Topic
+    Refused Room RowFilter Seen State Stream Surroundings TransactionPartition Trouble Turns View
+    Written _Reading _Text _Topic
 """
 SHARED_BY_THREE = "Bound Cut Found Identity Part Session Wanted Watch Watched"
 

@@ -175,6 +175,8 @@ def test_a_server_that_stops_lets_open_streams_end(loop: Loop) -> None:
     server.open(Door(sock, echo))
     channel = ClientChannel(address, timeout_s=20)
     stream = channel.open("echo", b"")
+    stream.send(b"once")  # so that the server knows the stream before it stops
+    assert stream.receive(10) is not None
     stopped = threading.Thread(target=server.stop, args=("maintenance", 20))
     stopped.start()
     eventually(lambda: _refuses(channel))
