@@ -1,4 +1,4 @@
-"""A DoPut: a stream of batches to one topic, each acknowledged by itself.
+"""A stream of batches to one topic, each acknowledged by itself.
 
 The batches of a partition are appended and acknowledged in their order; those of different ones
 do not wait for each other.
@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 import pyarrow as pa
-import pyarrow.flight as fl
 
 from spark_stream.broker.ack_line import AckLine
 from spark_stream.broker.answers import Answers
@@ -24,60 +22,27 @@ from spark_stream.broker.transactions import TransactionDesk
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.isolation import PRODUCER_LEVELS
 from spark_stream.environment import Clock
-from spark_stream.errors import InvalidRequest, SchemaMismatch, UnknownPartition
+from spark_stream.errors import InvalidRequest, SchemaMismatch
 from spark_stream.wire.evolution import evolves
 from spark_stream.wire.messages import AppendTo, Envelope
 from spark_stream.wire.schemas import mismatch
 
 
-class BatchReader(Protocol):
-    """Where batches come from (Flight's reader)."""
-
-    @property
-    def schema(self) -> pa.Schema: ...
-
-    def read_chunk(self) -> fl.FlightStreamChunk: ...
-
-
-class AckWriter(Protocol):
-    """Where acknowledgements go (Flight's metadata writer)."""
-
-    def write(self, message: pa.Buffer | bytes) -> None: ...
-
-
 @dataclass(frozen=True)
 class Target:
-    """What a DoPut's descriptor names; a path may name the partition of all its batches as well."""
+    """What a stream of appends names; it may name the partition of all its batches as well."""
 
     request: AppendTo
     partition: int | None = None
-
-
-def target_of(descriptor: fl.FlightDescriptor) -> Target:
-    """From a descriptor: an AppendTo message as its command, or the path [topic(, partition)]."""
-    if descriptor.descriptor_type == fl.DescriptorType.PATH:
-        path = [part.decode("utf-8", "replace") for part in descriptor.path]
-        if not 1 <= len(path) <= 2 or not path[0]:
-            raise InvalidRequest(f"a path is [topic] or [topic, partition], not {path}")
-        number = _partition_of(path[1]) if len(path) == 2 else None
-        return Target(AppendTo(topic=path[0][:255]), number)
-    return Target(AppendTo.from_bytes(descriptor.command))
-
-
-def _partition_of(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()):
-        raise InvalidRequest(f"{text[:40]!r} is not the number of a partition")
-    if len(text) > 9:
-        raise UnknownPartition(f"no topic has a partition {text[:40]}")
-    return int(text)
 
 
 def serve_appends(
     host: Host,
     desk: TransactionDesk,
     target: Target,
-    reader: BatchReader,
-    acks: AckWriter,
+    schema: pa.Schema,
+    batches: Iterator[tuple[pa.RecordBatch, bytes]],
+    write: Callable[[bytes], None],
     clock: Clock,
 ) -> None:
     """Appends batch after batch. A refused batch is answered by its error and ends nothing.
@@ -95,11 +60,11 @@ def serve_appends(
             f"a producer's isolation is {' | '.join(PRODUCER_LEVELS)}, not {request.isolation}"
         )
     hosted = host.topic(request.topic, request.topic_id)
-    _check_fits(host, hosted, reader.schema)
-    answers, stream = Answers(acks.write), AppendStream(request, clock, desk.finished)
+    _check_fits(host, hosted, schema)
+    answers, stream = Answers(write), AppendStream(request, clock, desk.finished)
     queues, line = AppendQueues(), AckLine(clock, request.timeout_ms / 1000)
     try:
-        for batch, metadata in _batches(reader):
+        for batch, metadata in batches:
             envelope = _envelope(target, metadata)
             hosted = host.topic(hosted.topic.name, hosted.topic.id)  # it may have been altered
             answer = answers.next_place(envelope.partition)
@@ -178,26 +143,9 @@ class _StreamAppend:
         return True
 
 
-def _batches(
-    reader: BatchReader,
-) -> Iterator[tuple[pa.RecordBatch, pa.Buffer | None]]:
-    while True:
-        try:
-            chunk = reader.read_chunk()
-        except StopIteration:
-            return
-        except fl.FlightError:
-            raise
-        except (pa.ArrowException, OSError) as error:
-            raise InvalidRequest(f"the stream is not valid Arrow IPC: {error}") from None
-        if chunk.data is None:
-            raise InvalidRequest("a message without a batch")
-        yield chunk.data, chunk.app_metadata
-
-
-def _envelope(target: Target, metadata: pa.Buffer | None) -> Envelope:
-    if metadata is not None and metadata.size:
-        return Envelope.from_bytes(metadata.to_pybytes())
+def _envelope(target: Target, metadata: bytes) -> Envelope:
+    if metadata:
+        return Envelope.from_bytes(metadata)
     if target.partition is None:
         raise InvalidRequest("which partition? Name it in the path, or in a batch's app_metadata")
     return Envelope(partition=target.partition)

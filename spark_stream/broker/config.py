@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from spark_stream.broker.replication.settings import ReplicationSettings
@@ -51,9 +51,9 @@ class BrokerConfig(BaseSettings):
     ``leader_balance_seconds``: how long a partition's preferred leader must be alive and in sync
     before it leads again; 0: only when asked for.
 
-    ``idle_seconds``: the broker ends after this time without a call; 0: never.
-    ``memory_bytes``: the memory that all batches may take together. ``keepalive_seconds``: how long
-    a client may keep a call waiting before its connection is closed. ``producer_expiry_seconds``:
+    ``flight_listen``: where Arrow Flight is served too, for clients in other languages; by default
+    nowhere. ``idle_seconds``: the broker ends after this time without a call; 0: never.
+    ``memory_bytes``: the memory that all batches may take together. ``producer_expiry_seconds``:
     how long a producer that writes nothing is remembered. ``scrub_bytes_per_second``: how fast
     segments are read to find damage; 0: not at all. ``scrub_seconds``: the least time between the
     starts of two such rounds. ``topic``: the defaults of topics (``segment.bytes`` …).
@@ -66,10 +66,10 @@ class BrokerConfig(BaseSettings):
     rack: str | None = None
     metadata: Path | None = None
     listen: str = "127.0.0.1:9092"
+    flight_listen: str = ""
     advertise: str | None = None
     idle_seconds: float = Field(default=0.0, ge=0.0)
     memory_bytes: int = Field(default=MEMORY_BYTES_DEFAULT, ge=MEMORY_BYTES_MIN, le=1 << 40)
-    keepalive_seconds: float = Field(default=60.0, gt=0.0, le=86_400.0)
     lease_seconds: float = Field(default=DURATION_S, ge=0.5, le=3600.0)
     leader_balance_seconds: float = Field(default=30.0, ge=0.0, le=86_400.0)
     peer_addresses: dict[str, str] = {}
@@ -98,9 +98,11 @@ class BrokerConfig(BaseSettings):
             raise ValueError(f"takes 1 to 200 of a-z A-Z 0-9 _ -, not {value!r}")
         return value
 
-    @field_validator("listen")
+    @field_validator("listen", "flight_listen")
     @classmethod
-    def _listen(cls, value: str) -> str:
+    def _listen(cls, value: str, info: ValidationInfo) -> str:
+        if not value and info.field_name == "flight_listen":
+            return value
         if value.startswith(UNIX) and value != UNIX:
             return value
         try:

@@ -20,18 +20,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NoReturn
 
+import pyarrow as pa
+
 from spark_stream.broker.activity import Activity
 from spark_stream.broker.config import BrokerConfig
 from spark_stream.broker.controlling import MOVES_S, ROUND_S, Controlling
 from spark_stream.broker.driver import Driver
+from spark_stream.broker.flight import FlightFacade
 from spark_stream.broker.handover import LOOK_S as TROUBLE_S
 from spark_stream.broker.handover import Balance, Withdrawals, handing_over
 from spark_stream.broker.here import BrokerFacts, Here
 from spark_stream.broker.host import Host
 from spark_stream.broker.identity import Identity
-from spark_stream.broker.keepalive import Keepalive
 from spark_stream.broker.links import LedPartitions, StreamLinks
-from spark_stream.broker.listening import bind_errors, bind_place
+from spark_stream.broker.listening import listening_socket, port_of
 from spark_stream.broker.lock import DirectoryLock, IdLock
 from spark_stream.broker.members import Members
 from spark_stream.broker.peers import FlightPeers
@@ -41,7 +43,7 @@ from spark_stream.broker.replication.fetchers import Fetchers
 from spark_stream.broker.replication.leading import Leading
 from spark_stream.broker.replication.watch import Watch
 from spark_stream.broker.scrubbing import BEGIN_S, Scrub
-from spark_stream.broker.service import FlightService, location_of
+from spark_stream.broker.serving import Serving
 from spark_stream.broker.spare_memory import LOOK_S, SpareMemory
 from spark_stream.broker.standing import Standing
 from spark_stream.broker.step_table import StepTable
@@ -55,7 +57,7 @@ from spark_stream.cluster.lease_files import LeaseFiles
 from spark_stream.cluster.leases import Leases
 from spark_stream.cluster.view import PAUSE_S, ClusterView
 from spark_stream.environment import Clock, Ids, SystemClock, SystemIds, SystemMachine
-from spark_stream.errors import DirectoryInUse, IsologError
+from spark_stream.errors import DirectoryInUse, IsologError, PortInUse
 from spark_stream.storage.directory import (
     LogDirectory,
     RunFile,
@@ -63,8 +65,11 @@ from spark_stream.storage.directory import (
     disown_directory,
     recorded_cluster_id,
 )
+from spark_stream.transport.failures import greeting_bytes
+from spark_stream.transport.loop import Loop
+from spark_stream.transport.server import Door, Server
 from spark_stream.version import VERSION
-from spark_stream.wire.addresses import UNIX, location, split_address, with_port
+from spark_stream.wire.addresses import UNIX, joined, location, split_address, with_port
 from spark_stream.wire.allocator import keep_free_memory
 
 logger = logging.getLogger(__name__)
@@ -131,7 +136,6 @@ class Broker:
                 self._stop_asked,
             )
             self._standing.vouch(holds_store=not config.metadata)
-            keepalive = Keepalive(config.keepalive_seconds, clock)
             incarnation = ids.new_id()
             boot_id = SystemMachine().boot_id() if config.mapped_reads else None
             table = StepTable(self._store, self._host)
@@ -162,36 +166,33 @@ class Broker:
             undo.callback(self._leading.stop)
             self._fetchers = Fetchers(me, peers.endpoint_of, config.replication, clock, watch)
             undo.callback(self._fetchers.stop)
-            bind, self._socket = bind_place(config.listen)
-            with bind_errors(config.listen):
-                self._service = FlightService(
-                    bind,
-                    self._host,
-                    self._desk,
-                    table,
-                    me,
-                    lambda port: Here(
-                        self._host,
-                        self._topics,
-                        self._desk,
-                        self._members,
-                        BrokerFacts(
-                            self._named(port), str(path), directory.cluster_id, clock.monotonic()
-                        ),
-                        clock,
-                        self._scrub,
-                        self._store,
-                    ),
-                    self._reachable,
-                    self.activity,
-                    keepalive,
-                    clock,
-                    config.memory_bytes,
-                    self._leading,
-                    boot_id,
-                )
-            undo.callback(self._service.shutdown)
-            self.address = self._named(self._service.port)
+            bound = listening_socket(config.listen)
+            undo.callback(bound.close)
+            self.address = self._named(port_of(bound))
+            facts = BrokerFacts(self.address, str(path), directory.cluster_id, clock.monotonic())
+            here = Here(
+                self._host,
+                self._topics,
+                self._desk,
+                self._members,
+                facts,
+                clock,
+                self._scrub,
+                self._store,
+            )
+            self._serving = Serving(
+                here, table, me, self.activity, clock, config.memory_bytes, self._leading, boot_id
+            )
+            undo.callback(self._serving.stop)
+            self._loop = Loop("isolog-io")
+            undo.callback(self._loop.close)
+            self._server = Server(self._loop)
+            undo.callback(self._server.stop, "the broker did not start", 0.0)
+            greeting = greeting_bytes(directory.cluster_id, directory.broker_id)
+            self._server.open(Door(bound, self._serving.serve, lambda: greeting))
+            self._flight = self._flight_facade(here)
+            if self._flight is not None:
+                undo.callback(self._flight.shutdown)
             self._standing.register(
                 RegisteredBroker(
                     directory.broker_id,
@@ -200,6 +201,7 @@ class Broker:
                     VERSION,
                     rack=config.rack,
                     boot_id=boot_id,
+                    flight=self.flight_address,
                 )
             )
             self._tenure = Tenure(leases, directory.broker_id, incarnation, self._host.refresh)
@@ -232,7 +234,6 @@ class Broker:
         self._keepers += [
             self._keeper("left-overs", _SWEEP_SECONDS, self._topics.remove_left_overs_of_others),
             self._keeper("housekeeper", config.housekeeping_seconds, self._host.upkeep.housekeep),
-            self._keeper("keepalive", keepalive.limit_s / 4, keepalive.end_silent_connections),
             self._keeper("flusher", _FLUSH_SECONDS, self._host.upkeep.flush_due),
             self._keeper("transactions", _SWEEP_SECONDS, self._desk.sweep),
             self._keeper("memory", LOOK_S, SpareMemory().give_back),
@@ -290,9 +291,13 @@ class Broker:
         in_order = self._host.close()
         self._leading.stop()
         self._watch.stop()
-        ended = threading.Thread(target=self._service.shutdown, name="shutdown", daemon=True)
-        ended.start()
-        ended.join(_GRACE_SECONDS)
+        self._server.stop("the broker stops", _GRACE_SECONDS)
+        self._serving.stop()
+        self._loop.close()
+        if self._flight is not None:
+            ended = threading.Thread(target=self._flight.shutdown, name="shutdown", daemon=True)
+            ended.start()
+            ended.join(_GRACE_SECONDS)
         for keeper in self._keepers:
             keeper.join(_GRACE_SECONDS)
         if in_order:
@@ -300,8 +305,8 @@ class Broker:
                 self._standing.end()
         self._tenure.end()
         self._store.close()
-        if self._socket is not None:
-            self._socket.unlink(missing_ok=True)
+        if self.address.startswith(UNIX):
+            Path(self.address.removeprefix(UNIX)).unlink(missing_ok=True)
         self._id_lock.release()
         self._lock.release()
         logger.info("broker stopped")
@@ -334,20 +339,29 @@ class Broker:
         thread.start()
         return thread
 
-    def _named(self, port: int) -> str:
-        """The address as users write it: ``host:port`` or ``unix:PATH``."""
-        if self._config.listen.startswith(UNIX):
-            return self._config.listen
+    def _named(self, port: int, listen: str | None = None) -> str:
+        """Return the address as clients write it: ``host:port`` or ``unix:PATH``."""
+        listen = listen or self._config.listen
+        if listen.startswith(UNIX):
+            return listen
         if self._config.advertise:
             return with_port(self._config.advertise, port)
-        host, _ = split_address(self._config.listen)
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return joined(split_address(listen)[0], port)
 
-    def _reachable(self, port: int) -> str:
-        if self._config.listen.startswith(UNIX):
-            return location(self._config.listen)
-        host, number = split_address(self._named(port))
-        return location_of("grpc", host, number)
+    def _flight_facade(self, here: Here) -> FlightFacade | None:
+        """Serve Flight too, if that is configured."""
+        listen, self.flight_address = self._config.flight_listen, ""
+        if not listen:
+            return None
+        # Flight binds by itself, and does not say why it could not.
+        listening_socket(listen, "flight_listen").close()
+        try:
+            facade = FlightFacade(location(listen), here, self.activity, self._config.memory_bytes)
+        except pa.ArrowException as error:
+            raise PortInUse(f"cannot listen on {listen}: {error}", address=listen) from error
+        host = split_address(with_port(self._config.advertise or listen, 0))[0]
+        self.flight_address = listen if listen.startswith(UNIX) else joined(host, facade.port)
+        return facade
 
 
 def _locked_id(folder: Path, directory: LogDirectory, is_new: bool) -> IdLock:

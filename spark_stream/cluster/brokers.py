@@ -34,6 +34,7 @@ class RegisteredBroker:
     ``generation`` is that of its logs (``vouching``).
     ``rack``: where it stands; None: nobody said so.
     ``boot_id``: that of its machine, if readers there may map its files.
+    ``flight``: the address at which it serves Flight; empty if it does not.
     """
 
     id: str
@@ -44,6 +45,7 @@ class RegisteredBroker:
     rack: str | None = None
     state: BrokerState = BrokerState.ACTIVE
     boot_id: str | None = None
+    flight: str = ""
 
 
 class Brokers:
@@ -124,6 +126,7 @@ def encode(broker: RegisteredBroker) -> dict[str, Any]:
         "rack": broker.rack,
         "state": broker.state.value,
         "boot_id": broker.boot_id,
+        "flight": broker.flight,
     }
 
 
@@ -139,4 +142,5 @@ def decode(broker_id: str, value: Mapping[str, Any]) -> RegisteredBroker:
         rack=None if rack is None else str(rack),
         state=BrokerState(value.get("state", BrokerState.ACTIVE)),
         boot_id=None if boot_id is None else str(boot_id),
+        flight=str(value.get("flight", "")),
     )

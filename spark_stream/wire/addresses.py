@@ -33,6 +33,11 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def joined(host: str, port: int) -> str:
+    """Return the address of a host and a port; IPv6 hosts get brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def with_port(address: str, port: int) -> str:
     """Return the address as ``host:port``, with this port if it names none."""
     has_port = ":" in address.rpartition("]")[2]

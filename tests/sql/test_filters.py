@@ -193,7 +193,7 @@ def test_what_is_the_same_for_a_whole_partition_is_no_column_of_it():
 
 def test_who_has_no_filter_does_not_load_what_reads_sql():
     text = (
-        "import sys, spark_stream, spark_stream.broker.service, spark_stream.datasource.reader;"
+        "import sys, spark_stream, spark_stream.broker.flight, spark_stream.datasource.reader;"
         "print('sqlglot' in sys.modules)"
     )
     found = subprocess.run(

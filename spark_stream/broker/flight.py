@@ -1,0 +1,214 @@
+"""The Flight facade: appends, fetches and actions for clients in any language, if it is configured.
+
+Any Flight client finds its way: ``ListFlights`` names the topics, ``GetFlightInfo`` of a path
+[topic] or [topic, partition] gives one endpoint a partition, and its ticket reads that partition.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from spark_stream.broker.actions import run_action
+from spark_stream.broker.activity import Activity
+from spark_stream.broker.appending import Target, serve_appends
+from spark_stream.broker.fetching import Answer, FetchStream, bound
+from spark_stream.broker.fetching_many import FetchManyStream
+from spark_stream.broker.here import Here
+from spark_stream.broker.memory import memory_error, memory_errors
+from spark_stream.broker.serving import FOLLOW_S
+from spark_stream.broker.waiting import WaitingReads
+from spark_stream.cluster.topics import Topic
+from spark_stream.consistency.isolation import Bounds
+from spark_stream.consistency.transactions import Joined
+from spark_stream.errors import (
+    InternalError,
+    InvalidRequest,
+    IsologError,
+    UnknownPartition,
+    Unsupported,
+)
+from spark_stream.scripts.steps import read_bounds
+from spark_stream.wire.actions import ACTIONS
+from spark_stream.wire.addresses import location
+from spark_stream.wire.fetch_messages import Fetch, FetchMany, ReadTopic
+from spark_stream.wire.flight import to_flight
+from spark_stream.wire.messages import AppendTo
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def translated(what: str) -> Iterator[None]:
+    """Every error leaves the broker typed; one that nobody foresaw is logged with its trace."""
+    try:
+        yield
+    except IsologError as error:
+        raise to_flight(error) from None
+    except (fl.FlightError, GeneratorExit):
+        raise
+    except Exception as error:
+        logger.exception("%s", what)
+        raise to_flight(InternalError(f"{what}: {type(error).__name__}: {error}")) from None
+
+
+class FlightFacade(fl.FlightServerBase):
+    """A broker for Flight clients in any language. It serves from its construction on."""
+
+    def __init__(self, bind: str, here: Here, activity: Activity, memory_bytes: int) -> None:
+        self._here = here
+        self._activity = activity
+        self._memory_bytes = memory_bytes
+        self._waiting = WaitingReads(here.clock)
+        super().__init__(bind)
+
+    def do_put(
+        self,
+        context: fl.ServerCallContext,
+        descriptor: fl.FlightDescriptor,
+        reader: fl.MetadataRecordBatchReader,
+        writer: fl.FlightMetadataWriter,
+    ) -> None:
+        here, target = self._here, target_of(descriptor)
+        with self._activity.call(), translated("append"):
+            batches = self._batches(reader)
+            serve_appends(
+                here.host, here.desk, target, reader.schema, batches, writer.write, here.clock
+            )
+
+    def _batches(
+        self, reader: fl.MetadataRecordBatchReader
+    ) -> Iterator[tuple[pa.RecordBatch, bytes]]:
+        while True:
+            try:
+                chunk = reader.read_chunk()
+            except StopIteration:
+                return
+            except pa.ArrowMemoryError:
+                raise memory_error(self._memory_bytes) from None
+            except fl.FlightError:
+                raise
+            except (pa.ArrowException, OSError) as error:
+                raise InvalidRequest(f"the stream is not valid Arrow IPC: {error}") from None
+            if chunk.data is None:
+                raise InvalidRequest("a message without a batch")
+            envelope = chunk.app_metadata
+            yield chunk.data, b"" if envelope is None else envelope.to_pybytes()
+
+    def do_get(self, context: fl.ServerCallContext, ticket: fl.Ticket) -> fl.FlightDataStream:
+        with self._activity.call(), translated("fetch"):
+            host, cancelled = self._here.host, context.is_cancelled
+            several = FetchMany.from_ticket(ticket.ticket)
+            stream: FetchStream | FetchManyStream
+            if several is not None:
+                stream = FetchManyStream(host, several, cancelled, self._waiting)
+            else:
+                request = Fetch.from_bytes(ticket.ticket)
+                stream = FetchStream(host, request, cancelled, self._waiting, FOLLOW_S)
+            return fl.GeneratorStream(stream.schema, self._answers(stream))
+
+    def _answers(self, stream: FetchStream | FetchManyStream) -> Iterator[Answer]:
+        with (
+            self._activity.call(),
+            translated("fetch"),
+            memory_errors(self._memory_bytes),
+        ):
+            yield from stream.answers()
+
+    def do_exchange(
+        self,
+        context: fl.ServerCallContext,
+        descriptor: fl.FlightDescriptor,
+        reader: fl.MetadataRecordBatchReader,
+        writer: fl.MetadataRecordBatchWriter,
+    ) -> None:
+        with self._activity.call(), translated("exchange"):
+            raise Unsupported("there is no DoExchange: DoPut appends, DoGet reads")
+
+    def do_action(self, context: fl.ServerCallContext, action: fl.Action) -> Iterator[fl.Result]:
+        with self._activity.call(), translated(f"action {action.type}"):
+            answer = run_action(self._here, action.type, action.body.to_pybytes())
+            return iter([fl.Result(answer.to_bytes())])
+
+    def list_actions(self, context: fl.ServerCallContext) -> list[tuple[str, str]]:
+        return [(name, str(action)) for name, action in ACTIONS.items()]
+
+    def list_flights(
+        self, context: fl.ServerCallContext, criteria: bytes
+    ) -> Iterator[fl.FlightInfo]:
+        with self._activity.call(), translated("list"):
+            return iter([self._info(ReadTopic(topic=name)) for name in self._here.host.names()])
+
+    def get_flight_info(
+        self, context: fl.ServerCallContext, descriptor: fl.FlightDescriptor
+    ) -> fl.FlightInfo:
+        with self._activity.call(), translated("info"):
+            if descriptor.descriptor_type == fl.DescriptorType.CMD:
+                return self._info(ReadTopic.from_bytes(descriptor.command))
+            target = target_of(descriptor)
+            return self._info(ReadTopic(topic=target.request.topic, partition=target.partition))
+
+    def get_schema(
+        self, context: fl.ServerCallContext, descriptor: fl.FlightDescriptor
+    ) -> fl.SchemaResult:
+        return fl.SchemaResult(self.get_flight_info(context, descriptor).schema)
+
+    def _info(self, asked: ReadTopic) -> fl.FlightInfo:
+        """Return what is asked for as one endpoint for each partition, at its leader."""
+        hosted = self._here.host.topic(asked.topic, asked.topic_id)
+        topic, path = hosted.topic, [asked.topic]
+        numbers: Iterable[int] = range(topic.partitions)
+        if asked.partition is not None:
+            hosted.check_number(asked.partition)
+            path, numbers = [*path, str(asked.partition)], [asked.partition]
+        fetches = [asked.fetch(each) for each in numbers]
+        _, projection, _ = bound(self._here.host, fetches[0])  # so that a bad filter is refused now
+        places = [Joined(topic.name, topic.id, each.partition) for each in fetches]
+        bounds = self._here.desk.run(read_bounds(places))
+        return fl.FlightInfo(
+            projection.schema,
+            fl.FlightDescriptor.for_path(*path),
+            [
+                fl.FlightEndpoint(each.to_bytes(), self._locations(topic, each.partition))
+                for each in fetches
+            ],
+            sum(_records(each) for each in bounds),
+            -1,
+        )
+
+    def _locations(self, topic: Topic, number: int) -> list[str]:
+        """Return where the partition's leader serves Flight; nowhere if it does not."""
+        host = self._here.host
+        record = host.record(topic, number)
+        leader = None if record is None else record.leader
+        known = None if leader is None else host.view.now.brokers.get(leader)
+        return [location(known.flight)] if known is not None and known.flight else []
+
+
+def target_of(descriptor: fl.FlightDescriptor) -> Target:
+    """From a descriptor: an AppendTo message as its command, or the path [topic(, partition)]."""
+    if descriptor.descriptor_type == fl.DescriptorType.PATH:
+        path = [part.decode("utf-8", "replace") for part in descriptor.path]
+        if not 1 <= len(path) <= 2 or not path[0]:
+            raise InvalidRequest(f"a path is [topic] or [topic, partition], not {path}")
+        number = _partition_of(path[1]) if len(path) == 2 else None
+        return Target(AppendTo(topic=path[0][:255]), number)
+    return Target(AppendTo.from_bytes(descriptor.command))
+
+
+def _partition_of(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise InvalidRequest(f"{text[:40]!r} is not the number of a partition")
+    if len(text) > 9:
+        raise UnknownPartition(f"no topic has a partition {text[:40]}")
+    return int(text)
+
+
+def _records(found: Bounds | IsologError) -> int:
+    if isinstance(found, IsologError):
+        return 0
+    return int(found.log_end_offset - found.log_start_offset)

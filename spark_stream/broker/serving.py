@@ -1,0 +1,192 @@
+"""What a broker serves through its door: actions, appends, fetches, and the streams of its peers.
+
+The methods of the protocol's streams, and what their frames hold:
+
+===============  ==========================  ======================================================
+method           OPEN (header; body)         then
+===============  ==========================  ======================================================
+``act``          action; request             one answer
+``run-steps``    ; request                   the answers, and a frame for each column
+``append``       stream's facts; schema      batches (envelope; batch) and acknowledgements
+``fetch``        ; request                   schema, then batches (facts; batch)
+``fetch-many``   ; request                   the same, for several ranges one after the other
+``replicate``    ; request                   what the leader says, and what the follower says
+===============  ==========================  ======================================================
+
+Each stream has a thread while it is served. A stream ends by an answer or a typed error; an error
+that nobody foresaw is logged with its trace.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+import pyarrow as pa
+
+from spark_stream.broker.actions import run_action
+from spark_stream.broker.activity import Activity
+from spark_stream.broker.appending import Target, serve_appends
+from spark_stream.broker.fetching import Answer, FetchStream
+from spark_stream.broker.fetching_many import FetchManyStream
+from spark_stream.broker.here import Here
+from spark_stream.broker.identity import Identity
+from spark_stream.broker.memory import memory_error, memory_errors
+from spark_stream.broker.replication.leading import Leading
+from spark_stream.broker.step_table import StepTable
+from spark_stream.broker.steps import run_steps
+from spark_stream.broker.waiting import WaitingReads
+from spark_stream.environment import Clock
+from spark_stream.errors import BrokerStopping, InternalError, InvalidRequest, IsologError
+from spark_stream.protocol import StreamOpened, StreamOver
+from spark_stream.transport.failures import TRANSPORT_ERRORS, error_bytes
+from spark_stream.transport.streams import BlockingStream, Stream
+from spark_stream.wire.fetch_messages import Fetch, FetchMany
+from spark_stream.wire.messages import AppendTo
+from spark_stream.wire.replication_messages import OpenReplication
+from spark_stream.wire.step_messages import RunSteps
+
+logger = logging.getLogger(__name__)
+
+THREADS_MAX: Final = 4_000
+FOLLOW_S: Final = 60.0
+"""For how long a fetch that follows waits for the next record before it ends."""
+
+ACT: Final = "act"
+RUN_STEPS: Final = "run-steps"
+APPEND: Final = "append"
+FETCH: Final = "fetch"
+FETCH_MANY: Final = "fetch-many"
+REPLICATE: Final = "replicate"
+
+
+class Serving:
+    """Serves the streams of one broker. ``leading``: None if it has no followers."""
+
+    def __init__(
+        self,
+        here: Here,
+        table: StepTable,
+        me: Identity,
+        activity: Activity,
+        clock: Clock,
+        memory_bytes: int,
+        leading: Leading | None = None,
+        boot_id: str | None = None,
+    ) -> None:
+        """``boot_id``: that of this machine, if readers on it may map the files."""
+        self._here = here
+        self._table = table
+        self._me = me
+        self._activity = activity
+        self._clock = clock
+        self._memory_bytes = memory_bytes
+        self._leading = leading
+        self._boot_id = boot_id
+        self._waiting = WaitingReads(clock)
+        self._threads = ThreadPoolExecutor(THREADS_MAX, "isolog-serve")
+        self._methods: dict[str, Callable[[StreamOpened, BlockingStream], None]] = {
+            ACT: self._act,
+            RUN_STEPS: self._run_steps,
+            APPEND: self._append,
+            FETCH: self._fetch,
+            FETCH_MANY: self._fetch_many,
+            REPLICATE: self._replicate,
+        }
+
+    def serve(self, opened: StreamOpened, stream: Stream) -> None:
+        """Serve a new stream, on a thread of its own; for a server's door."""
+        waiting = BlockingStream(stream)
+        try:
+            self._threads.submit(self._run, opened, waiting)
+        except RuntimeError:
+            waiting.fail(error_bytes(BrokerStopping("the broker is about to stop")))
+
+    def stop(self) -> None:
+        """Serve no more streams; those that are served end by themselves."""
+        self._threads.shutdown(wait=False)
+
+    def _run(self, opened: StreamOpened, stream: BlockingStream) -> None:
+        with self._activity.call():
+            try:
+                method = self._methods.get(opened.method)
+                if method is None:
+                    raise InvalidRequest(f"there is no method {opened.method!r}")
+                method(opened, stream)
+            except IsologError as error:
+                stream.fail(error_bytes(error))
+            except (*TRANSPORT_ERRORS, StreamOver):
+                pass  # the client is gone, or gave the stream up
+            except Exception as error:
+                logger.exception("%s", opened.method)
+                text = f"{opened.method}: {type(error).__name__}: {error}"
+                stream.fail(error_bytes(InternalError(text)))
+
+    def _act(self, opened: StreamOpened, stream: BlockingStream) -> None:
+        name = bytes(opened.header).decode("utf-8", "replace")
+        answer = run_action(self._here, name, bytes(opened.body)).to_bytes()
+        stream.send(b"", answer, end=True)
+
+    def _run_steps(self, opened: StreamOpened, stream: BlockingStream) -> None:
+        asked = RunSteps.from_bytes(bytes(opened.body))
+        answers, columns = run_steps(self._table, self._me, asked)
+        *first, last = answers.to_bytes(), *columns
+        for each in first:
+            stream.send(b"", each)
+        stream.send(b"", last, end=True)
+
+    def _append(self, opened: StreamOpened, stream: BlockingStream) -> None:
+        request = AppendTo.from_bytes(bytes(opened.header))
+        try:
+            schema = pa.ipc.read_schema(pa.py_buffer(opened.body))
+        except (pa.ArrowException, OSError) as error:
+            raise InvalidRequest(f"the stream's schema is not valid Arrow: {error}") from None
+        batches = self._batches(stream, schema)
+        here = self._here
+        serve_appends(
+            here.host, here.desk, Target(request), schema, batches, stream.send, self._clock
+        )
+        stream.send(b"", end=True)
+
+    def _batches(
+        self, stream: BlockingStream, schema: pa.Schema
+    ) -> Iterator[tuple[pa.RecordBatch, bytes]]:
+        while (received := stream.receive()) is not None:
+            try:
+                batch = pa.ipc.read_record_batch(pa.py_buffer(received.body), schema)
+            except pa.ArrowMemoryError:
+                raise memory_error(self._memory_bytes) from None
+            except (pa.ArrowException, OSError) as error:
+                raise InvalidRequest(f"the stream is not valid Arrow IPC: {error}") from None
+            yield batch, bytes(received.header)
+
+    def _fetch(self, opened: StreamOpened, stream: BlockingStream) -> None:
+        asked = FetchStream(
+            self._here.host,
+            Fetch.from_bytes(bytes(opened.body)),
+            lambda: stream.is_over,
+            self._waiting,
+            FOLLOW_S,
+            boot_id=self._boot_id,
+        )
+        self._answer(stream, asked.schema, asked.answers())
+
+    def _fetch_many(self, opened: StreamOpened, stream: BlockingStream) -> None:
+        request = FetchMany.from_bytes(bytes(opened.body))
+        asked = FetchManyStream(self._here.host, request, lambda: stream.is_over, self._waiting)
+        self._answer(stream, asked.schema, asked.answers())
+
+    def _answer(self, stream: BlockingStream, schema: pa.Schema, answers: Iterator[Answer]) -> None:
+        stream.send(b"", memoryview(schema.serialize()))
+        with memory_errors(self._memory_bytes):
+            for batch, facts in answers:
+                body = memoryview(batch.serialize()) if batch.num_rows else b""
+                stream.send(facts, body)
+        stream.send(b"", end=True)
+
+    def _replicate(self, opened: StreamOpened, stream: BlockingStream) -> None:
+        if self._leading is None:
+            raise InvalidRequest("this broker has no followers")
+        self._leading.serve(OpenReplication.from_bytes(bytes(opened.body)), stream)
