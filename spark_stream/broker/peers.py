@@ -1,8 +1,8 @@
-"""The other brokers of a store, by Flight: steps on the partitions that they lead.
+"""The other brokers of a store: steps on the partitions that they lead.
 
-One client for each peer, used by one thread at a time. Every call has a deadline. A peer that did
-not answer is not asked again for a moment, so that a sweep over many transactions does not wait for
-it once for each.
+One connection for each peer, used by one thread at a time. Every call has a deadline. A peer that
+did not answer is not asked again for a moment, so that a sweep over many transactions does not wait
+for it once for each.
 """
 
 from __future__ import annotations
@@ -14,9 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-import pyarrow as pa
-import pyarrow.flight as fl
-
 from spark_stream.broker.driver import RemoteStep
 from spark_stream.broker.identity import Endpoint, Identity
 from spark_stream.broker.members import Members
@@ -24,8 +21,8 @@ from spark_stream.broker.step_table import Answer
 from spark_stream.broker.steps import answers_of, facts_of
 from spark_stream.environment import Clock
 from spark_stream.errors import IsologError, LeaderUnavailable, Unauthenticated
-from spark_stream.wire.addresses import location
-from spark_stream.wire.flight import from_flight
+from spark_stream.transport.client import ClientChannel
+from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
 from spark_stream.wire.step_messages import RunSteps
 
 RUN_STEPS: Final = "run-steps"
@@ -39,12 +36,18 @@ class _Peer:
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     endpoint: Endpoint | None = None
-    client: fl.FlightClient | None = None
+    channel: ClientChannel | None = None
     silent_until: float = 0.0
     refusal: LeaderUnavailable | None = None  # why it is not asked until then
 
+    def disconnect(self) -> None:
+        """Connect anew for the next call."""
+        channel, self.channel = self.channel, None
+        if channel is not None:
+            channel.close()
 
-class FlightPeers:
+
+class ConnectedPeers:
     """The brokers that are registered.
 
     ``refresh`` reads the records anew. ``addresses``: where some of them are reached, by their ids;
@@ -107,7 +110,8 @@ class FlightPeers:
             raise LeaderUnavailable(f"{where} is busy", leader=broker_id)
         try:
             if peer.endpoint != endpoint:
-                peer.endpoint, peer.client, peer.refusal = endpoint, None, None
+                peer.disconnect()
+                peer.endpoint, peer.refusal = endpoint, None
             if peer.refusal is not None and self._clock.monotonic() < peer.silent_until:
                 raise peer.refusal.again()  # in the same words, so that it is logged once
             yield
@@ -123,28 +127,37 @@ class FlightPeers:
             nonce=uuid.uuid4().hex,
             steps=[facts_of(step) for step in steps],
         )
-        options = fl.FlightCallOptions(timeout=_CALL_S)
         try:
-            if peer.client is None:
-                peer.client = fl.FlightClient(
-                    location(endpoint.address),
-                    generic_options=[("grpc.use_local_subchannel_pool", 1)],
-                )
-            action = fl.Action(RUN_STEPS, asked.to_bytes())
-            results = [each.body.to_pybytes() for each in peer.client.do_action(action, options)]
-        except (pa.ArrowException, OSError) as error:
-            mine = from_flight(error, endpoint.address)
+            results = self._answers(peer, endpoint.address, asked)
+        except TRANSPORT_ERRORS as error:
+            mine = failure_of(error, endpoint.address)
             if isinstance(mine, Unauthenticated):
                 raise mine from error
             raise self._silence(peer, broker_id, endpoint, mine) from error
         return answers_of(results, self._me, asked, broker_id)
+
+    def _answers(self, peer: _Peer, address: str, asked: RunSteps) -> list[bytes]:
+        deadline = self._clock.monotonic() + _CALL_S
+        if peer.channel is None or not peer.channel.is_usable:
+            peer.channel = ClientChannel(address, timeout_s=_CALL_S)
+        stream = peer.channel.open(RUN_STEPS, b"", asked.to_bytes(), end=True, timeout_s=_CALL_S)
+        results: list[bytes] = []
+        try:
+            while True:
+                received = stream.receive(max(0.0, deadline - self._clock.monotonic()))
+                if received is None:
+                    return results
+                results.append(bytes(received.body))
+        except TimeoutError:
+            stream.cancel()
+            raise
 
     def _silence(
         self, peer: _Peer, broker_id: str, endpoint: Endpoint, error: IsologError
     ) -> IsologError:
         """Ask the peer nothing for a moment; return the error that says why."""
         where = f"broker {broker_id} at {endpoint.address}"
-        peer.client = None
+        peer.disconnect()
         peer.silent_until = self._clock.monotonic() + _PAUSE_S
         peer.refusal = LeaderUnavailable(f"{where}: {error.message}", leader=broker_id)
         return peer.refusal.again()

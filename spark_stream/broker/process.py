@@ -36,12 +36,11 @@ from spark_stream.broker.links import LedPartitions, StreamLinks
 from spark_stream.broker.listening import listening_socket, port_of
 from spark_stream.broker.lock import DirectoryLock, IdLock
 from spark_stream.broker.members import Members
-from spark_stream.broker.peers import FlightPeers
+from spark_stream.broker.peers import ConnectedPeers
 from spark_stream.broker.proposals import Proposals
 from spark_stream.broker.recent import BROKER_BYTES
 from spark_stream.broker.replication.fetchers import Fetchers
 from spark_stream.broker.replication.leading import Leading
-from spark_stream.broker.replication.watch import Watch
 from spark_stream.broker.scrubbing import BEGIN_S, Scrub
 from spark_stream.broker.serving import Serving
 from spark_stream.broker.spare_memory import LOOK_S, SpareMemory
@@ -141,7 +140,9 @@ class Broker:
             table = StepTable(self._store, self._host)
             table.pass_over_used_numbers()
             me = Identity(directory.cluster_id, self._host.broker_id, incarnation, secret)
-            peers = FlightPeers(me, self._members, clock, self._host.refresh, config.peer_addresses)
+            peers = ConnectedPeers(
+                me, self._members, clock, self._host.refresh, config.peer_addresses
+            )
             self._driver = driver = Driver(table, peers)
             self._desk = TransactionDesk(
                 driver,
@@ -160,11 +161,9 @@ class Broker:
                 ids,
                 config.default_replication_factor,
             )
-            watch = self._watch = Watch(config.replication, clock)
-            undo.callback(watch.stop)
-            self._leading = Leading(me, LedPartitions(self._host), config.replication, clock, watch)
+            self._leading = Leading(me, LedPartitions(self._host), config.replication, clock)
             undo.callback(self._leading.stop)
-            self._fetchers = Fetchers(me, peers.endpoint_of, config.replication, clock, watch)
+            self._fetchers = Fetchers(me, peers.endpoint_of, config.replication, clock)
             undo.callback(self._fetchers.stop)
             bound = listening_socket(config.listen)
             undo.callback(bound.close)
@@ -290,7 +289,6 @@ class Broker:
         self._fetchers.stop()
         in_order = self._host.close()
         self._leading.stop()
-        self._watch.stop()
         self._server.stop("the broker stops", _GRACE_SECONDS)
         self._serving.stop()
         self._loop.close()

@@ -87,6 +87,7 @@ class ClientChannel:
         self._ended = ended
         self._streams = Streams(address)
         self._lost: Lost | None = None
+        self._is_ending = False
         self._ready = threading.Event()
         try:
             sock = connected(address, deadline, tls)
@@ -114,6 +115,11 @@ class ClientChannel:
     def is_lost(self) -> bool:
         """Whether the connection is over."""
         return self._lost is not None
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it takes new streams, as far as is known."""
+        return self._lost is None and not self._is_ending
 
     def call(self, method: str, header: bytes, body: Bytes, timeout_s: float) -> Received:
         """Send a request and return its answer, a single frame.
@@ -214,6 +220,7 @@ class ClientChannel:
                 self.greeting = event.greeting
                 self._ready.set()
             case Ending():
+                self._is_ending = True
                 self._ended()
             case Lost():
                 self._lost = event

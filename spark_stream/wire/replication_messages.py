@@ -1,11 +1,8 @@
 """What a leader and a follower say to each other on a stream of replication.
 
-A stream carries all partitions that an ordered pair of brokers shares. The leader speaks on a
-DoGet, the follower on a DoPut over the same connection
-(``docs/decisions/0043-the-replication-stream.md`` says why it is not one DoExchange). The ticket of
-the one and the command of the other is the same :class:`OpenReplication`, with a prefix that tells
-it from every other call. What comes after that is packed: a byte that tells the kind, then the
-fields, little-endian, in the ``app_metadata`` of a message.
+A stream carries all partitions that an ordered pair of brokers shares. The follower opens it with
+:class:`OpenReplication`. What comes after that is packed into the headers of frames: a byte that
+tells the kind, then the fields, little-endian.
 
 ======================  ===========  ===============================================================
 :class:`Welcome`        leader       the first message: a proof of who it is
@@ -24,8 +21,8 @@ fields, little-endian, in the ``app_metadata`` of a message.
 A slot number stands for one session of one partition and is never given again on its stream. So
 what is still on its way for a slot that has ended is known, and dropped.
 
-The bytes of a frame are the one ``uint8`` column of its batch: they go from the mapped file to the
-socket without a copy. All other messages have a batch without a row.
+The bytes of a :class:`Frame` are its body: they go from the mapped file to the socket without a
+copy. All other messages have no body.
 """
 
 from __future__ import annotations
@@ -44,15 +41,10 @@ import pyarrow as pa
 from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE, Table
 from spark_stream.consistency.epochs import EpochHistory
 from spark_stream.errors import InvalidRequest, IsologError, from_wire
+from spark_stream.protocol import Bytes
 from spark_stream.wire.messages import Message
 
 REPLICATION_VERSION: Final = 1
-BODY: Final = pa.schema([pa.field("data", pa.uint8(), nullable=False)])
-# Not by pa.array, which imports pandas if that is installed: half of a broker's memory.
-NO_BODY: Final = pa.RecordBatch.from_arrays(
-    [pa.Array.from_buffers(pa.uint8(), 0, [None, pa.py_buffer(b"")])], schema=BODY
-)
-_PREFIX: Final = b"isolog-replication:"
 
 NO_OFFSET: Final = -1
 NO_ENTRY: Final = -1
@@ -71,11 +63,9 @@ Pairs = tuple[tuple[int, int], ...]
 
 
 class OpenReplication(Message):
-    """Opens both halves of a stream: who asks, with the proof that it is a broker of the cluster.
+    """Opens a stream: who asks, with the proof that it is a broker of the cluster.
 
-    ``stream``: an id that the follower made, which joins the two halves; the proof in the leader's
-    :class:`Welcome` covers it. ``pid``: the follower's
-    process; on a Unix socket it is what tells this connection from others.
+    ``stream``: an id that the follower made; the proof in the leader's :class:`Welcome` covers it.
     ``window_bytes``: as :class:`Room`.
     """
 
@@ -83,18 +73,7 @@ class OpenReplication(Message):
     version: int = REPLICATION_VERSION
     follower: str
     proof: str
-    pid: int
     window_bytes: int
-
-    def to_command(self) -> bytes:
-        """A ticket, or the command of a descriptor."""
-        return _PREFIX + self.to_bytes()
-
-    @classmethod
-    def from_command(cls, command: bytes) -> Self | None:
-        """What :meth:`to_command` made; None: the command is of another kind."""
-        found = command.startswith(_PREFIX)
-        return cls.from_bytes(command.removeprefix(_PREFIX)) if found else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,30 +278,22 @@ class Frame:
         """The index after its last entry."""
         return self.first + len(self.rows)
 
-    def pack(self) -> tuple[bytes, pa.RecordBatch]:
-        """The message's ``app_metadata``, and the batch that goes with it."""
+    def pack(self) -> tuple[bytes, memoryview]:
+        """Return the header and the body of the frame."""
         numbers = (self.slot, self.leader_epoch, self.first, self.high_watermark)
         fixed = _FRAME.pack(self.kind, *numbers, len(self.rows))
-        column = pa.Array.from_buffers(pa.uint8(), self.data.size, [None, self.data])
-        return fixed + self.rows.tobytes(), pa.RecordBatch.from_arrays([column], schema=BODY)
+        return fixed + self.rows.tobytes(), memoryview(self.data)
 
     @classmethod
-    def unpack(cls, metadata: pa.Buffer, batch: pa.RecordBatch | None) -> Self:
-        if metadata.size < _FRAME.size:
+    def unpack(cls, header: Bytes, body: Bytes) -> Self:
+        if len(header) < _FRAME.size:
             raise _malformed("a frame that is too short")
-        _, slot, epoch, first, high_watermark, count = _FRAME.unpack_from(metadata)
+        _, slot, epoch, first, high_watermark, count = _FRAME.unpack_from(header)
         edge = _FRAME.size + count * ENTRY_SIZE
-        if count <= 0 or metadata.size < edge:
+        if count <= 0 or len(header) < edge:
             raise _malformed("a frame without its rows")
-        rows = np.frombuffer(metadata, ENTRY, count, _FRAME.size)
-        return cls(slot, epoch, first, high_watermark, rows, _column(batch))
-
-
-def _column(batch: pa.RecordBatch | None) -> pa.Buffer:
-    if batch is None or batch.num_columns != 1 or batch.schema.field(0).type != pa.uint8():
-        raise _malformed("a body that is no column of bytes")
-    column = batch.column(0)
-    return column.buffers()[1].slice(column.offset, len(column))
+        rows = np.frombuffer(header, ENTRY, count, _FRAME.size)
+        return cls(slot, epoch, first, high_watermark, rows, pa.py_buffer(body))
 
 
 Said = (
@@ -395,17 +366,17 @@ _KINDS: Final[Mapping[int, Callable[[Parts], Said]]] = MappingProxyType(
 )
 
 
-def unpack(metadata: pa.Buffer | None, batch: pa.RecordBatch | None) -> Said:
-    """The message in a chunk of the stream.
+def unpack(header: Bytes, body: Bytes) -> Said:
+    """Return the message in a frame of the stream.
 
     Raises:
         InvalidRequest: it is none.
     """
-    if metadata is None or not metadata.size:
+    if not header:
         raise _malformed("a message that says nothing")
-    view = memoryview(metadata)
+    view = memoryview(header)
     if view[0] == Frame.kind:
-        return Frame.unpack(metadata, batch)
+        return Frame.unpack(header, body)
     of_kind = _KINDS.get(view[0])
     if of_kind is None:
         raise _malformed(f"a message of the unknown kind {view[0]}")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from spark_stream.broker.identity import Identity
-from spark_stream.broker.peers import FlightPeers
+from spark_stream.broker.peers import ConnectedPeers
 from spark_stream.cluster.brokers import Brokers, RegisteredBroker
 from spark_stream.cluster.identity import ClusterSecret
 from spark_stream.cluster.sqlite import SqliteStore
@@ -28,7 +28,7 @@ def test_a_broker_that_another_replaced_is_refused_in_the_same_words(
     brokers.register(RegisteredBroker("gone", shared.address, "i", "1"))
     me = Identity("cluster", BrokerId("me"), "start", ClusterSecret(b"no cluster's"))
     refreshed = []
-    peers = FlightPeers(me, brokers, clock, lambda: refreshed.append(clock.monotonic()))
+    peers = ConnectedPeers(me, brokers, clock, lambda: refreshed.append(clock.monotonic()))
     said = set()
     for _ in range(6):
         with pytest.raises(LeaderUnavailable) as caught:
@@ -55,7 +55,7 @@ def test_a_refusal_names_the_address_at_which_the_broker_was_asked_last(
         brokers.register(RegisteredBroker("gone", there, "j", "1"))
         locked.append(peers._peers["gone"].lock.locked())
 
-    peers = FlightPeers(me, brokers, FakeClock(), refresh)
+    peers = ConnectedPeers(me, brokers, FakeClock(), refresh)
     with pytest.raises(LeaderUnavailable, match=f"broker gone at {there}:"):
         peers.run_steps("gone", [Seal(Joined("t", "id", 0), 1)])
     assert locked == [False, False]  # other threads may ask the broker meanwhile

@@ -12,15 +12,13 @@ from collections.abc import Callable
 from typing import Final
 
 from spark_stream.broker.identity import Endpoint, Identity
-from spark_stream.broker.replication.follower_stream import FLIGHT_ERRORS, FollowerStream
+from spark_stream.broker.replication.follower_stream import FollowerStream
 from spark_stream.broker.replication.following import Following, Workers
 from spark_stream.broker.replication.partitions import FollowedPartition, PartitionKey
 from spark_stream.broker.replication.settings import ENDING_S, ReplicationSettings
-from spark_stream.broker.replication.watch import Watch
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.environment import Clock
 from spark_stream.errors import BrokerUnavailable, IsologError
-from spark_stream.wire.flight import from_flight
 
 _PAUSE_FIRST_S: Final = 0.05
 _PAUSE_MAX_S: Final = 1.0
@@ -38,7 +36,6 @@ class Fetcher:
         endpoint: Callable[[], Endpoint | None],
         settings: ReplicationSettings,
         clock: Clock,
-        watch: Watch,
         window_bytes: int,
     ) -> None:
         self._me = me
@@ -46,7 +43,6 @@ class Fetcher:
         self._endpoint = endpoint
         self._settings = settings
         self._clock = clock
-        self._watch = watch
         self._changed = threading.Condition()  # guards what follows
         self._workers = Workers(self._changed, clock)
         self._window_bytes = window_bytes
@@ -97,7 +93,7 @@ class Fetcher:
         with self._changed:
             stream = self._stream
         if stream is not None:
-            stream.break_off()
+            stream.close()
             # It may still be connecting: that ends by itself, and touches nothing of others.
             self._thread.join(ENDING_S)
 
@@ -150,17 +146,13 @@ class Fetcher:
             self._workers,
             self._wait_for_session,
         )
-        self._watch.add(stream)
         with self._changed:
             self._stream = stream
         try:
             stream.connect()
             self._keep(stream, window)
-        except FLIGHT_ERRORS as error:
-            raise from_flight(error, endpoint.address) from error
         finally:
             stream.close()
-            self._watch.remove(stream)
             with self._changed:
                 self._stream = None
                 self._waiting = dict(self._followings)
@@ -181,7 +173,10 @@ class Fetcher:
                     ready, next_at = self._ready(now) if stream.is_welcome else ([], None)
                     if dropped or ready or window != self._window_bytes:
                         break
-                    self._changed.wait(None if next_at is None else max(0.0, next_at - now))
+                    look_s = self._settings.beat_s / 2
+                    wait_s = look_s if next_at is None else min(look_s, max(0.0, next_at - now))
+                    self._changed.wait(wait_s)
+                    stream.look(self._clock.monotonic())
                 given = self._window_bytes
             if given != window:
                 window = given

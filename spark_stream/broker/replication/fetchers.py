@@ -9,7 +9,6 @@ from spark_stream.broker.identity import Endpoint, Identity
 from spark_stream.broker.replication.fetcher import Fetcher
 from spark_stream.broker.replication.partitions import FollowedPartition, PartitionKey
 from spark_stream.broker.replication.settings import ReplicationSettings
-from spark_stream.broker.replication.watch import Watch
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.environment import Clock
 
@@ -26,13 +25,11 @@ class Fetchers:
         endpoint_of: Callable[[BrokerId], Endpoint | None],
         settings: ReplicationSettings,
         clock: Clock,
-        watch: Watch,
     ) -> None:
         self._me = me
         self._endpoint_of = endpoint_of
         self._settings = settings
         self._clock = clock
-        self._watch = watch
         self._lock = threading.Lock()
         self._fetchers: dict[BrokerId, Fetcher] = {}
         self._leaders: dict[PartitionKey, BrokerId] = {}
@@ -58,7 +55,7 @@ class Fetchers:
             self._unfollow(key)
 
     def stop(self) -> None:
-        """Ends all streams; while the watch still looks, for that frees what is stuck."""
+        """End all streams."""
         with self._lock:
             self._stopped = True
             fetchers = [*self._fetchers.values(), *self._ending]
@@ -77,7 +74,6 @@ class Fetchers:
             lambda: self._endpoint_of(leader),
             self._settings,
             self._clock,
-            self._watch,
             window,
         )
         return fetcher

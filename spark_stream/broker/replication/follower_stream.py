@@ -1,31 +1,23 @@
 """The follower's end of one stream of replication, from its connection to its end.
 
-Two calls over one connection: a DoGet brings what the leader says, a DoPut takes to it what the
-follower says. One thread at a time reads the first. Each touch of the second holds a lock, and none
-comes after its close (``docs/decisions/0018-one-thread-touches-the-writing-side.md``). Nobody reads
-the DoPut's answers, for there are none. The end of the connection frees a call that is stuck.
+The stream has a connection of its own, which is lost when the leader is silent for too long. One
+thread at a time reads; any thread says something.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-import os
 import threading
 import uuid
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
-from typing import Any, Final, assert_never
-
-import pyarrow as pa
-import pyarrow.flight as fl
+from typing import assert_never
 
 from spark_stream.broker.identity import Endpoint, Identity
 from spark_stream.broker.replication.following import Following, Workers
 from spark_stream.broker.replication.partitions import Agreement
-from spark_stream.broker.replication.settings import ENDING_S, ReplicationSettings
-from spark_stream.broker.replication.watch import is_silent
+from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.consistency.ids import BrokerId, EntryIndex, Offset
 from spark_stream.consistency.leader import Boundary
 from spark_stream.environment import Clock
@@ -37,10 +29,11 @@ from spark_stream.errors import (
     InvalidRequest,
     IsologError,
 )
-from spark_stream.wire.addresses import location
-from spark_stream.wire.flight import from_flight
+from spark_stream.protocol import ConnectionLimits, StreamOver
+from spark_stream.transport.client import ClientChannel
+from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
+from spark_stream.transport.streams import BlockingStream
 from spark_stream.wire.replication_messages import (
-    BODY,
     Acked,
     Agreed,
     Beat,
@@ -57,11 +50,8 @@ from spark_stream.wire.replication_messages import (
     Welcome,
     unpack,
 )
-from spark_stream.wire.sockets import connections_to, end_connections
 
 logger = logging.getLogger(__name__)
-
-FLIGHT_ERRORS: Final = (fl.FlightError, pa.ArrowException, OSError)
 
 
 class FollowerStream:
@@ -92,38 +82,35 @@ class FollowerStream:
         self.ended: IsologError | None = None  # why nothing is read any more
         self._closing = False
         self._is_reading = False
-        self._waiting_since: float | None = None
-        self._closing_since: float | None = None
         self._slots: dict[int, Following] = {}
         self._numbers = itertools.count()
         self._late: list[tuple[int, int]] = []  # high watermarks that a reader left to the next
-        self._writing = threading.Lock()
-        self._is_closed = True
-        self._reader: Any = None  # pyarrow has no types; None: not open yet
-        self._writer: Any = None
+        self._channel: ClientChannel | None = None
+        self._wire: BlockingStream | None = None  # None: not open yet
         self._opened = OpenReplication(
             stream=uuid.uuid4().hex,
             follower=me.broker_id,
             proof=me.call_proof(leader, endpoint.incarnation),
-            pid=os.getpid(),
             window_bytes=window_bytes,
         )
 
     def connect(self) -> None:
-        """Opens the stream, and begins to read.
+        """Open the stream, and begin to read.
 
         Raises:
-            FlightError, ArrowException, OSError: that failed. It does so in time if somebody looks
-                (:meth:`look`).
+            IsologError: the leader does not answer in time.
         """
-        command = self._opened.to_command()
-        client = _client(self._address, self._settings.death_s)
-        self._waiting_since = self._clock.monotonic()
-        self._reader = client.do_get(fl.Ticket(command))
-        descriptor = fl.FlightDescriptor.for_command(command)
-        self._writer, _ = client.do_put(descriptor, BODY)
-        self._waiting_since = None
-        self._is_closed = False
+        settings = self._settings
+        limits = ConnectionLimits(
+            credit=2 * settings.stream_bytes,
+            heartbeat_s=settings.beat_s,
+            silence_s=settings.death_s,
+        )
+        try:
+            self._channel = ClientChannel(self._address, timeout_s=settings.death_s, limits=limits)
+            self._wire = self._channel.open("replicate", b"", self._opened.to_bytes())
+        except TRANSPORT_ERRORS as error:
+            raise failure_of(error, self._address) from error
         self._start_reading()
 
     def _start_reading(self) -> None:
@@ -176,47 +163,24 @@ class FollowerStream:
         self._write(Room(window_bytes))
 
     def look(self, now: float) -> None:
-        """Lets another thread read where one is stuck; ends the connection of a dead leader."""
+        """Let another thread read where one is stuck."""
         if self._workers.replaces_reader(self, now):
             logger.warning("a partition that follows broker %s is slow", self._leader)
             self._start_reading()
-            return
-        closing = self._closing_since
-        if closing is not None and now - closing > ENDING_S:
-            self.break_off()
-            return
-        since = self._waiting_since
-        limit = self._settings.death_s
-        if since is None or now - since < limit:
-            return
-        if is_silent(connections_to(self._address), limit):
-            logger.warning("leader %s gave no sign of life for %g s", self._leader, limit)
-            self.break_off()
-
-    def break_off(self) -> None:
-        """Ends the connection: who reads or writes gets an error."""
-        end_connections(self._address)
 
     def close(self) -> None:
-        """Ends the stream, whatever its state is. Nothing touches it any more after that.
-
-        Takes ``ENDING_S`` and a beat at most if somebody looks.
-        """
+        """End the stream, whatever its state is. Nothing touches it any more after that."""
         with self._changed:
             self._closing = True
             for following in self._slots.values():
                 following.slot = None
             self._slots.clear()
-        self._closing_since = self._clock.monotonic()
-        if self._reader is not None:
-            self._reader.cancel()
+        if self._wire is not None:
+            self._wire.cancel()
+        if self._channel is not None:
+            self._channel.close()
         with self._changed:
             self._changed.wait_for(lambda: not self._is_reading)
-        with self._writing:
-            self._is_closed = True
-            if self._writer is not None:
-                with suppress(*FLIGHT_ERRORS):
-                    self._writer.close()
 
     # -- what the leader says --------------------------------------------------------------------
 
@@ -226,23 +190,12 @@ class FollowerStream:
                 if self._closing or self.ended is not None:
                     return
                 self._is_reading = True
-                self._waiting_since = self._clock.monotonic()
             ended: IsologError | None = None
-            chunk: Any = None
             try:
-                chunk = self._reader.read_chunk()
-            except StopIteration:
-                ended = BrokerUnavailable(f"broker {self._leader} ended the stream")
-            except FLIGHT_ERRORS as error:
-                ended = from_flight(error, self._address)
-            try:
-                if ended is None and not self._closing:
-                    message = unpack(chunk.app_metadata, chunk.data)
+                message = self._received()
             except IsologError as error:
                 ended = error
-            chunk = None
             with self._changed:
-                self._waiting_since = None
                 self._is_reading = False
                 if ended is not None or self._closing:
                     self.ended = ended
@@ -257,6 +210,16 @@ class FollowerStream:
                     self._changed.notify_all()
                 return
             del message
+
+    def _received(self) -> Said:
+        assert self._wire is not None
+        try:
+            received = self._wire.receive()
+        except TRANSPORT_ERRORS as error:
+            raise failure_of(error, self._address) from error
+        if received is None:
+            raise BrokerUnavailable(f"broker {self._leader} ended the stream")
+        return unpack(received.header, received.body)
 
     def _take(self, message: Said) -> bool:
         """Does what the leader says; False: this thread is to go."""
@@ -363,27 +326,12 @@ class FollowerStream:
 
     def _write(self, message: Said) -> None:
         assert not isinstance(message, Frame)
-        packed = message.pack()
-        with self._writing:
-            if self._is_closed:
-                return
-            try:
-                self._writer.write_metadata(packed)
-            except FLIGHT_ERRORS:
-                self._is_closed = True
-                self._reader.cancel()  # whoever reads meets the end
+        assert self._wire is not None
+        try:
+            self._wire.send(message.pack(), timeout_s=self._settings.death_s)
+        except (*TRANSPORT_ERRORS, StreamOver):
+            self._wire.cancel()  # whoever reads meets the end
 
 
 def _take_high_watermark(entry: EntryIndex, following: Following) -> None:
     following.partition.take_high_watermark(entry)
-
-
-def _client(address: str, connecting_s: float) -> fl.FlightClient:
-    """A client with a connection of its own, which it has to have in time."""
-    return fl.FlightClient(
-        location(address),
-        generic_options=[
-            ("grpc.use_local_subchannel_pool", 1),
-            ("grpc.min_reconnect_backoff_ms", int(connecting_s * 1000)),
-        ],
-    )

@@ -1,9 +1,9 @@
 """The leader's end of a stream of replication.
 
-Two calls, and the threads of both. That of the DoPut takes what the follower says. That of the
-DoGet sends: it sleeps until there is something to say, which is news of a partition, a word of the
-follower that makes room or asks something, a high watermark that no frame has taken along, or a
-beat that is due. However many partitions the stream has, those at rest cost nothing.
+Two threads. One takes what the follower says. The other sends: it sleeps until there is something
+to say, which is news of a partition, a word of the follower that makes room or asks something, a
+high watermark that no frame has taken along, or a beat that is due. However many partitions the
+stream has, those at rest cost nothing.
 
 A session is never called under the stream's lock: news comes under the partition's.
 """
@@ -11,15 +11,10 @@ A session is never called under the stream's lock: news comes under the partitio
 from __future__ import annotations
 
 import logging
-import socket
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import partial
 from typing import Protocol, assert_never
-
-import pyarrow as pa
-import pyarrow.flight as fl
 
 from spark_stream.broker.replication.partitions import LeadPartitions, PartitionKey
 from spark_stream.broker.replication.settings import (
@@ -29,12 +24,11 @@ from spark_stream.broker.replication.settings import (
     ReplicationSettings,
 )
 from spark_stream.broker.replication.turns import Slot, Turns
-from spark_stream.broker.replication.watch import is_silent
 from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, LeaderEpoch
 from spark_stream.environment import Clock
-from spark_stream.errors import InternalError, InvalidRequest, IsologError
+from spark_stream.errors import BrokerUnavailable, InternalError, InvalidRequest, IsologError
+from spark_stream.protocol import Bytes, Received
 from spark_stream.wire.replication_messages import (
-    NO_BODY,
     Acked,
     Agreed,
     Beat,
@@ -50,30 +44,25 @@ from spark_stream.wire.replication_messages import (
     Welcome,
     unpack,
 )
-from spark_stream.wire.sockets import connections_of
 
 logger = logging.getLogger(__name__)
 
 
 class Reader(Protocol):
-    """Where the follower's messages come from (Flight's reader)."""
+    """Where the follower's messages come from."""
 
-    def read_chunk(self) -> fl.FlightStreamChunk: ...
+    def receive(self) -> Received | None: ...
 
 
-Sent = tuple[pa.RecordBatch, bytes]
-"""A message as Flight sends it: the batch, and its ``app_metadata``."""
+Sent = tuple[bytes, Bytes]
+"""A message as it is sent: the header and the body of a frame."""
 
 
 class LeaderStream:
-    """One follower's stream, for all partitions that it follows here.
-
-    ``peer``: Flight's name of the follower.
-    """
+    """One follower's stream, for all partitions that it follows here."""
 
     def __init__(
         self,
-        peer: str,
         opened: OpenReplication,
         welcome: Welcome,
         partitions: LeadPartitions,
@@ -82,7 +71,6 @@ class LeaderStream:
     ) -> None:
         self.opened = opened
         self.follower = BrokerId(opened.follower)
-        self._peer = peer
         self._partitions = partitions
         self._settings = settings
         self._clock = clock
@@ -99,14 +87,18 @@ class LeaderStream:
         self._beat_at = clock.monotonic() + settings.beat_s
 
     def messages(self) -> Iterator[Sent]:
-        """What is said to the follower, until the stream ends; on the thread of the DoGet."""
+        """What is said to the follower, until the stream ends.
+
+        Raises:
+            BrokerUnavailable: the follower is dead.
+        """
         with self._changed:
             self._calls += 1
         try:
             while (step := self._next_step()) is not None:
                 if isinstance(step, list):
                     for packed in step:
-                        yield NO_BODY, packed
+                        yield packed, b""
                     continue
                 said = self._take_turn(step) if isinstance(step, Slot) else _high_watermarks(step)
                 if said is not None:
@@ -117,7 +109,7 @@ class LeaderStream:
             self._leave_call()
 
     def take_all(self, reader: Reader) -> None:
-        """Takes what the follower says, until it ends that; on the thread of the DoPut.
+        """Takes what the follower says, until it ends that.
 
         Raises:
             InvalidRequest: it says what makes no sense.
@@ -125,8 +117,8 @@ class LeaderStream:
         with self._changed:
             self._calls += 1
         try:
-            while (chunk := self._read(reader)) is not None:
-                self._take(unpack(chunk.app_metadata, chunk.data))
+            while (received := self._read(reader)) is not None:
+                self._take(unpack(received.header, received.body))
         finally:
             self.stop()
             self._leave_call()
@@ -142,31 +134,25 @@ class LeaderStream:
         with self._changed:
             return self._changed.wait_for(lambda: not self._calls, timeout_s)
 
-    def break_off(self) -> None:
-        """Ends the connection: who reads or writes gets an error."""
-        for connection in connections_of(self._peer, self.opened.pid):
-            with suppress(OSError):  # closed meanwhile
-                connection.shutdown(socket.SHUT_RDWR)
+    @property
+    def silence_s(self) -> float:
+        """How long the follower may say nothing: what is under way to it takes a while."""
+        return self._settings.death_s + self._turns.unacked_bytes / SLOWEST_LINE
 
-    def look(self, now: float) -> None:
-        """Ends the connection of a follower that is dead."""
+    def _check_alive(self, now: float) -> None:
+        """Raise BrokerUnavailable if the follower has given no sign of life for too long."""
         since = self._waiting_since
-        limit = self._settings.death_s + self._turns.unacked_bytes / SLOWEST_LINE
-        if since is None or now - since < limit:
-            return
-        if is_silent(connections_of(self._peer, self.opened.pid), limit):
-            logger.warning("follower %s gave no sign of life for %.1f s", self.follower, limit)
-            self.break_off()
-            self.stop()  # wakes who would send
+        if since is not None and now - since > self.silence_s:
+            text = f"follower {self.follower} gave no sign of life for {now - since:.1f} s"
+            logger.warning("%s", text)
+            raise BrokerUnavailable(text)
 
     # -- what the follower says ------------------------------------------------------------------
 
-    def _read(self, reader: Reader) -> fl.FlightStreamChunk | None:
+    def _read(self, reader: Reader) -> Received | None:
         self._waiting_since = self._clock.monotonic()
         try:
-            return reader.read_chunk()
-        except StopIteration:
-            return None
+            return reader.receive()
         finally:
             self._waiting_since = None
 
@@ -298,6 +284,7 @@ class LeaderStream:
                 if self._ending:
                     return None if self._bye_is_said() else [Bye().pack()]
                 now = self._clock.monotonic()
+                self._check_alive(now)
                 if self._tell_at is not None and now >= self._tell_at:
                     due_at = self._moved_since + HIGH_WATERMARK_LINGER_S
                     self._tell_at = due_at if self._moved and due_at > now else None
@@ -343,12 +330,11 @@ class LeaderStream:
                 self._tell_at = self._clock.monotonic() + HIGH_WATERMARK_LINGER_S
             self._moved.pop(slot.number, None)
             self._turns.sent(slot, end, frame.size, is_behind=is_behind)
-        metadata, batch = frame.pack()
-        return batch, metadata
+        return frame.pack()
 
     def _refusal(self, slot: Slot, error: IsologError) -> Sent:
         self._end_session(slot.number)
-        return NO_BODY, Refused(slot.number, error).pack()
+        return Refused(slot.number, error).pack(), b""
 
 
 def _high_watermarks(moved: dict[int, Slot]) -> Sent | None:
@@ -359,4 +345,4 @@ def _high_watermarks(moved: dict[int, Slot]) -> Sent | None:
         if high_watermark > slot.high_watermark_told:
             slot.high_watermark_told = high_watermark
             found.append((number, int(high_watermark)))
-    return (NO_BODY, HighWatermarks(tuple(found)).pack()) if found else None
+    return (HighWatermarks(tuple(found)).pack(), b"") if found else None

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import logging
 import threading
-import weakref
-from collections.abc import Iterator
 from typing import Final
 
 from spark_stream.broker.identity import Identity
-from spark_stream.broker.replication.leader_stream import LeaderStream, Reader, Sent
+from spark_stream.broker.replication.leader_stream import LeaderStream
 from spark_stream.broker.replication.partitions import LeadPartitions
 from spark_stream.broker.replication.settings import ENDING_S, ReplicationSettings
-from spark_stream.broker.replication.watch import Watch
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.environment import Clock
-from spark_stream.errors import BrokerStopping, InvalidRequest, Unsupported
+from spark_stream.errors import BrokerStopping, InvalidRequest, IsologError, Unsupported
+from spark_stream.protocol import StreamOver
+from spark_stream.transport.failures import TRANSPORT_ERRORS, error_bytes
+from spark_stream.transport.streams import BlockingStream
 from spark_stream.wire.replication_messages import REPLICATION_VERSION, OpenReplication, Welcome
 
 _PREDECESSOR_S: Final = 0.1  # what a stream has to end by itself once its follower has another
@@ -32,78 +32,75 @@ class Leading:
         partitions: LeadPartitions,
         settings: ReplicationSettings,
         clock: Clock,
-        watch: Watch,
     ) -> None:
         self._me = me
         self._partitions = partitions
         self._settings = settings
         self._clock = clock
-        self._watch = watch
         self._lock = threading.RLock()
-        self._streams: dict[BrokerId, LeaderStream] = {}
+        self._streams: dict[BrokerId, tuple[LeaderStream, BlockingStream]] = {}
         self._stopped = False
 
-    def open(self, peer: str, opened: OpenReplication) -> Iterator[Sent]:
-        """Begins a stream: what the leader says on it.
+    def serve(self, opened: OpenReplication, wire: BlockingStream) -> None:
+        """Serve a follower, until its stream ends.
 
         Raises:
             Unauthenticated, Unsupported, InvalidRequest, BrokerStopping: nothing has begun.
+            BrokerUnavailable: the follower is dead.
         """
         self._check(opened)
         welcome = Welcome(REPLICATION_VERSION, self._me.answer_proof(opened.stream))
-        stream = LeaderStream(peer, opened, welcome, self._partitions, self._settings, self._clock)
+        stream = LeaderStream(opened, welcome, self._partitions, self._settings, self._clock)
         with self._lock:
             if self._stopped:
                 raise BrokerStopping("the broker is about to stop")
             earlier = self._streams.get(stream.follower)
-            self._streams[stream.follower] = stream
+            self._streams[stream.follower] = stream, wire
         if earlier is not None:
-            earlier.stop()
-            if not earlier.wait(_PREDECESSOR_S):
-                earlier.break_off()
-        self._watch.add(stream)
-        messages = stream.messages()
-        # Flight lets go of them at the end, and at once if the follower is gone before the first.
-        weakref.finalize(messages, self._forget, stream).atexit = False
-        return messages
+            earlier[0].stop()
+            if not earlier[0].wait(_PREDECESSOR_S):
+                earlier[1].fail(error_bytes(BrokerStopping("the follower has another stream")))
+        listener = threading.Thread(
+            target=self._listen, args=(stream, wire), name="isolog-follower-says", daemon=True
+        )
+        listener.start()
+        try:
+            for header, body in stream.messages():
+                wire.send(header, body, timeout_s=stream.silence_s)
+            wire.send(b"", end=True)
+        finally:
+            stream.stop()
+            if not stream.wait(_PREDECESSOR_S):
+                wire.fail(error_bytes(BrokerStopping("the stream has ended")))
+            with self._lock:
+                if self._streams.get(stream.follower) == (stream, wire):
+                    del self._streams[stream.follower]
 
-    def listen(self, opened: OpenReplication, reader: Reader) -> None:
-        """Takes what the follower says on a stream that is open.
-
-        Raises:
-            Unauthenticated: the caller is no broker of this cluster.
-            InvalidRequest: it is not, or what the follower says makes no sense.
-        """
-        self._me.check_caller(opened.follower, opened.proof)
-        with self._lock:
-            stream = self._streams.get(BrokerId(opened.follower))
-        if stream is None or stream.opened != opened:
-            raise InvalidRequest(f"broker {opened.follower} has no such stream open")
-        stream.take_all(reader)
+    def _listen(self, stream: LeaderStream, wire: BlockingStream) -> None:
+        try:
+            stream.take_all(wire)
+        except IsologError as error:
+            wire.fail(error_bytes(error))
+        except (*TRANSPORT_ERRORS, StreamOver):
+            pass  # the follower is gone
+        except Exception:
+            logger.exception("what follower %s says", stream.follower)
+            wire.fail(error_bytes(BrokerStopping("the stream has failed")))
 
     def stop(self) -> None:
         """Ends all streams, and serves no more."""
         with self._lock:
             self._stopped = True
             streams = list(self._streams.values())
-        for stream in streams:
+        for stream, _ in streams:
             stream.stop()
         deadline = self._clock.monotonic() + ENDING_S
-        for stream in streams:
+        for stream, wire in streams:
             if not stream.wait(max(0.0, deadline - self._clock.monotonic())):
-                stream.break_off()
-        for stream in streams:
+                wire.fail(error_bytes(BrokerStopping("the broker is about to stop")))
+        for stream, _ in streams:
             if not stream.wait(ENDING_S):
                 logger.warning("the stream to follower %s does not end", stream.follower)
-
-    def _forget(self, stream: LeaderStream) -> None:
-        stream.stop()
-        if not stream.wait(_PREDECESSOR_S):
-            stream.break_off()
-        self._watch.remove(stream)
-        with self._lock:
-            if self._streams.get(stream.follower) is stream:
-                del self._streams[stream.follower]
 
     def _check(self, opened: OpenReplication) -> None:
         self._me.check_caller(opened.follower, opened.proof)
