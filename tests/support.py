@@ -23,8 +23,10 @@ import pytest
 
 import spark_stream as isolog
 from spark_stream.errors import BY_CODE, IsologError, from_wire
+from spark_stream.transport.client import ClientChannel
 from spark_stream.wire.addresses import location
 from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT, allocator_settings
+from spark_stream.wire.messages import Status
 
 READY = "isolog broker ready "
 START_S = 60.0
@@ -86,7 +88,9 @@ class BrokerProcess:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                env=os.environ | allocator_settings(MEMORY_BYTES_DEFAULT),
+                env=os.environ
+                | allocator_settings(MEMORY_BYTES_DEFAULT)
+                | {"ISOLOG_FLIGHT_LISTEN": "127.0.0.1:0"},
             )
         self._process = process
         line = self._first_line(process)
@@ -193,9 +197,12 @@ class BrokerProcess:
 
 
 def flight_client(address: str) -> fl.FlightClient:
-    """A plain Flight client of ``host:port`` or ``unix:PATH``, with a connection of its own."""
+    """A plain Flight client of the broker at an address, with a connection of its own."""
+    channel = ClientChannel(address, timeout_s=20)
+    status = Status.from_bytes(bytes(channel.call("act", b"status", b"{}", 20).body))
+    channel.close()
     return fl.FlightClient(
-        location(address), generic_options=[("grpc.use_local_subchannel_pool", 1)]
+        location(status.flight), generic_options=[("grpc.use_local_subchannel_pool", 1)]
     )
 
 

@@ -15,12 +15,16 @@ from spark_stream.environment import Clock
 
 @dataclass(frozen=True)
 class BrokerFacts:
-    """What the broker says of itself. ``started``: on its monotonic clock."""
+    """What the broker says of itself. ``started``: on its monotonic clock.
+
+    ``flight``: the address at which it serves Flight; empty if it does not.
+    """
 
     address: str
     directory: str
     cluster_id: str
     started: float
+    flight: str = ""
 
 
 @dataclass(frozen=True)

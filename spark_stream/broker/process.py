@@ -20,8 +20,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NoReturn
 
-import pyarrow as pa
-
 from spark_stream.broker.activity import Activity
 from spark_stream.broker.config import BrokerConfig
 from spark_stream.broker.controlling import MOVES_S, ROUND_S, Controlling
@@ -56,7 +54,7 @@ from spark_stream.cluster.lease_files import LeaseFiles
 from spark_stream.cluster.leases import Leases
 from spark_stream.cluster.view import PAUSE_S, ClusterView
 from spark_stream.environment import Clock, Ids, SystemClock, SystemIds, SystemMachine
-from spark_stream.errors import DirectoryInUse, IsologError, PortInUse
+from spark_stream.errors import DirectoryInUse, IsologError
 from spark_stream.storage.directory import (
     LogDirectory,
     RunFile,
@@ -168,7 +166,10 @@ class Broker:
             bound = listening_socket(config.listen)
             undo.callback(bound.close)
             self.address = self._named(port_of(bound))
-            facts = BrokerFacts(self.address, str(path), directory.cluster_id, clock.monotonic())
+            flight_listen, flight_address = self._flight_place()
+            facts = BrokerFacts(
+                self.address, str(path), directory.cluster_id, clock.monotonic(), flight_address
+            )
             here = Here(
                 self._host,
                 self._topics,
@@ -189,8 +190,11 @@ class Broker:
             undo.callback(self._server.stop, "the broker did not start", 0.0)
             greeting = greeting_bytes(directory.cluster_id, directory.broker_id)
             self._server.open(Door(bound, self._serving.serve, lambda: greeting))
-            self._flight = self._flight_facade(here)
-            if self._flight is not None:
+            self._flight: FlightFacade | None = None
+            if flight_listen:
+                self._flight = FlightFacade(
+                    location(flight_listen), here, self.activity, config.memory_bytes
+                )
                 undo.callback(self._flight.shutdown)
             self._standing.register(
                 RegisteredBroker(
@@ -200,7 +204,7 @@ class Broker:
                     VERSION,
                     rack=config.rack,
                     boot_id=boot_id,
-                    flight=self.flight_address,
+                    flight=flight_address,
                 )
             )
             self._tenure = Tenure(leases, directory.broker_id, incarnation, self._host.refresh)
@@ -343,23 +347,23 @@ class Broker:
         if listen.startswith(UNIX):
             return listen
         if self._config.advertise:
-            return with_port(self._config.advertise, port)
+            if listen == self._config.listen:
+                return with_port(self._config.advertise, port)
+            return joined(split_address(with_port(self._config.advertise, port))[0], port)
         return joined(split_address(listen)[0], port)
 
-    def _flight_facade(self, here: Here) -> FlightFacade | None:
-        """Serve Flight too, if that is configured."""
-        listen, self.flight_address = self._config.flight_listen, ""
+    def _flight_place(self) -> tuple[str, str]:
+        """Return where Flight is to listen and its address for clients; empty if nowhere."""
+        listen = self._config.flight_listen
         if not listen:
-            return None
+            return "", ""
         # Flight binds by itself, and does not say why it could not.
-        listening_socket(listen, "flight_listen").close()
-        try:
-            facade = FlightFacade(location(listen), here, self.activity, self._config.memory_bytes)
-        except pa.ArrowException as error:
-            raise PortInUse(f"cannot listen on {listen}: {error}", address=listen) from error
-        host = split_address(with_port(self._config.advertise or listen, 0))[0]
-        self.flight_address = listen if listen.startswith(UNIX) else joined(host, facade.port)
-        return facade
+        with contextlib.closing(listening_socket(listen, "flight_listen")) as bound:
+            port = port_of(bound)
+        if listen.startswith(UNIX):
+            Path(listen.removeprefix(UNIX)).unlink()
+            return listen, listen
+        return joined(split_address(listen)[0], port), self._named(port, listen)
 
 
 def _locked_id(folder: Path, directory: LogDirectory, is_new: bool) -> IdLock:

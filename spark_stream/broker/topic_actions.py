@@ -129,6 +129,7 @@ def status(here: Here, asked: Empty) -> Status:
         uptime_s=here.clock.monotonic() - here.facts.started,
         memory=own_memory(psutil.Process()),
         broker_id=here.host.broker_id,
+        flight=here.facts.flight,
         checked_ms=None if checked is None else checked.ended_us // 1000,
         damaged={
             each.name: int(each.log.boundary_of(hole).offset)

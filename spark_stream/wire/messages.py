@@ -363,6 +363,8 @@ class ListedOffsets(Message):
 class Status(Message):
     """The broker itself. Memory in bytes: what the process holds that is not a mapped file.
 
+    ``flight``: the address at which it serves Flight; empty if it does not.
+
     ``checked_ms``: when the last look at all segments ended, in ms since the epoch; None:
     none has. ``damaged``: the first offset that is known to be damaged, of each replica with one.
     """
@@ -377,6 +379,7 @@ class Status(Message):
     uptime_s: float
     memory: int
     broker_id: str = ""
+    flight: str = ""
     checked_ms: int | None = None
     damaged: dict[str, int] = {}
 
