@@ -25,7 +25,6 @@ from spark_stream.transport.loop import READ, WRITE, Loop
 
 T = TypeVar("T")
 
-TICK_S: Final = 1.0
 UNSENT_BYTES_MAX: Final = 8 << 20
 """Above so much that the socket has not taken yet, streams send no more data."""
 _LINGER_S: Final = 1.0
@@ -102,7 +101,7 @@ class SocketChannel:
             self._flush()
         self._hand_on(events)
         if not self._over:
-            self._loop.call_later(TICK_S, self._tick)
+            self._loop.call_later(self._connection.tick_s, self._tick)
 
     def _ready(self, events: int) -> None:
         if events & WRITE:

@@ -6,15 +6,12 @@ import queue
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
-from typing import Any
-
-import pyarrow as pa
 
 from spark_stream.broker.links import LedPartitions
 from spark_stream.broker.replication.leader_stream import LeaderStream
 from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.environment import Clock, SystemClock
+from spark_stream.protocol import Received
 from spark_stream.wire.replication_messages import (
     Agreed,
     Follow,
@@ -38,17 +35,17 @@ class Follower:
     def say(self, message: Said | None) -> None:
         self._said.put(message)
 
-    def read_chunk(self) -> Any:
+    def receive(self) -> Received | None:
         message = self._said.get()
         if message is None:
-            raise StopIteration
+            return None
         packed = message.pack()
         assert isinstance(packed, bytes)
-        return SimpleNamespace(app_metadata=pa.py_buffer(packed), data=None)
+        return Received(1, packed, b"", end=False)
 
     def listen(self) -> None:
-        for batch, packed in self._stream.messages():
-            self.heard.append(unpack(pa.py_buffer(packed), batch))
+        for header, body in self._stream.messages():
+            self.heard.append(unpack(header, body))
 
     def has_heard(self, kind: type[Said], number: int) -> bool:
         return any(isinstance(each, kind) and each.slot == number for each in self.heard)  # type: ignore[union-attr]
@@ -63,14 +60,11 @@ def followed(
         stream="s",
         follower=follower.id,
         proof="",
-        pid=1,
         window_bytes=16 << 20,
     )
     welcome = Welcome(1, "")
     led = LedPartitions(leader.host)
-    stream = LeaderStream(
-        "peer", opened, welcome, led, ReplicationSettings(), clock or SystemClock()
-    )
+    stream = LeaderStream(opened, welcome, led, ReplicationSettings(), clock or SystemClock())
     found = Follower(stream)
     threads = [
         threading.Thread(target=found.listen),

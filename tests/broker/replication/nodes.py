@@ -1,24 +1,26 @@
-"""Brokers that do nothing but replicate: Flight servers with the real streams of replication."""
+"""Brokers that do nothing but replicate: servers with the real streams of replication."""
 
 from __future__ import annotations
 
 import threading
 from typing import Self
 
-import pyarrow.flight as fl
-
 from spark_stream.broker.identity import Endpoint, Identity
+from spark_stream.broker.listening import listening_socket, port_of
 from spark_stream.broker.replication.fetchers import Fetchers
 from spark_stream.broker.replication.leading import Leading
 from spark_stream.broker.replication.partitions import PartitionKey
 from spark_stream.broker.replication.settings import ReplicationSettings
-from spark_stream.broker.replication.watch import Watch
-from spark_stream.broker.service import translated
 from spark_stream.cluster.identity import ClusterSecret
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.environment import SystemClock
-from spark_stream.wire.addresses import location
-from spark_stream.wire.replication_messages import BODY, OpenReplication
+from spark_stream.errors import IsologError
+from spark_stream.protocol import StreamOpened, StreamOver
+from spark_stream.transport.failures import TRANSPORT_ERRORS, error_bytes
+from spark_stream.transport.loop import Loop
+from spark_stream.transport.server import Door, Serve, Server
+from spark_stream.transport.streams import BlockingStream, Stream
+from spark_stream.wire.replication_messages import OpenReplication
 from tests.broker.replication.partitions import LeadPartition, LeadPartitions
 
 START = "the only start"
@@ -50,13 +52,13 @@ class Node:
         self.addresses: dict[str, str] = {}
         me = identity(name, cluster_id)
         self.lead = LeadPartitions(self.partitions)
-        self.watch = Watch(settings, clock)
-        self.leading = Leading(me, self.lead, settings, clock, self.watch)
-        self.fetchers = Fetchers(me, self._endpoint_of, settings, clock, self.watch)
-        self._server = _Server(location(listen), self.leading)
-        self.address = listen.replace(":0", f":{self._server.port}")
-        self._serving = threading.Thread(target=self._server.serve, daemon=True)
-        self._serving.start()
+        self.leading = Leading(me, self.lead, settings, clock)
+        self.fetchers = Fetchers(me, self._endpoint_of, settings, clock)
+        bound = listening_socket(listen)
+        self.address = listen.replace(":0", f":{port_of(bound)}")
+        self._loop = Loop(f"node-{name}")
+        self._server = Server(self._loop)
+        self._server.open(Door(bound, _served(self.leading)))
 
     def _endpoint_of(self, name: BrokerId) -> Endpoint | None:
         address = self.addresses.get(name)
@@ -65,9 +67,8 @@ class Node:
     def stop(self) -> None:
         self.fetchers.stop()
         self.leading.stop()
-        self.watch.stop()
-        self._server.shutdown()
-        self._serving.join()
+        self._server.stop("the test is over", 0.1)
+        self._loop.close()
 
     def __enter__(self) -> Self:
         return self
@@ -76,23 +77,18 @@ class Node:
         self.stop()
 
 
-class _Server(fl.FlightServerBase):
-    def __init__(self, bind: str, leading: Leading) -> None:
-        self._leading = leading
-        super().__init__(bind)
+def _served(leading: Leading) -> Serve:
+    """Serve replication, each stream on a thread of its own."""
 
-    def do_get(self, context, ticket):
-        with translated("replication"):
-            opened = OpenReplication.from_command(ticket.ticket)
-            said = self._leading.open(context.peer(), opened)
-            return fl.GeneratorStream(BODY, _translated(said))
+    def run(opened: StreamOpened, stream: BlockingStream) -> None:
+        try:
+            leading.serve(OpenReplication.from_bytes(bytes(opened.body)), stream)
+        except IsologError as error:
+            stream.fail(error_bytes(error))
+        except (*TRANSPORT_ERRORS, StreamOver):
+            pass
 
-    def do_put(self, context, descriptor, reader, writer):
-        with translated("replication"):
-            opened = OpenReplication.from_command(descriptor.command)
-            self._leading.listen(opened, reader)
+    def serve(opened: StreamOpened, stream: Stream) -> None:
+        threading.Thread(target=run, args=(opened, BlockingStream(stream)), daemon=True).start()
 
-
-def _translated(said):
-    with translated("replication"):
-        yield from said
+    return serve

@@ -26,6 +26,7 @@ import psutil
 
 from spark_stream.broker.replication.partitions import PartitionKey
 from spark_stream.storage.early_writing import THREAD_NAME
+from spark_stream.transport.client import client_loop
 from tests.broker.replication.nodes import QUICK, Node
 from tests.broker.replication.partitions import Copy, DiskLog, LeadPartition
 from tests.broker.replication.processes import NodeProcess
@@ -137,6 +138,7 @@ def threads_of_the_run() -> list[str]:
 def run(folder: Path, seconds: float, seed: int) -> int:
     """The exit code."""
     me = psutil.Process()
+    client_loop()  # it stays: all connections of a process share it
     before = me.num_threads(), me.num_fds(), len(threads_of_the_run())
     world = World(folder, seed)
     steps = (world.cut, world.strike, world.load, world.move)

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 
-import pyarrow.flight as fl
 import pytest
 
+from spark_stream.broker.listening import listening_socket, port_of
 from spark_stream.broker.replication.following import STUCK_S
 from spark_stream.broker.replication.partitions import PartitionKey
 from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.errors import (
     InvalidRequest,
+    IsologError,
     NotLeader,
     Unauthenticated,
     UnknownTopic,
     Unsupported,
 )
-from spark_stream.wire.addresses import location
+from spark_stream.protocol import Received
+from spark_stream.transport.client import ClientChannel
+from spark_stream.transport.failures import failure_of
+from spark_stream.transport.loop import Loop
+from spark_stream.transport.server import Door, Server
+from spark_stream.transport.streams import BlockingStream, CallFailed
 from spark_stream.wire.replication_messages import (
-    BODY,
-    NO_BODY,
     Acked,
     Follow,
     OpenReplication,
@@ -33,7 +36,7 @@ from tests.broker.replication.nodes import QUICK, START, Node, identity
 from tests.broker.replication.partitions import Copy, LeadPartition
 from tests.broker.replication.test_streams import KEY, equal, follow
 from tests.client.proxy import Proxy
-from tests.support import eventually, typed
+from tests.support import eventually
 
 OTHER = PartitionKey("t", 1)
 
@@ -127,24 +130,12 @@ def test_a_stream_that_ends_while_a_partition_hangs_is_followed_by_one_with_one_
         assert copy.most_entered == 1
 
 
-def test_half_a_stream_is_ended():
-    with Node("1", {KEY: LeadPartition()}) as leader:
-        client = fl.FlightClient(location(leader.address))
-        reader = client.do_get(fl.Ticket(opening(follower="7").to_command()))
-        eventually(lambda: not leader.leading._streams)
-        command = fl.FlightDescriptor.for_command(opening(follower="7").to_command())
-        writer, _ = client.do_put(command, BODY)
-        with pytest.raises(fl.FlightError, match="no such stream"):
-            writer.close()
-        del reader
-
-
 def test_a_stream_whose_follower_is_gone_before_the_first_word_is_forgotten():
     with Node("1", {KEY: LeadPartition()}) as leader:
-        said = leader.leading.open("ipv4:127.0.0.1:1", opening())
+        channel, _ = _raw(leader)
         assert leader.leading._streams
-        del said
-        assert not leader.leading._streams
+        channel.close()
+        eventually(lambda: not leader.leading._streams)
 
 
 def test_a_copy_that_cannot_tell_its_history_holds_no_other_up():
@@ -297,10 +288,10 @@ def test_a_large_batch_on_a_slow_line_is_not_silence():
 )
 def test_a_wrong_peer_is_refused_before_anything_else(asked, error):
     with Node("1", {KEY: LeadPartition()}) as leader:
-        client = fl.FlightClient(location(leader.address))
-        with pytest.raises(fl.FlightError) as caught:
-            client.do_get(fl.Ticket(opening(**asked).to_command()))
-        assert type(typed(caught.value)) is error
+        channel = ClientChannel(leader.address, timeout_s=20)
+        wire = channel.open("replicate", b"", opening(**asked).to_bytes())
+        assert type(_failure(wire)) is error
+        channel.close()
         assert not leader.leading._streams
 
 
@@ -318,20 +309,30 @@ def test_a_follower_that_meets_a_wrong_leader_follows_nothing(wrong, caplog):
         assert leader.lead.started == 0
 
 
-class FalseLeader(fl.FlightServerBase):
+class FalseLeader:
     """Welcomes any follower without the cluster's secret, and notes what it says then."""
 
     def __init__(self):
         self.said = []
-        super().__init__("grpc://127.0.0.1:0")
+        bound = listening_socket("127.0.0.1:0")
+        self.port = port_of(bound)
+        self._loop = Loop("false-leader")
+        self._server = Server(self._loop)
+        self._server.open(Door(bound, self._serve))
 
-    def do_get(self, context, ticket):
-        proof = OpenReplication.from_command(ticket.ticket).proof  # the only one that it knows
-        return fl.GeneratorStream(BODY, iter([(NO_BODY, Welcome(1, proof).pack())]))
+    def _serve(self, opened, stream):
+        proof = OpenReplication.from_bytes(bytes(opened.body)).proof  # the only one that it knows
+        stream.handle = lambda event: (
+            self.said.append(event) if isinstance(event, Received) else None
+        )
+        stream.send(Welcome(1, proof).pack())
 
-    def do_put(self, context, descriptor, reader, writer):
-        for chunk in reader:
-            self.said.append(chunk.app_metadata)
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._server.stop("the test is over", 0.1)
+        self._loop.close()
 
 
 def test_what_took_the_place_of_a_dead_leader_is_told_nothing(caplog):
@@ -350,15 +351,24 @@ def test_a_follower_that_says_what_makes_no_sense_is_cut_off():
     partition.append(b"x")
     with Node("1", {KEY: partition}) as leader, Node("2") as follower:
         for message in (b"\xff", b"\x04" + b"\xff" * 4, _too_far()):
-            writer, reader = _raw(leader)
-            writer.write_metadata(_follow())
-            unpack(reader.read_chunk().app_metadata, None)
-            writer.write_metadata(message)
-            with pytest.raises(fl.FlightError, match="INVALID_REQUEST"):
-                writer.close()
-            deque(iter(reader.read_chunk, None), maxlen=0)  # the leader ends its half too
+            channel, wire = _raw(leader)
+            wire.send(_follow())
+            wire.receive(20)
+            wire.send(message)
+            assert isinstance(_failure(wire), InvalidRequest)
+            channel.close()
         follow(follower, leader, copy)
         partition.wait_for(partition.append(b"y"))
+
+
+def _failure(wire: BlockingStream) -> IsologError:
+    """Return the error that ends a stream."""
+    try:
+        while wire.receive(20) is not None:
+            pass
+    except CallFailed as error:
+        return failure_of(error, "the leader")
+    raise AssertionError("the stream ended without an error")
 
 
 def _too_far() -> bytes:
@@ -370,19 +380,18 @@ def _follow() -> bytes:
 
 
 def opening(**fields: object) -> OpenReplication:
-    right = {"stream": "s", "follower": "2", "pid": 1, "window_bytes": 1 << 20} | fields
+    right = {"stream": "s", "follower": "2", "window_bytes": 1 << 20} | fields
     proof = identity(str(right["follower"])).call_proof("1", START)
     return OpenReplication(**({"proof": proof} | right))
 
 
 def _raw(leader: Node, follower: str = "7"):
-    """Both halves of a stream, with the leader's welcome taken."""
-    command = opening(follower=follower).to_command()
-    client = fl.FlightClient(location(leader.address))
-    reader = client.do_get(fl.Ticket(command))
-    writer, _ = client.do_put(fl.FlightDescriptor.for_command(command), BODY)
-    assert isinstance(unpack(reader.read_chunk().app_metadata, None), Welcome)
-    return writer, reader
+    """Return a stream, with the leader's welcome taken, and its connection."""
+    channel = ClientChannel(leader.address, timeout_s=20)
+    wire = channel.open("replicate", b"", opening(follower=follower).to_bytes())
+    received = wire.receive(20)
+    assert isinstance(unpack(received.header, received.body), Welcome)
+    return channel, wire
 
 
 def test_a_follower_that_reads_nothing_is_cut_off_and_its_threads_come_back():
@@ -390,24 +399,24 @@ def test_a_follower_that_reads_nothing_is_cut_off_and_its_threads_come_back():
     before = threading.active_count()
     with Node("1", {KEY: partition}) as leader:
         running = threading.active_count()
-        writer, reader = _raw(leader)
-        writer.write_metadata(_follow())
+        channel, wire = _raw(leader)
+        wire.send(_follow())
         partition.append(bytes(8 << 20), 4)
         eventually(lambda: leader.leading._streams)
         eventually(lambda: not leader.leading._streams)
         eventually(lambda: threading.active_count() <= running)
-        del writer, reader
+        channel.close()
     eventually(lambda: threading.active_count() <= before)
 
 
 def test_a_second_stream_of_a_follower_ends_the_first():
     partition, copy = LeadPartition(), Copy(KEY)
     with Node("1", {KEY: partition}) as leader, Node("2") as follower:
-        both = _raw(leader, follower="2")
+        channel, _ = _raw(leader, follower="2")
         follow(follower, leader, copy)
         partition.wait_for(partition.append(b"x"))
-        assert len(leader.leading._streams) == 1
-        del both
+        eventually(lambda: len(leader.leading._streams) == 1)
+        channel.close()
 
 
 def test_a_leader_that_cannot_be_reached_keeps_nobody_from_stopping():

@@ -7,6 +7,8 @@ import time
 from tempfile import TemporaryDirectory
 
 from spark_stream.broker.replication.partitions import PartitionKey
+from spark_stream.errors import BrokerStopping
+from spark_stream.transport.failures import error_bytes
 from tests.broker.replication.nodes import Node
 from tests.broker.replication.partitions import Copy, LeadPartition
 from tests.support import eventually
@@ -43,8 +45,8 @@ def test_brokers_on_unix_sockets_replicate_as_well():
         with Node("1", {KEY: partition}, listen=bind) as leader, Node("2") as follower:
             follow(follower, leader, copy)
             partition.wait_for(partition.append(b"x", 10))
-            (stream,) = leader.leading._streams.values()
-            stream.break_off()  # finds the connection by the follower's process
+            ((_, wire),) = leader.leading._streams.values()
+            wire.fail(error_bytes(BrokerStopping("a test")))
             eventually(lambda: len(copy.agreements) == 2)
             partition.wait_for(partition.append(b"y"))
             assert equal(copy, partition)
