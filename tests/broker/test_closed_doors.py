@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import get_args
 
 import pyarrow.flight as fl
 import pytest
 
-from spark_stream.broker.peers import RUN_STEPS
+from spark_stream.broker.serving import REPLICATE, RUN_STEPS
 from spark_stream.errors import Unauthenticated
-from spark_stream.wire.replication_messages import BODY, OpenReplication
+from spark_stream.transport.client import ClientChannel
+from spark_stream.transport.failures import failure_of
+from spark_stream.transport.streams import CallFailed
+from spark_stream.wire.replication_messages import OpenReplication
 from spark_stream.wire.step_messages import RunSteps, StepFacts, StepKind
 from tests.broker.stamped import Owner, seen
-from tests.support import CALL, NUMBERS, BrokerProcess, act, typed
+from tests.support import CALL, NUMBERS, BrokerProcess, act
 
 ESCAPE = "../../../escaped"
 FORGED = "0" * 64
 
 
-def refused(call: Any) -> None:
-    with pytest.raises(fl.FlightUnauthenticatedError) as caught:
-        call()
-    assert isinstance(typed(caught.value), Unauthenticated)
+def refused(broker: BrokerProcess, method: str, body: bytes) -> None:
+    """Fail unless the broker refuses a stream because of who opens it."""
+    channel = ClientChannel(broker.address, timeout_s=20)
+    with pytest.raises(CallFailed) as caught:
+        channel.open(method, b"", body).receive(20)
+    assert isinstance(failure_of(caught.value, broker.address), Unauthenticated)
+    channel.close()
 
 
 @pytest.mark.parametrize("kind", get_args(StepKind))
@@ -46,7 +52,7 @@ def test_no_client_runs_a_step(
     )
     me = act(flight, "status")["broker_id"]
     asked = RunSteps(caller=me, proof=proof, nonce="n", steps=[step])
-    refused(lambda: list(flight.do_action(fl.Action(RUN_STEPS, asked.to_bytes()), CALL)))
+    refused(shared, RUN_STEPS, asked.to_bytes())
     assert sorted(shared.directory.rglob("*")) == before
     assert seen(flight, topic, "read_committed") == []
     owner.commit()
@@ -54,13 +60,14 @@ def test_no_client_runs_a_step(
 
 
 @pytest.mark.parametrize("proof", ["", FORGED])
-def test_no_client_opens_a_stream_of_replication(flight: fl.FlightClient, proof: str) -> None:
-    command = OpenReplication(
-        stream="s", follower="2", proof=proof, pid=1, window_bytes=1 << 20
-    ).to_command()
-    refused(lambda: flight.do_get(fl.Ticket(command), CALL).read_chunk())
-    writer, _ = flight.do_put(fl.FlightDescriptor.for_command(command), BODY, CALL)
-    refused(writer.close)
+def test_no_client_opens_a_stream_of_replication(shared: BrokerProcess, proof: str) -> None:
+    opened = OpenReplication(stream="s", follower="2", proof=proof, window_bytes=1 << 20)
+    refused(shared, REPLICATE, opened.to_bytes())
+
+
+def test_what_brokers_ask_of_one_another_is_not_served_by_flight(flight: fl.FlightClient) -> None:
+    with pytest.raises(fl.FlightError, match="there is no action 'run-steps'"):
+        list(flight.do_action(fl.Action(RUN_STEPS, b"{}"), CALL))
 
 
 def test_the_instance_that_owns_a_transaction_is_told_to_no_client(flight: fl.FlightClient) -> None:

@@ -32,7 +32,7 @@ from spark_stream.errors import (
 from spark_stream.protocol import ConnectionLimits, StreamOver
 from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
-from spark_stream.transport.streams import BlockingStream
+from spark_stream.transport.streams import BlockingStream, ConnectionLost
 from spark_stream.wire.replication_messages import (
     Acked,
     Agreed,
@@ -216,6 +216,9 @@ class FollowerStream:
         try:
             received = self._wire.receive()
         except TRANSPORT_ERRORS as error:
+            if isinstance(error, ConnectionLost) and error.code == "SILENT":
+                limit = self._settings.death_s
+                logger.warning("leader %s gave no sign of life for %g s", self._leader, limit)
             raise failure_of(error, self._address) from error
         if received is None:
             raise BrokerUnavailable(f"broker {self._leader} ended the stream")
