@@ -21,6 +21,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m spark_stream.broker")
     parser.add_argument("--dir", type=Path, required=True)
     parser.add_argument("--listen")
+    parser.add_argument("--flight-listen")
     parser.add_argument("--advertise")
     parser.add_argument("--metadata", type=Path)
     parser.add_argument("--id")
@@ -36,6 +37,7 @@ def main() -> int:
             rack=given.rack,
             metadata=given.metadata,
             listen=given.listen,
+            flight_listen=given.flight_listen,
             advertise=given.advertise,
             idle_seconds=given.idle_seconds,
         )

@@ -62,6 +62,14 @@ def start(
             show_default=False,
         ),
     ] = None,
+    flight_listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Where to serve Arrow Flight too, for clients in other languages. Default: nowhere.",
+            show_default=False,
+        ),
+    ] = None,
     conf: Annotated[
         Path | None,
         typer.Option(
@@ -129,6 +137,7 @@ def start(
             rack=rack,
             metadata=metadata,
             listen=listen,
+            flight_listen=flight_listen,
             advertise=advertise,
             idle_seconds=idle_seconds,
         )
@@ -150,6 +159,7 @@ def start(
         return
     flags = ["--listen", config.listen]
     flags += ["--advertise", config.advertise] if config.advertise else []
+    flags += ["--flight-listen", config.flight_listen] if config.flight_listen else []
     flags += ["--conf", str(conf.absolute())] if conf is not None else []
     flags += ["--idle-seconds", str(config.idle_seconds)]
     flags += ["--metadata", str(config.metadata.absolute())] if config.metadata else []
