@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
 
+from spark_stream.broker.fetch_task import Answer, Answers, AwaitRecords
 from spark_stream.broker.host import Host
 from spark_stream.broker.hosted import HostedTopic
 from spark_stream.broker.mapped import Holder, holder_for, in_groups, places
 from spark_stream.broker.partition import Partition
 from spark_stream.broker.refusals import check_leader_epoch
-from spark_stream.broker.waiting import WaitingRead, WaitingReads
 from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.isolation import (
     DROPS_ABORTED,
@@ -25,6 +25,7 @@ from spark_stream.consistency.isolation import (
     visible_range,
 )
 from spark_stream.consistency.lineage import Lineage, lost_above
+from spark_stream.environment import Clock
 from spark_stream.errors import (
     DamagedSegment,
     DataLoss,
@@ -43,8 +44,6 @@ from spark_stream.storage.log import UNLIMITED
 from spark_stream.wire.fetch_messages import BoundsFacts, ChunkFacts, EndFacts, Fetch
 from spark_stream.wire.messages import EARLIEST, LATEST
 from spark_stream.wire.schemas import LEADER_COLUMNS, empty_batch
-
-Answer = tuple[pa.RecordBatch, bytes]
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,7 @@ class FetchStream:
         host: Host,
         request: Fetch,
         cancelled: Callable[[], bool],
-        waiting: WaitingReads,
+        clock: Clock,
         follow_s: float,
         number: int | None = None,
         boot_id: str | None = None,
@@ -144,8 +143,7 @@ class FetchStream:
         self._partition: Partition = hosted.partition(request.partition)
         self._request = request
         self._cancelled = cancelled
-        self._waiting = WaitingRead(waiting)
-        self._clock = waiting.clock
+        self._clock = clock
         self._wait_s = follow_s if request.follow else request.wait_ms / 1000
         check_leader_epoch(self._partition, request.leader_epoch)
         self._epoch = int(self._partition.leader_epoch)  # of all that the stream tells
@@ -230,25 +228,22 @@ class FetchStream:
             log_start_offset=int(log_start),
         )
 
-    def answers(self) -> Iterator[Answer]:
+    def answers(self) -> Answers:
         """Batches with their facts; the last one is empty and says where to read on.
 
-        One of several fetches that has told all of its range has nothing to add, and no last one.
+        Between them are instructions to wait. One of several fetches that has told all of its range
+        has nothing to add, and no last one.
         """
         request = self._request
         left = request.max_records or UNLIMITED
         begin = told = self._position
         more = True
         while more:
-            try:
-                found, more = self._awaited()
-                for answer in self._records(found, left):
-                    left -= answer[0].num_rows
-                    self._waiting.end_turn()
-                    yield answer
-                    told = self._position
-            finally:
-                self._waiting.end_turn()
+            found, more = yield from self._awaited()
+            for answer in self._records(found, left):
+                left -= answer[0].num_rows
+                yield answer
+                told = self._position
             more = more and request.follow and not self._at_end() and left > 0
             more = more and not self._cancelled()
         if self._position == begin:
@@ -269,16 +264,14 @@ class FetchStream:
         if request.isolation is not Isolation.READ_UNCOMMITTED:
             raise self._partition.hw_not_known()
 
-    def _awaited(self) -> tuple[VisibleRange, bool]:
+    def _awaited(self) -> Generator[AwaitRecords, bool, tuple[VisibleRange, bool]]:
         """What can be read, after a wait if need be; and whether it makes sense to go on."""
         request = self._request
         found = self._visible()
         if found.count or self._at_end() or not (request.wait_ms or request.follow):
             return found, True
         deadline = self._clock.monotonic() + self._wait_s
-        more = self._waiting.wait(
-            self._partition, self._position, request.isolation, deadline, self._cancelled
-        )
+        more = yield AwaitRecords(self._partition, self._position, request.isolation, deadline)
         return (self._visible() if more else found), more
 
     def _at_end(self) -> bool:

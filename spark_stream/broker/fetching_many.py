@@ -7,14 +7,14 @@ end says so, and the next range follows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import chain
+from collections.abc import Callable
 
 import pyarrow as pa
 
-from spark_stream.broker.fetching import Answer, FetchStream, bound
+from spark_stream.broker.fetch_task import Answers
+from spark_stream.broker.fetching import FetchStream, bound
 from spark_stream.broker.host import Host
-from spark_stream.broker.waiting import WaitingReads
+from spark_stream.environment import Clock
 from spark_stream.errors import InvalidRequest, IsologError
 from spark_stream.wire.fetch_messages import EndFacts, Fetch, FetchMany
 from spark_stream.wire.schemas import empty_batch
@@ -28,13 +28,13 @@ class FetchManyStream:
         host: Host,
         request: FetchMany,
         cancelled: Callable[[], bool],
-        waiting: WaitingReads,
+        clock: Clock,
     ) -> None:
         """Raises as a fetch, for the first; InvalidRequest: one of them waits or follows."""
         self._host = host
         self._fetches = request.fetches
         self._cancelled = cancelled
-        self._waiting = waiting
+        self._clock = clock
         for each in self._fetches:
             if each.wait_ms or each.follow:
                 raise InvalidRequest("a fetch among several neither waits nor follows")
@@ -45,17 +45,18 @@ class FetchManyStream:
         _, projection, _ = bound(self._host, asked)
         return projection.schema
 
-    def answers(self) -> Iterator[Answer]:
+    def answers(self) -> Answers:
         """The answers of all fetches, in their order."""
-        return chain.from_iterable(map(self._answers_of, range(len(self._fetches))))
+        for number in range(len(self._fetches)):
+            yield from self._answers_of(number)
 
-    def _answers_of(self, number: int) -> Iterator[Answer]:
+    def _answers_of(self, number: int) -> Answers:
         asked = self._fetches[number]
         if self._cancelled():
             return
         try:
             stream = FetchStream(
-                self._host, asked, self._cancelled, self._waiting, follow_s=0, number=number
+                self._host, asked, self._cancelled, self._clock, follow_s=0, number=number
             )
             if not stream.schema.equals(self.schema):
                 raise InvalidRequest(

@@ -16,12 +16,12 @@ import pyarrow.flight as fl
 from spark_stream.broker.actions import run_action
 from spark_stream.broker.activity import Activity
 from spark_stream.broker.appending import Target, serve_appends
-from spark_stream.broker.fetching import Answer, FetchStream, bound
+from spark_stream.broker.fetch_task import Answer, answers_in_time
+from spark_stream.broker.fetching import FetchStream, bound
 from spark_stream.broker.fetching_many import FetchManyStream
 from spark_stream.broker.here import Here
 from spark_stream.broker.memory import memory_error, memory_errors
 from spark_stream.broker.serving import FOLLOW_S
-from spark_stream.broker.waiting import WaitingReads
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.isolation import Bounds
 from spark_stream.consistency.transactions import Joined
@@ -63,7 +63,6 @@ class FlightFacade(fl.FlightServerBase):
         self._here = here
         self._activity = activity
         self._memory_bytes = memory_bytes
-        self._waiting = WaitingReads(here.clock)
         super().__init__(bind)
 
     def do_put(
@@ -101,14 +100,14 @@ class FlightFacade(fl.FlightServerBase):
 
     def do_get(self, context: fl.ServerCallContext, ticket: fl.Ticket) -> fl.FlightDataStream:
         with self._activity.call(), translated("fetch"):
-            host, cancelled = self._here.host, context.is_cancelled
+            host, clock, cancelled = self._here.host, self._here.clock, context.is_cancelled
             several = FetchMany.from_ticket(ticket.ticket)
             stream: FetchStream | FetchManyStream
             if several is not None:
-                stream = FetchManyStream(host, several, cancelled, self._waiting)
+                stream = FetchManyStream(host, several, cancelled, clock)
             else:
                 request = Fetch.from_bytes(ticket.ticket)
-                stream = FetchStream(host, request, cancelled, self._waiting, FOLLOW_S)
+                stream = FetchStream(host, request, cancelled, clock, FOLLOW_S)
             return fl.GeneratorStream(stream.schema, self._answers(stream))
 
     def _answers(self, stream: FetchStream | FetchManyStream) -> Iterator[Answer]:
@@ -117,7 +116,7 @@ class FlightFacade(fl.FlightServerBase):
             translated("fetch"),
             memory_errors(self._memory_bytes),
         ):
-            yield from stream.answers()
+            yield from answers_in_time(stream.answers(), self._here.clock)
 
     def do_exchange(
         self,

@@ -180,12 +180,20 @@ class Broker:
                 self._scrub,
                 self._store,
             )
-            self._serving = Serving(
-                here, table, me, self.activity, clock, config.memory_bytes, self._leading, boot_id
-            )
-            undo.callback(self._serving.stop)
             self._loop = Loop("isolog-io")
             undo.callback(self._loop.close)
+            self._serving = Serving(
+                here,
+                table,
+                me,
+                self.activity,
+                clock,
+                self._loop,
+                config.memory_bytes,
+                self._leading,
+                boot_id,
+            )
+            undo.callback(self._serving.stop)
             self._server = Server(self._loop)
             undo.callback(self._server.stop, "the broker did not start", 0.0)
             greeting = greeting_bytes(directory.cluster_id, directory.broker_id)

@@ -13,35 +13,38 @@ method           OPEN (header; body)         then
 ``replicate``    ; request                   what the leader says, and what the follower says
 ===============  ==========================  ======================================================
 
-Each stream has a thread while it is served. A stream ends by an answer or a typed error; an error
-that nobody foresaw is logged with its trace.
+Actions and fetches run on a pool of threads; streams of appends, and of followers, have a thread
+each. A stream ends by an answer or a typed error; an unforeseen error is logged with its trace.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 import pyarrow as pa
 
 from spark_stream.broker.actions import run_action
 from spark_stream.broker.activity import Activity
 from spark_stream.broker.appending import Target, serve_appends
-from spark_stream.broker.fetching import Answer, FetchStream
+from spark_stream.broker.fetch_task import FetchTask, FetchTasks
+from spark_stream.broker.fetching import FetchStream
 from spark_stream.broker.fetching_many import FetchManyStream
 from spark_stream.broker.here import Here
 from spark_stream.broker.identity import Identity
-from spark_stream.broker.memory import memory_error, memory_errors
+from spark_stream.broker.memory import memory_error
+from spark_stream.broker.pool import Pool
 from spark_stream.broker.replication.leading import Leading
 from spark_stream.broker.step_table import StepTable
 from spark_stream.broker.steps import run_steps
-from spark_stream.broker.waiting import WaitingReads
 from spark_stream.environment import Clock
 from spark_stream.errors import BrokerStopping, InternalError, InvalidRequest, IsologError
 from spark_stream.protocol import StreamOpened, StreamOver
 from spark_stream.transport.failures import TRANSPORT_ERRORS, error_bytes
+from spark_stream.transport.loop import Loop
 from spark_stream.transport.streams import BlockingStream, Stream
 from spark_stream.wire.fetch_messages import Fetch, FetchMany
 from spark_stream.wire.messages import AppendTo
@@ -50,7 +53,6 @@ from spark_stream.wire.step_messages import RunSteps
 
 logger = logging.getLogger(__name__)
 
-THREADS_MAX: Final = 4_000
 FOLLOW_S: Final = 60.0
 """For how long a fetch that follows waits for the next record before it ends."""
 
@@ -72,6 +74,7 @@ class Serving:
         me: Identity,
         activity: Activity,
         clock: Clock,
+        loop: Loop,
         memory_bytes: int,
         leading: Leading | None = None,
         boot_id: str | None = None,
@@ -85,9 +88,9 @@ class Serving:
         self._memory_bytes = memory_bytes
         self._leading = leading
         self._boot_id = boot_id
-        self._waiting = WaitingReads(clock)
-        self._threads = ThreadPoolExecutor(THREADS_MAX, "isolog-serve")
-        self._methods: dict[str, Callable[[StreamOpened, BlockingStream], None]] = {
+        self._pool = Pool(loop)
+        self._fetches = FetchTasks(self._pool, loop, clock, memory_bytes)
+        self._methods: dict[str, Callable[[StreamOpened, Any], None]] = {
             ACT: self._act,
             RUN_STEPS: self._run_steps,
             APPEND: self._append,
@@ -97,32 +100,36 @@ class Serving:
         }
 
     def serve(self, opened: StreamOpened, stream: Stream) -> None:
-        """Serve a new stream, on a thread of its own; for a server's door."""
-        waiting = BlockingStream(stream)
-        try:
-            self._threads.submit(self._run, opened, waiting)
-        except RuntimeError:
-            waiting.fail(error_bytes(BrokerStopping("the broker is about to stop")))
+        """Serve a new stream; on the loop's thread, for a server's door."""
+        if opened.method in (APPEND, REPLICATE):
+            work = partial(self._run, opened, BlockingStream(stream))
+            threading.Thread(target=work, name=f"isolog-{opened.method}", daemon=True).start()
+        elif not self._pool.submit(partial(self._run, opened, stream)):
+            stream.fail(error_bytes(BrokerStopping("the broker is about to stop")))
 
     def stop(self) -> None:
-        """Serve no more streams; those that are served end by themselves."""
-        self._threads.shutdown(wait=False)
+        """Serve no more short requests; streams that are served end by themselves."""
+        self._pool.stop()
 
-    def _run(self, opened: StreamOpened, stream: BlockingStream) -> None:
-        with self._activity.call():
-            try:
-                method = self._methods.get(opened.method)
-                if method is None:
-                    raise InvalidRequest(f"there is no method {opened.method!r}")
-                method(opened, stream)
-            except IsologError as error:
-                stream.fail(error_bytes(error))
-            except (*TRANSPORT_ERRORS, StreamOver):
-                pass  # the client is gone, or gave the stream up
-            except Exception as error:
-                logger.exception("%s", opened.method)
-                text = f"{opened.method}: {type(error).__name__}: {error}"
-                stream.fail(error_bytes(InternalError(text)))
+    def _run(self, opened: StreamOpened, stream: Any) -> None:
+        try:
+            method = self._methods.get(opened.method)
+            if method is None:
+                raise InvalidRequest(f"there is no method {opened.method!r}")
+            if method in (self._fetch, self._fetch_many):
+                method(opened, stream)  # it goes on when this returns
+                return
+            with self._activity.call():
+                wire = stream if isinstance(stream, BlockingStream) else BlockingStream(stream)
+                method(opened, wire)
+        except IsologError as error:
+            stream.fail(error_bytes(error))
+        except (*TRANSPORT_ERRORS, StreamOver):
+            pass  # the client is gone, or gave the stream up
+        except Exception as error:
+            logger.exception("%s", opened.method)
+            text = f"{opened.method}: {type(error).__name__}: {error}"
+            stream.fail(error_bytes(InternalError(text)))
 
     def _act(self, opened: StreamOpened, stream: BlockingStream) -> None:
         name = bytes(opened.header).decode("utf-8", "replace")
@@ -162,29 +169,28 @@ class Serving:
                 raise InvalidRequest(f"the stream is not valid Arrow IPC: {error}") from None
             yield batch, bytes(received.header)
 
-    def _fetch(self, opened: StreamOpened, stream: BlockingStream) -> None:
+    def _fetch(self, opened: StreamOpened, stream: Stream) -> None:
+        request = Fetch.from_bytes(bytes(opened.body))
         asked = FetchStream(
             self._here.host,
-            Fetch.from_bytes(bytes(opened.body)),
-            lambda: stream.is_over,
-            self._waiting,
+            request,
+            lambda: stream.over is not None,
+            self._clock,
             FOLLOW_S,
             boot_id=self._boot_id,
         )
-        self._answer(stream, asked.schema, asked.answers())
+        self._begin(stream, asked)
 
-    def _fetch_many(self, opened: StreamOpened, stream: BlockingStream) -> None:
+    def _fetch_many(self, opened: StreamOpened, stream: Stream) -> None:
         request = FetchMany.from_bytes(bytes(opened.body))
-        asked = FetchManyStream(self._here.host, request, lambda: stream.is_over, self._waiting)
-        self._answer(stream, asked.schema, asked.answers())
+        asked = FetchManyStream(
+            self._here.host, request, lambda: stream.over is not None, self._clock
+        )
+        self._begin(stream, asked)
 
-    def _answer(self, stream: BlockingStream, schema: pa.Schema, answers: Iterator[Answer]) -> None:
-        stream.send(b"", memoryview(schema.serialize()))
-        with memory_errors(self._memory_bytes):
-            for batch, facts in answers:
-                body = memoryview(batch.serialize()) if batch.num_rows else b""
-                stream.send(facts, body)
-        stream.send(b"", end=True)
+    def _begin(self, stream: Stream, asked: FetchStream | FetchManyStream) -> None:
+        call = self._activity.call()
+        FetchTask(self._fetches, stream, asked.schema, asked.answers(), call).begin()
 
     def _replicate(self, opened: StreamOpened, stream: BlockingStream) -> None:
         if self._leading is None:

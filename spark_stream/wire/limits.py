@@ -28,14 +28,6 @@ most, and it remembers what it has read."""
 REQUEST_TIMEOUT_S: Final = 30.0
 """How long a client waits for an answer that should come at once."""
 
-CANCELLED_CHECK_S: Final = 3.0
-"""How often a waiting fetch looks whether its caller is gone. Nothing else depends on it: records,
-and a broker that stops, wake it."""
-
-WAITING_READS_MAX: Final = 1_000
-"""Fetches of a broker that wait at once. Each is a thread with its stack; a fetch beyond them gets
-an empty answer at once and asks again."""
-
 FORMAT_VERSION_MAX: Final = 1
 """The newest format of a log directory that this release's brokers open."""
 

@@ -11,7 +11,6 @@ import pytest
 from spark_stream.broker import fetching
 from spark_stream.broker.fetching import FetchStream
 from spark_stream.broker.host import Host
-from spark_stream.broker.waiting import WaitingReads
 from spark_stream.cluster.partitions import PartitionId, key_of, put_of
 from spark_stream.cluster.topics import TOPICS, Topic, encode
 from spark_stream.cluster.view import ClusterView
@@ -62,7 +61,7 @@ class OneOfTwo:
         self, isolation: Isolation = Isolation.READ_UNCOMMITTED, end: int | None = None
     ) -> FetchStream:
         asked = Fetch(topic="t", partition=0, start=0, isolation=isolation, end=end)
-        return FetchStream(self.host, asked, lambda: False, WaitingReads(self.clock), 0.0)
+        return FetchStream(self.host, asked, lambda: False, self.clock, 0.0)
 
 
 @pytest.fixture

@@ -66,7 +66,7 @@ def start(
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="Where to serve Arrow Flight too, for clients in other languages. Default: nowhere.",
+            help="Where to serve Arrow Flight too, for other languages. Default: nowhere.",
             show_default=False,
         ),
     ] = None,

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
+from spark_stream.broker.fetch_task import AwaitRecords
 from spark_stream.broker.fetching import FetchStream
-from spark_stream.broker.waiting import WaitingReads
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.isolation import CONSUMER_LEVELS, Bounds, Isolation, upper_bound
@@ -192,7 +192,7 @@ def _fetch(world: World, broker: SimulatedBroker, asked: Fetch, reading: _Readin
     """As DoGet: answer by answer, with anything in between."""
     yield NOW
     place = (reading.topic.id, reading.at)
-    stream = FetchStream(broker.host, asked, lambda: False, WaitingReads(world.clock), 0.0)
+    stream = FetchStream(broker.host, asked, lambda: False, world.clock, 0.0)
     partition = broker.host.topic(asked.topic, asked.topic_id).partition(asked.partition)
     began = partition.leader_epoch
     world.look_at(broker)
@@ -201,7 +201,9 @@ def _fetch(world: World, broker: SimulatedBroker, asked: Fetch, reading: _Readin
     if asked.isolation is Isolation.READ_UNCOMMITTED and reading.position == position:
         world.notice("went_on", line, tuple(reading.got), position)
     values: list[int] = []
-    for batch, facts in stream.answers():
+    for step in stream.answers():
+        assert not isinstance(step, AwaitRecords)  # the simulator's fetches do not wait
+        batch, facts = step
         if batch.num_rows:
             values += batch.column(0).to_pylist()
             yield NOW

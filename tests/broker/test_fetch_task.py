@@ -1,0 +1,178 @@
+"""Fetches that wait without a thread: what ends a wait, and what they cost."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from spark_stream.broker.fetch_task import Answers, AwaitRecords, FetchTask, FetchTasks
+from spark_stream.broker.partition import Partition
+from spark_stream.broker.pool import Pool
+from spark_stream.consistency.ids import Offset
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.environment import SystemClock
+from spark_stream.errors import BrokerStopping
+from spark_stream.protocol import Cancelled, Credited
+from spark_stream.storage.log import LogFormat, PartitionLog
+from spark_stream.transport.loop import Loop
+from tests.support import NUMBERS, eventually, numbers
+
+DAY_US = 24 * 3_600 * 1_000_000
+CLOCK = SystemClock()
+
+
+@pytest.fixture
+def partition(tmp_path: Path) -> Partition:
+    log = PartitionLog.open(tmp_path, LogFormat(NUMBERS))
+    return Partition("t", "id", 0, log, DAY_US, CLOCK)
+
+
+@pytest.fixture
+def tasks() -> Iterator[FetchTasks]:
+    loop = Loop("test-fetches")
+    pool = Pool(loop)
+    yield FetchTasks(pool, loop, CLOCK, 1 << 30)
+    pool.stop()
+    loop.close()
+
+
+class FakeStream:
+    """A stream whose credit and end are in the test's hands."""
+
+    def __init__(self, credit: int = 1 << 30) -> None:
+        self.credit = credit
+        self.over: Any = None
+        self.sent: list[tuple[bytes, int]] = []
+        self.is_ended = False
+        self.error: bytes | None = None
+        self.handle: Any = None
+
+    def send(self, header: bytes, body: Any = b"", *, end: bool = False) -> bool:
+        if end:
+            self.is_ended = True
+            return True
+        if self.credit <= 0:
+            return False
+        self.credit -= 1
+        self.sent.append((header, len(body)))
+        return True
+
+    def fail(self, error: bytes) -> None:
+        self.error = error
+
+
+def waiting(partition: Partition, seconds: float, replies: list[bool]) -> Answers:
+    """Return a fetch that waits for the first record, then tells that it has ended."""
+    deadline = CLOCK.monotonic() + seconds
+    replies.append((yield AwaitRecords(partition, Offset(0), Isolation.READ_UNCOMMITTED, deadline)))
+    yield pa.record_batch({"n": pa.array([1])}), b"facts"
+
+
+def begin(tasks: FetchTasks, stream: FakeStream, answers: Answers, ended: threading.Event) -> None:
+    @contextlib.contextmanager
+    def call() -> Iterator[None]:
+        yield
+        ended.set()
+
+    FetchTask(tasks, stream, NUMBERS, answers, call()).begin()  # type: ignore[arg-type]
+
+
+def test_five_hundred_waiting_fetches_cost_no_thread_and_one_append_ends_all(partition, tasks):
+    threads = threading.active_count()
+    streams, replies, ended = [], [], []
+    for _ in range(500):
+        stream, end = FakeStream(), threading.Event()
+        begin(tasks, stream, waiting(partition, 60, replies), end)
+        streams.append(stream)
+        ended.append(end)
+    assert tasks.waiting == 500
+    assert threading.active_count() == threads
+    partition.append(numbers(0, 1))
+    for each in ended:
+        assert each.wait(30)
+    assert replies == [True] * 500
+    assert tasks.waiting == 0
+    assert all(stream.is_ended and len(stream.sent) == 2 for stream in streams)
+    assert tasks.pool.threads <= 16
+
+
+def test_a_fetch_whose_time_is_over_ends_with_nothing(partition, tasks):
+    stream, replies, ended = FakeStream(), [], threading.Event()
+    begin(tasks, stream, waiting(partition, 0.05, replies), ended)
+    assert ended.wait(30)
+    assert replies == [False]
+    assert stream.is_ended
+    assert partition._callers.reads == 0
+
+
+def test_a_fetch_whose_reader_is_gone_waits_no_more(partition, tasks):
+    stream, replies, ended = FakeStream(), [], threading.Event()
+    begin(tasks, stream, waiting(partition, 600, replies), ended)
+    stream.over = Cancelled(1)
+    stream.handle(stream.over)
+    assert ended.wait(30)
+    assert tasks.waiting == 0
+    assert partition._callers.reads == 0
+
+
+def test_a_partition_that_closes_ends_the_wait_with_its_error(partition, tasks):
+    stream, replies, ended = FakeStream(), [], threading.Event()
+    begin(tasks, stream, waiting(partition, 600, replies), ended)
+    partition.close()
+    assert ended.wait(30)
+    assert stream.error is not None
+    assert BrokerStopping.code.encode() in stream.error
+
+
+def test_a_fetch_without_credit_waits_for_it_and_loses_nothing(partition, tasks):
+    def many() -> Answers:
+        for number in range(100):
+            yield pa.record_batch({"n": pa.array([number])}), b"%d" % number
+
+    stream, ended = FakeStream(credit=0), threading.Event()
+    begin(tasks, stream, many(), ended)
+    while not ended.is_set():
+        stream.credit += 3
+        stream.handle(Credited(1))
+        eventually(lambda: ended.is_set() or stream.credit <= 0)
+    assert [header for header, _ in stream.sent] == [b"", *(b"%d" % each for each in range(100))]
+
+
+def test_an_append_beside_the_begin_of_a_wait_is_not_missed(partition, tasks):
+    for number in range(200):
+        stream, replies, ended = FakeStream(), [], threading.Event()
+        offset = Offset(number)
+
+        def answers(offset=offset, replies=replies) -> Answers:
+            deadline = CLOCK.monotonic() + 60
+            level = Isolation.READ_UNCOMMITTED
+            replies.append((yield AwaitRecords(partition, offset, level, deadline)))
+
+        appended = threading.Thread(target=partition.append, args=(numbers(number, 1),))
+        appended.start()
+        begin(tasks, stream, answers(), ended)
+        assert ended.wait(30)
+        assert replies == [True]
+        appended.join()
+
+
+def test_a_pool_grows_only_while_its_threads_are_held_up():
+    loop = Loop("test-pool")
+    pool = Pool(loop, usual=2)
+    free = threading.Event()
+    for _ in range(10):
+        pool.submit(lambda: free.wait(30))
+    done = threading.Event()
+    pool.submit(done.set)
+    assert done.wait(30)  # although ten are held up
+    assert pool.threads >= 11
+    free.set()
+    pool.stop()
+    assert not pool.submit(done.set)
+    loop.close()
