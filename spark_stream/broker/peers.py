@@ -24,12 +24,15 @@ from spark_stream.broker.step_table import Answer
 from spark_stream.broker.steps import answers_of, facts_of
 from spark_stream.environment import Clock
 from spark_stream.errors import IsologError, LeaderUnavailable, Unauthenticated
+from spark_stream.scripts.steps import ProbeReplica
 from spark_stream.wire.addresses import location
 from spark_stream.wire.flight import from_flight
 from spark_stream.wire.step_messages import RunSteps
 
 RUN_STEPS: Final = "run-steps"
 _CALL_S: Final = 10.0  # markers of a large transaction on a busy disk
+_PROBE_S: Final = 2.0  # a broker that is to lead next answers soon, or another one leads
+_PROBE_EACH_S: Final = 0.01  # more for each replica that is probed
 _PAUSE_S: Final = 1.0
 
 
@@ -123,7 +126,7 @@ class FlightPeers:
             nonce=uuid.uuid4().hex,
             steps=[facts_of(step) for step in steps],
         )
-        options = fl.FlightCallOptions(timeout=_CALL_S)
+        options = fl.FlightCallOptions(timeout=_patience_s(steps))
         try:
             if peer.client is None:
                 peer.client = fl.FlightClient(
@@ -148,3 +151,10 @@ class FlightPeers:
         peer.silent_until = self._clock.monotonic() + _PAUSE_S
         peer.refusal = LeaderUnavailable(f"{where}: {error.message}", leader=broker_id)
         return peer.refusal.again()
+
+
+def _patience_s(steps: Sequence[RemoteStep]) -> float:
+    """Return how many seconds to wait for the answers to these steps."""
+    if all(isinstance(step, ProbeReplica) for step in steps):
+        return min(_CALL_S, _PROBE_S + _PROBE_EACH_S * len(steps))
+    return _CALL_S

@@ -10,7 +10,7 @@ fields, little-endian, in the ``app_metadata`` of a message.
 ======================  ===========  ===============================================================
 :class:`Welcome`        leader       the first message: a proof of who it is
 :class:`Follow`         follower     wants a partition, under a slot number of its own choice
-:class:`Unfollow`       follower     wants no more of a slot, perhaps since an entry came damaged
+:class:`Unfollow`       follower     wants no more of a slot, perhaps for a reason that it says
 :class:`Acked`          follower     has appended, slot by slot, up to these entries
 :class:`Room`           follower     how many bytes it takes before it has acknowledged them
 :class:`Agreed`         leader       where a slot's entries will begin
@@ -61,6 +61,7 @@ _SLOT: Final = struct.Struct("<i")
 _BYTES: Final = struct.Struct("<q")
 _PAIRS: Final = struct.Struct("<I")
 _FOLLOW: Final = struct.Struct("<iiiqqI")
+_UNFOLLOW: Final = struct.Struct("<iq?")
 _AGREED: Final = struct.Struct("<iqqq")
 _FRAME: Final = struct.Struct("<Biiqqi")
 _PAIR: Final = struct.Struct("<iq")
@@ -142,20 +143,27 @@ class Follow:
 
 @dataclass(frozen=True, slots=True)
 class Unfollow:
-    """End a slot's session. ``damaged``: this entry arrived damaged; None: none did."""
+    """End a slot's session, and say why if its leader can do something about that.
+
+    Attributes:
+        slot: Whose session ends.
+        damaged: The entry that arrived damaged; None if none did.
+        refuses_writes: Whether the follower's log refuses writes.
+    """
 
     kind: ClassVar[int] = 3
     slot: int
     damaged: int | None = None
+    refuses_writes: bool = False
 
     def pack(self) -> bytes:
         damaged = NO_ENTRY if self.damaged is None else self.damaged
-        return _kind(self) + _PAIR.pack(self.slot, damaged)
+        return _kind(self) + _UNFOLLOW.pack(self.slot, damaged, self.refuses_writes)
 
     @classmethod
     def unpack(cls, parts: Parts) -> Self:
-        slot, entry = parts.take(_PAIR)
-        return cls(slot, None if entry == NO_ENTRY else entry)
+        slot, entry, refuses = parts.take(_UNFOLLOW)
+        return cls(slot, None if entry == NO_ENTRY else entry, refuses)
 
 
 @dataclass(frozen=True, slots=True)

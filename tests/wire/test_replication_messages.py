@@ -36,7 +36,7 @@ names = st.text(max_size=40)
 pairs = st.lists(st.tuples(slots, entries), max_size=20).map(tuple)
 messages = st.one_of(
     st.builds(Welcome, st.integers(0, 65535), names),
-    st.builds(Unfollow, slots, st.none() | st.integers(0, 2**63 - 1)),
+    st.builds(Unfollow, slots, st.none() | st.integers(0, 2**63 - 1), st.booleans()),
     st.builds(Acked, pairs),
     st.builds(HighWatermarks, pairs),
     st.builds(Room, entries),
