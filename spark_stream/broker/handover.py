@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from spark_stream.broker.host import Host
 from spark_stream.broker.members import Members
@@ -119,6 +119,13 @@ def id_of(partition: Partition) -> PartitionId:
     return PartitionId(partition.topic_id, partition.number)
 
 
+class _News(NamedTuple):
+    """What the broker's log says of a replica in trouble: its part, and the error's code."""
+
+    leads: bool
+    code: str
+
+
 class Withdrawals:
     """The replicas of one broker whose logs refuse writes. One thread looks at them."""
 
@@ -126,12 +133,13 @@ class Withdrawals:
         self._host = host
         self._members = members
         self._clock = clock
-        self._reported: set[str] = set()
+        self._reported: dict[str, _News] = {}
 
     def looking(self) -> Script[None]:
         """Hand over what this broker cannot write to and another one can; to be run often."""
         found, generation = self._host.troubled(), self._host.generation
-        self._reported &= {each.name for each in found}
+        names = {each.name for each in found}
+        self._reported = {name: news for name, news in self._reported.items() if name in names}
         if not found or generation is None:
             return
         now, me = self._clock.steady_us(), Member(self._host.broker_id, generation)
@@ -153,9 +161,9 @@ class Withdrawals:
                 partition.fitness.put_off()
         gone = {each for each in led if id_of(each) in resigned}
         stuck = {each for each in left if each.leads} - gone
-        self._report(gone, "another in-sync replica leads now")
-        self._report(stuck, "no other in-sync replica is known to take them")
-        self._report(set(left) - gone - stuck, "it does not lead here")
+        self._report(gone, "another in-sync replica leads now", leads=False)
+        self._report(stuck, "no other in-sync replica is known to take them", leads=True)
+        self._report(set(left) - gone - stuck, "it does not lead here", leads=False)
 
     def _takes_writes(self, partition: Partition) -> bool:
         """Whether a probe of its log succeeds, if one is due before the replica hands over."""
@@ -171,16 +179,24 @@ class Withdrawals:
         logger.warning("%s: the log takes writes again", partition.name)
         return True
 
-    def _report(self, partitions: Collection[Partition], outcome: str) -> None:
-        """Log what became of partitions in trouble, in one line, and once for each of them."""
-        news = sorted(each.name for each in partitions if each.name not in self._reported)
-        if not news:
+    def _report(self, partitions: Collection[Partition], outcome: str, *, leads: bool) -> None:
+        """Log what became of partitions in trouble, in one line, and again once it is different.
+
+        Args:
+            partitions: The partitions in trouble.
+            outcome: What became of them.
+            leads: Whether this broker still leads them.
+        """
+        errors = {each.name: each.fitness.error for each in partitions}
+        found = {name: _News(leads, error.code if error else "") for name, error in errors.items()}
+        names = sorted(name for name, news in found.items() if self._reported.get(name) != news)
+        if not names:
             return
-        self._reported.update(news)
-        error = next(each.fitness.error for each in partitions if each.name == news[0])
+        self._reported |= found
+        error = errors[names[0]]
         logger.error(
             "%s: the log refuses writes (%s); %s",
-            _named(news),
+            _named(names),
             "" if error is None else error.message,
             outcome,
         )

@@ -266,6 +266,27 @@ def test_a_follower_that_refuses_a_write_is_not_said_to_lead(cluster, caplog):
     assert "it does not lead here" in caplog.text
 
 
+def test_a_replica_in_trouble_is_reported_again_when_its_part_changes(cluster, caplog):
+    a, b = cluster.brokers["a"], cluster.brokers["b"]
+    cluster.disks["b"].refusal = cluster.disks["c"].refusal = StorageFailure
+    cluster.append("a", 1)
+    with pytest.raises(StorageFailure):
+        replicate(a, b, "t")
+    with caplog.at_level(logging.ERROR):
+        for _ in range(2):
+            cluster.look("b")
+            cluster.pass_us(RETRY_US)
+        assert caplog.text.count("t/0: the log refuses writes") == 1
+        a.die()
+        b.control()
+        see(cluster.around)
+        for _ in range(2):
+            cluster.look("b")
+            cluster.pass_us(RETRY_US)
+    assert caplog.text.count("t/0: the log refuses writes") == 2
+    assert "no other in-sync replica is known to take them" in caplog.text
+
+
 @pytest.mark.parametrize("error", [StorageFailure, DiskFull])
 def test_a_follower_that_refuses_a_write_leaves_the_isr_at_once_until_its_log_takes_one(
     cluster, error
