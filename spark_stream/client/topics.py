@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -61,6 +62,11 @@ def _as_text(schema: pa.Schema | None) -> str | None:
             hint='Such as pa.schema([("id", pa.int64()), ("name", pa.string())]), or "id bigint".',
         )
     return schema_to_text(schema)
+
+
+def matches(pattern: str | re.Pattern[str], topic: str) -> bool:
+    """Return whether a pattern of topics takes a topic: it matches the topic's whole name."""
+    return re.fullmatch(pattern, topic) is not None
 
 
 class TopicsClient:

@@ -51,10 +51,6 @@ class LogDirectory:
     cluster_id: str
     broker_id: str = ""
 
-    @property
-    def metadata(self) -> Path:
-        return self.path / "metadata.sqlite"
-
     def topic(self, name: str, topic_id: str) -> Path:
         """Return the folder of a topic; the only place where its name and id become a path.
 

@@ -143,7 +143,6 @@ def test_no_description_however_strange_gives_anything_but_a_typed_error(facts):
 def test_partitions_lie_where_the_format_says(tmp_path):
     directory = open_directory(tmp_path)
     assert directory.partition("flights", "id1", 3) == tmp_path / "topics" / "flights" / "id1" / "3"
-    assert directory.metadata == tmp_path / "metadata.sqlite"
 
 
 def test_a_directory_of_an_earlier_release_gets_a_broker_id_once(tmp_path):
