@@ -130,7 +130,7 @@ class Broker:
                 config.scrub_seconds,
                 self._stop_asked,
             )
-            self._standing.vouch(holds_store=not config.metadata)
+            self._standing.vouch()
             keepalive = Keepalive(config.keepalive_seconds, clock)
             incarnation = ids.new_id()
             boot_id = SystemMachine().boot_id() if config.mapped_reads else None
@@ -145,7 +145,6 @@ class Broker:
                 clock,
                 directory.broker_id,
                 leases,
-                adopts=not config.metadata,
                 sink_expiry_s=config.sink_expiry_seconds,
             )
             self._topics = TopicDesk(

@@ -27,7 +27,7 @@ from spark_stream.datasource.offsets import (
     Range,
     TopicOffsets,
     clusters,
-    from_json,
+    from_checkpoint,
     known_offsets,
     ranges,
     to_json,
@@ -82,15 +82,15 @@ class Planner:
         """The offsets that Spark logged.
 
         Raises:
-            InvalidRequest: they are no offsets of this source.
+            InvalidRequest: they are no offsets of this source, or do not name their log.
             WrongCluster: they are of another log than the one that the query reads now.
         """
-        found = from_json(value)
+        found = from_checkpoint(value)
         self.check_log(value, "the checkpoint")
         return found
 
     def check_log(self, value: Mapping[str, Any], said_by: str) -> None:
-        """Raises WrongCluster if these logged offsets are of another log. Old ones name none."""
+        """Raise WrongCluster if these logged offsets are of another log."""
         here = self._session.cluster_id
         for name, cluster_id in clusters(value).items():
             if cluster_id != here:

@@ -36,8 +36,8 @@ WAITING_READS_MAX: Final = 1_000
 """Fetches of a broker that wait at once. Each is a thread with its stack; a fetch beyond them gets
 an empty answer at once and asks again."""
 
-FORMAT_VERSION_MAX: Final = 1
-"""The newest format of a log directory that this release's brokers open."""
+FORMAT_VERSION: Final = 1
+"""The format of the log directories that this release's brokers open and make."""
 
 SOCKET_PATH_MAX: Final = 107
 """Bytes of a Unix socket's path: Linux's sun_path has 108, the last of them a NUL."""
