@@ -37,7 +37,7 @@ from spark_stream.errors import BrokerUnavailable, InternalError, IsologError, U
 from spark_stream.scripts.steps import read_bounds
 from spark_stream.wire.actions import ACTIONS
 from spark_stream.wire.addresses import location
-from spark_stream.wire.fetch_messages import Fetch, FetchMany, ReadTopic
+from spark_stream.wire.fetch_messages import FetchMany, ReadTopic, ticket_from_bytes
 from spark_stream.wire.flight import to_flight
 from spark_stream.wire.replication_messages import BODY, OpenReplication
 from spark_stream.wire.step_messages import RunSteps
@@ -130,11 +130,10 @@ class FlightService(fl.FlightServerBase):
                 said = self._leading.open(context.peer(), opened)
                 return fl.GeneratorStream(BODY, self._replicated(said))
             stream: FetchStream | FetchManyStream
-            several, cancelled = FetchMany.from_ticket(ticket.ticket), context.is_cancelled
-            if several is not None:
-                stream = FetchManyStream(self._host, several, cancelled, self._waiting)
+            request, cancelled = ticket_from_bytes(ticket.ticket), context.is_cancelled
+            if isinstance(request, FetchMany):
+                stream = FetchManyStream(self._host, request, cancelled, self._waiting)
             else:
-                request = Fetch.from_bytes(ticket.ticket)
                 limit_s = self._keepalive.limit_s
                 stream = FetchStream(
                     self._host, request, cancelled, self._waiting, limit_s, boot_id=self._boot_id

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import pyarrow as pa
+from msgspec import structs
 
 from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.connecting.router import Router
@@ -25,7 +26,6 @@ from spark_stream.errors import (
     IsologError,
     TopicExists,
     UnknownTopic,
-    from_wire,
 )
 from spark_stream.wire.evolution import evolves
 from spark_stream.wire.keys import PARTITION_BY, split_names
@@ -314,15 +314,10 @@ def _check_agree(
 
 
 def _partition(facts: PartitionFacts) -> PartitionDescription:
-    values = facts.model_dump(exclude={"error", "replicas", "isr", "adding", "removing"})
-    return PartitionDescription(
-        **values,
-        replicas=tuple(facts.replicas),
-        isr=tuple(facts.isr),
-        adding=tuple(facts.adding),
-        removing=tuple(facts.removing),
-        error=None if facts.error is None else from_wire(facts.error),
-    )
+    values = structs.asdict(facts)
+    for name in ("replicas", "isr", "adding", "removing"):
+        values[name] = tuple(values[name])
+    return PartitionDescription(**values)
 
 
 def level(name: str, allowed: tuple[Isolation, ...] = CONSUMER_LEVELS) -> Isolation:

@@ -37,8 +37,9 @@ from spark_stream.datasource.selection import Selection
 from spark_stream.datasource.session import Session, located, session
 from spark_stream.errors import InvalidOption, SchemaMismatch, UnknownTopic, WrongCluster
 from spark_stream.sql.filters import row_filter
+from spark_stream.structs import INT64_MAX
 from spark_stream.wire.evolution import widens
-from spark_stream.wire.messages import INT64_MAX, AskedTopic, CutTopic
+from spark_stream.wire.messages import AskedTopic, CutTopic
 from spark_stream.wire.schemas import empty_batch, fitted, is_default, of_topic
 from spark_stream.wire.type_names import told_apart
 

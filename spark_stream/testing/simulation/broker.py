@@ -57,7 +57,7 @@ from spark_stream.testing.simulation.network import Call, Network, NoAnswer
 from spark_stream.testing.simulation.replication import SimulatedLinks, Stream
 from spark_stream.testing.simulation.schedule import NOW, Body, Schedule, Signal
 from spark_stream.testing.simulation.store import MemoryRecords, MortalStore
-from spark_stream.wire.messages import Ack, AppendTo, Envelope
+from spark_stream.wire.messages import Ack, AppendTo, Envelope, ack_from_bytes
 
 SWEEP_S: Final = 2.0
 LEFT_OVERS_S: Final = 2.5
@@ -391,7 +391,7 @@ class SimulatedBroker:
         acks: list[Ack] = []
 
         def acknowledge(message: bytes) -> None:
-            acks.append(Ack.from_bytes(message))
+            acks.append(ack_from_bytes(message))
             heard(acks[-1])
 
         hosted = self.host.topic(asked.topic, asked.topic_id)
