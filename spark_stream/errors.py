@@ -348,9 +348,11 @@ class NotALogDirectory(IsologError):
     hint = "Give an empty or a new directory, or one that isolog made."
 
 
-class NewerFormat(IsologError):
-    code = "NEWER_FORMAT"
-    hint = "Install the isolog release that wrote the directory, or a later one."
+class UnsupportedFormat(IsologError):
+    """A directory or a metadata store was written in another form than this release reads."""
+
+    code = "UNSUPPORTED_FORMAT"
+    hint = "Use the isolog release that wrote it, or begin with a new directory."
 
 
 class DirectoryInUse(IsologError):

@@ -263,7 +263,7 @@ def fetched(client: fl.FlightClient, topic: str, partition: int = 0, **fields: A
     found = list(answers(client, ticket(topic, partition, **fields)))
     *batches, (last, end) = found
     assert last.num_rows == 0
-    assert end["end"] is True
+    assert end["kind"] == "end"
     return batches, end
 
 

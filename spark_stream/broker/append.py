@@ -37,8 +37,13 @@ from spark_stream.errors import (
 )
 from spark_stream.scripts.finishing import Finished
 from spark_stream.scripts.steps import Script
-from spark_stream.wire.append_messages import ack_bytes
-from spark_stream.wire.messages import Ack, AppendTo, Envelope, StampFacts
+from spark_stream.wire.messages import (
+    Ack,
+    Acknowledged,
+    AppendTo,
+    BatchRefused,
+    Envelope,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +75,7 @@ class Append:
         self._hosted = hosted
         self._envelope = envelope
         self._batch: pa.RecordBatch | None = batch
-        self._stamp = _stamp(envelope.stamp)
+        self._stamp = envelope.stamp
         self.deadline = stream.clock.monotonic() + stream.request.timeout_ms / 1000
         self._candidate: Candidate | None = None
         self._taken: Taken | None = None
@@ -200,22 +205,15 @@ class Append:
         )
 
     def _answer(self, error: IsologError) -> None:
-        ack = Ack(number=self._envelope.number, partition=self.partition, error=error.to_wire())
-        self._answer_with(ack.to_bytes())
+        refused = BatchRefused(
+            number=self._envelope.number, partition=self.partition, error=error, count=0
+        )
+        self._answer_with(refused.to_bytes())
 
     def _acknowledge(self, done: Appended, leader_epoch: int) -> None:
+        answer: Ack
         if done.refused is None:
-            message = ack_bytes(
-                self._envelope.number,
-                self.partition,
-                done.offset,
-                done.count,
-                duplicate=done.duplicate,
-                partitions=self._hosted.topic.partitions,
-                leader_epoch=leader_epoch,
-            )
-        else:
-            message = Ack(
+            answer = Acknowledged(
                 number=self._envelope.number,
                 partition=self.partition,
                 offset=done.offset,
@@ -223,13 +221,16 @@ class Append:
                 duplicate=done.duplicate,
                 partitions=self._hosted.topic.partitions,
                 leader_epoch=leader_epoch,
-                error=done.refused.to_wire(),
-            ).to_bytes()
-        self._answer_with(message)
-
-
-def _stamp(facts: StampFacts | None) -> Stamp | None:
-    if facts is None:
-        return None
-    transaction = NO_TRANSACTION if facts.transaction is None else facts.transaction
-    return Stamp(facts.producer_id, facts.epoch, facts.sequence, transaction)
+            )
+        else:
+            answer = BatchRefused(
+                number=self._envelope.number,
+                partition=self.partition,
+                error=done.refused,
+                offset=done.offset,
+                count=done.count,
+                duplicate=done.duplicate,
+                partitions=self._hosted.topic.partitions,
+                leader_epoch=leader_epoch,
+            )
+        self._answer_with(answer.to_bytes())

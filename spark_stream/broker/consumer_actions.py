@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+from msgspec import structs
+
 from spark_stream.broker.here import Here
 from spark_stream.cluster.queries import Query, ReadUpTo
 from spark_stream.consistency.isolation import Isolation
@@ -21,10 +23,10 @@ from spark_stream.wire.transaction_messages import NamedConsumer
 
 
 def pin_start(here: Here, asked: PinStart) -> PinnedStart:
-    query = Query(**asked.model_dump(exclude={"consumer", "isolation"}), isolation=asked.isolation)
+    query = Query(asked.instance, asked.selection, asked.isolation, asked.starting, asked.start)
     found = here.desk.run(queries.pin_start(asked.consumer, query, here.desk.now_ms()))
     if found is None:
-        return PinnedStart(selection=asked.selection)
+        return PinnedStart(selection=asked.selection, starting="")
     return PinnedStart(
         selection=found.selection,
         starting=found.starting,
@@ -38,7 +40,7 @@ def record_progress(here: Here, asked: RecordProgress) -> Empty:
         asked.instance,
         asked.selection,
         asked.isolation,
-        positions=tuple(ReadUpTo(**each.model_dump()) for each in asked.positions),
+        positions=tuple(ReadUpTo(**structs.asdict(each)) for each in asked.positions),
     )
     now_ms = here.desk.now_ms()
     here.desk.run(queries.record_progress(asked.consumer, query, now_ms, claim=asked.claim))

@@ -16,7 +16,6 @@ from spark_stream.broker.refusals import check_leader_epoch
 from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.isolation import (
     DROPS_ABORTED,
-    Bounds,
     Evicted,
     Isolation,
     OutOfRange,
@@ -41,7 +40,7 @@ from spark_stream.sql.filters import row_filter
 from spark_stream.storage.chunks import Chunk
 from spark_stream.storage.filtering import RowFilter
 from spark_stream.storage.log import UNLIMITED
-from spark_stream.wire.fetch_messages import BoundsFacts, ChunkFacts, EndFacts, Fetch
+from spark_stream.wire.fetch_messages import ChunkFacts, EndFacts, Fetch
 from spark_stream.wire.messages import EARLIEST, LATEST
 from spark_stream.wire.schemas import LEADER_COLUMNS, empty_batch
 
@@ -330,13 +329,12 @@ class FetchStream:
             last, self._lineage = group[-1]
             self._position = last.next_offset
             if any(chunk.stored is not None for chunk, _ in group):
-                facts = places(group, self._request, holder, self._number)
+                facts = places(group, self._request, holder)
                 yield empty_batch(self.schema), facts.to_bytes()
 
     def _facts(self, chunk: Chunk, lineage: Lineage) -> ChunkFacts:
         spans = chunk.spans.tolist() if len(chunk.spans) > 1 else None
-        # There may be thousands of spans, and they are the log's own: nobody need check each.
-        return ChunkFacts.model_construct(
+        return ChunkFacts(
             base=chunk.base_offset,
             next=chunk.next_offset,
             lineage=lineage,
@@ -350,20 +348,10 @@ class FetchStream:
         facts = EndFacts(
             next=self._position,
             lineage=self._lineage,
-            bounds=bounds_facts(bounds) if told else None,
+            bounds=bounds if told else None,
             partitions=self._host.partitions_now(self._topic),
             leader_epoch=self._epoch,
             fetch=self._number,
         )
         empty = empty_batch(self.schema)
         return empty, facts.to_bytes()
-
-
-def bounds_facts(bounds: Bounds) -> BoundsFacts:
-    """The bounds as they travel."""
-    return BoundsFacts(
-        log_start_offset=bounds.log_start_offset,
-        last_stable_offset=bounds.last_stable_offset,
-        high_watermark=bounds.high_watermark,
-        log_end_offset=bounds.log_end_offset,
-    )

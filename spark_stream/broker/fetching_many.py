@@ -16,7 +16,7 @@ from spark_stream.broker.fetching import FetchStream, bound
 from spark_stream.broker.host import Host
 from spark_stream.environment import Clock
 from spark_stream.errors import InvalidRequest, IsologError
-from spark_stream.wire.fetch_messages import EndFacts, Fetch, FetchMany
+from spark_stream.wire.fetch_messages import FailureFacts, Fetch, FetchMany
 from spark_stream.wire.schemas import empty_batch
 
 
@@ -64,5 +64,5 @@ class FetchManyStream:
                 )
             yield from stream.answers()
         except IsologError as error:
-            facts = EndFacts(next=max(0, asked.start), fetch=number, error=error.to_wire())
+            facts = FailureFacts(fetch=number, error=error)
             yield empty_batch(self.schema), facts.to_bytes()

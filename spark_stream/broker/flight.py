@@ -35,7 +35,7 @@ from spark_stream.errors import (
 from spark_stream.scripts.steps import read_bounds
 from spark_stream.wire.actions import ACTIONS
 from spark_stream.wire.addresses import location
-from spark_stream.wire.fetch_messages import Fetch, FetchMany, ReadTopic
+from spark_stream.wire.fetch_messages import FetchMany, ReadTopic, ticket_from_bytes
 from spark_stream.wire.flight import to_flight
 from spark_stream.wire.messages import AppendTo
 
@@ -101,12 +101,11 @@ class FlightFacade(fl.FlightServerBase):
     def do_get(self, context: fl.ServerCallContext, ticket: fl.Ticket) -> fl.FlightDataStream:
         with self._activity.call(), translated("fetch"):
             host, clock, cancelled = self._here.host, self._here.clock, context.is_cancelled
-            several = FetchMany.from_ticket(ticket.ticket)
+            request = ticket_from_bytes(ticket.ticket)
             stream: FetchStream | FetchManyStream
-            if several is not None:
-                stream = FetchManyStream(host, several, cancelled, clock)
+            if isinstance(request, FetchMany):
+                stream = FetchManyStream(host, request, cancelled, clock)
             else:
-                request = Fetch.from_bytes(ticket.ticket)
                 stream = FetchStream(host, request, cancelled, clock, FOLLOW_S)
             return fl.GeneratorStream(stream.schema, self._answers(stream))
 

@@ -3,12 +3,13 @@
 It does so when it ends in order, where its log refuses writes, and where another broker is the
 preferred leader.
 
-Order of steps: nothing is appended any more; the followers get what they lack, for a while; then
-the records name other leaders, one compare-and-set each. What a follower lacked by then is cut off
-later: nothing of it was acknowledged as replicated. A partition that nobody else can lead stays.
+Order of steps: the other brokers are asked who can lead, and each probes its own log for that
+(``ProbeReplica``); nothing is appended any more; the followers get what they lack, for a while;
+then the records name other leaders, one compare-and-set each. What a follower lacked by then is cut
+off later: nothing of it was acknowledged as replicated. A partition that nobody else can lead
+stays.
 
-When and to whom a replica in trouble hands over is a rule of ``consistency.withdrawal``. To whom is
-asked of the other brokers, each of which probes its own log (``ProbeReplica``). When a preferred
+When a replica in trouble hands over is a rule of ``consistency.withdrawal``. When a preferred
 leader leads again is a rule of ``consistency.balance``: nothing of the log is given up for that, so
 a partition whose followers do not catch up in time stays.
 """
@@ -18,7 +19,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from spark_stream.broker.host import Host
 from spark_stream.broker.members import Members
@@ -51,15 +52,43 @@ def handing_over(host: Host, members: Members) -> Script[int]:
     generation = host.generation
     if generation is None:
         return 0
-    me, alive = Member(host.broker_id, generation), members.alive()
+    me = Member(host.broker_id, generation)
     led = [
         partition
         for hosted in host.topics()
         for partition in hosted.led()
         if partition.has_followers
     ]
-    resigned = yield from _resigning(led, host, lambda _, at: election.resign(at, me, alive))
+    heirs = yield from find_heirs(host, members, led, me)
+    alive = members.alive()
+    resigned = yield from _resigning(
+        led, host, lambda place, at: election.resign(at, me, alive, heirs.get(place, []))
+    )
     return len(resigned)
+
+
+def find_heirs(
+    host: Host, members: Members, partitions: Iterable[Partition], me: Member
+) -> Script[dict[PartitionId, list[BrokerId]]]:
+    """Ask live in-sync replicas of the partitions led here whether their logs take writes.
+
+    A broker that does not answer in time is no heir.
+    """
+    alive, steps = members.alive(), []
+    for each in partitions:
+        stored = host.view_of(id_of(each))
+        if not each.leads or stored is None or not has_heir(stored.record, me, alive):
+            continue
+        at = Joined(each.topic, each.topic_id, each.number)
+        live = election.live_members(stored.record, alive)
+        steps += [ProbeReplica(other.broker, at) for other in live if other != me]
+    answers = yield from together(steps)
+    found: dict[PartitionId, list[BrokerId]] = {}
+    for step, answer in zip(steps, answers, strict=True):
+        if not isinstance(answer, IsologError):
+            place = PartitionId(step.at.topic_id, step.at.partition)
+            found.setdefault(place, []).append(step.broker)
+    return found
 
 
 def _resigning(
@@ -90,6 +119,13 @@ def id_of(partition: Partition) -> PartitionId:
     return PartitionId(partition.topic_id, partition.number)
 
 
+class _News(NamedTuple):
+    """What the broker's log says of a replica in trouble: its part, and the error's code."""
+
+    leads: bool
+    code: str
+
+
 class Withdrawals:
     """The replicas of one broker whose logs refuse writes. One thread looks at them."""
 
@@ -97,18 +133,19 @@ class Withdrawals:
         self._host = host
         self._members = members
         self._clock = clock
-        self._reported: set[str] = set()
+        self._reported: dict[str, _News] = {}
 
     def looking(self) -> Script[None]:
         """Hand over what this broker cannot write to and another one can; to be run often."""
         found, generation = self._host.troubled(), self._host.generation
-        self._reported &= {each.name for each in found}
+        names = {each.name for each in found}
+        self._reported = {name: news for name, news in self._reported.items() if name in names}
         if not found or generation is None:
             return
         now, me = self._clock.steady_us(), Member(self._host.broker_id, generation)
         due = [each for each in found if (at := each.fitness.trouble) and at.due <= now]
         left = [each for each in due if not self._takes_writes(each)]
-        heirs = yield from self._find_heirs(left, me)
+        heirs = yield from find_heirs(self._host, self._members, left, me)
         led = [each for each in left if heirs.get(id_of(each))]
         alive = self._members.alive()
         try:
@@ -124,9 +161,9 @@ class Withdrawals:
                 partition.fitness.put_off()
         gone = {each for each in led if id_of(each) in resigned}
         stuck = {each for each in left if each.leads} - gone
-        self._report(gone, "another in-sync replica leads now")
-        self._report(stuck, "no other in-sync replica is known to take them")
-        self._report(set(left) - gone - stuck, "it does not lead here")
+        self._report(gone, "another in-sync replica leads now", leads=False)
+        self._report(stuck, "no other in-sync replica is known to take them", leads=True)
+        self._report(set(left) - gone - stuck, "it does not lead here", leads=False)
 
     def _takes_writes(self, partition: Partition) -> bool:
         """Whether a probe of its log succeeds, if one is due before the replica hands over."""
@@ -142,36 +179,24 @@ class Withdrawals:
         logger.warning("%s: the log takes writes again", partition.name)
         return True
 
-    def _find_heirs(
-        self, partitions: Iterable[Partition], me: Member
-    ) -> Script[dict[PartitionId, list[BrokerId]]]:
-        """Ask live in-sync replicas of the partitions led here whether their logs take writes."""
-        alive, steps = self._members.alive(), []
-        for each in partitions:
-            stored = self._host.view_of(id_of(each))
-            if not each.leads or stored is None or not has_heir(stored.record, me, alive):
-                continue
-            at = Joined(each.topic, each.topic_id, each.number)
-            members = election.live_members(stored.record, alive)
-            steps += [ProbeReplica(other.broker, at) for other in members if other != me]
-        answers = yield from together(steps)
-        found: dict[PartitionId, list[BrokerId]] = {}
-        for step, answer in zip(steps, answers, strict=True):
-            if not isinstance(answer, IsologError):
-                place = PartitionId(step.at.topic_id, step.at.partition)
-                found.setdefault(place, []).append(step.broker)
-        return found
+    def _report(self, partitions: Collection[Partition], outcome: str, *, leads: bool) -> None:
+        """Log what became of partitions in trouble, in one line, and again once it is different.
 
-    def _report(self, partitions: Collection[Partition], outcome: str) -> None:
-        """Log what became of partitions in trouble, in one line, and once for each of them."""
-        news = sorted(each.name for each in partitions if each.name not in self._reported)
-        if not news:
+        Args:
+            partitions: The partitions in trouble.
+            outcome: What became of them.
+            leads: Whether this broker still leads them.
+        """
+        errors = {each.name: each.fitness.error for each in partitions}
+        found = {name: _News(leads, error.code if error else "") for name, error in errors.items()}
+        names = sorted(name for name, news in found.items() if self._reported.get(name) != news)
+        if not names:
             return
-        self._reported.update(news)
-        error = next(each.fitness.error for each in partitions if each.name == news[0])
+        self._reported |= found
+        error = errors[names[0]]
         logger.error(
             "%s: the log refuses writes (%s); %s",
-            _named(news),
+            _named(names),
             "" if error is None else error.message,
             outcome,
         )

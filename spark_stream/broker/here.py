@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from spark_stream.broker.host import Host
 from spark_stream.broker.members import Members
 from spark_stream.broker.scrubbing import Scrub
 from spark_stream.broker.topics import TopicDesk
 from spark_stream.broker.transactions import TransactionDesk
-from spark_stream.cluster.sqlite import SqliteStore
 from spark_stream.environment import Clock
+from spark_stream.errors import MetadataLost
+
+
+class StoreFile(Protocol):
+    """The file of the metadata store, as an operator asks about it."""
+
+    @property
+    def lost(self) -> MetadataLost | None:
+        """Why changes are refused: the file at the path is not the open one; None if it is."""
+
+    def write_back(self) -> None:
+        """Write the open copy to its path, from which a file was deleted.
+
+        Raises:
+            InvalidRequest: nothing is missing, or there is another file.
+        """
 
 
 @dataclass(frozen=True)
@@ -38,4 +54,4 @@ class Here:
     facts: BrokerFacts
     clock: Clock
     scrub: Scrub
-    store: SqliteStore
+    store: StoreFile

@@ -77,6 +77,10 @@ class Session:
         """Note that an entry arrived damaged at the follower."""
         self._partition.take_complaint(self._number, entry)
 
+    def refuses_writes(self) -> None:
+        """Note that the follower's log refuses writes."""
+        self._partition.take_refusal(self._number)
+
     def close(self) -> None:
         """The follower is gone."""
         self._partition.end_session(self._number)

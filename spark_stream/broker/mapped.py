@@ -25,12 +25,12 @@ from spark_stream.errors import DamagedSegment, EntriesGone, StorageFailure
 from spark_stream.storage.chunks import Chunk, Stored
 from spark_stream.storage.replica_log import ReplicaLog
 from spark_stream.wire.fetch_messages import (
-    ChunkFacts,
     EntryRuns,
     Fetch,
     FilePlace,
     LocatedEntries,
     LocateEntries,
+    PlacesFacts,
     StoredFacts,
 )
 from spark_stream.wire.messages import BrokerAddress
@@ -114,26 +114,21 @@ def in_groups(chunks: Iterator[tuple[Chunk, Lineage]]) -> Iterator[list[tuple[Ch
         yield held
 
 
-def places(
-    group: Sequence[tuple[Chunk, Lineage]], request: Fetch, holder: Holder, number: int | None
-) -> ChunkFacts:
-    """The message about the chunks of a group; ``number``: which fetch it is of a call."""
+def places(group: Sequence[tuple[Chunk, Lineage]], request: Fetch, holder: Holder) -> PlacesFacts:
+    """Return the message about the chunks of a group."""
     timed = request.columns is not None and TIMESTAMP.name in request.columns
     (first, _), (last, lineage) = group[0], group[-1]
-    stored = [_facts(*each, holder, timed=timed) for each in group if each[0].stored is not None]
-    # All of it is the log's own: nobody need check it.
-    return ChunkFacts.model_construct(
+    return PlacesFacts(
         base=first.base_offset,
         next=last.next_offset,
         lineage=lineage,
-        fetch=number,
-        stored=stored,
+        stored=[_facts(*each, holder, timed=timed) for each in group if each[0].stored is not None],
         replica=holder.replica,
     )
 
 
 def _file(found: Stored) -> FilePlace:
-    return FilePlace.model_construct(
+    return FilePlace(
         path=str(found.path),
         device=found.device,
         inode=found.inode,
@@ -146,7 +141,7 @@ def _facts(chunk: Chunk, lineage: Lineage, holder: Holder, *, timed: bool) -> St
     found = chunk.stored
     assert found is not None
     mine = holder.replica is None
-    return StoredFacts.model_construct(
+    return StoredFacts(
         file=_file(found) if mine else None,
         indexes=None if mine else found.indexes.ravel().tolist(),
         epoch=None if mine else found.epoch,

@@ -19,6 +19,7 @@ from enum import Enum, auto
 from typing import Any
 
 import pyarrow as pa
+from msgspec import structs
 
 from spark_stream.broker.following import FollowingReplica
 from spark_stream.broker.inspection import inspected, refusal
@@ -90,7 +91,7 @@ class Partition(FollowingReplica):
         """LEO, HW, LSO and the log's start, as one observation; the cut too if it is asked for."""
         bounds = self._core.bounds_state.bounds()
         if isolation is Isolation.READ_ATOMIC:
-            return replace(bounds, atomic_cut=self._own_cut(bounds.last_stable_offset))
+            return structs.replace(bounds, atomic_cut=self._own_cut(bounds.last_stable_offset))
         return bounds
 
     def _own_cut(self, stable: Offset) -> Offset:

@@ -21,12 +21,15 @@ from spark_stream.broker.step_table import Answer
 from spark_stream.broker.steps import answers_of, facts_of
 from spark_stream.environment import Clock
 from spark_stream.errors import IsologError, LeaderUnavailable, Unauthenticated
+from spark_stream.scripts.steps import ProbeReplica
 from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
 from spark_stream.wire.step_messages import RunSteps
 
 RUN_STEPS: Final = "run-steps"
 _CALL_S: Final = 10.0  # markers of a large transaction on a busy disk
+_PROBE_S: Final = 2.0  # a broker that is to lead next answers soon, or another one leads
+_PROBE_EACH_S: Final = 0.01  # more for each replica that is probed
 _PAUSE_S: Final = 1.0
 
 
@@ -128,7 +131,7 @@ class ConnectedPeers:
             steps=[facts_of(step) for step in steps],
         )
         try:
-            results = self._answers(peer, endpoint.address, asked)
+            results = self._answers(peer, endpoint.address, asked, _patience_s(steps))
         except TRANSPORT_ERRORS as error:
             mine = failure_of(error, endpoint.address)
             if isinstance(mine, Unauthenticated):
@@ -136,11 +139,13 @@ class ConnectedPeers:
             raise self._silence(peer, broker_id, endpoint, mine) from error
         return answers_of(results, self._me, asked, broker_id)
 
-    def _answers(self, peer: _Peer, address: str, asked: RunSteps) -> list[bytes]:
-        deadline = self._clock.monotonic() + _CALL_S
+    def _answers(
+        self, peer: _Peer, address: str, asked: RunSteps, patience_s: float
+    ) -> list[bytes]:
+        deadline = self._clock.monotonic() + patience_s
         if peer.channel is None or not peer.channel.is_usable:
-            peer.channel = ClientChannel(address, timeout_s=_CALL_S)
-        stream = peer.channel.open(RUN_STEPS, b"", asked.to_bytes(), end=True, timeout_s=_CALL_S)
+            peer.channel = ClientChannel(address, timeout_s=patience_s)
+        stream = peer.channel.open(RUN_STEPS, b"", asked.to_bytes(), end=True, timeout_s=patience_s)
         results: list[bytes] = []
         try:
             while True:
@@ -161,3 +166,10 @@ class ConnectedPeers:
         peer.silent_until = self._clock.monotonic() + _PAUSE_S
         peer.refusal = LeaderUnavailable(f"{where}: {error.message}", leader=broker_id)
         return peer.refusal.again()
+
+
+def _patience_s(steps: Sequence[RemoteStep]) -> float:
+    """Return how many seconds to wait for the answers to these steps."""
+    if all(isinstance(step, ProbeReplica) for step in steps):
+        return min(_CALL_S, _PROBE_S + _PROBE_EACH_S * len(steps))
+    return _CALL_S

@@ -132,7 +132,7 @@ class Broker:
                 config.scrub_seconds,
                 self._stop_asked,
             )
-            self._standing.vouch(holds_store=not config.metadata)
+            self._standing.vouch()
             incarnation = ids.new_id()
             boot_id = SystemMachine().boot_id() if config.mapped_reads else None
             table = StepTable(self._store, self._host)
@@ -148,7 +148,6 @@ class Broker:
                 clock,
                 directory.broker_id,
                 leases,
-                adopts=not config.metadata,
                 sink_expiry_s=config.sink_expiry_seconds,
             )
             self._topics = TopicDesk(

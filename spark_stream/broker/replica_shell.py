@@ -464,6 +464,16 @@ class ReplicaShell:
             self._sessions.recent.clear()
         return ()
 
+    def take_refusal(self, session: int) -> None:
+        """The log of this session's follower refuses writes; waits for nothing."""
+        self._lock.do_soon(partial(self._take_refusal, session))
+
+    def _take_refusal(self, session: int) -> tuple[WakeUp, ...]:
+        if session not in self._sessions or self._closed is not None:
+            return ()
+        now = self._clock.steady_us()
+        return self._carry_out(self._core.follower_refuses_writes(session, now))
+
     def end_session(self, session: int) -> None:
         """The follower is gone; more than once does nothing. Waits for nobody."""
         self._lock.do_soon(partial(self._end_session, session))

@@ -18,7 +18,6 @@ from spark_stream.broker.controlling import log_changes
 from spark_stream.broker.damaged import DamagedReplicas
 from spark_stream.broker.host import Host
 from spark_stream.broker.members import Members
-from spark_stream.cluster.adoption import adopt
 from spark_stream.cluster.brokers import Brokers, RegisteredBroker
 from spark_stream.cluster.store import MetadataStore
 from spark_stream.cluster.vouching import Doubt, Found, Vouching
@@ -74,8 +73,8 @@ class Standing:
         assert generation is not None
         return Member(self._host.broker_id, generation)
 
-    def vouch(self, *, holds_store: bool) -> None:
-        """Decides the generation of the logs, which are open; adopts topics of earlier releases."""
+    def vouch(self) -> None:
+        """Decide the generation of the logs, which are open."""
         found = Found(
             self._runs.recorded_run(),
             self._host.ends(),
@@ -91,9 +90,6 @@ class Standing:
                 "; ".join((reason.value, *self._host.doubts)),
             )
         self._host.generation = generation
-        broker = self._host.broker_id
-        if adopt(self._store, broker, generation, None, holds_store=holds_store):
-            self._host.refresh()
 
     def register(self, broker: RegisteredBroker) -> None:
         """Puts the broker on record with its generation."""

@@ -9,15 +9,14 @@ from typing import Final
 import numpy as np
 
 from spark_stream.broker.driver import RemoteStep
-from spark_stream.broker.fetching import bounds_facts
 from spark_stream.broker.identity import Identity
 from spark_stream.broker.step_table import Answer, StepTable
 from spark_stream.consistency.election import LogEnd
 from spark_stream.consistency.extents import Block, SpansSnapshot
-from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, LeaderEpoch, Offset
+from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, LeaderEpoch
 from spark_stream.consistency.isolation import Bounds
 from spark_stream.consistency.transactions import Joined
-from spark_stream.errors import InternalError, InvalidRequest, IsologError, from_wire
+from spark_stream.errors import InternalError, InvalidRequest, IsologError
 from spark_stream.scripts.steps import (
     FIRST_EPOCH,
     BrokerStep,
@@ -78,7 +77,7 @@ def run_steps(table: StepTable, me: Identity, asked: RunSteps) -> tuple[StepAnsw
         try:
             answer = table.run_here(step_of(facts, me.broker_id))
         except IsologError as error:
-            answers.append(StepAnswer(error=error.to_wire()))
+            answers.append(StepAnswer(error=error))
             continue
         if isinstance(answer, SpansSnapshot):
             columns.append(extents_to_bytes(answer))
@@ -177,7 +176,7 @@ def _facts_of(answer: Answer) -> StepAnswer:
         case SpansSnapshot():
             return StepAnswer(has_extents=True)
         case Bounds():
-            return StepAnswer(bounds=bounds_facts(answer))
+            return StepAnswer(bounds=answer)
         case bool():
             return StepAnswer(done=answer)
         case Marked():
@@ -195,14 +194,14 @@ def _facts_of(answer: Answer) -> StepAnswer:
                 )
             )
         case Described():
-            return StepAnswer(bounds=bounds_facts(answer.bounds), described=_described(answer))
+            return StepAnswer(bounds=answer.bounds, described=_described(answer))
         case _:
             return StepAnswer()
 
 
 def _answer_of(answer: StepAnswer, columns: Iterator[bytes]) -> Answer:
     if answer.error is not None:
-        return from_wire(answer.error)
+        return answer.error
     if answer.has_extents:
         return extents_from_bytes(next(columns))
     if answer.done is not None:
@@ -216,18 +215,11 @@ def _answer_of(answer: StepAnswer, columns: Iterator[bytes]) -> Answer:
         return LogEnd(Generation(end.generation), end.last_epoch, EntryIndex(end.entries))
     if answer.bounds is None:
         return None
-    found = answer.bounds
-    bounds = Bounds(
-        log_start_offset=Offset(found.log_start_offset),
-        last_stable_offset=Offset(found.last_stable_offset),
-        high_watermark=Offset(found.high_watermark),
-        log_end_offset=Offset(found.log_end_offset),
-    )
     if answer.described is None:
-        return bounds
+        return answer.bounds
     seen = answer.described
     return Described(
-        bounds,
+        answer.bounds,
         LeaderEpoch(seen.leader_epoch),
         EntryIndex(seen.log_end),
         seen.size,

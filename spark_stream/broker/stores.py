@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from spark_stream.cluster.backup import running_brokers
+from spark_stream.cluster.backup import STORE_NAME, running_brokers
 from spark_stream.cluster.identity import ClusterSecret, cluster_identity
 from spark_stream.cluster.left_overs import REMOVED
 from spark_stream.cluster.sqlite import SqliteStore
@@ -42,7 +42,7 @@ def open_store(
     """
     if metadata is None:
         directory = open_directory(path, new_id=ids.new_id, broker_id=broker_id)
-        file = directory.metadata
+        file = directory.path / STORE_NAME
         known: str | None = directory.cluster_id
     else:
         file = metadata.resolve()

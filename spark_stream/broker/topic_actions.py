@@ -79,14 +79,15 @@ def list_topics(here: Here, asked: Empty) -> TopicNames:
 
 
 def list_offsets(here: Here, asked: ListOffsets) -> ListedOffsets:
-    found, unknown = {}, {}
+    found: dict[str, Offsets] = {}
+    unknown: dict[str, IsologError] = {}
     if asked.names:
         here.host.refresh()  # another broker may have made a topic a moment ago
     for each in asked.topics:
         try:
             found[each.topic] = _offsets(here, each)
         except UnknownTopic as error:
-            unknown[each.topic] = error.to_wire()
+            unknown[each.topic] = error
     names = here.host.names() if asked.names else None
     return ListedOffsets(topics=found, unknown=unknown, names=names)
 
@@ -176,7 +177,7 @@ def partition_facts(
         "removing": [] if record is None else list(record.removing),
     }
     if isinstance(answer, IsologError):
-        return PartitionFacts(**common, error=answer.to_wire())
+        return PartitionFacts(**common, lag={}, error=answer)
     seen = answer.bounds
     return PartitionFacts(
         **common | {"leader_epoch": int(answer.leader_epoch)},

@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict
 
+from msgspec import structs
+
 from spark_stream.broker.here import Here
 from spark_stream.consistency.sinks import Claim, Stop
 from spark_stream.consistency.transactions import Content, Joined, PositionOf, Transaction
@@ -47,7 +49,7 @@ from spark_stream.wire.transaction_messages import (
 
 
 def new_producer(here: Here, asked: Empty) -> ProducerFacts:
-    return ProducerFacts(producer_id=here.desk.run(take_number(Numbering.PRODUCERS)))
+    return ProducerFacts(producer_id=here.desk.run(take_number(Numbering.PRODUCERS)), epoch=0)
 
 
 def init_transactions(here: Here, asked: InitTransactions) -> TransactionFacts:
@@ -83,6 +85,7 @@ def begin_transaction(here: Here, asked: BeginTransaction) -> BranchFacts:
         number=begun.number,
         producer_id=begun.producer_id,
         epoch=begun.epoch,
+        committed=False,
     )
 
 
@@ -97,14 +100,14 @@ def renew_transaction(here: Here, asked: EndTransaction) -> TransactionFacts:
 def commit_transaction(here: Here, asked: CommitTransaction) -> TransactionFacts:
     content = None
     if asked.content is not None:
-        content = tuple(Content(**each.model_dump()) for each in asked.content)
+        content = tuple(Content(**structs.asdict(each)) for each in asked.content)
     commit = Commit(
         asked.transactional_id,
         asked.instance,
         asked.number,
         tuple(asked.branches),
         asked.batch,
-        tuple(PositionOf(**each.model_dump()) for each in asked.positions),
+        tuple(PositionOf(**structs.asdict(each)) for each in asked.positions),
         content,
         asked.owners,
     )
@@ -296,7 +299,7 @@ def consumer_position(here: Here, asked: NamedConsumer) -> Positions:
 
 
 def commit_position(here: Here, asked: Positions) -> Empty:
-    found = [PositionOf(**each.model_dump()) for each in asked.positions]
+    found = [PositionOf(**structs.asdict(each)) for each in asked.positions]
     here.desk.run(positions.store_positions(found, asked.owners))
     return Empty()
 

@@ -42,12 +42,10 @@ class TransactionDesk:
         coordinator: str,
         leases: Leases,
         *,
-        adopts: bool,
         sink_expiry_s: float = SINK_EXPIRY_S,
     ) -> None:
         """``coordinator``: this broker's id, as records name it.
 
-        ``adopts``: transactions of releases that knew one broker only are this one's.
         ``sink_expiry_s``: how long the id of a sink is kept that is not used.
         """
         self._driver = driver
@@ -55,7 +53,6 @@ class TransactionDesk:
         self._clock = clock
         self.coordinator = coordinator
         self._leases = leases
-        self._adopts = adopts
         self._sink_expiry_s = sink_expiry_s
         self.finished = Finished()
         self._watch = Watch()
@@ -170,10 +167,12 @@ class TransactionDesk:
         return [record for record in found if mine[record.coordinator]]
 
     def _looks_after(self, coordinator: str) -> bool:
-        """Its own transactions, and those of brokers that are gone."""
-        if not coordinator:
-            return self._adopts
-        return coordinator == self.coordinator or not self._leases.alive(coordinator)
+        """Return whether records of this coordinator are this broker's to sweep.
+
+        They are its own, or of a broker that is gone. An id that has begun no transaction has no
+        coordinator ("") yet: any broker may forget it.
+        """
+        return coordinator in ("", self.coordinator) or not self._leases.alive(coordinator)
 
     def _sweep_record(self, record: Transaction) -> Script[None]:
         now_s, now_ms = self._clock.monotonic(), self.now_ms()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from msgspec import structs
+
 from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.topics import named_topic
 from spark_stream.client.values import BrokerDescription, ClusterDescription
@@ -27,9 +29,9 @@ class ClusterClient:
     def describe(self) -> ClusterDescription:
         """The cluster as it is now."""
         facts = self._connection.act("describe-cluster", Empty(), ClusterFacts)
-        brokers = tuple(BrokerDescription(**each.model_dump()) for each in facts.brokers)
-        known = facts.model_dump(exclude={"brokers", "problems"})
-        return ClusterDescription(**known, brokers=brokers, problems=tuple(facts.problems))
+        brokers = tuple(BrokerDescription(**structs.asdict(each)) for each in facts.brokers)
+        known = structs.asdict(facts) | {"brokers": brokers, "problems": tuple(facts.problems)}
+        return ClusterDescription(**known)
 
     def move_replicas(self, topic: str, partitions: Mapping[int, Sequence[str | int]]) -> None:
         """Begins to move the replicas of these partitions."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, Never, NoReturn, overload
 
 import pyarrow as pa
+from msgspec import structs
 
 from spark_stream.client.closing import Closing
 from spark_stream.client.cluster import ClusterClient
@@ -224,7 +225,7 @@ class Log(Closing):
     def status(self) -> BrokerStatus:
         """The broker's own account of itself."""
         facts = self._connection.act("status", Empty(), Status)
-        return BrokerStatus(**facts.model_dump())
+        return BrokerStatus(**structs.asdict(facts))
 
     # -- transactions ---------------------------------------------------------------------------
 

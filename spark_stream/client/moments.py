@@ -8,7 +8,7 @@ from numbers import Integral
 from typing import Final
 
 from spark_stream.errors import InvalidRecord
-from spark_stream.wire.messages import INT64_MAX
+from spark_stream.structs import INT64_MAX
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 

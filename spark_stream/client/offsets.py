@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
+from msgspec import structs
+
 from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.connecting.link import left
 from spark_stream.client.connecting.router import Router
 from spark_stream.client.values import PartitionOffsets
-from spark_stream.errors import IsologError, LeaderUnavailable, from_wire
+from spark_stream.errors import IsologError, LeaderUnavailable
 from spark_stream.wire.messages import AskedTopic, LeaderFacts, ListedOffsets, ListOffsets, Offsets
 
 _PAUSE_FIRST_S: Final = 0.05
@@ -68,8 +70,7 @@ def looked_up(
         lookup.ask_leaders()
         missing = lookup.missing()
         if not missing:
-            unknown = {name: from_wire(error) for name, error in first.unknown.items()}
-            return LookedUp(lookup.found(), unknown, tuple(sorted(first.names or ())))
+            return LookedUp(lookup.found(), first.unknown, tuple(sorted(first.names or ())))
         if time.monotonic() + pause > deadline:
             raise lookup.failure(missing)
         time.sleep(pause)
@@ -158,7 +159,7 @@ class _LookUp:
     def _ask(self, address: str, wanted: Mapping[str, list[int]]) -> None:
         asked = ListOffsets(
             topics=[
-                self._topics[name].asked.model_copy(update={"partitions": numbers})
+                structs.replace(self._topics[name].asked, partitions=numbers)
                 for name, numbers in wanted.items()
             ]
         )
@@ -204,7 +205,7 @@ def _without(answer: Offsets, numbers: set[int]) -> Offsets:
         for name in _BY_PARTITION
     }
     uncommitted = [n for n in answer.uncommitted if n not in numbers]
-    return answer.model_copy(update={**kept, "uncommitted": uncommitted})
+    return structs.replace(answer, **kept, uncommitted=uncommitted)
 
 
 def _of(answer: Offsets, asked: AskedTopic) -> PartitionOffsets:

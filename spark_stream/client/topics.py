@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import pyarrow as pa
+from msgspec import structs
 
 from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.connecting.router import Router
@@ -24,7 +26,6 @@ from spark_stream.errors import (
     IsologError,
     TopicExists,
     UnknownTopic,
-    from_wire,
 )
 from spark_stream.wire.evolution import evolves
 from spark_stream.wire.keys import PARTITION_BY, split_names
@@ -61,6 +62,11 @@ def _as_text(schema: pa.Schema | None) -> str | None:
             hint='Such as pa.schema([("id", pa.int64()), ("name", pa.string())]), or "id bigint".',
         )
     return schema_to_text(schema)
+
+
+def matches(pattern: str | re.Pattern[str], topic: str) -> bool:
+    """Return whether a pattern of topics takes a topic: it matches the topic's whole name."""
+    return re.fullmatch(pattern, topic) is not None
 
 
 class TopicsClient:
@@ -308,15 +314,10 @@ def _check_agree(
 
 
 def _partition(facts: PartitionFacts) -> PartitionDescription:
-    values = facts.model_dump(exclude={"error", "replicas", "isr", "adding", "removing"})
-    return PartitionDescription(
-        **values,
-        replicas=tuple(facts.replicas),
-        isr=tuple(facts.isr),
-        adding=tuple(facts.adding),
-        removing=tuple(facts.removing),
-        error=None if facts.error is None else from_wire(facts.error),
-    )
+    values = structs.asdict(facts)
+    for name in ("replicas", "isr", "adding", "removing"):
+        values[name] = tuple(values[name])
+    return PartitionDescription(**values)
 
 
 def level(name: str, allowed: tuple[Isolation, ...] = CONSUMER_LEVELS) -> Isolation:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from msgspec import structs
+
 from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.values import SinkDescription, TransactionDescription, TransactionPartition
 from spark_stream.errors import InvalidRequest, UnknownTransaction
@@ -102,7 +104,7 @@ class TransactionsClient:
     def sinks(self) -> list[SinkDescription]:
         """Return all sinks, by id."""
         found = self._connection.act("list-sinks", Empty(), SinkList).sinks
-        return [SinkDescription(**each.model_dump()) for each in found]
+        return [SinkDescription(**structs.asdict(each)) for each in found]
 
     def delete_sink(self, transactional_id: str) -> None:
         """Forget a sink, or raise UnknownTransaction, InvalidTransaction."""
@@ -202,6 +204,6 @@ class TransactionsClient:
 
 def described(facts: TransactionFacts) -> TransactionDescription:
     """The facts as users get them."""
-    plain = facts.model_dump(exclude={"branches", "partitions"})
-    parts = tuple(TransactionPartition(**each.model_dump()) for each in facts.partitions)
-    return TransactionDescription(**plain, branches=tuple(facts.branches), partitions=parts)
+    parts = tuple(TransactionPartition(**structs.asdict(each)) for each in facts.partitions)
+    known = structs.asdict(facts) | {"branches": tuple(facts.branches), "partitions": parts}
+    return TransactionDescription(**known)

@@ -12,7 +12,6 @@ Records of the store:
 ``vouching``      whether a broker may vouch for its logs when it starts
 ``topics``        topics, those that were removed included
 ``partitions``    who leads each partition, and where its replicas are
-``adoption``      partitions of topics that an earlier release made
 ``controller``    which broker elects leaders
 ``transactions``  transactions
 ``consumers``     named consumers' positions

@@ -29,6 +29,9 @@ from spark_stream.cluster.store import Delete, Put, Record
 from spark_stream.cluster.store_files import copy_database, sync_folder
 from spark_stream.errors import InvalidRequest, StorageFailure, WrongCluster
 
+STORE_NAME: Final = "metadata.sqlite"
+"""The file of the store in a lone broker's directory."""
+
 _PASSED_OVER: Final = 1_000_000_000
 """How many numbers a restore passes over: more than any cluster uses between two backups."""
 

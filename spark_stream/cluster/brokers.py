@@ -15,7 +15,7 @@ from spark_stream.consistency.ids import BrokerId, Generation
 
 BROKERS: Final = "brokers/"
 NO_GENERATION: Final = Generation("")
-"""Of a broker whose release did not know generations."""
+"""Of a broker that has not yet decided which generation its logs are."""
 
 
 class BrokerState(StrEnum):
@@ -131,16 +131,16 @@ def encode(broker: RegisteredBroker) -> dict[str, Any]:
 
 
 def decode(broker_id: str, value: Mapping[str, Any]) -> RegisteredBroker:
-    """The broker that a record's value holds; one of an earlier release lacks the last four."""
-    rack, boot_id = value.get("rack"), value.get("boot_id")
+    """Return the broker that a record's value holds."""
+    rack, boot_id = value["rack"], value["boot_id"]
     return RegisteredBroker(
         id=broker_id,
         address=str(value["address"]),
         incarnation=str(value["incarnation"]),
         release=str(value["release"]),
-        generation=Generation(str(value.get("generation", ""))),
+        generation=Generation(str(value["generation"])),
         rack=None if rack is None else str(rack),
-        state=BrokerState(value.get("state", BrokerState.ACTIVE)),
+        state=BrokerState(value["state"]),
         boot_id=None if boot_id is None else str(boot_id),
         flight=str(value.get("flight", "")),
     )

@@ -48,10 +48,9 @@ def cluster_identity(
         WrongCluster: the directory belongs to another cluster.
     """
     record = store.get(CLUSTER)
-    while record is None or "secret" not in record.value:
-        version, value = (0, {}) if record is None else (record.version, record.value)
-        made = {"id": known or ids.new_id()} | dict(value)
-        store.put(CLUSTER, made | {"secret": secrets.token_hex(_SECRET_BYTES)}, expected=version)
+    while record is None:
+        made = {"id": known or ids.new_id(), "secret": secrets.token_hex(_SECRET_BYTES)}
+        store.put(CLUSTER, made, expected=0)
         record = store.get(CLUSTER)  # another broker may have been first
     found = str(record.value["id"])
     if known is not None and known != found:

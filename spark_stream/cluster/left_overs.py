@@ -14,7 +14,6 @@ None does while the maker may only stand still.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -50,17 +49,12 @@ def encode_left_over(left: LeftOver) -> dict[str, Any]:
 
 
 def decode_left_over(record: Record) -> LeftOver:
-    """What a record holds; those of earlier releases name the topic's only broker."""
+    """Return what a record holds."""
     topic, value = decode(record), record.value
     return LeftOver(
         topic,
-        tuple(BrokerId(str(each)) for each in value.get("brokers") or _former(value)),
-        None if value.get("maker") is None else BrokerId(str(value["maker"])),
+        tuple(BrokerId(str(each)) for each in value["brokers"]),
+        None if value["maker"] is None else BrokerId(str(value["maker"])),
         bool(value.get("cleared", False)),
         None if value.get("stalled") is None else BrokerId(str(value["stalled"])),
     )
-
-
-def _former(value: Mapping[str, Any]) -> tuple[str, ...]:
-    leader = str(value.get("leader", ""))
-    return (leader,) if leader else ()

@@ -7,7 +7,8 @@ not wait at all where a read lock becomes a write lock, as when a new file gets 
 Changes that wait in one process go into the file by one commit: its force to the disk is nearly all
 that a change costs. Each remains a compare-and-set of its own. Reads have a connection of their own
 and wait for no change. The table ``deleted`` has the deleted keys and their revisions, apart from
-old ones, up to the revision ``forgotten``.
+old ones, up to the revision ``forgotten``. The file's ``user_version`` is the form of its tables
+and records: a store in any other form is refused.
 
 The file may be deleted or replaced while brokers have it open. They still share the open file, but
 it is gone when the last of them ends. So each poll and each change looks what is at the path:
@@ -57,12 +58,15 @@ from spark_stream.errors import (
     MetadataLost,
     NotALogDirectory,
     StorageFailure,
+    UnsupportedFormat,
 )
 
 logger = logging.getLogger(__name__)
 
 _A = TypeVar("_A")
 
+FORM: Final = 1
+"""The form of the tables and of all records in them. It rises with each release that changes it."""
 _SCHEMA: Final = (
     "pragma journal_mode = wal",
     "pragma synchronous = full",
@@ -415,6 +419,7 @@ class SqliteStore:
     def _prepare(self) -> bool:
         try:
             tables = {str(name) for (name,) in self._writer.execute(_TABLES)}
+            (form,) = self._writer.execute("pragma user_version").fetchone()
         except sqlite3.OperationalError as error:
             if _is_busy(error):
                 return False
@@ -426,7 +431,14 @@ class SqliteStore:
                 hint="Name a new file, or one that isolog made.",
                 path=str(self._path),
             )
-        return all(self._executed(statement) for statement in _SCHEMA)
+        if tables and form != FORM:
+            raise UnsupportedFormat(
+                f"metadata store {self._path} has form {form}; this release reads form {FORM}",
+                path=str(self._path),
+            )
+        # The form comes before the tables: a process may end between the two.
+        first = () if tables else (f"pragma user_version = {FORM}",)
+        return all(self._executed(statement) for statement in (*first, *_SCHEMA))
 
     def _executed(self, statement: str) -> bool:
         """False if somebody else has the file: nothing was done then."""

@@ -27,10 +27,8 @@ TOPICS: Final = "topics/"
 class Topic:
     """A topic as all brokers know it. ``config`` has what its creator set, as given.
 
-    ``replication_factor``: how many replicas each partition is to have. ``leader``: only in records
-    of releases whose topics were led as a whole, the id of the broker that leads all partitions;
-    "" in a record of a release that knew one broker only. ``adoption`` turns it into the records of
-    the partitions. ``earlier``: the schemas that it had before its present one, in their order.
+    ``replication_factor``: how many replicas each partition is to have. ``earlier``: the schemas
+    that it had before its present one, in their order.
     """
 
     name: str
@@ -38,7 +36,6 @@ class Topic:
     schema: pa.Schema
     partitions: int
     config: Mapping[str, str]
-    leader: str = ""
     replication_factor: int = 1
     earlier: tuple[pa.Schema, ...] = ()
 
@@ -84,40 +81,32 @@ def unknown(name: str) -> UnknownTopic:
 
 
 def encode(topic: Topic) -> dict[str, Any]:
-    """What the store holds of a topic, there or removed.
-
-    One whose schema was altered has ``schemas`` in the place of ``schema``: a release that knows
-    only one schema a topic would misread its log, and so does not take the record.
-    """
+    """Return what the store holds of a topic, there or removed; its present schema is the last."""
     schemas = [
         base64.b64encode(each.serialize()).decode() for each in (*topic.earlier, topic.schema)
     ]
-    facts = {
+    return {
         "name": topic.name,
         "id": topic.id,
-        **({"schemas": schemas} if topic.earlier else {"schema": schemas[0]}),
+        "schemas": schemas,
         "partitions": topic.partitions,
         "replication_factor": topic.replication_factor,
         "config": dict(topic.config),
     }
-    return facts | {"leader": topic.leader} if topic.leader else facts
 
 
 def decode(record: Record) -> Topic:
-    """The topic that a record holds, there or removed."""
+    """Return the topic that a record holds, there or removed."""
     value: Mapping[str, Any] = record.value
     *earlier, schema = (
-        pa.ipc.read_schema(pa.py_buffer(base64.b64decode(each)))
-        for each in value.get("schemas") or [value["schema"]]
+        pa.ipc.read_schema(pa.py_buffer(base64.b64decode(each))) for each in value["schemas"]
     )
     return Topic(
-        # Records of early releases have no name; and all theirs are of topics that are there.
-        name=str(value.get("name", record.key.removeprefix(TOPICS))),
+        name=str(value["name"]),
         id=str(value["id"]),
         schema=schema,
         partitions=int(value["partitions"]),
         config={str(key): str(each) for key, each in value["config"].items()},
-        leader=str(value.get("leader", "")),
-        replication_factor=int(value.get("replication_factor", 1)),
+        replication_factor=int(value["replication_factor"]),
         earlier=tuple(earlier),
     )

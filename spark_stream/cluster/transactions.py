@@ -74,17 +74,15 @@ def encode(transaction: Transaction) -> dict[str, Any]:
 
 def decode(value: Mapping[str, Any]) -> Transaction:
     """The transaction that a record's value holds."""
-    # Records of earlier releases lack what came later.
-    known: dict[str, Any] = {name: value[name] for name in _PLAIN if name in value}
-    if "fresh" in value:
-        known["unused"] = value["fresh"]  # as earlier releases call it
-    known |= {name: tuple(value.get(name, ())) for name in _TUPLES}
+    plain: dict[str, Any] = {name: value[name] for name in _PLAIN}
+    tuples: dict[str, Any] = {name: tuple(value[name]) for name in _TUPLES}
     return Transaction(
-        **known,
+        **plain,
+        **tuples,
         state=State(value["state"]),
         cause=Cause(value["cause"]),
         content=None
-        if value.get("content") is None
+        if value["content"] is None
         else tuple(Content(*each) for each in value["content"]),
         positions=tuple(decode_positions(value["positions"])),
     )

@@ -16,10 +16,12 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 import numpy as np
+from msgspec import structs
 
 from spark_stream.consistency.entries import Table
 from spark_stream.consistency.ids import EntryIndex, LeaderEpoch, Offset
 from spark_stream.consistency.leader import Boundary
+from spark_stream.structs import OffsetField, Struct
 
 
 class EpochStarts:
@@ -85,21 +87,24 @@ class EpochStarts:
         )
 
 
-class EpochHistory:
-    """Which epoch each entry of a log has, in a form small enough to send to another replica."""
+class EpochHistory(Struct, array_like=True, kw_only=False):
+    """Which epoch each entry of a log has, in a form small enough to send to another replica.
 
-    def __init__(self, start: int, end: int, epochs: Sequence[tuple[int, int]]) -> None:
-        """``epochs``: (epoch, index of its first entry), both rising.
+    The log holds the entries ``start`` to ``end - 1``; what was before ``start`` is evicted.
+    ``epochs``: (epoch, index of its first entry), both rising.
+    """
 
-        The log holds the entries ``start`` to ``end - 1``; what was before ``start`` is evicted.
-        """
+    start: OffsetField
+    end: OffsetField
+    epochs: tuple[tuple[OffsetField, OffsetField], ...]
+
+    def __post_init__(self) -> None:
         # Epochs whose last entry was evicted share the log's start with the next: they are gone.
-        ends = [*(first for _, first in epochs), end][1:]
-        self.start = start
-        self.end = end
-        self.epochs = tuple(
-            each for each, ending in zip(epochs, ends, strict=True) if each[1] < ending
+        ends = [*(first for _, first in self.epochs), self.end][1:]
+        kept = tuple(
+            each for each, ending in zip(self.epochs, ends, strict=True) if each[1] < ending
         )
+        structs.force_setattr(self, "epochs", kept)
 
     def end_of(self, place: int) -> int:
         """Where the epoch in this place of ``epochs`` ends."""

@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Final
 
 from spark_stream.consistency.ids import Offset
+from spark_stream.structs import Struct
 
 
 class Isolation(StrEnum):
@@ -29,8 +30,7 @@ CONSUMER_LEVELS: Final = tuple(Isolation)
 PRODUCER_LEVELS: Final = (Isolation.READ_UNCOMMITTED, Isolation.READ_COMMITTED)
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
+class Bounds(Struct, kw_only=False):
     """The offsets that bound a partition's reads, as one consistent observation.
 
     ``atomic_cut`` is the partition's own (``consistency.atomic``); None where nobody asked for it.

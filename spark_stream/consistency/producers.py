@@ -22,9 +22,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Annotated, Final
 
 import numpy as np
+from msgspec import Meta
 
 from spark_stream.consistency.entries import Entry, Kind, Table
 from spark_stream.consistency.ids import (
@@ -34,6 +35,7 @@ from spark_stream.consistency.ids import (
     NO_TRANSACTION,
     Offset,
 )
+from spark_stream.structs import INT64_MAX, OffsetField, Struct
 
 WINDOW: Final = 5
 ENDED_AGE: Final = 300 * 1_000_000  # microseconds
@@ -41,13 +43,16 @@ SEQUENCE_MAX: Final = (1 << 31) - 1
 EPOCH_MAX: Final = (1 << 15) - 1
 
 
-class Stamp(NamedTuple):
-    """Who writes a batch: producer id, its epoch, the batch's place in its order here."""
+class Stamp(Struct, kw_only=False):
+    """Who writes a batch, and the batch's place in that producer's order in the partition.
 
-    producer_id: int
-    epoch: int
-    sequence: int
-    transaction: int = NO_TRANSACTION
+    ``sequence`` counts batches, from 0 in each partition; after 2^31-1 comes 0.
+    """
+
+    producer_id: OffsetField
+    epoch: Annotated[int, Meta(ge=0, le=EPOCH_MAX)]
+    sequence: Annotated[int, Meta(ge=0, le=SEQUENCE_MAX)]
+    transaction: Annotated[int, Meta(ge=NO_TRANSACTION, le=INT64_MAX)] = NO_TRANSACTION
 
 
 NOBODY: Final = Stamp(NO_PRODUCER, NO_PRODUCER_EPOCH, NO_SEQUENCE)

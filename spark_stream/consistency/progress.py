@@ -12,7 +12,8 @@ found dead is over. A replica that is moved away loses its log: what it had repo
 with its session.
 
 **Who leaves.** A member leaves that lacks an entry which the leader appended longer than
-``lag_max_us`` ago, and one that is not alive in its generation.
+``lag_max_us`` ago, one that is not alive in its generation, and one that has said that its log
+refuses writes and has not reported since.
 
 **Who joins.** A follower joins that has reported in its session, would not leave at once, has
 reached the high watermark, and has all that the leader had when it was elected (its *inherited
@@ -63,7 +64,8 @@ class IsrSettings:
 class _Follower:
     """A follower in one generation: it has the entries below ``acked``.
 
-    ``reported``: it has said so in its present session.
+    ``reported``: it has said so in its present session. ``refuses``: it has said that its log
+    refuses writes, and has not reported since.
     """
 
     member: Member
@@ -71,6 +73,7 @@ class _Follower:
     session: int | None = None
     admitted: bool = False
     reported: bool = False
+    refuses: bool = False
 
 
 class Ages:
@@ -209,9 +212,15 @@ class Progress:
         found = self._sessions.get(session)
         if found is None or (found.reported and acked <= found.acked):
             return False
-        found.reported = True
+        found.reported, found.refuses = True, False
         found.acked = max(found.acked, acked)
         return found.member not in self.record.isr
+
+    def refuses_writes(self, session: int) -> None:
+        """The log of this session's follower refuses writes."""
+        found = self._sessions.get(session)
+        if found is not None:
+            found.refuses = True
 
     def left(self, session: int) -> None:
         """The session is over. What its follower reported still holds."""
@@ -334,6 +343,8 @@ class Progress:
         if self._generation_of(member.broker) != member.generation:
             return False
         follower = self._followers[member]
+        if follower.refuses:
+            return False
         return self._lag(follower.acked, log_end, now) <= self._patience(follower)
 
     def _patience(self, follower: _Follower) -> int:

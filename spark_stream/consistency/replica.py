@@ -246,6 +246,13 @@ class Replica:
             return self._settle(now)
         return self._advance()
 
+    def follower_refuses_writes(self, session: int, now: int) -> Effects:
+        """The log of this session's follower refuses writes: it is to leave the ISR."""
+        if self.progress is None:
+            return []
+        self.progress.refuses_writes(session)
+        return self._settle(now)
+
     def follower_left(self, session: int, now: int) -> Effects:
         """The session is over; what was reported in it still holds."""
         if self.progress is None:

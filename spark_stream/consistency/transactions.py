@@ -202,9 +202,9 @@ class Transaction:
     timeout_ms: int = 60_000
     """How long a transaction may go without a sign of life from its owner."""
     coordinator: str = ""
-    """The broker that expires and finishes the transaction if nobody else does.
+    """The broker that expires and finishes the transaction if its owner does not.
 
-    "": a release that knew one broker only began it."""
+    "": the id has begun no transaction yet."""
 
     state: State = State.EMPTY
     """Where the transaction stands."""

@@ -6,21 +6,21 @@ hands over to a live in-sync replica whose log takes a write at that moment, and
 the same change of the record (``election.resign``). If there is none, it goes on leading: what is
 there can be read, and writes are refused until one of the logs takes them.
 
-A replica in trouble asks no leader for entries, so it cannot join the ISR. A follower that is in
-the ISR stays there until its lag takes it out, and can be elected until then, for it has all that
-is committed, and neither an election nor a broker that shuts down asks who can write. Once it leads
-it hands over by the same rule. The trouble ends when a write to its log has succeeded: a *probe*,
-which is tried every ``RETRY_US``.
+A follower in trouble says so to its leader, which takes it out of the ISR (``progress``), and asks
+for no entries, so it cannot join again. If its leader dies before, it can be elected, for it has
+all that is committed, and an election does not ask who can write; it hands over by the same rule
+then. The trouble ends when a write to its log has succeeded: a *probe*, which is tried every
+``RETRY_US``. A broker that shuts down hands over to replicas whose logs take a probe, as well.
 
 | event | who acts | what changes on record |
 |---|---|---|
 | a leader's write failed | ``Withdrawals``, at once | an heir leads, epoch + 1; it leaves the ISR |
 | a leader's disk stays full | ``Withdrawals``, after ``FULL_US`` and a failed probe | the same |
 | the same, and no heir takes writes | ``Withdrawals`` probes | nothing |
-| a follower's write failed | ``Withdrawals`` probes; its leader finds its lag | it leaves the ISR |
+| a follower's write failed | its leader, at once; ``Withdrawals`` probes | it leaves the ISR |
 | a force failed, or a file is gone | ``Standing`` | its broker has a new generation |
 | the same, and it still leads | ``Withdrawals``, as for a failed write | an heir leads, epoch + 1 |
-| its broker shuts down | ``handing_over`` | a live member leads, epoch + 1; it leaves the ISR |
+| its broker shuts down | ``handing_over`` | an heir leads, epoch + 1; it leaves the ISR |
 
 After a failed force both act. ``Standing`` does so once; a replica that was the only one in sync
 leads on then, and hands over to a replica that joins the ISR later, which is left to

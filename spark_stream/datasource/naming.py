@@ -14,6 +14,8 @@ import uuid
 from collections.abc import Callable
 from typing import Final
 
+from msgspec import structs
+
 from spark_stream.datasource.offsets import Offsets, TopicOffsets
 from spark_stream.datasource.options.places import shown
 from spark_stream.datasource.planning import Planner
@@ -60,7 +62,7 @@ class NamedQuery:
         known = consumers.pin_start(asked)
         if known.start is None and known.selection == asked.selection:
             start = json.dumps(self._planner.logged(first()))
-            known = consumers.pin_start(asked.model_copy(update={"start": start}))
+            known = consumers.pin_start(structs.replace(asked, start=start))
         if known.selection != asked.selection:
             raise InvalidOption(
                 f"consumer {self._name!r} is the name of a query that reads {known.selection}, and"

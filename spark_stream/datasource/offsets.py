@@ -1,8 +1,9 @@
 """Streaming offsets: what Spark logs in its checkpoint, and the ranges between two of them.
 
-As JSON: ``{"<topic>": {"id": "<topic id>", "partitions": {"0": {"offset": 42, "epoch": 3}}}}``. The
-id tells a topic that was deleted and made anew from the one that was read before. Beside it is
-``cluster``, the id of the log that the topic is of; checkpoints of earlier releases lack it.
+As JSON: ``{"<topic>": {"id": "<topic id>", "cluster": "<cluster id>", "partitions":
+{"0": {"offset": 42, "epoch": 3}}}}``. The topic's id tells a topic that was deleted and made anew
+from the one that was read before; the cluster's id tells another log from that one's. A checkpoint
+always has it; an option with offsets that were written by hand may leave it out.
 
 ``epoch`` is the leader epoch in which the record before the offset was written; it is left out
 where nobody knows it. That is a lineage of one claim (:mod:`spark_stream.consistency.lineage`).
@@ -19,7 +20,7 @@ from typing import Any
 from spark_stream.client.values import PartitionOffsets
 from spark_stream.consistency.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.errors import InvalidRequest
-from spark_stream.wire.messages import INT64_MAX
+from spark_stream.structs import INT64_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +66,12 @@ class Range:
     lineage: Lineage = NOTHING_KNOWN
 
 
-def to_json(offsets: Offsets, cluster_id: str | None = None) -> dict[str, Any]:
-    """As Spark logs it."""
-    log = {} if cluster_id is None else {"cluster": cluster_id}
+def to_json(offsets: Offsets, cluster_id: str) -> dict[str, Any]:
+    """Return the offsets in the log of this cluster as Spark logs them."""
     return {
         name: {
             "id": topic.id,
-            **log,
+            "cluster": cluster_id,
             "partitions": {
                 str(number): _place(offset, topic.lineages.get(number, NOTHING_KNOWN))
                 for number, offset in sorted(topic.offsets.items())
@@ -82,14 +82,34 @@ def to_json(offsets: Offsets, cluster_id: str | None = None) -> dict[str, Any]:
 
 
 def from_json(value: Mapping[str, Any]) -> dict[str, TopicOffsets]:
-    """The offsets that Spark gives back, or InvalidRequest: a checkpoint of something else."""
+    """Return offsets from their JSON.
+
+    Raises:
+        InvalidRequest: They are no offsets of this source.
+    """
     try:
         return {str(name): _topic(topic) for name, topic in value.items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InvalidRequest(
-            f"the checkpoint's offset is not isolog's: {value!r}",
-            hint="Use the checkpoint of this very query, or a new one.",
-        ) from error
+        raise _not_ours(value) from error
+
+
+def from_checkpoint(value: Mapping[str, Any]) -> dict[str, TopicOffsets]:
+    """Return the offsets that Spark gives back.
+
+    Raises:
+        InvalidRequest: They are no offsets of this source, or do not name their log.
+    """
+    found = from_json(value)
+    if clusters(value).keys() != found.keys():
+        raise _not_ours(value)
+    return found
+
+
+def _not_ours(value: Mapping[str, Any]) -> InvalidRequest:
+    return InvalidRequest(
+        f"the checkpoint's offset is not isolog's: {value!r}",
+        hint="Use the checkpoint of this very query, or a new one.",
+    )
 
 
 def _topic(logged: Mapping[str, Any]) -> TopicOffsets:
@@ -134,11 +154,11 @@ def _number(value: object) -> int:
 
 
 def clusters(value: Mapping[str, Any]) -> dict[str, str]:
-    """The log of each topic of a logged offset, if the offset names it."""
+    """Return the log of each topic of a logged offset that names it."""
     return {
-        name: str(topic["cluster"])
+        name: topic["cluster"]
         for name, topic in value.items()
-        if isinstance(topic, Mapping) and topic.get("cluster") is not None
+        if isinstance(topic.get("cluster"), str) and topic["cluster"]
     }
 
 

@@ -27,7 +27,7 @@ from spark_stream.datasource.offsets import (
     Range,
     TopicOffsets,
     clusters,
-    from_json,
+    from_checkpoint,
     known_offsets,
     ranges,
     to_json,
@@ -37,8 +37,9 @@ from spark_stream.datasource.selection import Selection
 from spark_stream.datasource.session import Session, located, session
 from spark_stream.errors import InvalidOption, SchemaMismatch, UnknownTopic, WrongCluster
 from spark_stream.sql.filters import row_filter
+from spark_stream.structs import INT64_MAX
 from spark_stream.wire.evolution import widens
-from spark_stream.wire.messages import INT64_MAX, AskedTopic, CutTopic
+from spark_stream.wire.messages import AskedTopic, CutTopic
 from spark_stream.wire.schemas import empty_batch, fitted, is_default, of_topic
 from spark_stream.wire.type_names import told_apart
 
@@ -82,15 +83,15 @@ class Planner:
         """The offsets that Spark logged.
 
         Raises:
-            InvalidRequest: they are no offsets of this source.
+            InvalidRequest: they are no offsets of this source, or do not name their log.
             WrongCluster: they are of another log than the one that the query reads now.
         """
-        found = from_json(value)
+        found = from_checkpoint(value)
         self.check_log(value, "the checkpoint")
         return found
 
     def check_log(self, value: Mapping[str, Any], said_by: str) -> None:
-        """Raises WrongCluster if these logged offsets are of another log. Old ones name none."""
+        """Raise WrongCluster if these logged offsets are of another log."""
         here = self._session.cluster_id
         for name, cluster_id in clusters(value).items():
             if cluster_id != here:

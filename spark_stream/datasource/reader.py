@@ -16,7 +16,7 @@ from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.fetching import Fetched, Source, fetch_once, fetch_range
 from spark_stream.client.reading.fetching_many import Wanted, fetch_many
 from spark_stream.client.values import TopicDescription
-from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.isolation import Bounds, Isolation
 from spark_stream.datasource.losses import gone_with_topic, removed_by_retention
 from spark_stream.datasource.naming import NamedQuery
 from spark_stream.datasource.offsets import Offsets, Range, ranges
@@ -40,7 +40,6 @@ from spark_stream.errors import (
 from spark_stream.sql.filters import row_filter
 from spark_stream.sql.writing import both
 from spark_stream.wire.allocator import keep_free_memory
-from spark_stream.wire.fetch_messages import BoundsFacts
 from spark_stream.wire.messages import EARLIEST, LATEST
 from spark_stream.wire.schemas import fitted
 
@@ -209,7 +208,7 @@ def _visible(source: Source, start: int, end: int) -> Iterator[Fetched]:
         wait_ms = max(1, min(_WAIT_MS, int(1000 * (give_up - time.monotonic()))))
 
 
-def _check_there(source: Source, position: int, end: int, bounds: BoundsFacts) -> None:
+def _check_there(source: Source, position: int, end: int, bounds: Bounds) -> None:
     """DataLoss if the log ends below the range's end."""
     topic, number, left = source.view.topic, source.partition, bounds.log_end_offset
     if left < end:
@@ -222,9 +221,7 @@ def _check_there(source: Source, position: int, end: int, bounds: BoundsFacts) -
         )
 
 
-def _not_visible(
-    source: Source, position: int, end: int, bounds: BoundsFacts | None
-) -> NotVisibleYet:
+def _not_visible(source: Source, position: int, end: int, bounds: Bounds | None) -> NotVisibleYet:
     topic, number = source.view.topic, source.partition
     hint = None
     if bounds is None:

@@ -7,10 +7,10 @@ are made later included. Given partitions are read and no others, however many a
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from spark_stream.client.topics import matches
 from spark_stream.datasource.offsets import Offsets, TopicOffsets
 from spark_stream.errors import InvalidOption
 
@@ -45,7 +45,7 @@ class Selection:
         """Whether a topic of this name is read."""
         if self.pattern is None:
             return name in self.names
-        return re.fullmatch(self.pattern, name) is not None
+        return matches(self.pattern, name)
 
     def takes(self, name: str, partition: int) -> bool:
         """Whether the partition is read, if there is one of this number."""

@@ -51,7 +51,8 @@ from spark_stream.datasource.tasks import tasks
 from spark_stream.datasource.travel import Travels
 from spark_stream.datasource.types import to_arrow
 from spark_stream.errors import Unsupported
-from spark_stream.wire.messages import EARLIEST, INT64_MAX
+from spark_stream.structs import INT64_MAX
+from spark_stream.wire.messages import EARLIEST
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ NEEDED: Final = (
     "pyarrow",
     "numpy",
     "pandas",
+    "msgspec",
     "pydantic",
     "pydantic_settings",
     "psutil",

@@ -26,12 +26,6 @@ def make_directory(disk: Disk, directory: Path) -> None:
     disk.sync_directory(directory.parent)
 
 
-def note(disk: Disk, directory: Path) -> None:
-    """Notes that the log in the directory, which is there, has begun."""
-    if not _is_noted(disk, directory):
-        make_directory(disk, directory)
-
-
 def is_lost(disk: Disk, directory: Path) -> bool:
     """Whether a log that has no files once had a directory, and has none any more."""
     return _is_noted(disk, directory) and directory.name not in disk.names(directory.parent)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -27,9 +27,9 @@ from spark_stream.consistency.ids import is_folder_name
 from spark_stream.errors import (
     InvalidConfig,
     InvalidTopic,
-    NewerFormat,
     NotALogDirectory,
     StorageFailure,
+    UnsupportedFormat,
 )
 from spark_stream.storage.disk import HOST_DISK, Disk
 
@@ -50,10 +50,6 @@ class LogDirectory:
     path: Path
     cluster_id: str
     broker_id: str = ""
-
-    @property
-    def metadata(self) -> Path:
-        return self.path / "metadata.sqlite"
 
     def topic(self, name: str, topic_id: str) -> Path:
         """Return the folder of a topic; the only place where its name and id become a path.
@@ -81,7 +77,7 @@ def check_directory(path: Path, disk: Disk = HOST_DISK) -> None:
 
     Raises:
         NotALogDirectory: it holds other people's files, or is no directory.
-        NewerFormat: a later release wrote it.
+        UnsupportedFormat: a release with another format wrote it.
     """
     names = _names(path, disk)
     if not names:
@@ -175,15 +171,13 @@ def open_directory(
     nobody else has. ``broker_id``: whose directory it is; a new one becomes that broker's.
 
     Raises:
-        NotALogDirectory, NewerFormat: as :func:`check_directory`.
+        NotALogDirectory, UnsupportedFormat: as :func:`check_directory`.
     """
     check_directory(path, disk)
     if not _is_described(path, disk):
         made = LogDirectory(path, cluster_id or new_id(), broker_id or new_id())
         return _written(made, disk)
     found = _described(path, disk)
-    if not found.broker_id:  # an earlier release made it
-        return _written(replace(found, broker_id=broker_id or new_id()), disk)
     if broker_id not in (None, found.broker_id):
         raise InvalidConfig(
             f"{path} is the directory of broker {found.broker_id}, not of {broker_id}",
@@ -201,21 +195,20 @@ def disown_directory(directory: LogDirectory, disk: Disk = HOST_DISK) -> None:
 def _described(path: Path, disk: Disk) -> LogDirectory:
     try:
         facts = json.loads(disk.map(path / _DESCRIPTION).to_pybytes())
-        name, version, cluster_id = facts["format"], facts["version"], str(facts["cluster_id"])
-        broker_id = str(facts.get("broker_id", ""))
-        if name != _FORMAT or type(version) is not int or version < 1:
+        name, version = facts["format"], facts["version"]
+        if name != _FORMAT or type(version) is not int:
             raise ValueError(f"it describes {name!r} {version!r}")
+        if version == FORMAT_VERSION:
+            return LogDirectory(path, str(facts["cluster_id"]), str(facts["broker_id"]))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise NotALogDirectory(
             f"{path / _DESCRIPTION} is not readable as isolog's description: {error}",
             path=str(path),
         ) from error
-    if version > FORMAT_VERSION:
-        raise NewerFormat(
-            f"{path} has format {version}; this release reads formats up to {FORMAT_VERSION}",
-            path=str(path),
-        )
-    return LogDirectory(path, cluster_id, broker_id)
+    raise UnsupportedFormat(
+        f"{path} has format {version}; this release reads format {FORMAT_VERSION}",
+        path=str(path),
+    )
 
 
 def _written(directory: LogDirectory, disk: Disk) -> LogDirectory:

@@ -43,8 +43,6 @@ def open_files(
     if forcing.distrusted:
         losing()  # before all that may keep the log from opening
     names = tidied(disk, directory, names)
-    if names:
-        begun.note(disk, directory)  # an earlier release did not
     files = SegmentFiles(disk, directory, log_format, names)
     found = Recovery(disk, directory, log_format, forcing, files, losing).recovered()
     distrusted = forcing.distrusted

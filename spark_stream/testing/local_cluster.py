@@ -22,6 +22,7 @@ from typing import Any, Final, Self
 import psutil
 
 from spark_stream.client.log import Log, connect
+from spark_stream.cluster.backup import STORE_NAME
 from spark_stream.errors import BrokerUnavailable, InvalidOption, from_wire
 from spark_stream.testing.links import Link, Links
 from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT, allocator_settings
@@ -294,7 +295,7 @@ class LocalCluster:
         store.mkdir(mode=0o700, parents=True, exist_ok=True)
         conf: dict[str, Any] = {
             "id": str(number),
-            "metadata": str(store / "metadata.sqlite"),
+            "metadata": str(store / STORE_NAME),
             **({} if rack is None else {"rack": rack}),
             **self._conf,
         }

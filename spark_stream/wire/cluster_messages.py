@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from pydantic import Field
-
-from spark_stream.wire.messages import Message, Name, PartitionField
+from spark_stream.structs import Name, PartitionField
+from spark_stream.wire.messages import Message
 
 
 class BrokerFacts(Message):
@@ -63,14 +62,14 @@ class ClusterFacts(Message):
     without_leader: int
     under_replicated: int
     moving: int
-    problems: list[Problem] = Field(default_factory=list)
+    problems: list[Problem]
 
 
 class MoveReplicas(Message):
     """The brokers on which each partition is to be, the preferred leader first."""
 
     topic: Name
-    partitions: dict[PartitionField, list[str]] = Field(default_factory=dict)
+    partitions: dict[PartitionField, list[str]] = {}
 
 
 class ElectPreferred(Message):

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from msgspec import Meta
 
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.wire.messages import Message, Name, OffsetField, PartitionField
+from spark_stream.structs import Name, OffsetField, PartitionField
+from spark_stream.wire.messages import Message
 
-TextField = Annotated[str, Field(max_length=1 << 20)]
-StartField = Annotated[str, Field(max_length=1 << 24)]
+TextField = Annotated[str, Meta(max_length=1 << 20)]
+StartField = Annotated[str, Meta(max_length=1 << 24)]
 """A start has some 50 characters a partition, and a name for each topic."""
 
 
@@ -49,7 +50,7 @@ class PinnedStart(Message):
     """
 
     selection: str
-    starting: str = ""
+    starting: str
     start: str | None = None
     started_ms: int | None = None
 

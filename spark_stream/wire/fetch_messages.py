@@ -5,25 +5,23 @@ See :mod:`spark_stream.wire.messages` for what all messages have in common.
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Final
 
-from pydantic import Field, field_validator
+import msgspec
+from msgspec import Meta
 
-from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.isolation import Bounds, Isolation
+from spark_stream.errors import IsologError
+from spark_stream.structs import INT64_MAX, Name, OffsetField, PartitionField, Struct
 from spark_stream.wire.limits import WAIT_MS_MAX
 from spark_stream.wire.messages import (
     EARLIEST,
-    INT64_MAX,
     BrokerAddress,
     LineageField,
     Message,
-    Name,
-    OffsetField,
-    PartitionField,
+    decoded,
+    decoder,
 )
-
-_SEVERAL: Final = re.compile(rb'"fetches"\s*:')
 
 
 class _Read(Message):
@@ -36,7 +34,7 @@ class _Read(Message):
     since, and are other records now. ``leader_epoch``: the epoch in which the reader knows the
     leader that it asks. ``machine``: the boot id of the machine that the reader is on; where a
     replica is on the same, the leader may say where records lie, in their place
-    (``ChunkFacts.stored``).
+    (:class:`PlacesFacts`).
 
     ``filter``: a predicate in Spark's SQL over the columns that the topic shows; only records for
     which it is true are sent. ``max_records`` counts those, ``max_bytes`` what is read for them.
@@ -44,20 +42,20 @@ class _Read(Message):
     """
 
     topic: Name
-    start: Annotated[int, Field(ge=EARLIEST, le=INT64_MAX)] = EARLIEST
+    start: Annotated[int, Meta(ge=EARLIEST, le=INT64_MAX)] = EARLIEST
     end: OffsetField | None = None
     isolation: Isolation = Isolation.READ_UNCOMMITTED
     columns: list[Name] | None = None
-    filter: Annotated[str, Field(min_length=1)] | None = None
-    max_records: Annotated[int, Field(ge=1, le=INT64_MAX)] | None = None
-    max_bytes: Annotated[int, Field(ge=1, le=INT64_MAX)] | None = None
-    wait_ms: Annotated[int, Field(ge=0, le=WAIT_MS_MAX)] = 0
+    filter: Annotated[str, Meta(min_length=1)] | None = None
+    max_records: Annotated[int, Meta(ge=1, le=INT64_MAX)] | None = None
+    max_bytes: Annotated[int, Meta(ge=1, le=INT64_MAX)] | None = None
+    wait_ms: Annotated[int, Meta(ge=0, le=WAIT_MS_MAX)] = 0
     follow: bool = False
     topic_id: str | None = None
     start_lineage: LineageField = ()
     end_lineage: LineageField = ()
     leader_epoch: OffsetField | None = None
-    machine: Annotated[str, Field(min_length=1, max_length=100)] | None = None
+    machine: Annotated[str, Meta(min_length=1, max_length=100)] | None = None
 
 
 class Fetch(_Read):
@@ -73,7 +71,7 @@ class ReadTopic(_Read):
 
     def fetch(self, partition: int) -> Fetch:
         """Return the same for one partition."""
-        return Fetch(**self.model_dump(exclude={"partition"}), partition=partition)
+        return Fetch(**msgspec.structs.asdict(self) | {"partition": partition})
 
 
 class FetchMany(Message):
@@ -82,25 +80,26 @@ class FetchMany(Message):
     No fetch of them waits or follows.
     """
 
-    fetches: Annotated[list[Fetch], Field(min_length=1)]
-
-    @classmethod
-    def from_ticket(cls, ticket: bytes) -> Self | None:
-        """What the ticket says, if it is one for several ranges; None: it is a Fetch.
-
-        Of a JSON object only the name of a field has these bytes: quotes within texts are escaped,
-        and behind a value there is no colon.
-        """
-        return cls.from_bytes(ticket) if _SEVERAL.search(ticket) else None
+    fetches: Annotated[list[Fetch], Meta(min_length=1)]
 
 
-class BoundsFacts(Message):
-    """The bounds of a partition as the leader saw them."""
+class _Ticket(Struct, forbid_unknown_fields=False):
+    """What tells a ticket for several ranges from one for a single one."""
 
-    log_start_offset: OffsetField
-    last_stable_offset: OffsetField
-    high_watermark: OffsetField
-    log_end_offset: OffsetField
+    fetches: msgspec.Raw = msgspec.Raw()
+
+
+_TICKETS: Final = decoder(_Ticket)
+
+
+def ticket_from_bytes(ticket: bytes) -> Fetch | FetchMany:
+    """Return what a ticket asks for.
+
+    Raises:
+        InvalidRequest: it is neither, naming the first field that is wrong.
+    """
+    several = bool(bytes(decoded(ticket, _TICKETS, "Fetch").fetches))
+    return FetchMany.from_bytes(ticket) if several else Fetch.from_bytes(ticket)
 
 
 class FilePlace(Message):
@@ -140,13 +139,13 @@ class StoredFacts(Message):
     rows: int
     base: OffsetField
     next: OffsetField
-    lineage: LineageField = ()
-    spans: list[list[OffsetField]] | None = None
+    lineage: LineageField
+    spans: list[tuple[OffsetField, OffsetField]] | None = None
     timestamps: list[int] | None = None
     counts: list[int] | None = None
 
 
-class ChunkFacts(Message):
+class ChunkFacts(Message, tag_field="kind", tag="rows"):
     """Rows ``base``, ``base + 1``, … of a partition; the next batch starts at or after ``next``.
 
     ``lineage``: that of ``next``. ``fetch``: which fetch of a FetchMany this answers.
@@ -154,17 +153,26 @@ class ChunkFacts(Message):
     Where rows are missing (records of aborted transactions were dropped), ``spans`` has the offsets
     that there are: [first, count] of each run of rows. Of a fetch with a filter there are no spans:
     ``base`` is the first row's offset, and a column has the others.
-
-    ``stored``: the batch has no rows, and this is where they lie; ``replica``: in files of this
-    broker, a follower.
     """
 
     base: OffsetField
     next: OffsetField
-    lineage: LineageField = ()
-    spans: list[list[OffsetField]] | None = None
+    lineage: LineageField
+    spans: list[tuple[OffsetField, OffsetField]] | None = None
     fetch: int | None = None
-    stored: list[StoredFacts] | None = None
+
+
+class PlacesFacts(Message, tag_field="kind", tag="places"):
+    """Where the rows from ``base`` to before ``next`` lie; the batch itself has none.
+
+    ``replica``: they lie in files of this broker, a follower; None: in the leader's. The others are
+    as in :class:`ChunkFacts`.
+    """
+
+    base: OffsetField
+    next: OffsetField
+    lineage: LineageField
+    stored: list[StoredFacts]
     replica: BrokerAddress | None = None
 
 
@@ -174,15 +182,12 @@ class EntryRuns(Message):
     ``epoch``: the leader epoch of the last one.
     """
 
-    indexes: Annotated[list[OffsetField], Field(min_length=2)]
+    indexes: Annotated[list[OffsetField], Meta(min_length=2)]
     epoch: OffsetField
 
-    @field_validator("indexes")
-    @classmethod
-    def _in_pairs(cls, indexes: list[int]) -> list[int]:
-        if len(indexes) % 2:
+    def __post_init__(self) -> None:
+        if len(self.indexes) % 2:
             raise ValueError("indexes come in pairs: the first of a run, and how many")
-        return indexes
 
 
 class LocateEntries(Message):
@@ -194,7 +199,7 @@ class LocateEntries(Message):
     topic: Name
     topic_id: str
     partition: PartitionField
-    runs: Annotated[list[EntryRuns], Field(min_length=1)]
+    runs: Annotated[list[EntryRuns], Meta(min_length=1)]
     doubted: bool = False
 
 
@@ -204,7 +209,7 @@ class LocatedEntries(Message):
     places: list[FilePlace | None]
 
 
-class EndFacts(Message):
+class EndFacts(Message, tag_field="kind", tag="end"):
     """The last message of a fetch: read on from ``next``, even if nothing was visible.
 
     ``lineage``: that of ``next``.
@@ -212,14 +217,32 @@ class EndFacts(Message):
     ``partitions``: how many the topic has now, so that a consumer learns when there are more.
     ``leader_epoch``: in which the leader answered. ``bounds``: None where they cannot be told,
     because a new leader does not know yet what the one before has told. ``fetch``: which fetch of a
-    FetchMany ends here; ``error``: why it went no further.
+    FetchMany ends here.
     """
 
     next: OffsetField
-    lineage: LineageField = ()
-    end: bool = True
-    bounds: BoundsFacts | None = None
-    partitions: int | None = None
-    leader_epoch: int | None = None
+    partitions: int
+    leader_epoch: int
+    lineage: LineageField
+    bounds: Bounds | None = None
     fetch: int | None = None
-    error: dict[str, Any] | None = None
+
+
+class FailureFacts(Message, tag_field="kind", tag="failed"):
+    """Why a fetch of a FetchMany went no further; the others go on."""
+
+    fetch: int
+    error: IsologError
+
+
+FetchAnswer = ChunkFacts | PlacesFacts | EndFacts | FailureFacts
+"""What a message of a DoGet says."""
+
+
+_ANSWERS: Final = decoder(FetchAnswer)
+
+
+def fetch_answer(data: bytes) -> FetchAnswer:
+    """Return what comes with a batch, or raise InvalidRequest naming the field that is wrong."""
+    found: FetchAnswer = decoded(data, _ANSWERS, "FetchAnswer")
+    return found

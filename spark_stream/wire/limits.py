@@ -28,8 +28,8 @@ most, and it remembers what it has read."""
 REQUEST_TIMEOUT_S: Final = 30.0
 """How long a client waits for an answer that should come at once."""
 
-FORMAT_VERSION_MAX: Final = 1
-"""The newest format of a log directory that this release's brokers open."""
+FORMAT_VERSION: Final = 1
+"""The format of the log directories that this release's brokers open and make."""
 
 SOCKET_PATH_MAX: Final = 107
 """Bytes of a Unix socket's path: Linux's sun_path has 108, the last of them a NUL."""

@@ -1,83 +1,122 @@
 """The control messages about topics and records, and what all control messages have in common.
 
-Each is a JSON object with a fixed set of fields. Nothing is ever unpickled.
+Each is a JSON object with a fixed set of fields; one that has its default is left out. Nothing is
+ever unpickled. The tagged ones name what they are in the field ``kind``.
 
 Where they travel:
 
 =================  ====================================================================
 ``Fetch``          the ticket of a DoGet
 ``FetchMany``      the ticket of a DoGet for several ranges
-``ChunkFacts``     app_metadata of every batch that a DoGet answers with
-``EndFacts``       app_metadata of its last, empty batch
+``FetchAnswer``    app_metadata of every batch that a DoGet answers with
 ``AppendTo``       the command descriptor of a DoPut
 ``Envelope``       app_metadata of every batch that a DoPut carries
 ``Ack``            the answer to every batch
 the rest           bodies and results of DoAction, by the action's name (``wire.actions``)
 =================  ====================================================================
 
-The first four are in ``fetch_messages``. Messages of the same kind about transactions and consumers
-are in ``transaction_messages``, about sinks in ``sink_messages``, and about steps that one broker
-asks of another in ``step_messages``.
+The first three are in ``fetch_messages``. Messages of the same kind about transactions and
+consumers are in ``transaction_messages``, about sinks in ``sink_messages``, and about steps that
+one broker asks of another in ``step_messages``.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from functools import cache
 from typing import Annotated, Any, Final, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+import msgspec
+from msgspec import Meta
 
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.consistency.producers import EPOCH_MAX, SEQUENCE_MAX
-from spark_stream.errors import InvalidRequest
+from spark_stream.consistency.producers import Stamp
+from spark_stream.errors import InvalidRequest, IsologError, from_wire
+from spark_stream.structs import INT64_MAX, Name, OffsetField, PartitionField, Struct
 from spark_stream.wire.limits import CONTROL_BYTES_MAX, TRANSACTION_TIMEOUT_MS_MAX
 
-INT64_MAX: Final = (1 << 63) - 1
-OffsetField = Annotated[int, Field(ge=0, le=INT64_MAX)]
 LineageField = tuple[tuple[OffsetField, OffsetField], ...]
-PartitionField = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
-Name = Annotated[str, Field(min_length=1, max_length=255)]
-TransactionalId = Annotated[str, Field(min_length=1, max_length=255)]
-TimeoutField = Annotated[int, Field(ge=1, le=TRANSACTION_TIMEOUT_MS_MAX)]
+TransactionalId = Annotated[str, Meta(min_length=1, max_length=255)]
+TimeoutField = Annotated[int, Meta(ge=1, le=TRANSACTION_TIMEOUT_MS_MAX)]
 
 EARLIEST: Final = -2
 LATEST: Final = -1
 
+_PLACE: Final = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>.*)`$", re.DOTALL)
+_FIELD: Final = re.compile(r"Object (?:contains unknown|missing required) field `(?P<name>.*?)`")
 
-class Message(BaseModel):
+
+class Message(Struct):
     """A message: immutable, no field too many, no silent conversion."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
     def to_bytes(self) -> bytes:
-        """The JSON text; fields that are None are left out."""
-        return self.model_dump_json(exclude_none=True).encode()
+        """Return the JSON text; fields that have their default are left out."""
+        return _ENCODER.encode(self)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """The message, or InvalidRequest naming the first field that is wrong."""
-        if len(data) > CONTROL_BYTES_MAX:
-            raise InvalidRequest(
-                f"a {cls.__name__} has at most {CONTROL_BYTES_MAX} bytes, not {len(data)}"
-            )
-        try:
-            return cls.model_validate_json(data or b"{}")
-        except ValidationError as error:
-            raise cls._refused(error) from None
+        """Return the message, or raise InvalidRequest naming the first field that is wrong."""
+        found: Self = decoded(data, decoder(cls), cls.__name__)
+        return found
 
     @classmethod
     def of(cls, **fields: Any) -> Self:
-        """The message of values that a user gave; InvalidRequest as in :meth:`from_bytes`."""
+        """Make the message of values that a user gave; InvalidRequest as in :meth:`from_bytes`."""
         try:
-            return cls(**fields)
-        except ValidationError as error:
-            raise cls._refused(error) from None
+            return msgspec.convert(fields, cls)
+        except (msgspec.ValidationError, OverflowError) as error:
+            raise _refused(cls.__name__, error) from None
 
-    @classmethod
-    def _refused(cls, error: ValidationError) -> InvalidRequest:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the message"
-        return InvalidRequest(f"{cls.__name__}: {where}: {first['msg']}", field=where)
+
+@cache
+def decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    """Return what decodes messages of a kind, which may be a tagged union."""
+    return msgspec.json.Decoder(kind, dec_hook=from_plain)
+
+
+def decoded(data: bytes, by: msgspec.json.Decoder[Any], name: str) -> Any:
+    """Return the message that the decoder finds; ``name`` is for the error.
+
+    Raises:
+        InvalidRequest: naming the first field that is wrong.
+    """
+    size = memoryview(data).nbytes
+    if size > CONTROL_BYTES_MAX:
+        raise InvalidRequest(f"a {name} has at most {CONTROL_BYTES_MAX} bytes, not {size}")
+    try:
+        return by.decode(data if size else b"{}")
+    except (ValueError, RecursionError) as error:
+        raise _refused(name, error) from None
+
+
+def _refused(name: str, error: Exception) -> InvalidRequest:
+    text = str(error)
+    place, field = _PLACE.search(text), _FIELD.search(text)
+    parts = [each for each in (place and place["path"], field and field["name"]) if each]
+    where = ".".join(parts) or "the message"
+    what = text if place is None else text[: place.start()]
+    return InvalidRequest(f"{name}: {where}: {what}", field=where)
+
+
+def to_plain(value: Any) -> Any:
+    """Return what travels of a value that is no struct: an encoder's hook."""
+    if isinstance(value, IsologError):
+        return value.to_wire()
+    raise NotImplementedError(f"{type(value).__name__} does not travel")
+
+
+def from_plain(kind: type, value: Any) -> Any:
+    """Return what :func:`to_plain` was given: a decoder's hook."""
+    if kind is IsologError:
+        try:
+            return from_wire(value)
+        except (AttributeError, TypeError):
+            raise ValueError("Expected the object of an error") from None
+    raise NotImplementedError(f"{kind.__name__} does not travel")
+
+
+_ENCODER: Final = msgspec.json.Encoder(enc_hook=to_plain)
 
 
 # -- cuts ------------------------------------------------------------------------------------------
@@ -113,21 +152,8 @@ class AppendTo(Message):
     topic: Name
     transactional_id: TransactionalId | None = None
     isolation: Isolation = Isolation.READ_UNCOMMITTED
-    timeout_ms: Annotated[int, Field(ge=1, le=3_600_000)] = 30_000
+    timeout_ms: Annotated[int, Meta(ge=1, le=3_600_000)] = 30_000
     topic_id: str | None = None
-
-
-class StampFacts(Message):
-    """Who writes a batch, and the batch's place in that producer's order in the partition.
-
-    ``sequence`` counts batches, from 0 in each partition; after 2^31-1 comes 0. ``transaction`` is
-    None outside any.
-    """
-
-    producer_id: OffsetField
-    epoch: Annotated[int, Field(ge=0, le=EPOCH_MAX)]
-    sequence: Annotated[int, Field(ge=0, le=SEQUENCE_MAX)]
-    transaction: OffsetField | None = None
 
 
 class Envelope(Message):
@@ -137,29 +163,56 @@ class Envelope(Message):
     the epoch in which the writer knows the partition's leader.
     """
 
-    number: Annotated[int, Field(ge=0, le=INT64_MAX)] = 0
+    number: Annotated[int, Meta(ge=0, le=INT64_MAX)] = 0
     partition: PartitionField
-    stamp: StampFacts | None = None
+    stamp: Stamp | None = None
     leader_epoch: OffsetField | None = None
 
 
-class Ack(Message):
-    """What became of a batch: first offset and count, or an error.
+class Acknowledged(Message, tag_field="kind", tag="acknowledged"):
+    """A batch is in the log as a whole: its first offset, and how many records it has.
 
-    With an error, ``count`` tells how many records before a bad one are acknowledged all the same.
-    ``duplicate``: the batch was there already; offset and count are those it got then.
+    ``duplicate``: it was there already; offset and count are those it got then.
     ``partitions``: how many the topic has now, so that a producer learns when there are more.
     ``leader_epoch``: in which the leader answered.
     """
 
     number: int
     partition: int
-    offset: int | None = None
-    count: int = 0
-    duplicate: bool = False
+    offset: OffsetField
+    count: OffsetField
+    partitions: int
+    leader_epoch: int
+    duplicate: bool
+
+
+class BatchRefused(Message, tag_field="kind", tag="refused"):
+    """A batch is not in the log, or only its first ``count`` records, from ``offset`` on.
+
+    The other fields are as in :class:`Acknowledged`, where they are known.
+    """
+
+    number: int
+    partition: int
+    error: IsologError
+    count: OffsetField
+    offset: OffsetField | None = None
     partitions: int | None = None
     leader_epoch: int | None = None
-    error: dict[str, Any] | None = None
+    duplicate: bool = False
+
+
+Ack = Acknowledged | BatchRefused
+"""What became of a batch."""
+
+
+_ACKS: Final = decoder(Ack)
+
+
+def ack_from_bytes(data: bytes) -> Ack:
+    """Return the answer to a batch, or raise InvalidRequest as :meth:`Message.from_bytes`."""
+    found: Ack = decoded(data, _ACKS, "Ack")
+    return found
 
 
 # -- administration -------------------------------------------------------------------------------
@@ -227,10 +280,10 @@ class PartitionFacts(Message):
     last_stable_offset: int | None = None
     size: int | None = None
     open_transactions: int | None = None
-    lag: dict[str, int] = {}
-    adding: list[str] = []
-    removing: list[str] = []
-    error: dict[str, Any] | None = None
+    lag: dict[str, int]
+    adding: list[str]
+    removing: list[str]
+    error: IsologError | None = None
 
 
 class TopicFacts(Message):
@@ -245,9 +298,9 @@ class TopicFacts(Message):
     schema_ipc: str
     config: dict[str, str]
     partitions: list[PartitionFacts]
-    replication_factor: int = 1
-    schema_version: int = 0
-    added: list[str] = []
+    replication_factor: int
+    schema_version: int
+    added: list[str]
     warning: str | None = None
 
 
@@ -273,7 +326,7 @@ class LeaderFacts(Message):
 
     partition: int
     leader: str | None = None
-    address: str = ""
+    address: str
     leader_epoch: int | None = None
 
 
@@ -311,8 +364,8 @@ class AskedTopic(Message):
 
     topic: Name
     partitions: list[PartitionField] | None = None
-    at: Annotated[int, Field(ge=EARLIEST, le=LATEST)] = LATEST
-    timestamp: Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)] | None = None
+    at: Annotated[int, Meta(ge=EARLIEST, le=LATEST)] = LATEST
+    timestamp: Annotated[int, Meta(ge=-INT64_MAX - 1, le=INT64_MAX)] | None = None
     isolation: Isolation = Isolation.READ_UNCOMMITTED
     lineages: dict[PartitionField, list[LineageField]] = {}
     ranges: dict[PartitionField, tuple[OffsetField, OffsetField]] = {}
@@ -344,19 +397,19 @@ class Offsets(Message):
     epochs: dict[int, int]
     log_start_offsets: dict[int, int]
     log_end_offsets: dict[int, int]
-    lineages: dict[int, LineageField] = {}
-    surviving: dict[int, list[int]] = {}
-    uncommitted: list[int] = []
-    elsewhere: list[LeaderFacts] = []
-    sizes: dict[int, tuple[int, int]] = {}
-    reached: dict[int, int] = {}
+    lineages: dict[int, LineageField]
+    surviving: dict[int, list[int]]
+    uncommitted: list[int]
+    elsewhere: list[LeaderFacts]
+    sizes: dict[int, tuple[int, int]]
+    reached: dict[int, int]
 
 
 class ListedOffsets(Message):
     """What ListOffsets found, by topic; ``unknown``: the errors of topics that there are not."""
 
     topics: dict[str, Offsets]
-    unknown: dict[str, dict[str, Any]] = {}
+    unknown: dict[str, IsologError]
     names: list[str] | None = None
 
 
@@ -378,10 +431,10 @@ class Status(Message):
     partitions: int
     uptime_s: float
     memory: int
-    broker_id: str = ""
+    broker_id: str
     flight: str = ""
     checked_ms: int | None = None
-    damaged: dict[str, int] = {}
+    damaged: dict[str, int]
 
 
 def json_bytes(value: object) -> bytes:

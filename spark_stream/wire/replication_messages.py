@@ -1,13 +1,13 @@
 """What a leader and a follower say to each other on a stream of replication.
 
 A stream carries all partitions that an ordered pair of brokers shares. The follower opens it with
-:class:`OpenReplication`. What comes after that is packed into the headers of frames: a byte that
-tells the kind, then the fields, little-endian.
+:class:`OpenReplication`. What comes after that is MessagePack in the headers of frames: an array of
+a number that tells the kind, and the fields in their order.
 
 ======================  ===========  ===============================================================
 :class:`Welcome`        leader       the first message: a proof of who it is
 :class:`Follow`         follower     wants a partition, under a slot number of its own choice
-:class:`Unfollow`       follower     wants no more of a slot, perhaps since an entry came damaged
+:class:`Unfollow`       follower     wants no more of a slot, perhaps for a reason that it says
 :class:`Acked`          follower     has appended, slot by slot, up to these entries
 :class:`Room`           follower     how many bytes it takes before it has acknowledged them
 :class:`Agreed`         leader       where a slot's entries will begin
@@ -27,36 +27,21 @@ copy. All other messages have no body.
 
 from __future__ import annotations
 
-import json
-import struct
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import starmap
-from types import MappingProxyType
-from typing import Any, ClassVar, Final, Self
+from typing import Any, Final
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
 from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE, Table
 from spark_stream.consistency.epochs import EpochHistory
-from spark_stream.errors import InvalidRequest, IsologError, from_wire
+from spark_stream.errors import InvalidRequest, IsologError
 from spark_stream.protocol import Bytes
-from spark_stream.wire.messages import Message
+from spark_stream.structs import OffsetField, Struct
+from spark_stream.wire.messages import Message, from_plain, to_plain
 
 REPLICATION_VERSION: Final = 1
-
-NO_OFFSET: Final = -1
-NO_ENTRY: Final = -1
-_SHORT: Final = struct.Struct("<H")
-_SLOT: Final = struct.Struct("<i")
-_BYTES: Final = struct.Struct("<q")
-_PAIRS: Final = struct.Struct("<I")
-_FOLLOW: Final = struct.Struct("<iiiqqI")
-_AGREED: Final = struct.Struct("<iqqq")
-_FRAME: Final = struct.Struct("<Biiqqi")
-_PAIR: Final = struct.Struct("<iq")
-_EPOCH: Final = np.dtype([("epoch", "<i4"), ("first", "<i8")])
 
 Pairs = tuple[tuple[int, int], ...]
 """(slot, entry index), …"""
@@ -76,28 +61,24 @@ class OpenReplication(Message):
     window_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Welcome:
+class Packed(Struct, array_like=True, kw_only=False):
+    """A message without a body."""
+
+    def pack(self) -> bytes:
+        """Return the message as the header of a frame."""
+        return _ENCODER.encode(self)
+
+
+class Welcome(Packed, tag=1, kw_only=False):
     """The leader takes the stream, and proves that it is the broker that was called."""
 
-    kind: ClassVar[int] = 1
     version: int
     proof: str
 
-    def pack(self) -> bytes:
-        return _kind(self) + _SHORT.pack(self.version) + _texts(self.proof)
 
-    @classmethod
-    def unpack(cls, parts: Parts) -> Self:
-        (version,) = parts.take(_SHORT)
-        return cls(version, parts.text())
-
-
-@dataclass(frozen=True, slots=True)
-class Follow:
+class Follow(Packed, tag=2, kw_only=False):
     """Start a session; ``history`` tells what the follower's log holds."""
 
-    kind: ClassVar[int] = 2
     slot: int
     topic_id: str
     partition: int
@@ -105,70 +86,34 @@ class Follow:
     generation: str
     history: EpochHistory
 
-    def pack(self) -> bytes:
-        epochs = np.array(list(self.history.epochs), _EPOCH)
-        numbers = (self.slot, self.partition, self.leader_epoch)
-        fixed = _FOLLOW.pack(*numbers, self.history.start, self.history.end, len(epochs))
-        return _kind(self) + fixed + _texts(self.topic_id, self.generation) + epochs.tobytes()
 
-    @classmethod
-    def unpack(cls, parts: Parts) -> Self:
-        slot, partition, epoch, start, end, count = parts.take(_FOLLOW)
-        topic_id, generation = parts.text(), parts.text()
-        epochs = parts.array(_EPOCH, count).tolist()
-        return cls(slot, topic_id, partition, epoch, generation, EpochHistory(start, end, epochs))
+class Unfollow(Packed, tag=3, kw_only=False):
+    """End a slot's session, and say why if its leader can do something about that.
 
+    Attributes:
+        slot: Whose session ends.
+        damaged: The entry that arrived damaged; None if none did.
+        refuses_writes: Whether the follower's log refuses writes.
+    """
 
-@dataclass(frozen=True, slots=True)
-class Unfollow:
-    """End a slot's session. ``damaged``: this entry arrived damaged; None: none did."""
-
-    kind: ClassVar[int] = 3
     slot: int
-    damaged: int | None = None
-
-    def pack(self) -> bytes:
-        damaged = NO_ENTRY if self.damaged is None else self.damaged
-        return _kind(self) + _PAIR.pack(self.slot, damaged)
-
-    @classmethod
-    def unpack(cls, parts: Parts) -> Self:
-        slot, entry = parts.take(_PAIR)
-        return cls(slot, None if entry == NO_ENTRY else entry)
+    damaged: OffsetField | None = None
+    refuses_writes: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Acked:
+class Acked(Packed, tag=4, kw_only=False):
     """The follower's log holds all entries of a slot before this one."""
 
-    kind: ClassVar[int] = 4
     entries: Pairs
 
-    def pack(self) -> bytes:
-        return _kind(self) + _pairs(self.entries)
 
-    @classmethod
-    def unpack(cls, parts: Parts) -> Self:
-        return cls(parts.pairs())
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
+class Room(Packed, tag=5, kw_only=False):
     """At most so many bytes of frames may be on their way or unacknowledged; one frame always."""
 
-    kind: ClassVar[int] = 5
     window_bytes: int
 
-    def pack(self) -> bytes:
-        return _kind(self) + _BYTES.pack(self.window_bytes)
 
-    @classmethod
-    def unpack(cls, parts: Parts) -> Self:
-        return cls(*parts.take(_BYTES))
-
-
-@dataclass(frozen=True, slots=True)
-class Agreed:
+class Agreed(Packed, tag=6, kw_only=False):
     """A slot's first frame will begin at ``entry``.
 
     ``reset_offset`` None: both logs hold the same entries before it, and the follower cuts the rest
@@ -176,80 +121,41 @@ class Agreed:
     offset.
     """
 
-    kind: ClassVar[int] = 6
     slot: int
-    entry: int
-    reset_offset: int | None
-    high_watermark: int
-
-    def pack(self) -> bytes:
-        reset = NO_OFFSET if self.reset_offset is None else self.reset_offset
-        return _kind(self) + _AGREED.pack(self.slot, self.entry, reset, self.high_watermark)
-
-    @classmethod
-    def unpack(cls, parts: Parts) -> Self:
-        slot, entry, offset, high_watermark = parts.take(_AGREED)
-        return cls(slot, entry, None if offset == NO_OFFSET else offset, high_watermark)
+    entry: OffsetField
+    reset_offset: OffsetField | None
+    high_watermark: OffsetField
 
 
-@dataclass(frozen=True, slots=True)
-class HighWatermarks:
+class HighWatermarks(Packed, tag=7, kw_only=False):
     """The high watermarks of slots, as entry indexes."""
 
-    kind: ClassVar[int] = 7
     entries: Pairs
 
-    def pack(self) -> bytes:
-        return _kind(self) + _pairs(self.entries)
 
-    @classmethod
-    def unpack(cls, parts: Parts) -> Self:
-        return cls(parts.pairs())
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(Packed, tag=8, kw_only=False):
     """A slot's session has not begun, or has ended."""
 
-    kind: ClassVar[int] = 8
     slot: int
     error: IsologError
 
-    def pack(self) -> bytes:
-        return _kind(self) + _SLOT.pack(self.slot) + json.dumps(self.error.to_wire()).encode()
 
-    @classmethod
-    def unpack(cls, parts: Parts) -> Self:
-        (slot,) = parts.take(_SLOT)
-        return cls(slot, from_wire(json.loads(parts.rest())))
-
-
-@dataclass(frozen=True, slots=True)
-class Beat:
+class Beat(Packed, tag=9):
     """A sign of life."""
 
-    kind: ClassVar[int] = 9
 
-    def pack(self) -> bytes:
-        return _kind(self)
-
-    @classmethod
-    def unpack(cls, parts: Parts) -> Self:
-        return cls()
-
-
-@dataclass(frozen=True, slots=True)
-class Bye:
+class Bye(Packed, tag=10):
     """The leader is about to stop."""
 
-    kind: ClassVar[int] = 10
 
-    def pack(self) -> bytes:
-        return _kind(self)
+class FrameFacts(Packed, tag=11, kw_only=False):
+    """What a frame says beside its body; ``rows`` are the bytes of the entries table."""
 
-    @classmethod
-    def unpack(cls, parts: Parts) -> Self:
-        return cls()
+    slot: int
+    leader_epoch: int
+    first: OffsetField
+    high_watermark: OffsetField
+    rows: memoryview
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -260,7 +166,6 @@ class Frame:
     follower), ``data`` the bytes of their batches, one behind the other.
     """
 
-    kind: ClassVar[int] = 11
     slot: int
     leader_epoch: int
     first: int
@@ -280,22 +185,33 @@ class Frame:
 
     def pack(self) -> tuple[bytes, memoryview]:
         """Return the header and the body of the frame."""
-        numbers = (self.slot, self.leader_epoch, self.first, self.high_watermark)
-        fixed = _FRAME.pack(self.kind, *numbers, len(self.rows))
-        return fixed + self.rows.tobytes(), memoryview(self.data)
-
-    @classmethod
-    def unpack(cls, header: Bytes, body: Bytes) -> Self:
-        if len(header) < _FRAME.size:
-            raise _malformed("a frame that is too short")
-        _, slot, epoch, first, high_watermark, count = _FRAME.unpack_from(header)
-        edge = _FRAME.size + count * ENTRY_SIZE
-        if count <= 0 or len(header) < edge:
-            raise _malformed("a frame without its rows")
-        rows = np.frombuffer(header, ENTRY, count, _FRAME.size)
-        return cls(slot, epoch, first, high_watermark, rows, pa.py_buffer(body))
+        rows = memoryview(self.rows.tobytes())
+        facts = FrameFacts(self.slot, self.leader_epoch, self.first, self.high_watermark, rows)
+        return facts.pack(), memoryview(self.data)
 
 
+def _frame(facts: FrameFacts, body: Bytes) -> Frame:
+    count, rest = divmod(facts.rows.nbytes, ENTRY_SIZE)
+    if not count or rest:
+        raise _malformed("a frame without its rows")
+    rows = np.frombuffer(facts.rows, ENTRY)
+    data = pa.py_buffer(body)
+    return Frame(facts.slot, facts.leader_epoch, facts.first, facts.high_watermark, rows, data)
+
+
+_Metadata = (
+    Welcome
+    | Follow
+    | Unfollow
+    | Acked
+    | Room
+    | Agreed
+    | HighWatermarks
+    | Refused
+    | Beat
+    | Bye
+    | FrameFacts
+)
 Said = (
     Welcome
     | Follow
@@ -309,60 +225,9 @@ Said = (
     | Bye
     | Frame
 )
-
-
-class Parts:
-    """A message's bytes, taken from the front."""
-
-    def __init__(self, data: memoryview) -> None:
-        self._data = data
-        self._at = 0
-
-    def take(self, layout: struct.Struct) -> tuple[Any, ...]:
-        found = layout.unpack_from(self._data, self._at)
-        self._at += layout.size
-        return found
-
-    def array(self, kind: np.dtype[Any], count: int) -> np.ndarray:
-        found = np.frombuffer(self._data, kind, count, self._at)
-        self._at += found.nbytes
-        return found
-
-    def text(self) -> str:
-        (size,) = self.take(_SHORT)
-        found = bytes(self._data[self._at : self._at + size]).decode()
-        self._at += size
-        return found
-
-    def rest(self) -> bytes:
-        return bytes(self._data[self._at :])
-
-    def pairs(self) -> Pairs:
-        (count,) = self.take(_PAIRS)
-        end = self._at + count * _PAIR.size
-        found = tuple(_PAIR.iter_unpack(self._data[self._at : end]))
-        if len(found) != count:
-            raise ValueError(f"{len(found)} pairs of {count}")
-        self._at = end
-        return found
-
-
-_KINDS: Final[Mapping[int, Callable[[Parts], Said]]] = MappingProxyType(
-    {
-        each.kind: each.unpack
-        for each in (
-            Welcome,
-            Follow,
-            Unfollow,
-            Acked,
-            Room,
-            Agreed,
-            HighWatermarks,
-            Refused,
-            Beat,
-            Bye,
-        )
-    }
+_ENCODER: Final = msgspec.msgpack.Encoder(enc_hook=to_plain)
+_DECODER: Final[msgspec.msgpack.Decoder[Any]] = msgspec.msgpack.Decoder(
+    _Metadata, dec_hook=from_plain
 )
 
 
@@ -374,30 +239,13 @@ def unpack(header: Bytes, body: Bytes) -> Said:
     """
     if not header:
         raise _malformed("a message that says nothing")
-    view = memoryview(header)
-    if view[0] == Frame.kind:
-        return Frame.unpack(header, body)
-    of_kind = _KINDS.get(view[0])
-    if of_kind is None:
-        raise _malformed(f"a message of the unknown kind {view[0]}")
     try:
-        return of_kind(Parts(view[1:]))
-    except (struct.error, ValueError, TypeError, AttributeError) as error:
-        raise _malformed(f"a message of kind {view[0]} that is broken: {error}") from None
+        found = _DECODER.decode(header)
+    except (ValueError, RecursionError) as error:
+        raise _malformed(f"a message that is broken: {error}") from None
+    said: Said = _frame(found, body) if isinstance(found, FrameFacts) else found
+    return said
 
 
 def _malformed(what: str) -> InvalidRequest:
     return InvalidRequest(f"the stream of replication carries {what}")
-
-
-def _kind(message: Said) -> bytes:
-    return bytes((message.kind,))
-
-
-def _texts(*texts: str) -> bytes:
-    encoded = [each.encode() for each in texts]
-    return b"".join(_SHORT.pack(len(each)) + each for each in encoded)
-
-
-def _pairs(entries: Pairs) -> bytes:
-    return _PAIRS.pack(len(entries)) + b"".join(starmap(_PAIR.pack, entries))

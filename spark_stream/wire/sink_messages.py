@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from msgspec import Meta
 
-from spark_stream.wire.messages import Message, Name, OffsetField, TimeoutField, TransactionalId
+from spark_stream.structs import Name, OffsetField
+from spark_stream.wire.messages import Message, TimeoutField, TransactionalId
 from spark_stream.wire.transaction_messages import TopicContent
 
 
@@ -23,7 +24,7 @@ class OpenBranch(Message):
     instance: Name
     batch: OffsetField
     timeout_ms: TimeoutField = 60_000
-    run: Annotated[str, Field(max_length=255)] = ""
+    run: Annotated[str, Meta(max_length=255)] = ""
     planned: OffsetField = 0
     renamed: bool = False
 

@@ -7,10 +7,12 @@ producer id, first and last offset, one column after the other.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from spark_stream.wire.fetch_messages import BoundsFacts
-from spark_stream.wire.messages import Message, Name, OffsetField, PartitionField
+from spark_stream.consistency.isolation import Bounds
+from spark_stream.errors import IsologError
+from spark_stream.structs import Name, OffsetField, PartitionField
+from spark_stream.wire.messages import Message
 
 StepKind = Literal[
     "seal",
@@ -85,8 +87,8 @@ class DescribedFacts(Message):
 class StepAnswer(Message):
     """What came of a step: an error, or what was asked for."""
 
-    error: dict[str, Any] | None = None
-    bounds: BoundsFacts | None = None
+    error: IsologError | None = None
+    bounds: Bounds | None = None
     has_extents: bool = False
     done: bool | None = None
     marked: MarkedFacts | None = None

@@ -5,29 +5,22 @@ They are bodies and results of DoAction, by the action's name (``wire.actions``)
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
-from pydantic import Field
+from msgspec import Meta
 
-from spark_stream.wire.messages import (
-    INT64_MAX,
-    LineageField,
-    Message,
-    Name,
-    OffsetField,
-    PartitionField,
-    TimeoutField,
-    TransactionalId,
-)
+from spark_stream.structs import INT64_MAX, Name, OffsetField, PartitionField
+from spark_stream.wire.messages import LineageField, Message, TimeoutField, TransactionalId
 
-DigestField = Annotated[int, Field(ge=0, lt=1 << 64)]
+DIGEST_MAX: Final = (1 << 64) - 1
+DigestField = Annotated[int, Meta(ge=0)]
 
 
 class ProducerFacts(Message):
     """A producer id that nobody else has, with its first epoch."""
 
     producer_id: int
-    epoch: int = 0
+    epoch: int
 
 
 class InitTransactions(Message):
@@ -46,7 +39,7 @@ class BeginTransaction(Message):
 
     transactional_id: TransactionalId
     instance: Name
-    after: Annotated[int, Field(ge=-1, le=INT64_MAX)] = -1
+    after: Annotated[int, Meta(ge=-1, le=INT64_MAX)] = -1
 
 
 class BranchFacts(Message):
@@ -56,7 +49,7 @@ class BranchFacts(Message):
     number: int
     producer_id: int
     epoch: int
-    committed: bool = False
+    committed: bool
 
 
 class TopicContent(Message):
@@ -69,6 +62,10 @@ class TopicContent(Message):
     rows: OffsetField
     digest: DigestField
     floats: DigestField = 0
+
+    def __post_init__(self) -> None:
+        if max(self.digest, self.floats) > DIGEST_MAX:
+            raise ValueError(f"Expected digests <= {DIGEST_MAX}")
 
 
 class ConsumerPosition(Message):
@@ -100,8 +97,8 @@ class CommitTransaction(Message):
     branches: list[OffsetField]
     batch: OffsetField | None = None
     content: list[TopicContent] | None = None
-    positions: list[ConsumerPosition] = Field(default_factory=list)
-    owners: dict[Name, Name] = Field(default_factory=dict)
+    positions: list[ConsumerPosition] = []
+    owners: dict[Name, Name] = {}
 
 
 class EndTransaction(Message):
@@ -180,4 +177,4 @@ class Positions(Message):
     """Where named consumers go on. ``owners``: by name, the instance that must own it."""
 
     positions: list[ConsumerPosition]
-    owners: dict[Name, Name] = Field(default_factory=dict)
+    owners: dict[Name, Name] = {}

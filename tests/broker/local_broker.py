@@ -30,7 +30,7 @@ from spark_stream.cluster.view import ClusterView
 from spark_stream.consistency.ids import BrokerId, Generation
 from spark_stream.consistency.partition_record import Member, PartitionRecord
 from spark_stream.environment import Clock, SystemIds
-from spark_stream.errors import IsologError, LeaderUnavailable
+from spark_stream.errors import DiskFull, IsologError, LeaderUnavailable, StorageFailure
 from spark_stream.scripts.electing import resume
 from spark_stream.storage.directory import LogDirectory, RunFile
 from spark_stream.storage.logs import Logs
@@ -106,9 +106,14 @@ def replicate(leader: LocalBroker, follower: LocalBroker, topic: str, number: in
         followed.history(),
         lambda _: None,
     )
-    end = followed.agreed(session.agreement)
-    while (found := session.read_entries(end, 1 << 20)) is not None:
-        end = followed.append_frame(end, found.rows, found.data, session.high_watermark)
+    try:
+        end = followed.agreed(session.agreement)
+        while (found := session.read_entries(end, 1 << 20)) is not None:
+            end = followed.append_frame(end, found.rows, found.data, session.high_watermark)
+    except (DiskFull, StorageFailure):
+        session.refuses_writes()
+        session.close()
+        raise
     session.acked(end)
     followed.take_high_watermark(session.high_watermark)
     return session

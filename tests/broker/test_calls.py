@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
@@ -311,8 +312,8 @@ def test_every_action_that_is_listed_can_be_called(flight, hundred):
     for action in flight.list_actions(CALL):
         assert "→" in action.description
         call = fl.Action(action.type, b"{}")
-        fields = ACTIONS[action.type].request.model_fields.values()
-        if action.type in refuses or any(each.is_required() for each in fields):
+        fields = msgspec.structs.fields(ACTIONS[action.type].request)
+        if action.type in refuses or any(each.required for each in fields):
             assert code_of(lambda c=call: list(flight.do_action(c, CALL))) == "INVALID_REQUEST"
         else:
             list(flight.do_action(call, CALL))

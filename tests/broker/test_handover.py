@@ -6,7 +6,7 @@ import pytest
 
 from spark_stream.broker.handover import handing_over
 from spark_stream.errors import IsologError, NotLeader
-from spark_stream.scripts.steps import Pause, Script, Step
+from spark_stream.scripts.steps import Pause, Script, Step, Together
 from tests.broker.clusters import around, make, see
 from tests.broker.local_broker import LocalBroker, Surroundings, replicate
 from tests.support import numbers
@@ -43,6 +43,14 @@ def test_what_it_alone_has_stays_and_is_led_until_it_ends(three):
     assert a.partition("t").append(numbers(0, 1)).count == 1
 
 
+def begun(broker: LocalBroker) -> tuple[Script[int], Step]:
+    """The script after its heirs were probed, and its next step."""
+    script = handing_over(broker.host, broker.members)
+    probes = next(script)
+    assert isinstance(probes, Together)
+    return script, script.send(broker.driver._answer(probes))
+
+
 def rest_of(broker: LocalBroker, script: Script[int], step: Step) -> int:
     """Carries out this step and all that follow; the script's result."""
     while True:
@@ -57,8 +65,7 @@ def test_nothing_is_appended_while_followers_catch_up(three):
     a, b, _ = three
     make(a, "t", "ab")
     a.partition("t").append(numbers(0, 3))
-    script = handing_over(a.host, a.members)
-    step: Step = next(script)
+    script, step = begun(a)
     pauses = 0
     while isinstance(step, Pause):
         pauses += 1
@@ -77,8 +84,7 @@ def test_a_follower_that_does_not_catch_up_is_not_waited_for_for_ever(three):
     a, b, _ = three
     make(a, "t", "ab")
     a.partition("t").append(numbers(0, 3))
-    script = handing_over(a.host, a.members)
-    step, paused_s = next(script), 0.0
+    (script, step), paused_s = begun(a), 0.0
     while isinstance(step, Pause):
         paused_s += step.seconds
         step = script.send(None)
@@ -97,3 +103,23 @@ def test_a_dead_follower_is_handed_nothing(three):
     with pytest.raises(NotLeader):
         a.partition("t")
     assert c.partition("t").leads
+
+
+def test_a_follower_that_died_unnoticed_is_handed_nothing(three):
+    """Its lease has not ended, so it counts as alive."""
+    a, b, _ = three
+    make(a, "t", "abc")
+    a.around.up.pop(b.id)
+    assert "b" in a.members.alive()
+    assert a.driver.run(handing_over(a.host, a.members)) == 1
+    assert a.record("t").leader == "c"
+    b.host.close()
+
+
+def test_where_no_follower_answers_it_leads_until_it_ends(three):
+    a, b, _ = three
+    make(a, "t", "ab")
+    a.around.up.pop(b.id)
+    assert a.driver.run(handing_over(a.host, a.members)) == 0
+    assert a.record("t").leader == "a"
+    b.host.close()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from pathlib import Path
 
 import pytest
 
+from spark_stream.broker import peers as peers_module
 from spark_stream.broker.identity import Identity
 from spark_stream.broker.peers import ConnectedPeers
 from spark_stream.cluster.brokers import Brokers, RegisteredBroker
@@ -14,7 +17,7 @@ from spark_stream.cluster.sqlite import SqliteStore
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.consistency.transactions import Joined
 from spark_stream.errors import LeaderUnavailable
-from spark_stream.scripts.steps import Seal
+from spark_stream.scripts.steps import ProbeReplica, Seal
 from tests.clocks import FakeClock
 from tests.support import BrokerProcess
 
@@ -36,7 +39,7 @@ def test_a_broker_that_another_replaced_is_refused_in_the_same_words(
         said.add(caught.value.message)
         clock.pass_us(400_000)
     assert len(said) == 1
-    assert "means broker" in said.pop()
+    assert "means to call broker" in said.pop()
     assert len(refreshed) == 2  # only when it was asked: it is left alone for a second
     store.close()
 
@@ -59,4 +62,21 @@ def test_a_refusal_names_the_address_at_which_the_broker_was_asked_last(
     with pytest.raises(LeaderUnavailable, match=f"broker gone at {there}:"):
         peers.run_steps("gone", [Seal(Joined("t", "id", 0), 1)])
     assert locked == [False, False]  # other threads may ask the broker meanwhile
+    store.close()
+
+
+def test_a_broker_that_does_not_answer_a_probe_is_not_waited_for_long(tmp_path: Path, monkeypatch):
+    """Whoever hands over asks for heirs before it ends."""
+    monkeypatch.setattr(peers_module, "_PROBE_S", 0.2)
+    store = SqliteStore(tmp_path / "store")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        brokers = Brokers(store)
+        brokers.register(RegisteredBroker("silent", address, "i", "1"))
+        me = Identity("cluster", BrokerId("me"), "start", ClusterSecret(b"the cluster's"))
+        peers = ConnectedPeers(me, brokers, FakeClock(), lambda: None)
+        began = time.monotonic()
+        with pytest.raises(LeaderUnavailable):
+            peers.run_steps("silent", [ProbeReplica(BrokerId("silent"), Joined("t", "id", 0))])
+        assert time.monotonic() - began < peers_module._CALL_S / 2
     store.close()

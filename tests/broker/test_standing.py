@@ -13,8 +13,8 @@ from spark_stream.broker.standing import Standing
 from spark_stream.cluster.brokers import Brokers, RegisteredBroker
 from spark_stream.environment import SystemIds
 from spark_stream.errors import IsologError, StorageFailure
-from spark_stream.storage.begun import note_of
 from spark_stream.storage.directory import RunFile
+from spark_stream.storage.forcing import MARK_NAME
 from spark_stream.storage.logs import FileLogs
 from spark_stream.testing.simulation.disk import SimulatedDisk
 from tests.broker.clusters import around, make, see
@@ -39,7 +39,7 @@ def standing(broker: LocalBroker, boot: int = 1) -> Standing:
     found = Standing(
         broker.store, broker.host, broker.members, SystemIds(), Boot(boot), RunFile(broker.path)
     )
-    found.vouch(holds_store=False)
+    found.vouch()
     return found
 
 
@@ -123,7 +123,7 @@ def test_a_start_that_dies_between_the_record_and_the_directory_costs_a_generati
     first = standing(a).me
     surroundings = (a.store, a.host, a.members, SystemIds(), Boot())
     with pytest.raises(KeyboardInterrupt):
-        Standing(*surroundings, Dies(a.path)).vouch(holds_store=False)
+        Standing(*surroundings, Dies(a.path)).vouch()
     assert standing(a).me != first
 
 
@@ -252,7 +252,7 @@ def test_a_log_that_a_failed_force_keeps_from_opening_makes_a_new_generation(aro
     a.partition("t").append(numbers(0, 1))
     folder = a.host.topic("t").replicas[0].log.directory
     a.die()
-    disk.remove(note_of(folder))  # as an earlier release left it: to be made at the next open
+    disk.remove(folder / MARK_NAME)  # which is to be made again, and forced, at the next open
     disk.fail_next_force()
     again = around.start("a", logs=FileLogs(disk))
     assert isinstance(again.host.topic("t").replicas[0], StorageFailure)

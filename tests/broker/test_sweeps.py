@@ -15,9 +15,10 @@ from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
 from spark_stream.consistency.partition_record import Member, PartitionRecord
 from spark_stream.consistency.producers import Stamp
 from spark_stream.consistency.transactions import Joined, State
-from spark_stream.errors import LeaderUnavailable, TransactionAborted
+from spark_stream.errors import LeaderUnavailable, TransactionAborted, UnknownTransaction
 from spark_stream.scripts import deciding, records
 from spark_stream.scripts.steps import PartitionStep
+from spark_stream.scripts.sweeping import FORGET_AFTER_MS
 from spark_stream.storage.directory import LogDirectory
 from spark_stream.storage.disk import HOST_DISK, Disk
 from spark_stream.storage.logs import FileLogs
@@ -71,9 +72,7 @@ class Desk:
             peers=self.peers,
         )
         self.host = broker.host
-        self.desk = TransactionDesk(
-            broker.driver, self.host, self.clock, "here", broker.leases, adopts=False
-        )
+        self.desk = TransactionDesk(broker.driver, self.host, self.clock, "here", broker.leases)
 
     def begin(self, name: str, *, joins: bool) -> None:
         desk, run = self.desk, self.desk.run
@@ -104,6 +103,17 @@ def test_a_broker_that_is_silent_lets_no_other_transaction_wait(tmp_path: Path):
     found.clock.pass_us(2 * SECOND_US)
     found.desk.sweep()
     assert found.state("other") is State.ABORTED
+
+
+def test_an_id_that_never_began_a_transaction_is_forgotten_by_any_broker(tmp_path: Path):
+    found = Desk(tmp_path)
+    desk = found.desk
+    desk.run(deciding.take_over(desk.finished, "unused", "me", 1_000, desk.now_ms()))
+    desk.sweep()
+    found.clock.pass_us(FORGET_AFTER_MS * 1_000 + 2 * SECOND_US)
+    desk.sweep()
+    with pytest.raises(UnknownTransaction):
+        found.state("unused")
 
 
 def test_a_refused_join_leaves_no_record_behind(tmp_path: Path):

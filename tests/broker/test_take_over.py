@@ -33,7 +33,7 @@ class OneBroker:
         self.host, self.topics = self._broker.host, self._broker.desk
         self.renew = self._broker.tenure.renew
         self.desk = TransactionDesk(
-            self._broker.driver, self.host, around.clock, name, self._broker.leases, adopts=False
+            self._broker.driver, self.host, around.clock, name, self._broker.leases
         )
 
 

@@ -139,9 +139,17 @@ def test_a_handover_that_ends_does_not_undo_that_of_the_shutdown(cluster):
     looking.send([None, None])
     shutdown = handing_over(a.host, a.members)
     next(shutdown)
+    shutdown.send([None, None])
     looking.close()
     with pytest.raises(LeaderUnavailable, match="hands the partition over"):
         cluster.append("a", 2)
+
+
+def test_a_shutdown_hands_nothing_to_a_replica_whose_disk_refuses_writes(cluster):
+    a = cluster.brokers["a"]
+    cluster.disks["b"].refusal = StorageFailure
+    assert a.driver.run(handing_over(a.host, a.members)) == 1
+    assert cluster.leader() == "c"
 
 
 def test_a_full_disk_is_given_some_time_and_then_another_leads(cluster):
@@ -258,8 +266,51 @@ def test_a_follower_that_refuses_a_write_is_not_said_to_lead(cluster, caplog):
     assert "it does not lead here" in caplog.text
 
 
+def test_a_replica_in_trouble_is_reported_again_when_its_part_changes(cluster, caplog):
+    a, b = cluster.brokers["a"], cluster.brokers["b"]
+    cluster.disks["b"].refusal = cluster.disks["c"].refusal = StorageFailure
+    cluster.append("a", 1)
+    with pytest.raises(StorageFailure):
+        replicate(a, b, "t")
+    with caplog.at_level(logging.ERROR):
+        for _ in range(2):
+            cluster.look("b")
+            cluster.pass_us(RETRY_US)
+        assert caplog.text.count("t/0: the log refuses writes") == 1
+        a.die()
+        b.control()
+        see(cluster.around)
+        for _ in range(2):
+            cluster.look("b")
+            cluster.pass_us(RETRY_US)
+    assert caplog.text.count("t/0: the log refuses writes") == 2
+    assert "no other in-sync replica is known to take them" in caplog.text
+
+
+@pytest.mark.parametrize("error", [StorageFailure, DiskFull])
+def test_a_follower_that_refuses_a_write_leaves_the_isr_at_once_until_its_log_takes_one(
+    cluster, error
+):
+    a, b = cluster.brokers["a"], cluster.brokers["b"]
+    cluster.disks["b"].refusal = error
+    cluster.append("a", 1)
+    replicate(a, cluster.brokers["c"], "t")
+    for _ in range(2):
+        with pytest.raises(error):
+            replicate(a, b, "t")
+        a.put_proposals()
+        assert cluster.isr() == ["a", "c"]
+    assert a.partition("t").bounds().high_watermark == 2
+    cluster.disks["b"].refusal = None
+    cluster.pass_us(FULL_US + RETRY_US)
+    cluster.look("b")
+    replicate(a, b, "t")
+    a.put_proposals()
+    assert cluster.isr() == ["a", "b", "c"]
+
+
 def test_a_follower_that_refused_a_write_hands_over_when_it_is_elected(cluster):
-    """Until its lag takes it out of the ISR it may be: it has all that is committed."""
+    """It may be until its leader has taken it out of the ISR: it has all that is committed."""
     a, b = cluster.brokers["a"], cluster.brokers["b"]
     cluster.disks["b"].refusal = StorageFailure
     cluster.append("a", 1)

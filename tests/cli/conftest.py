@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -71,14 +72,19 @@ class Served:
         return run(*arguments, stdin=stdin, ISOLOG_BOOTSTRAP=self.bootstrap)
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        """A command that goes on; its standard streams are pipes."""
-        return subprocess.Popen(
-            [*COMMAND, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=os.environ | {"ISOLOG_BOOTSTRAP": self.bootstrap},
-        )
+        """A command that goes on; its standard streams are pipes, and SIGINT ends it."""
+        # A shell lets its background jobs ignore SIGINT, and so would the command.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            return subprocess.Popen(
+                [*COMMAND, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=os.environ | {"ISOLOG_BOOTSTRAP": self.bootstrap},
+            )
+        finally:
+            signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="module")

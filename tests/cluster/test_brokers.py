@@ -7,8 +7,6 @@ from dataclasses import replace
 import pytest
 
 from spark_stream.cluster.brokers import (
-    BROKERS,
-    NO_GENERATION,
     Brokers,
     BrokerState,
     RegisteredBroker,
@@ -62,13 +60,6 @@ def test_a_broker_is_known_with_its_generation_and_its_rack(brokers):
     assert brokers.register(made) == made
     assert brokers.get("b1") == made
     assert decode("b1", encode(made)) == made
-
-
-def test_a_broker_of_an_earlier_release_has_no_generation(store, brokers):
-    store.put(BROKERS + "b1", {"address": "a", "incarnation": "s", "release": "0.1.0"}, 0)
-    found = brokers.get("b1")
-    assert found == RegisteredBroker("b1", "a", "s", "0.1.0")
-    assert (found.generation, found.rack, found.state) == (NO_GENERATION, None, BrokerState.ACTIVE)
 
 
 def test_a_broker_that_is_leaving_is_told_so_when_it_starts_again(brokers):

@@ -25,7 +25,7 @@ def test_a_new_store_gets_an_id_and_keeps_it(store):
 
 
 def test_a_store_without_an_id_takes_that_of_an_existing_directory(store):
-    """A directory of an earlier release: its clients know that id."""
+    """As after a first start that ended before its store was there: its clients know that id."""
     assert cluster_id(store, IDS, "known") == "known"
     assert cluster_id(store, IDS, None) == "known"
 
@@ -59,12 +59,6 @@ def test_a_cluster_has_one_secret_of_32_bytes_which_is_not_shown(store, another)
     assert cluster_identity(another(), IDS, None)[1] == secret
     assert secret == ClusterSecret(bytes.fromhex(key))
     assert key not in f"{secret!r} {secret}"
-
-
-def test_a_store_without_a_secret_gets_one_and_keeps_its_id(store):
-    store.put(CLUSTER, {"id": "ours"}, expected=0)
-    assert cluster_identity(store, IDS, "ours") == cluster_identity(store, IDS, None)
-    assert cluster_id(store, IDS, None) == "ours"
 
 
 def test_a_proof_is_of_one_key_and_of_its_facts():

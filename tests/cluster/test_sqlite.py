@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from spark_stream.cluster import sqlite
-from spark_stream.cluster.sqlite import SqliteStore, _Waiting
+from spark_stream.cluster.sqlite import FORM, SqliteStore, _Waiting
 from spark_stream.cluster.store import Delete, Put
-from spark_stream.errors import DiskFull, NotALogDirectory, StorageFailure
+from spark_stream.errors import DiskFull, NotALogDirectory, StorageFailure, UnsupportedFormat
 from tests.support import eventually
 
 
@@ -52,7 +52,7 @@ from pathlib import Path
 from spark_stream.cluster import sqlite
 from spark_stream.cluster.sqlite import SqliteStore
 from spark_stream.cluster.store import Delete, Put
-from spark_stream.errors import DiskFull, NotALogDirectory, StorageFailure
+from spark_stream.errors import DiskFull, NotALogDirectory, StorageFailure, UnsupportedFormat
 
 store = SqliteStore(Path(sys.argv[1]))
 kept = store.put("kept", {"n": 0}, 0)
@@ -312,6 +312,19 @@ def test_another_programs_database_is_refused_and_left_as_it_was(tmp_path: Path)
     connection.close()
     before = path.read_bytes()
     with pytest.raises(NotALogDirectory, match="another program's database"):
+        SqliteStore(path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("form", [0, FORM + 1])
+def test_a_store_in_another_form_is_refused_and_left_as_it_was(tmp_path: Path, form: int):
+    path = tmp_path / "store"
+    SqliteStore(path).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"pragma user_version = {form}")
+    connection.close()
+    before = path.read_bytes()
+    with pytest.raises(UnsupportedFormat, match=f"{path} has form {form}.* reads form {FORM}"):
         SqliteStore(path)
     assert path.read_bytes() == before
 

@@ -141,6 +141,29 @@ def test_a_member_that_is_not_alive_in_its_generation_is_proposed_out_at_once(al
     assert progress.propose(5, 5, 1) == (A,)
 
 
+def test_a_member_whose_log_refuses_writes_is_proposed_out_until_it_reports_again():
+    progress = leading()
+    begun(progress, 1, B, 5)
+    begun(progress, 2, C, 5)
+    progress.refuses_writes(1)
+    progress.left(1)
+    assert progress.propose(5, 5, 0) == (A, C)
+    progress.changed(with_isr(progress, A, C), 8)
+    progress.started(3, B, 5)
+    progress.refuses_writes(1)  # that session is over
+    assert progress.propose(5, 5, 0) is None
+    progress.reported(3, 5)
+    assert progress.propose(5, 5, 0) == (A, B, C)
+
+
+def test_a_word_of_a_session_that_is_over_does_not_take_its_follower_out():
+    progress = leading(isr=(A, B))
+    begun(progress, 1, B, 5)
+    begun(progress, 2, B, 5)
+    progress.refuses_writes(1)
+    assert progress.propose(5, 5, 0) is None
+
+
 def test_who_is_proposed_out_counts_until_the_record_says_so():
     progress = leading(isr=(A, B), alive={"a": "1"})
     progress.started(1, B, 5)

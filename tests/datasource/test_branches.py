@@ -139,7 +139,7 @@ def test_a_replay_of_the_same_rows_is_silent(
 
 
 def test_a_replay_of_what_no_record_tells_is_taken_for_the_same() -> None:
-    """It was committed by a release that did not remember what."""
+    """The record tells that the batch was committed, and not what it wrote."""
     calls = Calls(settled=SettledBatch(committed=True))
     commit(calls, [wrote(DONE)], 3)  # type: ignore[arg-type]
 

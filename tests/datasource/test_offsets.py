@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_stream.consistency.lineage import NOTHING_KNOWN
-from spark_stream.datasource.offsets import Range, TopicOffsets, from_json, ranges, to_json
+from spark_stream.datasource.offsets import (
+    Range,
+    TopicOffsets,
+    from_checkpoint,
+    from_json,
+    ranges,
+    to_json,
+)
 from spark_stream.errors import InvalidRequest
 
 numbers = st.dictionaries(st.integers(0, 9), st.integers(0, 2**62), max_size=5)
@@ -33,7 +40,7 @@ offsets = st.dictionaries(st.sampled_from(["t", "ü", "w.x-y_z"]), topics, max_s
 
 @given(offsets)
 def test_offsets_survive_a_round_trip_through_json(value: dict[str, TopicOffsets]) -> None:
-    assert from_json(json.loads(json.dumps(to_json(value)))) == value
+    assert from_json(json.loads(json.dumps(to_json(value, "log-1")))) == value
 
 
 def test_the_json_is_the_public_one() -> None:
@@ -44,7 +51,8 @@ def test_the_json_is_the_public_one() -> None:
         "1": {"offset": 42, "epoch": 5, "lineage": [[3, 40], [5, 42]]},
         "2": {"offset": 42},
     }
-    assert to_json(value) == {"flights": {"id": "a1b2", "partitions": partitions}}
+    logged = {"flights": {"id": "a1b2", "cluster": "log-1", "partitions": partitions}}
+    assert to_json(value, "log-1") == logged
 
 
 @pytest.mark.parametrize(
@@ -81,7 +89,16 @@ def test_another_sources_offset_is_refused(value: dict[str, object]) -> None:
 )
 def test_an_offset_that_was_edited_into_nonsense_is_refused(place: dict[str, object]) -> None:
     with pytest.raises(InvalidRequest, match="not isolog's"):
-        from_json({"t": {"id": "x", "partitions": {"0": place}}})
+        from_json({"t": {"id": "x", "cluster": "log-1", "partitions": {"0": place}}})
+
+
+@pytest.mark.parametrize("cluster", [{}, {"cluster": None}, {"cluster": ""}, {"cluster": 7}])
+def test_a_checkpoint_whose_offset_does_not_name_its_log_is_refused(
+    cluster: dict[str, object],
+) -> None:
+    logged = {"id": "x", "partitions": {"0": {"offset": 5, "epoch": 3}}}
+    with pytest.raises(InvalidRequest, match="not isolog's"):
+        from_checkpoint({"t": logged | cluster})
 
 
 @given(offsets, offsets)

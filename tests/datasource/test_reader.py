@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
 from spark_stream.client.reading.fetching import Fetched
-from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.isolation import Bounds, Isolation
 from spark_stream.datasource import reader
 from spark_stream.datasource.offsets import Range
 from spark_stream.datasource.options import SourceOptions
@@ -20,7 +20,6 @@ from spark_stream.datasource.place import Place
 from spark_stream.datasource.reader import RangeReader
 from spark_stream.datasource.selection import Selection
 from spark_stream.errors import BrokerUnavailable, DataLoss
-from spark_stream.wire.fetch_messages import BoundsFacts
 
 NUMBERS = pa.schema([("n", pa.int64())])
 SCHEMA = StructType([StructField("n", LongType())])
@@ -48,7 +47,7 @@ class Leader:
         if self._failures:
             self._failures -= 1
             raise BrokerUnavailable("for a moment")
-        bounds = BoundsFacts(
+        bounds = Bounds(
             log_start_offset=0,
             last_stable_offset=self._end,
             high_watermark=self._end,

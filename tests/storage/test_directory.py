@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from spark_stream.errors import (
     InvalidTopic,
     IsologError,
-    NewerFormat,
     NotALogDirectory,
     StorageFailure,
+    UnsupportedFormat,
 )
 from spark_stream.storage.directory import (
     FORMAT_VERSION,
@@ -79,10 +79,12 @@ def test_a_file_is_no_directory(tmp_path):
         open_directory(tmp_path / "file")
 
 
-def test_a_newer_format_is_refused_naming_both_numbers(tmp_path):
-    newer = FORMAT_VERSION + 1
-    described(tmp_path, {"format": "isolog", "version": newer, "cluster_id": "c"})
-    with pytest.raises(NewerFormat, match=f"has format {newer}.* up to {FORMAT_VERSION}"):
+@pytest.mark.parametrize("other", [FORMAT_VERSION - 1, FORMAT_VERSION + 1])
+def test_another_format_is_refused_naming_both_numbers(tmp_path, other):
+    described(tmp_path, {"format": "isolog", "version": other, "cluster_id": "c"})
+    with pytest.raises(
+        UnsupportedFormat, match=f"has format {other}.* reads format {FORMAT_VERSION}"
+    ):
         open_directory(tmp_path)
 
 
@@ -106,7 +108,7 @@ def described(path, facts) -> None:
         {"format": "isolog", "cluster_id": "c"},
         {"format": "isolog", "version": "new", "cluster_id": "c"},
         {"format": "isolog", "version": None, "cluster_id": "c"},
-        {"format": "isolog", "version": 0, "cluster_id": "c"},
+        {"format": "isolog", "version": FORMAT_VERSION, "cluster_id": "c"},
         {"format": "isolog", "version": float("inf"), "cluster_id": "c"},
         {"format": "postgres", "version": 1, "cluster_id": "c"},
     ],
@@ -131,7 +133,7 @@ json_values = st.recursive(
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys(("format", "version"), json_values)))
 def test_no_description_however_strange_gives_anything_but_a_typed_error(facts):
     with logs.folder() as folder:
-        described(folder, facts | {"cluster_id": "c"})
+        described(folder, facts | {"cluster_id": "c", "broker_id": "b"})
         try:
             opened = open_directory(folder)
         except IsologError:
@@ -143,15 +145,6 @@ def test_no_description_however_strange_gives_anything_but_a_typed_error(facts):
 def test_partitions_lie_where_the_format_says(tmp_path):
     directory = open_directory(tmp_path)
     assert directory.partition("flights", "id1", 3) == tmp_path / "topics" / "flights" / "id1" / "3"
-    assert directory.metadata == tmp_path / "metadata.sqlite"
-
-
-def test_a_directory_of_an_earlier_release_gets_a_broker_id_once(tmp_path):
-    old = {"format": "isolog", "version": 1, "cluster_id": "c" * 32}
-    (tmp_path / "isolog.json").write_text(json.dumps(old))
-    opened = open_directory(tmp_path)
-    assert (opened.cluster_id, len(opened.broker_id)) == ("c" * 32, 32)
-    assert open_directory(tmp_path) == opened
 
 
 def test_a_new_directory_belongs_to_the_cluster_that_it_is_made_for(tmp_path):

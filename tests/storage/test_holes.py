@@ -148,7 +148,7 @@ def test_without_forced_writes_a_power_cut_leaves_no_hole_behind_a_roll(segment_
 
 
 def test_what_a_power_cut_took_from_an_older_segment_ends_the_log_there(tmp_path):
-    """As a log of an earlier release is left, whose rolls forced nothing."""
+    """The disk gave back less than it had forced, and the mark of what was forced is gone too."""
     log = three_segments(tmp_path)
     header = int(log.segments[1].table[0]["position"])
     segment_path(log, 10, "entries").write_bytes(b"")

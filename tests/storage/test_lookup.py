@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spark_stream.consistency.entries import ENTRY, Kind
 from spark_stream.errors import DamagedSegment
 from spark_stream.storage.log import LogFormat, PartitionLog
 from spark_stream.storage.settings import Compression, LogSettings
@@ -83,6 +84,26 @@ def test_in_a_typed_topic_a_records_moment_is_that_of_its_append(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("rows", [10, 100])
+def test_an_entry_has_the_greatest_moment_of_its_records_wherever_it_is(tmp_path, rows):
+    log = default_log(tmp_path)
+    moments = [1] * rows
+    moments[rows // 2] = 9
+    append(log, stamped([20, *moments, 30]).slice(1, rows))  # of a slice, its own rows count
+    append(log, stamped([15]))
+    found = [log.offset_at(moment) for moment in (1, 2, 9, 10, 15, 16)]
+    assert found == [0, rows // 2, rows // 2, rows, rows, None]
+
+
+def test_a_marker_is_no_record_at_any_moment(tmp_path):
+    log = PartitionLog.open(tmp_path, format_of())
+    append_next(log, rows=10, now=1000)
+    log.mark(Kind.COMMIT, 1, 1, 1, logs.EPOCH, 3000)
+    assert log.offset_at(2000) is None
+    append_next(log, rows=10, now=2000)
+    assert log.offset_at(1500) == 10
+
+
 def test_a_log_without_records_has_no_offset_at_any_moment(tmp_path):
     assert PartitionLog.open(tmp_path, format_of()).offset_at(-(2**63)) is None
 
@@ -99,3 +120,16 @@ def test_a_moment_within_a_damaged_batch_is_an_error_not_a_guess(tmp_path):
     assert (log.offset_at(0), log.offset_at(2)) == (0, 4)
     with pytest.raises(DamagedSegment):
         log.offset_at(1)
+
+
+@pytest.mark.parametrize("moment", [0, 1, 2])
+def test_no_moment_is_looked_up_in_an_entry_that_changed(tmp_path, moment):
+    """Its record may be the one that is looked for, in this segment or in a later one."""
+    log = default_log(tmp_path)
+    for day in range(2):
+        append(log, stamped([day, day]))
+        log.roll()
+    assert [log.offset_at(each) for each in (0, 1, 2)] == [0, 2, None]
+    logs.flip(logs.segment_path(log, 0, "entries"), int(ENTRY.fields["timestamp"][1]), 6)
+    with pytest.raises(DamagedSegment):
+        log.offset_at(moment)

@@ -94,6 +94,14 @@ def test_a_segment_older_than_segment_ms_is_closed_without_an_append_too(tmp_pat
     assert bases(log) == [0, 10]
 
 
+def test_a_roll_by_age_is_due_a_moment_after_segment_ms(tmp_path):
+    log = PartitionLog.open(tmp_path, format_of(segment_ms=1000))
+    assert log.housekeeping_due() is None
+    append_next(log, now=NOW)
+    append_next(log, now=NOW + SECOND // 2)
+    assert log.housekeeping_due() == NOW + SECOND + 1
+
+
 def test_a_clock_that_goes_back_closes_nothing(tmp_path):
     log = PartitionLog.open(tmp_path, format_of(segment_ms=1000))
     append_next(log, now=NOW)

@@ -60,6 +60,18 @@ def test_garbage_after_the_tail_is_cut(sample, kind, garbage):
         assert holds_exactly(log, 24)
 
 
+def test_the_mark_of_a_roll_that_went_no_further_is_no_tail(sample, tmp_path):
+    """A finished stream of batches ends with it; a file of entries has no such mark."""
+    for kind, lost in (("arrow", []), ("entries", [len(END_OF_STREAM)])):
+        log = copied(sample, tmp_path / kind)
+        with segment_path(log, 10, kind).open("ab") as file:
+            file.write(END_OF_STREAM)
+        log = open_again(log)
+        assert [cut.bytes_lost for cut in log.cuts] == lost
+        append_next(log)
+        assert holds_exactly(open_again(log), 34)
+
+
 @settings(max_examples=20)
 @given(lost=st.integers(1, ENTRY_SIZE - 1))
 def test_a_torn_entry_is_cut_with_its_batch_and_both_are_kept_aside(sample, lost):

@@ -19,6 +19,7 @@ from spark_stream.consistency.ids import EntryIndex, Offset
 from spark_stream.consistency.leader import Boundary
 from spark_stream.consistency.producers import Stamp
 from spark_stream.errors import DiskFull, EntriesGone, StorageFailure
+from spark_stream.storage.codec import END_OF_STREAM
 from spark_stream.storage.disk import HOST_DISK
 from spark_stream.storage.log import PartitionLog
 from spark_stream.storage.stored import digest
@@ -134,9 +135,57 @@ def test_other_readers_of_arrow_see_what_is_there_once_the_tail_is_dropped(tmp_p
     assert log.drop_tail() is None, "one at a time"
     put_shorter()
     assert with_pyarrow(path) == list(range(30))
+    assert path.read_bytes().endswith(END_OF_STREAM)
     assert log.housekeeping_due() != 0
     assert everything(log).column("id").to_pylist() == list(range(35))
     assert sorted(each.name for each in tmp_path.iterdir() if "short" in each.name) == []
+
+
+def test_the_file_with_the_tail_is_let_go_once_no_reader_has_it(tmp_path):
+    """While it is mapped it takes its room on the disk, though it has no name any more."""
+    log = new_log(HOST_DISK, tmp_path)
+    for _ in range(6):
+        append_next(log, rows=10)
+    cut(log, 3)
+    everything(log)  # maps it
+    drop_tails(log)
+    assert f"{log.segments[0].name.arrow} (deleted)" not in Path("/proc/self/maps").read_text()
+    assert everything(log).column("id").to_pylist() == list(range(30))
+
+
+def test_a_tail_stays_known_when_only_a_marker_before_it_is_cut_off(tmp_path):
+    log = new_log(HOST_DISK, tmp_path)
+    for _ in range(3):
+        append_next(log, rows=10)
+    log.mark(Kind.ABORT, 1, 1, 7, EPOCH, NOW)
+    append_next(log, rows=10)
+    cut(log, 4)
+    cut(log, 3)
+    assert log.segments[0].has_tail
+    drop_tails(log)
+    assert with_pyarrow(log.segments[0].name.arrow) == list(range(30))
+
+
+@pytest.mark.parametrize("made", [False, True], ids=["before", "after the copy was made"])
+def test_a_log_whose_force_failed_keeps_its_tail(made):
+    disk = SimulatedDisk()
+    log = new_log(disk)
+    for _ in range(6):
+        append_next(log, rows=10)
+    cut(log, 3)
+    append_next(log, rows=10)
+    put_shorter = log.drop_tail() if made else None
+    disk.fail_next_force()
+    with pytest.raises(StorageFailure):
+        log.flush()
+    arrow = log.segments[0].name.arrow
+    before = disk.map(arrow).to_pybytes()
+    assert log.drop_tail() is None
+    if made:
+        assert put_shorter is not None
+        put_shorter()
+    assert disk.map(arrow).to_pybytes() == before
+    assert [path for path in disk.files() if ".short" in str(path)] == []
 
 
 def test_a_tail_is_known_after_the_next_open(tmp_path):
@@ -169,11 +218,11 @@ def test_a_copy_that_was_made_meanwhile_takes_no_others_place(tmp_path, step):
         log.reset(Boundary(EntryIndex(0), Offset(0)))
     append_next(log, rows=7)
     put_shorter()
+    assert [each.name for each in tmp_path.iterdir() if ".short" in each.name] == []
     log.close()
     again = PartitionLog.open(tmp_path, log.format)
     assert again.cuts == ()
     assert everything(again).column("id").to_pylist() == list(range(7))
-    assert [each.name for each in tmp_path.iterdir() if each.name.endswith(".short")] == []
 
 
 def test_a_copy_that_a_crash_left_is_removed(tmp_path):

@@ -5,7 +5,6 @@ All of it is what ships: the messages, the settlements and the futures of ``clie
 
 from __future__ import annotations
 
-import json
 from typing import Final
 
 import pyarrow as pa
@@ -15,8 +14,8 @@ from spark_stream.client.writing.lanes import Outgoing, settlement_of
 from spark_stream.client.writing.outcomes import Outcomes, RecordPromise
 from spark_stream.client.writing.promises import Failures
 from spark_stream.consistency.ids import Offset
-from spark_stream.errors import IsologError, UnknownOutcome, from_wire
-from spark_stream.wire.messages import Ack
+from spark_stream.errors import IsologError, UnknownOutcome
+from spark_stream.wire.messages import Ack, Acknowledged, BatchRefused, ack_from_bytes
 
 TOPIC: Final = "t"
 _ROW: Final = pa.record_batch({"value": [b""]})
@@ -34,18 +33,26 @@ class Sent:
 
     def acknowledge(self) -> str:
         """Return what the future says once the leader has acknowledged the record."""
-        return self._heard(Ack(number=0, partition=0, offset=self._appended.offset, count=1))
+        return self._heard(
+            Acknowledged(
+                number=0,
+                partition=0,
+                offset=self._appended.offset,
+                count=1,
+                partitions=1,
+                leader_epoch=0,
+                duplicate=False,
+            )
+        )
 
     def give_up(self, why: str) -> str:
         """Return what the future says once the leader does not know what becomes of the record."""
         error = unknown_outcome(self._appended, TOPIC, 0, why)
-        return self._heard(Ack(number=0, partition=0, error=error.to_wire()))
+        return self._heard(BatchRefused(number=0, partition=0, error=error, count=0))
 
     def _heard(self, ack: Ack) -> str:
-        answer = json.loads(ack.to_bytes())
-        refused = answer.get("error")
-        error = None if refused is None else from_wire(refused)
-        self._batch.settle_all(settlement_of(TOPIC, self._batch, answer, error))
+        answer = ack_from_bytes(ack.to_bytes())
+        self._batch.settle_all(settlement_of(TOPIC, self._batch, answer, None))
         try:
             return f"{self.name}: acknowledged, offset {self._future.result(0).offset}"
         except UnknownOutcome:

@@ -1,8 +1,39 @@
-"""Control messages that leave something out come back as they were."""
+"""Control messages come back as they were, and what is none is refused with the field named."""
 
 from __future__ import annotations
 
-from spark_stream.wire.messages import PartitionFacts
+import json
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_stream.consistency.producers import Stamp
+from spark_stream.errors import InvalidRecord, InvalidRequest
+from spark_stream.wire.actions import ACTIONS
+from spark_stream.wire.fetch_messages import (
+    ChunkFacts,
+    EndFacts,
+    FailureFacts,
+    Fetch,
+    FetchMany,
+    LocateEntries,
+    fetch_answer,
+    ticket_from_bytes,
+)
+from spark_stream.wire.limits import CONTROL_BYTES_MAX
+from spark_stream.wire.messages import (
+    INT64_MAX,
+    Acknowledged,
+    BatchRefused,
+    Envelope,
+    ListOffsets,
+    PartitionFacts,
+    ack_from_bytes,
+)
+
+FETCH = {"topic": "t", "partition": 0}
 
 
 def test_a_partition_that_nobody_leads_travels():
@@ -17,5 +48,141 @@ def test_a_partition_that_nobody_leads_travels():
         high_watermark=0,
         last_stable_offset=0,
         size=0,
+        lag={},
+        adding=[],
+        removing=[],
     )
     assert PartitionFacts.from_bytes(facts.to_bytes()) == facts
+
+
+@pytest.mark.parametrize(
+    ("kind", "sent", "field"),
+    [
+        (Fetch, {"topic": "t"}, "partition"),
+        (Fetch, FETCH | {"partition": -1}, "partition"),
+        (Fetch, FETCH | {"partition": 1 << 31}, "partition"),
+        (Fetch, FETCH | {"partition": "0"}, "partition"),
+        (Fetch, FETCH | {"partition": True}, "partition"),
+        (Fetch, FETCH | {"start": -3}, "start"),
+        (Fetch, FETCH | {"end": INT64_MAX + 1}, "end"),
+        (Fetch, FETCH | {"end": 1.5}, "end"),
+        (Fetch, FETCH | {"topic": ""}, "topic"),
+        (Fetch, FETCH | {"topic": "t" * 256}, "topic"),
+        (Fetch, FETCH | {"isolation": "dirty"}, "isolation"),
+        (Fetch, FETCH | {"colums": ["n"]}, "colums"),
+        (Fetch, FETCH | {"columns": ["n", 1]}, "columns[1]"),
+        (Fetch, FETCH | {"start_lineage": [[1, 2], [3]]}, "start_lineage[1]"),
+        (FetchMany, {"fetches": []}, "fetches"),
+        (FetchMany, {"fetches": [FETCH, {"topic": "t"}]}, "fetches[1].partition"),
+        (Envelope, {"partition": 0, "stamp": {"producer_id": 1, "epoch": 0}}, "stamp.sequence"),
+        (Envelope, {"partition": 0, "stamp": {"producer_id": -1}}, "stamp.producer_id"),
+        (ListOffsets, {"topics": [{"topic": "t", "ranges": {"-1": [0, 1]}}]}, "topics[0].ranges"),
+        (ListOffsets, {"topics": [{"topic": "t", "at": 0}]}, "topics[0].at"),
+        (
+            LocateEntries,
+            {**FETCH, "topic_id": "i", "runs": [{"indexes": [1, 2, 3], "epoch": 0}]},
+            "runs[0]",
+        ),
+    ],
+)
+def test_a_field_that_is_wrong_is_named(kind, sent, field):
+    with pytest.raises(InvalidRequest) as caught:
+        kind.from_bytes(json.dumps(sent).encode())
+    assert caught.value.details["field"].startswith(field)
+    assert caught.value.message.startswith(f"{kind.__name__}: {field}")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"\xff", b"{", b"[]", b"1", b'{"topic": "\xff"}', b"{} x", b'{"topic":' + b"[" * 99_999],
+)
+def test_what_is_no_message_is_refused(data):
+    with pytest.raises(InvalidRequest, match=r"^\[INVALID_REQUEST\] Fetch: "):
+        Fetch.from_bytes(data)
+
+
+def test_a_message_that_is_too_long_is_not_read():
+    with pytest.raises(InvalidRequest, match="has at most"):
+        Fetch.from_bytes(b" " * (CONTROL_BYTES_MAX + 1))
+
+
+@given(
+    st.sampled_from(sorted(ACTIONS)),
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(st.sampled_from(["topic", "partition", "topics", "x", "1"]), inner)
+        ),
+    ),
+)
+def test_no_body_of_an_action_fails_in_another_way(name, body):
+    with suppress(InvalidRequest):
+        ACTIONS[name].request.from_bytes(json.dumps(body).encode())
+
+
+def test_values_of_a_user_are_checked_as_bytes_are():
+    with pytest.raises(InvalidRequest, match="Fetch: partition: Expected `int` >= 0"):
+        Fetch.of(topic="t", partition=-1)
+    with pytest.raises(InvalidRequest, match="Fetch: partition: "):
+        Fetch.of(topic="t", partition="0")
+    assert Fetch.of(topic="t", partition=0) == Fetch(topic="t", partition=0)
+
+
+def test_a_ticket_names_one_range_or_several_whatever_its_texts_say():
+    one = Fetch(topic='"fetches": [', partition=1)
+    several = FetchMany(fetches=[one, one])
+    assert ticket_from_bytes(one.to_bytes()) == one
+    assert ticket_from_bytes(several.to_bytes()) == several
+
+
+def test_a_message_is_frozen():
+    with pytest.raises(AttributeError):
+        Fetch(topic="t", partition=0).partition = 1
+
+
+longs = st.integers(0, INT64_MAX)
+
+
+@given(
+    st.builds(
+        Envelope,
+        number=longs,
+        partition=st.integers(0, (1 << 31) - 1),
+        stamp=st.none() | st.builds(Stamp, longs, st.integers(0, 9), st.integers(0, 99)),
+        leader_epoch=st.none() | longs,
+    )
+)
+def test_an_envelope_comes_back_as_it_was(envelope):
+    assert Envelope.from_bytes(envelope.to_bytes()) == envelope
+
+
+def test_an_answer_to_a_batch_says_which_it_is():
+    done = Acknowledged(
+        number=7, partition=2, offset=42, count=1, partitions=4, leader_epoch=2, duplicate=False
+    )
+    assert ack_from_bytes(done.to_bytes()) == done
+    assert json.loads(done.to_bytes())["kind"] == "acknowledged"
+    error = InvalidRecord("bad", record=1)
+    found = ack_from_bytes(BatchRefused(number=7, partition=2, error=error, count=0).to_bytes())
+    assert isinstance(found, BatchRefused)
+    assert (type(found.error), found.error.details) == (InvalidRecord, {"record": 1})
+
+
+@pytest.mark.parametrize(
+    "sent", [{}, {"kind": "maybe"}, {"kind": "refused", "number": 0, "partition": 0, "count": 0}]
+)
+def test_an_answer_that_is_none_acknowledges_nothing(sent):
+    with pytest.raises(InvalidRequest, match=r"Ack: (kind|error): "):
+        ack_from_bytes(json.dumps(sent).encode())
+
+
+def test_what_comes_with_a_batch_says_which_it_is():
+    told = [
+        ChunkFacts(base=1, next=3, lineage=((0, 3),), spans=[(1, 1)]),
+        EndFacts(next=3, partitions=1, leader_epoch=0, lineage=((0, 3),)),
+    ]
+    assert [fetch_answer(each.to_bytes()) for each in told] == told
+    failed = fetch_answer(FailureFacts(fetch=1, error=InvalidRequest("no")).to_bytes())
+    assert isinstance(failed, FailureFacts)
+    assert (failed.fetch, failed.error.message) == (1, "no")

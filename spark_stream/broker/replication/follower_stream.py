@@ -25,9 +25,11 @@ from spark_stream.errors import (
     BrokerStopping,
     BrokerUnavailable,
     DamagedEntries,
+    DiskFull,
     InternalError,
     InvalidRequest,
     IsologError,
+    StorageFailure,
 )
 from spark_stream.protocol import ConnectionLimits, StreamOver
 from spark_stream.transport.client import ClientChannel
@@ -147,16 +149,21 @@ class FollowerStream:
             )
         )
 
-    def unfollow(self, following: Following, damaged: int | None = None) -> None:
+    def unfollow(
+        self, following: Following, damaged: int | None = None, *, refuses_writes: bool = False
+    ) -> None:
         """End a session; what is on its way for it is dropped.
 
-        ``damaged``: the entry that arrived damaged, if that is why.
+        Args:
+            following: The session's partition.
+            damaged: The entry that arrived damaged, if that is why.
+            refuses_writes: Whether the session ends because the log here refuses writes.
         """
         with self._changed:
             number, following.slot = following.slot, None
             known = number is not None and self._slots.pop(number, None) is not None
         if known and number is not None:
-            self._write(Unfollow(number, damaged))
+            self._write(Unfollow(number, damaged, refuses_writes))
 
     def set_window(self, window_bytes: int) -> None:
         """Takes so many bytes at once from now on."""
@@ -320,7 +327,11 @@ class FollowerStream:
             following.failure = str(error)
             logger.warning("the copy of %s: %s", following.partition.key, error)
         came_damaged = isinstance(error, DamagedEntries)
-        self.unfollow(following, error.details.get("entry") if came_damaged else None)
+        self.unfollow(
+            following,
+            error.details.get("entry") if came_damaged else None,
+            refuses_writes=isinstance(error, DiskFull | StorageFailure),
+        )
         with self._changed:
             following.fail(self._clock.monotonic())
             self._lost_session(following)

@@ -227,6 +227,8 @@ class LeaderStream:
         slot = self._turns.get(message.slot)
         if slot is not None and message.damaged is not None:
             slot.session.came_damaged(EntryIndex(message.damaged))
+        if slot is not None and message.refuses_writes:
+            slot.session.refuses_writes()
         self._end_session(message.slot)
 
     def _end_session(self, number: int) -> None:

@@ -74,6 +74,9 @@ class LeaderSession(Protocol):
     def came_damaged(self, entry: EntryIndex) -> None:
         """Note that an entry arrived damaged: it is to be sent again from what is stored."""
 
+    def refuses_writes(self) -> None:
+        """Note that the follower's log refuses writes: it is to leave the ISR."""
+
     def close(self) -> None:
         """The follower is gone. May be called more than once."""
 

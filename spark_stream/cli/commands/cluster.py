@@ -176,4 +176,4 @@ def _store(metadata: Path | None, path: Path | None) -> Path:
         raise InvalidOption(
             "which metadata store?", hint="Give --metadata STORE, or --path DIR of a lone broker."
         )
-    return path / "metadata.sqlite"
+    return path / backups.STORE_NAME

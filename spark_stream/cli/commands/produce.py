@@ -316,7 +316,7 @@ def _rehearse(reading: Reading, columns: pa.Schema | None) -> None:
         return
     metadata = metadata_of(columns)
     reading = dataclasses.replace(reading, columns=columns, metadata=metadata)
-    for batch in records(reading, idle=lambda: None):
+    for batch in records(reading, idle=lambda _: None):
         strange = [name for name in batch.schema.names if name in metadata.names]
         Fitting.of_topic(columns, text=True).fit(batch.drop_columns(strange), 1)
         break

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import select
 import signal
 import sys
 from collections import deque
-from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 from spark_stream.cli.input.fitting import Fitting
-from spark_stream.cli.input.formats import Reading, records
+from spark_stream.cli.input.formats import TEXT, Reading, records
 from spark_stream.cli.input.placing import Placing
 from spark_stream.cli.options import counted, note
 from spark_stream.cli.progress import bar
@@ -28,6 +29,8 @@ from spark_stream.errors import (
     UnknownTransaction,
 )
 
+_LOOK_S: Final = 0.2  # so often signals are looked for while the broker is waited for
+_BYTES: Final = 4096
 _NOT_COMMITTED: Final = (
     TransactionAborted,
     ProducerFenced,
@@ -56,8 +59,8 @@ class Work:
         self._greet("Ctrl-D ends")
         sent = _Sent()
         try:
-            with producer:
-                self._copy(producer, sent)
+            with self._interrupts(signal.SIGINT) as interrupts, producer:
+                self._copy(producer, sent, interrupts)
         finally:
             note(f"{counted(sent.records, 'record')} to {self.topic.name}")
 
@@ -73,9 +76,12 @@ class Work:
             transaction_timeout_ms=timeout_ms,
         )
         try:
-            with _ended_by_signals(), producer, producer.transaction():
-                self._copy(producer, sent)
-                producer.flush()
+            with (
+                self._interrupts(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as interrupts,
+                producer,
+                producer.transaction(),
+            ):
+                self._copy(producer, sent, interrupts)
                 deciding = True
         except BaseException as error:
             if deciding and not isinstance(error, _NOT_COMMITTED):
@@ -89,7 +95,11 @@ class Work:
         if self.reading.file is None and sys.stdin.isatty():
             note(f"{self.reading.format} to {self.topic.name}, {ends}:")
 
-    def _copy(self, producer: Producer, sent: _Sent) -> None:
+    def _interrupts(self, *signals: signal.Signals) -> Interrupts:
+        # Arrow reads its own formats: there is no point between two waits to look at.
+        return Interrupts(*signals, at_once=self.reading.format not in TEXT)
+
+    def _copy(self, producer: Producer, sent: _Sent, interrupts: Interrupts) -> None:
         name = self.topic.name
         first = 1
         part: float | None = None
@@ -98,9 +108,14 @@ class Work:
             nonlocal part
             part = done
 
+        def idle(number: int | None) -> None:
+            _flush(producer, interrupts)
+            interrupts.wait(number)
+
         typed = self.reading.file is None and sys.stdin.isatty()
         with bar(f"to {name}", screen_is_free=not typed) as shown:
-            for batch in records(self.reading, producer.flush, moved):
+            for batch in records(self.reading, idle, moved):
+                interrupts.check()
                 rows = batch.num_rows
                 batch, places = self.placing.parted(batch, first)
                 for fitting in self.fittings:
@@ -109,27 +124,71 @@ class Work:
                     sent.append(producer.append(name, piece, partition, self.key))
                 first += rows
                 shown.advance(rows, part)
+            _flush(producer, interrupts)
 
 
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Inside, SIGTERM and SIGHUP raise an exception, as Ctrl-C does."""
+def _flush(producer: Producer, interrupts: Interrupts) -> None:
+    """Wait until all that was sent is settled."""
+    while True:
+        interrupts.check()
+        with suppress(TimeoutError):
+            producer.flush(_LOOK_S)
+            return
 
-    def end(number: int, _: object) -> None:
-        raise SystemExit(128 + number)
 
-    taken = [
-        each
-        for each in (signal.SIGTERM, signal.SIGHUP)
-        if signal.getsignal(each) is signal.SIG_DFL  # nohup's are not ours
-    ]
-    for each in taken:
-        signal.signal(each, end)
-    try:
-        yield
-    finally:
-        for each in taken:
-            signal.signal(each, signal.SIG_DFL)
+class Interrupts:
+    """Signals that end the command, as exceptions that come where no lock is held.
+
+    A handler that raises may do so when a lock was just taken, before the block that releases it:
+    whoever takes it next waits for ever. So a handler only notes the signal, and :meth:`check` and
+    :meth:`wait` raise. A second signal is raised at once: the command may be stuck.
+    """
+
+    def __init__(self, *signals: signal.Signals, at_once: bool) -> None:
+        """``at_once``: handlers raise, since the input is read without :meth:`wait`."""
+        self._signals = signals
+        self._at_once = at_once
+        self._found: int | None = None
+
+    def __enter__(self) -> Self:
+        usual = (signal.SIG_DFL, signal.default_int_handler)
+        found = {each: signal.getsignal(each) for each in self._signals}
+        self._before = {each: how for each, how in found.items() if how in usual}  # nohup's is not
+        # A signal that comes just before select() begins does not interrupt it; this byte does.
+        self._woken, self._wake = os.pipe()
+        os.set_blocking(self._woken, False)
+        os.set_blocking(self._wake, False)
+        self._wake_before = signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+        for each in self._before:
+            signal.signal(each, self._take)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each, how in self._before.items():
+            signal.signal(each, how)
+        signal.set_wakeup_fd(self._wake_before)
+        os.close(self._woken)
+        os.close(self._wake)
+
+    def check(self) -> None:
+        """Raise what a signal stands for, if one has come."""
+        if self._found == signal.SIGINT:
+            raise KeyboardInterrupt
+        if self._found is not None:
+            raise SystemExit(128 + self._found)
+
+    def wait(self, number: int | None) -> None:
+        """Wait until there is something to read from this descriptor; raise as :meth:`check`."""
+        self.check()
+        while number is not None and number not in select.select([number, self._woken], [], [])[0]:
+            with suppress(BlockingIOError):
+                os.read(self._woken, _BYTES)
+            self.check()
+
+    def _take(self, number: int, _: object) -> None:
+        stuck, self._found = self._found is not None, number
+        if stuck or self._at_once:
+            self.check()
 
 
 class _Sent:

@@ -25,6 +25,9 @@ _COMPRESSIONS: Final = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "l
 Cut = Callable[[bytearray, bool], int]
 """Where the last whole record in these bytes ends; 0 if none does. True: no more bytes come."""
 
+Idle = Callable[[int | None], None]
+"""Called before a wait for more of the input, with the descriptor that it comes from."""
+
 
 class Bytes(Protocol):
     """Where bytes come from."""
@@ -34,6 +37,9 @@ class Bytes(Protocol):
 
     def ready(self) -> bool:
         """Whether :meth:`read` would return at once."""
+
+    def fileno(self) -> int | None:
+        """Return the descriptor to wait for; None if :meth:`read` never waits."""
 
     def part(self) -> float | None:
         """Which part of all bytes was read, 0 to 1; None where nobody knows."""
@@ -51,6 +57,9 @@ class Descriptor:
 
     def ready(self) -> bool:
         return bool(select.select([self._number], [], [], 0)[0])
+
+    def fileno(self) -> int:
+        return self._number
 
     def part(self) -> float | None:
         if not self._size:
@@ -71,6 +80,9 @@ class Compressed:
 
     def ready(self) -> bool:
         return True
+
+    def fileno(self) -> None:
+        return None
 
     def part(self) -> float | None:
         return float(self._file.tell() / max(1, self._file.size()))
@@ -93,7 +105,7 @@ def uncompressed_suffix(file: Path) -> str:
     return file.suffix.lower()
 
 
-def blocks(source: Bytes, cut: Cut, idle: Callable[[], None]) -> Iterator[bytes]:
+def blocks(source: Bytes, cut: Cut, idle: Idle) -> Iterator[bytes]:
     """Blocks of whole records; ``idle`` is called before a wait for more.
 
     Raises:
@@ -103,6 +115,8 @@ def blocks(source: Bytes, cut: Cut, idle: Callable[[], None]) -> Iterator[bytes]
     held = bytearray()
     since = 0.0
     enough = BLOCK_BYTES
+    if not source.ready():
+        idle(source.fileno())
     while data := source.read():
         if not held:
             since = time.monotonic()
@@ -122,7 +136,7 @@ def blocks(source: Bytes, cut: Cut, idle: Callable[[], None]) -> Iterator[bytes]
         elif len(held) >= enough:
             enough = 2 * len(held)  # else it would be searched again and again
         if not source.ready():
-            idle()
+            idle(source.fileno())
     while held:
         end = cut(held, True)
         yield bytes(held[:end])

@@ -12,7 +12,14 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from spark_stream.cli.input.blocks import Cut, after_line, blocks, bytes_of, uncompressed_suffix
+from spark_stream.cli.input.blocks import (
+    Cut,
+    Idle,
+    after_line,
+    blocks,
+    bytes_of,
+    uncompressed_suffix,
+)
 from spark_stream.cli.input.csv_records import CsvRecords
 from spark_stream.cli.input.json_lines import JsonBlocks
 from spark_stream.cli.input.text_inputs import CsvBlocks, Parse, line_records
@@ -91,7 +98,7 @@ Moved = Callable[[float | None], None]
 
 
 def records(
-    reading: Reading, idle: Callable[[], None], moved: Moved = lambda part: None
+    reading: Reading, idle: Idle, moved: Moved = lambda part: None
 ) -> Iterator[pa.RecordBatch]:
     """The records of an input. ``idle`` is called before a wait for more, ``moved`` with a batch.
 

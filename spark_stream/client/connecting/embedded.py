@@ -37,7 +37,7 @@ from spark_stream.errors import (
     from_wire,
 )
 from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT, allocator_settings
-from spark_stream.wire.limits import FORMAT_VERSION_MAX, SOCKET_PATH_MAX
+from spark_stream.wire.limits import FORMAT_VERSION, SOCKET_PATH_MAX
 
 IDLE_SECONDS: Final = 300.0
 _START_SECONDS: Final = 60.0
@@ -72,7 +72,7 @@ def ensure_broker(
 
     Raises:
         UnknownLog: there is no log, and none is to be made.
-        NotALogDirectory, NewerFormat, …: whatever kept the broker from starting.
+        NotALogDirectory, UnsupportedFormat, …: whatever kept the broker from starting.
         BrokerUnavailable: it did not come up in time; the message names its log file.
     """
     directory = Path(os.path.realpath(directory))
@@ -135,7 +135,7 @@ def _readable(directory: Path) -> bool:
         return True
     try:
         facts = json.loads(description.read_text())
-        return bool(facts["format"] == "isolog" and 1 <= facts["version"] <= FORMAT_VERSION_MAX)
+        return bool(facts["format"] == "isolog" and facts["version"] == FORMAT_VERSION)
     except (ValueError, KeyError, TypeError, RecursionError):
         return False
 

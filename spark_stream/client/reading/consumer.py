@@ -40,7 +40,7 @@ from spark_stream.client.values import Record
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.errors import InvalidOption, InvalidRequest, Unsupported
-from spark_stream.wire.messages import INT64_MAX
+from spark_stream.structs import INT64_MAX
 from spark_stream.wire.transaction_messages import ConsumerPosition, NamedConsumer
 
 _CUT_PAUSE_FIRST_S: Final = 0.05

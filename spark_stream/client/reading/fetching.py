@@ -9,18 +9,18 @@ slow between two batches may outlive the deadline, and then simply asks again fr
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.flight as fl
+from msgspec import structs
 
 from spark_stream.client.connecting.link import BrokerLink, left
 from spark_stream.client.connecting.router import Router
@@ -35,10 +35,17 @@ from spark_stream.client.reading.mapping import (
     mapped_batches,
     placed,
 )
-from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.isolation import Bounds, Isolation
 from spark_stream.consistency.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.errors import IsologError, RequestTimeout
-from spark_stream.wire.fetch_messages import BoundsFacts, Fetch
+from spark_stream.wire.fetch_messages import (
+    ChunkFacts,
+    EndFacts,
+    FailureFacts,
+    Fetch,
+    PlacesFacts,
+    fetch_answer,
+)
 from spark_stream.wire.limits import FETCH_BYTES_DEFAULT
 from spark_stream.wire.schemas import OFFSET, empty_batch
 
@@ -73,7 +80,7 @@ class Fetched:
     partitions: int | None = None
     lineage: Lineage = NOTHING_KNOWN
     scattered: npt.NDArray[np.int64] | None = None
-    bounds: BoundsFacts | None = None
+    bounds: Bounds | None = None
 
     def offsets(self) -> npt.NDArray[np.int64]:
         """The offset of each row."""
@@ -220,9 +227,7 @@ def _fetch(
         router.failed(route, error)
         raise
     machine = LEADERS.machine(route.address) if maps else None
-    asked = asked.model_copy(
-        update={"start_lineage": lineage, "leader_epoch": route.epoch, "machine": machine}
-    )
+    asked = structs.replace(asked, start_lineage=lineage, leader_epoch=route.epoch, machine=machine)
     timeout = router.timeout_s + wait_ms / 1000
     under_way = cancellation or Cancellation()
     file: MappedFile | None = None
@@ -238,35 +243,37 @@ def _fetch(
                     chunk = reader.read_chunk()
             except StopIteration:
                 return
-            facts = json.loads(chunk.app_metadata.to_pybytes())
-            if chunk.data is None or facts.get("end"):
-                router.answered(route, facts.get("leader_epoch", route.epoch))
-                watched.rest()
-                yield Fetched(
-                    source.partition,
-                    facts["next"],
-                    facts["next"],
-                    _empty(source.view),
-                    partitions=facts.get("partitions"),
-                    lineage=tuple(map(tuple, facts["lineage"])),
-                    bounds=facts.get("bounds") and BoundsFacts.model_construct(**facts["bounds"]),
-                )
-                continue
+            facts = fetch_answer(chunk.app_metadata)
             watched.rest()  # while the reader has the batch nothing is asked of the broker
-            if "stored" in facts:
-                columns = pa.schema([source.view.field(name) for name in source.view.asked])
-                for run in placed(router, asked, facts, left(deadline)):
-                    if file is None or not file.covers(run):
-                        file = MappedFile(run, source.topic_id, source.partition)
-                    try:
-                        for batch, told in mapped_batches(run, file, columns):
-                            yield shown(source, batch, told)
-                    except OtherBytes:
-                        doubt = {**facts, "stored": [run]}
-                        placed(router, asked, doubt, left(deadline), doubted=True)
-                        raise
-            else:
-                yield shown(source, chunk.data, facts)
+            match facts:
+                case EndFacts():
+                    router.answered(route, facts.leader_epoch)
+                    yield Fetched(
+                        source.partition,
+                        facts.next,
+                        facts.next,
+                        _empty(source.view),
+                        partitions=facts.partitions,
+                        lineage=facts.lineage,
+                        bounds=facts.bounds,
+                    )
+                    continue
+                case ChunkFacts():
+                    yield shown(source, chunk.data, facts)
+                case PlacesFacts():
+                    columns = pa.schema([source.view.field(name) for name in source.view.asked])
+                    for run in placed(router, asked, facts, left(deadline)):
+                        if file is None or not file.covers(run.file):
+                            file = MappedFile(run.file, source.topic_id, source.partition)
+                        try:
+                            for batch, told in mapped_batches(run, file, columns):
+                                yield shown(source, batch, told)
+                        except OtherBytes:
+                            doubt = structs.replace(facts, stored=[run.facts])
+                            placed(router, asked, doubt, left(deadline), doubted=True)
+                            raise
+                case FailureFacts():
+                    raise facts.error
             watched.wake()
     except CannotMap as error:
         LEADERS.failed(route.address, error)
@@ -282,16 +289,15 @@ def _fetch(
         under_way.end()
 
 
-def shown(source: Source, data: pa.RecordBatch, facts: Mapping[str, Any]) -> Fetched:
-    """A chunk as the reader sees it; ``facts``: what came with it."""
-    base, spans = facts["base"], facts.get("spans")
+def shown(source: Source, data: pa.RecordBatch, facts: ChunkFacts) -> Fetched:
+    """Return a chunk as the reader sees it; ``facts``: what came with it."""
     return Fetched(
         source.partition,
-        base,
-        facts["next"],
-        source.view.of_chunk(data, source.partition, base, spans),
-        spans,
-        lineage=tuple(map(tuple, facts["lineage"])),
+        facts.base,
+        facts.next,
+        source.view.of_chunk(data, source.partition, facts.base, facts.spans),
+        facts.spans,
+        lineage=facts.lineage,
         scattered=_offsets_sent(data) if source.view.filter is not None else None,
     )
 

@@ -7,7 +7,6 @@ told, when the range is read by itself (:mod:`spark_stream.client.reading.fetchi
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections import defaultdict
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.flight as fl
+from msgspec import structs
 
 from spark_stream.client.connecting.link import left
 from spark_stream.client.connecting.routes import Route
@@ -28,8 +28,15 @@ from spark_stream.client.reading.fetching import (
     moved_to,
     shown,
 )
-from spark_stream.errors import IsologError
-from spark_stream.wire.fetch_messages import FetchMany
+from spark_stream.errors import InvalidRequest, IsologError
+from spark_stream.wire.fetch_messages import (
+    ChunkFacts,
+    EndFacts,
+    FailureFacts,
+    FetchMany,
+    PlacesFacts,
+    fetch_answer,
+)
 from spark_stream.wire.limits import FETCH_BYTES_DEFAULT
 
 logger = logging.getLogger(__name__)
@@ -73,8 +80,9 @@ def _fetch(
     router, under_way = source.router, Cancellation()
     asked = FetchMany(
         fetches=[
-            each.source.fetch(each.start, each.end, 0, FETCH_BYTES_DEFAULT).model_copy(
-                update={"leader_epoch": known.epoch}
+            structs.replace(
+                each.source.fetch(each.start, each.end, 0, FETCH_BYTES_DEFAULT),
+                leader_epoch=known.epoch,
             )
             for each, known in ((wanted[number], known) for number, known in group)
         ]
@@ -97,16 +105,18 @@ def _fetch(
                     chunk = reader.read_chunk()
             except StopIteration:
                 return
-            facts = json.loads(chunk.app_metadata.to_pybytes())
-            number = group[facts["fetch"]][0]
-            if "error" in facts:
-                logger.debug("a range is left to be read by itself: %s", facts["error"])
-                continue
+            facts = fetch_answer(chunk.app_metadata)
+            if isinstance(facts, PlacesFacts) or facts.fetch is None:
+                raise InvalidRequest("an answer does not say which range it is about")
+            number = group[facts.fetch][0]
             watched.rest()
-            if facts.get("end"):
-                yield number, moved_to(wanted[number].source, facts["next"])
-            else:
-                yield number, shown(wanted[number].source, chunk.data, facts)
+            match facts:
+                case FailureFacts():
+                    logger.debug("a range is left to be read by itself: %s", facts.error)
+                case EndFacts():
+                    yield number, moved_to(wanted[number].source, facts.next)
+                case ChunkFacts():
+                    yield number, shown(wanted[number].source, chunk.data, facts)
             watched.wake()
     except (fl.FlightError, pa.ArrowException, OSError) as error:
         logger.debug("ranges are left to be read by themselves: %s", link.translated(error, client))

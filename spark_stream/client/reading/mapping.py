@@ -19,10 +19,10 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -41,7 +41,16 @@ from spark_stream.client.connecting.router import Router
 from spark_stream.client.reading.columns import offsets_of, runs_of
 from spark_stream.environment import SystemMachine
 from spark_stream.errors import IsologError
-from spark_stream.wire.fetch_messages import EntryRuns, Fetch, LocatedEntries, LocateEntries
+from spark_stream.wire.fetch_messages import (
+    ChunkFacts,
+    EntryRuns,
+    Fetch,
+    FilePlace,
+    LocatedEntries,
+    LocateEntries,
+    PlacesFacts,
+    StoredFacts,
+)
 from spark_stream.wire.schemas import TIMESTAMP
 
 logger = logging.getLogger(__name__)
@@ -59,11 +68,11 @@ def this_machine() -> str | None:
 def placed(
     router: Router,
     asked: Fetch,
-    facts: Mapping[str, Any],
+    facts: PlacesFacts,
     timeout_s: float,
     *,
     doubted: bool = False,
-) -> list[dict[str, Any]]:
+) -> list[Run]:
     """The runs that the leader has named, each with its file.
 
     ``doubted``: other bytes lie there, which the replica is to look at. The leader need not be
@@ -72,19 +81,19 @@ def placed(
     Raises:
         CannotMap: the follower that should have them does not say where.
     """
-    runs, replica = facts["stored"], facts.get("replica")
+    runs, replica = facts.stored, facts.replica
     if replica is None:
-        return [run | run["file"] for run in runs]
+        return [Run(run, run.file) for run in runs if run.file is not None]
     request = LocateEntries.of(
         topic=asked.topic,
         topic_id=asked.topic_id,
         partition=asked.partition,
-        runs=[EntryRuns.of(indexes=run["indexes"], epoch=run["epoch"]) for run in runs],
+        runs=[EntryRuns.of(indexes=run.indexes, epoch=run.epoch) for run in runs],
         doubted=doubted,
     )
-    where = f"{asked.topic}/{asked.partition}: broker {replica['id']}"
+    where = f"{asked.topic}/{asked.partition}: broker {replica.id}"
     try:
-        link = router.link_to(replica["id"], replica["address"])
+        link = router.link_to(replica.id, replica.address)
         found = link.act("locate-entries", request, LocatedEntries, min(timeout_s, _PATIENCE_S))
     except IsologError as error:
         message = f"{where} does not say where its files are: {error}"
@@ -92,10 +101,16 @@ def placed(
     if len(found.places) != len(runs) or None in found.places:
         raise CannotMap(f"{where} has not got all of the entries, or in several files")
     return [
-        run | place.model_dump()
-        for run, place in zip(runs, found.places, strict=True)
-        if place is not None
+        Run(run, place) for run, place in zip(runs, found.places, strict=True) if place is not None
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Records of a range that lie in one file, and where in it."""
+
+    facts: StoredFacts
+    file: FilePlace
 
 
 class CannotMap(Exception):
@@ -152,14 +167,14 @@ class Piece:
 class MappedFile:
     """One file, mapped as far as it is needed."""
 
-    def __init__(self, facts: Mapping[str, Any], topic_id: str, partition: int) -> None:
-        """Opens the file that the facts of a run name, which is to be of this partition.
+    def __init__(self, place: FilePlace, topic_id: str, partition: int) -> None:
+        """Opens the file of a run, which is to be of this partition.
 
         Raises:
             CannotMap: it is not there, or it is another one.
         """
-        self.path = str(facts["path"])
-        self.inode = (int(facts["device"]), int(facts["inode"]))
+        self.path = place.path
+        self.inode = (place.device, place.inode)
         self._data = self._mapped()
         length = header_length(self._data)
         if length is None:
@@ -194,14 +209,14 @@ class MappedFile:
         finally:
             os.close(descriptor)
 
-    def covers(self, facts: Mapping[str, Any]) -> bool:
-        """Whether this is the file that the facts name, mapped far enough."""
-        if (facts["device"], facts["inode"]) != self.inode or facts["path"] != self.path:
+    def covers(self, place: FilePlace) -> bool:
+        """Whether this is the file of the place, mapped far enough."""
+        if (place.device, place.inode) != self.inode or place.path != self.path:
             return False
-        start, length = facts["parts"][-2:]
+        start, length = place.parts[-2:]
         return bool(start + length <= self._data.size)
 
-    def pieces(self, facts: Mapping[str, Any], wanted: pa.Schema) -> Iterator[Piece]:
+    def pieces(self, run: Run, wanted: pa.Schema) -> Iterator[Piece]:
         """The run's records, in their order, with these stored columns.
 
         The file has the schema that the topic had when its batches were appended.
@@ -214,18 +229,18 @@ class MappedFile:
         columns = [name for name in wanted.names if name in self.schema.names]
         alike = all(conforms(self.schema.field(name), wanted.field(name)) for name in columns)
         alike = alike and len(columns) == len(wanted)
-        parts = facts["parts"]
-        if not self.covers(facts):
+        facts, parts = run.facts, run.file.parts
+        if not self.covers(run.file):
             raise CannotMap(f"{self.path} ends before byte {parts[-2] + parts[-1]}")
         places = list(zip(parts[::2], parts[1::2], strict=True))
-        if crc_of_parts(self._data, places) != facts["crc"]:
+        if crc_of_parts(self._data, places) != facts.crc:
             raise OtherBytes(f"{self.path} has other bytes from {parts[0]} on than were written")
         view = memoryview(self._data)
         messages = [view[at : at + size] for at, size in places]
-        low, high = facts["lead"], facts["lead"] + facts["rows"]
+        low, high = facts.lead, facts.lead + facts.rows
         row = 0
         try:
-            for batch in self._decoded(facts, messages, columns):
+            for batch in self._decoded(run, messages, columns):
                 start, end = max(row, low), min(row + batch.num_rows, high)
                 if start < end:
                     part = batch.slice(start - row, end - start)
@@ -235,18 +250,18 @@ class MappedFile:
             raise CannotMap(f"{self.path}: {error}") from None
 
     def _decoded(
-        self, facts: Mapping[str, Any], messages: list[memoryview], columns: list[str]
+        self, run: Run, messages: list[memoryview], columns: list[str]
     ) -> Iterator[pa.RecordBatch]:
-        if facts["compressed"]:
+        if run.file.compressed:
             return decode_each(messages, self.schema, columns)
-        if facts["entries"] == 1:
+        if run.facts.entries == 1:
             return iter([decode_one(messages[0], self.schema, columns)])
         return iter([decode_run(messages, self.schema, columns)])
 
 
 def mapped_batches(
-    facts: Mapping[str, Any], file: MappedFile, columns: pa.Schema
-) -> Iterator[tuple[pa.RecordBatch, dict[str, Any]]]:
+    run: Run, file: MappedFile, columns: pa.Schema
+) -> Iterator[tuple[pa.RecordBatch, ChunkFacts]]:
     """The records of a run as the leader would have sent them: batches with their facts.
 
     Raises:
@@ -254,32 +269,21 @@ def mapped_batches(
         SchemaMismatch: a value has no place in these columns.
     """
     stored = pa.schema([field for field in columns if field.name != TIMESTAMP.name])
-    rows, base, spans = facts["rows"], facts["base"], facts.get("spans")
-    for piece in file.pieces(facts, stored):
+    facts = run.facts
+    for piece in file.pieces(run, stored):
         batch = piece.batch
         if len(stored) < len(columns):
             batch = batch.append_column(TIMESTAMP, _timestamps(facts)[piece.start : piece.end])
-        if piece.end - piece.start == rows:
-            yield (
-                batch,
-                {"base": base, "next": facts["next"], "lineage": facts["lineage"]}
-                | ({} if spans is None else {"spans": spans}),
-            )
-            return
-        offsets = offsets_of(rows, base, spans)[piece.start : piece.end]
-        following = facts["next"] if piece.end == rows else int(offsets[-1]) + 1
-        yield (
-            batch,
-            {
-                "base": int(offsets[0]),
-                "next": following,
-                "lineage": facts["lineage"],
-                "spans": runs_of(offsets),
-            },
-        )
+        base, following, spans = facts.base, facts.next, facts.spans
+        if piece.end - piece.start != facts.rows:
+            offsets = offsets_of(facts.rows, base, spans)[piece.start : piece.end]
+            base, spans = int(offsets[0]), runs_of(offsets)
+            if piece.end != facts.rows:
+                following = int(offsets[-1]) + 1
+        yield batch, ChunkFacts(base=base, next=following, lineage=facts.lineage, spans=spans)
 
 
-def _timestamps(facts: Mapping[str, Any]) -> pa.Array:
+def _timestamps(facts: StoredFacts) -> pa.Array:
     """The column ``_timestamp`` of a run's records."""
-    values = np.repeat(np.array(facts["timestamps"], np.int64), facts["counts"])
+    values = np.repeat(np.array(facts.timestamps, np.int64), facts.counts or ())
     return pa.Array.from_buffers(TIMESTAMP.type, len(values), [None, pa.py_buffer(values)])

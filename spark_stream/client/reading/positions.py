@@ -12,7 +12,8 @@ from spark_stream.client.topics import TopicsClient
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.lineage import Lineage
 from spark_stream.errors import InvalidOption
-from spark_stream.wire.messages import EARLIEST, INT64_MAX, LATEST
+from spark_stream.structs import INT64_MAX
+from spark_stream.wire.messages import EARLIEST, LATEST
 
 Place = str | int | Mapping[int, int] | datetime
 """``"earliest"``, ``"latest"``, an offset for all partitions, ``{partition: offset}``, a moment.

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.cuts import Key
-from spark_stream.client.topics import TopicsClient
+from spark_stream.client.topics import TopicsClient, matches
 from spark_stream.errors import (
     InvalidOption,
     IsologError,
@@ -69,7 +69,7 @@ class Subscription:
                     "a pattern of topics is compiled from text, and takes no partitions=",
                     hint="Name the topics of which to read only some partitions.",
                 )
-            names = self._matching()
+            names = self._matching(asked)
         else:
             names = [asked] if isinstance(asked, str) else list(asked)
             if not names:
@@ -96,7 +96,7 @@ class Subscription:
             return []
         self._looked = time.monotonic()
         try:
-            for name in self._matching():
+            for name in self._matching(self._pattern):
                 if name not in self.ids:
                     self._add(name)
         except UnknownTopic:
@@ -136,9 +136,8 @@ class Subscription:
             view_of(topic)
         return view_of
 
-    def _matching(self) -> list[str]:
-        pattern = self._pattern
-        return [name for name in self._topics.names() if pattern and pattern.fullmatch(name)]
+    def _matching(self, pattern: re.Pattern[str]) -> list[str]:
+        return [name for name in self._topics.names() if matches(pattern, name)]
 
     def _add(self, name: str) -> None:
         known = self._topics.describe(name)

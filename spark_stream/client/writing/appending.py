@@ -14,19 +14,19 @@ A stuck write holds the lock, and others wait for it. Closing its socket ends th
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.flight as fl
+from msgspec import structs
 
 from spark_stream.client.connecting.link import BrokerLink
 from spark_stream.client.connecting.under_way import UNDER_WAY
 from spark_stream.client.values import TopicDescription
-from spark_stream.errors import BrokerUnavailable, IsologError
-from spark_stream.wire.messages import AppendTo
+from spark_stream.errors import BrokerUnavailable, InternalError, InvalidRequest, IsologError
+from spark_stream.wire.messages import Ack, AppendTo, ack_from_bytes
 
 _FLIGHT_ERRORS: Final = (fl.FlightError, pa.ArrowException, OSError)
 _READER_ENDS_S: Final = 1.0
@@ -35,7 +35,7 @@ _READER_ENDS_S: Final = 1.0
 _ANSWER_MS: Final = 1000
 _ANSWER_PART: Final = 5
 
-Answered = Callable[["AppendStream", dict[str, Any]], None]
+Answered = Callable[["AppendStream", Ack], None]
 Ended = Callable[["AppendStream", IsologError], None]
 
 
@@ -157,9 +157,15 @@ class AppendStream:
         failure: Exception | None = None
         try:
             while (data := self._next_answer()) is not None:
-                self._answered(self, json.loads(data.to_pybytes()))
+                self._answered(self, ack_from_bytes(data))
         except _FLIGHT_ERRORS as error:
             failure = error
+        except InvalidRequest as error:
+            self._end(
+                InternalError(
+                    f"{self._link.address} answers with what is no answer: {error.message}"
+                )
+            )
         # The reason why the answers ended, if it is an error, comes with the close.
         failure = self._writing.close() or failure
         ended = BrokerUnavailable("the broker ended the stream")
@@ -183,6 +189,6 @@ class AppendStream:
 def _as_sent(request: AppendTo) -> AppendTo:
     """The request with the time that the leader has."""
     whole = request.timeout_ms
-    return request.model_copy(
-        update={"timeout_ms": max(1, whole - min(_ANSWER_MS, whole // _ANSWER_PART))}
+    return structs.replace(
+        request, timeout_ms=max(1, whole - min(_ANSWER_MS, whole // _ANSWER_PART))
     )

@@ -14,7 +14,9 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
+
+from msgspec import structs
 
 from spark_stream.client.connecting.link import BrokerLink
 from spark_stream.client.connecting.router import Router
@@ -24,8 +26,7 @@ from spark_stream.client.values import TopicDescription
 from spark_stream.client.writing.appending import AppendStream
 from spark_stream.client.writing.lanes import Identity, Lane, Outgoing
 from spark_stream.errors import BrokerUnavailable, IsologError, LeaderUnavailable
-from spark_stream.wire.append_messages import envelope_bytes
-from spark_stream.wire.messages import AppendTo
+from spark_stream.wire.messages import Ack, AppendTo, Envelope
 
 _PAUSE_FIRST_S: Final = 0.05
 _PAUSE_MAX_S: Final = 1.0
@@ -72,7 +73,7 @@ class PlacedLane:
 class Owner(Protocol):
     """What a channel tells its delivery."""
 
-    def answered(self, channel: Channel, stream: AppendStream, ack: dict[str, Any]) -> None: ...
+    def answered(self, channel: Channel, stream: AppendStream, ack: Ack) -> None: ...
 
     def ended(self, channel: Channel, stream: AppendStream | None, reason: IsologError) -> None: ...
 
@@ -217,9 +218,14 @@ class Channel:
                         self.wake()
                     break
             stream, batch, epoch = found
-            envelope = envelope_bytes(batch.number, batch.partition, batch.stamp, epoch)
+            envelope = Envelope(
+                number=batch.number,
+                partition=batch.partition,
+                stamp=batch.stamp,
+                leader_epoch=epoch,
+            )
             try:
-                stream.write(batch.whole(), envelope)
+                stream.write(batch.whole(), envelope.to_bytes())
             except BaseException:  # the caller was interrupted: the batch goes again in time
                 with self._lock:
                     self._pumping = False
@@ -293,11 +299,9 @@ class Channel:
 
     def _connect(self) -> None:
         topic = self._topic
-        request = self._request.model_copy(
-            update={"transactional_id": self._author.transactional_id}
-        )
+        request = structs.replace(self._request, transactional_id=self._author.transactional_id)
 
-        def answered(stream: AppendStream, ack: dict[str, Any]) -> None:
+        def answered(stream: AppendStream, ack: Ack) -> None:
             self._owner.answered(self, stream, ack)
 
         def ended(stream: AppendStream, reason: IsologError) -> None:

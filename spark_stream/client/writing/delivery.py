@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 
@@ -44,9 +44,8 @@ from spark_stream.errors import (
     OutOfOrderSequence,
     UnknownLeaderEpoch,
     UnknownOutcome,
-    from_wire,
 )
-from spark_stream.wire.messages import AppendTo
+from spark_stream.wire.messages import Ack, AppendTo, BatchRefused
 
 _FIND_S: Final = 5.0
 # A batch that is answered by one of these is sent again, where it belongs. It is not in the log,
@@ -283,23 +282,23 @@ class Delivery:
 
     # -- answers: called by channels --------------------------------------------------------------
 
-    def answered(self, channel: Channel, stream: AppendStream, ack: dict[str, Any]) -> None:
+    def answered(self, channel: Channel, stream: AppendStream, ack: Ack) -> None:
         """A batch was answered on a stream of the channel."""
-        refused = ack.get("error")
-        error = from_wire(refused) if isinstance(refused, dict) else None
+        error = ack.error if isinstance(ack, BatchRefused) else None
         if isinstance(error, BrokerStopping):
             self.ended(channel, stream, error)
             return
-        self.partitions = ack.get("partitions", self.partitions)
+        if ack.partitions is not None:
+            self.partitions = ack.partitions
         route = None
         with self._lock:
-            placed = channel.lanes.get(ack["partition"])
+            placed = channel.lanes.get(ack.partition)
             if stream is not channel.stream or placed is None:
                 return
             lane = placed.lane
             if isinstance(error, _NOT_TAKEN) and not error.details.get("appended"):
-                lane.refused(ack["number"])
-            batch = lane.head(ack["number"])
+                lane.refused(ack.number)
+            batch = lane.head(ack.number)
             if batch is None:
                 return  # settled meanwhile, or sent again
             settlement = settlement_of(self._topic.name, batch, ack, self._told(batch, error))
@@ -318,7 +317,7 @@ class Delivery:
                 channel.list(placed)
                 if placed.listed:
                     channel.wake()
-                self._note_epoch(placed, ack.get("leader_epoch"))
+                self._note_epoch(placed, ack.leader_epoch)
         if route is not None and error is not None:
             self._router.failed(route, error)
         if batch is not None:

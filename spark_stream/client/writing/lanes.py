@@ -17,9 +17,9 @@ often it is sent again, so the leader can tell it from a new one. Invariants of 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 
@@ -33,6 +33,7 @@ from spark_stream.consistency.producers import (
     following,
 )
 from spark_stream.errors import IsologError, OutOfOrderSequence, RecordNotAttempted
+from spark_stream.wire.messages import Ack, Acknowledged, BatchRefused
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,22 +119,16 @@ class Outgoing:
             before += rows
 
 
-def settlement_of(
-    topic: str, batch: Outgoing, ack: Mapping[str, Any], error: IsologError | None
-) -> Settlement:
-    """Return what the leader's answer means for a batch; ``error`` is the answer's, if it has one.
-
-    Raises:
-        KeyError, TypeError, ValueError: the answer is none that a leader gives.
-    """
-
-    def written(count: int) -> Written:
-        return Written(topic, batch.partition, int(ack["offset"]), count)
-
-    if error is None:
-        return written(batch.rows)
-    kept = ack.get("count", 0)
-    return Unacknowledged(error, written(kept) if kept else None)
+def settlement_of(topic: str, batch: Outgoing, ack: Ack, error: IsologError | None) -> Settlement:
+    """Return what the leader's answer means for a batch; ``error``: as its caller gets it."""
+    whole, written = isinstance(ack, Acknowledged), None
+    if ack.offset is not None and (whole or ack.count):
+        rows = batch.rows if whole else ack.count
+        written = Written(topic, batch.partition, ack.offset, rows)
+    if isinstance(ack, BatchRefused):
+        return Unacknowledged(ack.error if error is None else error, written)
+    assert written is not None
+    return written
 
 
 def share_of(settlement: Settlement, before: int, rows: int) -> Settlement:

@@ -48,9 +48,9 @@ from spark_stream.errors import (
     SchemaMismatch,
     UnknownPartition,
 )
+from spark_stream.structs import INT64_MAX
 from spark_stream.wire.keys import key_columns
 from spark_stream.wire.limits import BATCH_BYTES_MAX
-from spark_stream.wire.messages import INT64_MAX
 from spark_stream.wire.schemas import fitted, is_default, of_topic
 
 __all__ = ["Branch", "Producer"]

@@ -11,7 +11,8 @@ from typing import Any, Final
 from spark_stream.client.moments import to_microseconds
 from spark_stream.datasource.offsets import TopicOffsets, from_json
 from spark_stream.errors import InvalidOption, InvalidRequest
-from spark_stream.wire.messages import EARLIEST, INT64_MAX, LATEST
+from spark_stream.structs import INT64_MAX
+from spark_stream.wire.messages import EARLIEST, LATEST
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -57,7 +57,7 @@ from spark_stream.testing.simulation.network import Call, Network, NoAnswer
 from spark_stream.testing.simulation.replication import SimulatedLinks, Stream
 from spark_stream.testing.simulation.schedule import NOW, Body, Schedule, Signal
 from spark_stream.testing.simulation.store import MemoryRecords, MortalStore
-from spark_stream.wire.messages import Ack, AppendTo, Envelope
+from spark_stream.wire.messages import Ack, AppendTo, Envelope, ack_from_bytes
 
 SWEEP_S: Final = 2.0
 LEFT_OVERS_S: Final = 2.5
@@ -117,7 +117,7 @@ class Surroundings:
 class SimulatedBroker:
     """One broker and its machine, through all its lives."""
 
-    def __init__(self, broker_id: str, around: Surroundings, *, alone: bool, files: bool) -> None:
+    def __init__(self, broker_id: str, around: Surroundings, *, files: bool) -> None:
         self.broker_id = broker_id
         self.calls: dict[Call, None] = {}  # in their order: the same run makes them in the same
         self.streams: dict[Stream, None] = {}
@@ -133,7 +133,6 @@ class SimulatedBroker:
         self.renews = True
         """Whether it can renew its lease."""
         self._around = around
-        self._alone = alone
         self._changing: set[str] = set()
         self.host: Host
         self.desk: TransactionDesk
@@ -231,7 +230,7 @@ class SimulatedBroker:
                 self.opened_in = self.lives
                 yield NOW
                 self._standing = Standing(store, self.host, members, around.ids, self, self.logs)
-                self._standing.vouch(holds_store=False)
+                self._standing.vouch()
                 break
             except IsologError:
                 yield _RETRY_S
@@ -245,9 +244,7 @@ class SimulatedBroker:
         threads = Driver(table, _NoPeers())
         self._changing = set()
         self.topic_desk = TopicDesk(threads, self.host, members, LogSettings(), around.ids)
-        self.desk = TransactionDesk(
-            threads, self.host, around.clock, self.broker_id, self.leases, adopts=self._alone
-        )
+        self.desk = TransactionDesk(threads, self.host, around.clock, self.broker_id, self.leases)
         self.led = LedPartitions(self.host)
         links = SimulatedLinks(
             BrokerId(self.broker_id),
@@ -394,7 +391,7 @@ class SimulatedBroker:
         acks: list[Ack] = []
 
         def acknowledge(message: bytes) -> None:
-            acks.append(Ack.from_bytes(message))
+            acks.append(ack_from_bytes(message))
             heard(acks[-1])
 
         hosted = self.host.topic(asked.topic, asked.topic_id)

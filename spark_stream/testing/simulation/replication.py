@@ -27,7 +27,7 @@ from spark_stream.broker.replication.partitions import Agreement, PartitionKey
 from spark_stream.consistency.entries import Table
 from spark_stream.consistency.epochs import EpochHistory
 from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, LeaderEpoch
-from spark_stream.errors import IsologError
+from spark_stream.errors import DiskFull, IsologError, StorageFailure
 from spark_stream.testing.simulation.network import Network
 from spark_stream.testing.simulation.schedule import NOW, Body, Schedule, Signal
 
@@ -79,6 +79,8 @@ class Stream:
         self._follower: Signal | None = None
         self._leader: Signal | None = None
         self._has_news = False
+        self.refuses_writes = False
+        """Whether the follower has said that its log refuses writes."""
 
     def say(self, message: _Said) -> None:
         """To the follower."""
@@ -209,7 +211,7 @@ class SimulatedLinks:
         try:
             yield from self._take(stream, followed)
         except IsologError as error:
-            followed.refused(error)
+            stream.refuses_writes = isinstance(error, DiskFull | StorageFailure)
         finally:
             stream.break_off()
             leader.streams.pop(stream, None)
@@ -225,7 +227,8 @@ class SimulatedLinks:
             message = stream.to_follower.popleft()
             yield from self._network.carry(stream)
             if isinstance(message, IsologError):
-                raise message
+                followed.refused(message)
+                return
             if isinstance(message, Agreement):
                 stream.ack(followed.agreed(message))
                 yield NOW
@@ -266,6 +269,8 @@ class SimulatedLinks:
         while stream.acks and self._chance.random() < 0.5:
             session.acked(stream.acks.popleft())
             yield NOW
+        if stream.refuses_writes and self._chance.random() < 0.9:
+            session.refuses_writes()
         session.close()
 
     def _dawdle(self) -> Body:

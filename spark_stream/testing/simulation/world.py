@@ -79,7 +79,7 @@ class World:
             sees_ends=form.chance("ends").random() < 0.5,
         )
         self.brokers = [
-            SimulatedBroker(f"broker-{name}", around, alone=form.brokers == 1, files=form.files)
+            SimulatedBroker(f"broker-{name}", around, files=form.files)
             for name in "abc"[: form.brokers]
         ]
         self._view = View(self.history, self.clock, self.brokers, self.notice)

@@ -180,6 +180,10 @@ class MemorySession:
         with self.partition.lock:
             self.partition.complaints.append(entry)
 
+    def refuses_writes(self):
+        with self.partition.lock:
+            self.partition.refusals.append(self.follower)
+
     def close(self):
         with self.partition.lock:
             self.is_closed = True
@@ -199,6 +203,7 @@ class LeadPartition:
     moved: threading.Condition = field(init=False)
     sessions: dict[str, MemorySession] = field(default_factory=dict)
     complaints: list[int] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)
     high_watermark: int = 0
     reads: int = 0
 

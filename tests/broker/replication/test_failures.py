@@ -60,7 +60,7 @@ def test_a_damaged_frame_ends_its_session_the_leader_is_told_and_it_is_asked_for
         assert follower.fetchers._fetchers["1"].failures == 3
 
 
-def test_a_full_disk_stops_its_partition_and_no_other():
+def test_a_full_disk_stops_its_partition_and_no_other_and_the_leader_hears_of_it():
     partitions, bad, good = pair()
     with Node("1", partitions) as leader, Node("2") as follower:
         follow(follower, leader, bad, good)
@@ -70,6 +70,8 @@ def test_a_full_disk_stops_its_partition_and_no_other():
         for _ in range(20):
             partitions[OTHER].wait_for(partitions[OTHER].append(b"other"))
         assert bad.log.end == 1
+        eventually(lambda: partitions[KEY].refusals)
+        assert partitions[OTHER].refusals == []
         bad.full.clear()
         partitions[KEY].wait_for(11)
         assert equal(bad, partitions[KEY])

@@ -32,6 +32,9 @@ class Typed:
     def ready(self) -> bool:
         return False
 
+    def fileno(self) -> None:
+        return None
+
 
 class Poured(Typed):
     """A file: everything is there."""
@@ -43,17 +46,17 @@ class Poured(Typed):
 def test_a_typed_line_goes_on_at_once_and_half_a_line_waits():
     seen: list[str] = []
     found: Iterator[bytes] = blocks(
-        Typed(b"one\n", b"tw", b"o\nth", b"ree"), after_line, lambda: seen.append("idle")
+        Typed(b"one\n", b"tw", b"o\nth", b"ree"), after_line, lambda _: seen.append("idle")
     )
     assert next(found) == b"one\n"
     assert next(found) == b"two\n"
     assert next(found) == b"three"
     assert next(found, None) is None
-    assert seen == ["idle"] * 4
+    assert seen == ["idle"] * 5
 
 
 def test_what_is_there_together_goes_together():
-    assert list(blocks(Poured(b"a\n", b"b\n", b"c"), after_line, lambda: None)) == [b"a\nb\nc"]
+    assert list(blocks(Poured(b"a\n", b"b\n", b"c"), after_line, lambda _: None)) == [b"a\nb\nc"]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +78,7 @@ def test_csv_is_not_cut_within_quotes(held, whole):
 @pytest.mark.parametrize("end", [b"", b"\n", b"\r", b"\r\n"])
 def test_the_last_csv_record_needs_no_end(end):
     text = b'1,"x\ny"' + end
-    assert list(blocks(Poured(text), CsvRecords(","), lambda: None)) == [text]
+    assert list(blocks(Poured(text), CsvRecords(","), lambda _: None)) == [text]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +92,7 @@ def test_the_last_csv_record_needs_no_end(end):
 @pytest.mark.parametrize("kind", [Typed, Poured])
 def test_a_broken_quote_is_refused_with_its_line(kind, text, good, line, problem):
     found = blocks(
-        kind(*(text[at : at + 5] for at in range(0, len(text), 5))), CsvRecords(","), lambda: None
+        kind(*(text[at : at + 5] for at in range(0, len(text), 5))), CsvRecords(","), lambda _: None
     )
     seen: list[bytes] = []
     with pytest.raises(InvalidRecord, match=f"{problem}.* begins on line {line} ") as raised:
@@ -99,7 +102,7 @@ def test_a_broken_quote_is_refused_with_its_line(kind, text, good, line, problem
 
 def test_what_comes_before_a_broken_quote_is_handed_on():
     text = b'a,b\n1,x\n2,"y\n3,z\n'
-    found = blocks(Poured(text), CsvRecords(","), lambda: None)
+    found = blocks(Poured(text), CsvRecords(","), lambda _: None)
     assert next(found) == b"a,b\n1,x\n"
     with pytest.raises(InvalidRecord, match="line 3"):
         next(found)
@@ -258,7 +261,7 @@ def test_files_that_are_not_what_they_say(tmp_path):
         with pytest.raises(InvalidRecord, match="cannot be read as"):
             schema_of_file(tmp_path / name)
         with pytest.raises(InvalidRecord, match="cannot be read as"):
-            list(records(Reading(Format(name[2:]), tmp_path / name), lambda: None))
+            list(records(Reading(Format(name[2:]), tmp_path / name), lambda _: None))
     with pytest.raises(InvalidOption, match="which format"):
         schema_of_file(tmp_path / "a.txt")
 
@@ -273,13 +276,13 @@ def test_buffers_of_a_file_that_lie_are_refused(tmp_path):
     wild = bytes(pa.array([0, 2**30, 6], pa.int32()).buffers()[1])
     (tmp_path / "a.arrows").write_bytes(data.replace(offsets, wild))
     with pytest.raises(InvalidRecord, match="cannot be read as arrow"):
-        list(records(Reading(Format.ARROW, tmp_path / "a.arrows"), lambda: None))
+        list(records(Reading(Format.ARROW, tmp_path / "a.arrows"), lambda _: None))
 
 
 def test_a_large_batch_of_a_file_comes_in_parts(tmp_path):
     batch = pa.record_batch({"x": pa.array([b"." * 1000] * 40_000)})
     with pa.ipc.new_stream(tmp_path / "a.arrows", batch.schema) as writer:
         writer.write_batch(batch)
-    found = list(records(Reading(Format.ARROW, tmp_path / "a.arrows"), lambda: None))
+    found = list(records(Reading(Format.ARROW, tmp_path / "a.arrows"), lambda _: None))
     assert len(found) > 1
     assert pa.Table.from_batches(found).equals(pa.Table.from_batches([batch]))

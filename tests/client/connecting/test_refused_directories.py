@@ -15,12 +15,12 @@ from spark_stream.errors import (
     InvalidConfig,
     InvalidOption,
     IsologError,
-    NewerFormat,
     NotALogDirectory,
     PortInUse,
+    UnsupportedFormat,
 )
 from spark_stream.storage.directory import FORMAT_VERSION
-from spark_stream.wire.limits import FORMAT_VERSION_MAX
+from spark_stream.wire import limits
 from tests.client.connecting.listing import listing
 from tests.support import BrokerProcess, free_port
 
@@ -42,7 +42,7 @@ def test_a_directory_that_holds_other_things_is_refused_untouched(tmp_path):
 @pytest.mark.parametrize(
     ("described", "error"),
     [
-        ('{"format": "isolog", "version": 2, "cluster_id": "x"}', NewerFormat),
+        ('{"format": "isolog", "version": 2, "cluster_id": "x"}', UnsupportedFormat),
         ('{"format": "kafka", "version": 1, "cluster_id": "x"}', NotALogDirectory),
         ("", NotALogDirectory),
         ("\udcff", NotALogDirectory),
@@ -82,7 +82,7 @@ def test_a_path_that_cannot_be_is_told_at_once(tmp_path):
 
 
 def test_the_client_knows_the_format_that_the_storage_writes():
-    assert FORMAT_VERSION_MAX == FORMAT_VERSION
+    assert limits.FORMAT_VERSION == FORMAT_VERSION
 
 
 def test_two_brokers_never_open_one_directory(tmp_path):

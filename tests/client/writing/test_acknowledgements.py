@@ -18,8 +18,8 @@ from spark_stream.client.values import Written
 from spark_stream.client.writing.lanes import Outgoing, Settlement, Unacknowledged, settlement_of
 from spark_stream.client.writing.outcomes import Outcomes, RecordPromise
 from spark_stream.client.writing.promises import Failures, Gathering
-from spark_stream.errors import IsologError, UnknownOutcome, from_wire
-from spark_stream.wire.messages import Ack
+from spark_stream.errors import InvalidRequest, IsologError, UnknownOutcome
+from spark_stream.wire.messages import Ack, BatchRefused, ack_from_bytes
 
 ROWS = 4
 KINDS = sorted(
@@ -41,9 +41,7 @@ REFUSED = st.integers(0, ROWS - 1)
 
 def over_the_wire(ack: Ack, batch: Outgoing) -> Settlement:
     """What the client makes of an answer."""
-    answer = json.loads(ack.to_bytes())
-    error = None if answer.get("error") is None else from_wire(answer["error"])
-    return settlement_of("t", batch, answer, error)
+    return settlement_of("t", batch, ack_from_bytes(ack.to_bytes()), None)
 
 
 def settled(ack: Ack, joined: list[int], failures: Failures) -> list[Future[Written]]:
@@ -72,7 +70,7 @@ JOINED = st.sampled_from([[4], [1, 3], [2, 2], [1, 1, 1, 1]])
 @given(st.sampled_from(KINDS), DETAILS, JOINED)
 def test_an_error_acknowledges_no_record(kind, details, joined):
     """Whatever it says is kept: only the refusal of a record acknowledges those before it."""
-    ack = Ack(number=0, partition=0, error=kind("no", **details).to_wire())
+    ack = BatchRefused(number=0, partition=0, error=kind("no", **details), count=0)
     failures = Failures()
     futures = settled(ack, joined, failures)
     assert all(isinstance(each.exception(0), IsologError) for each in futures)
@@ -82,8 +80,8 @@ def test_an_error_acknowledges_no_record(kind, details, joined):
 @given(REFUSED, DETAILS, JOINED)
 def test_a_refused_record_acknowledges_those_before_it_at_the_leaders_offsets(bad, details, joined):
     error = errors.InvalidRecord("bad", **details | {"record": bad})
-    answer = {"offset": 50, "count": bad} if bad else {}
-    ack = Ack(number=0, partition=0, error=error.to_wire(), **answer)
+    answer = {"offset": 50, "count": bad} if bad else {"count": 0}
+    ack = BatchRefused(number=0, partition=0, error=error, **answer)
     futures = settled(ack, joined, Failures())
     assert [each.result(0).offset for each in futures[:bad]] == list(range(50, 50 + bad))
     assert all(isinstance(each.exception(0), IsologError) for each in futures[bad:])
@@ -97,9 +95,10 @@ def test_an_error_that_refuses_no_record_cannot_acknowledge_any(kind, details, c
 
 @pytest.mark.parametrize("answer", [{}, {"offset": None}, {"offset": -1}])
 def test_an_answer_without_an_offset_is_no_acknowledgement(answer):
-    batch = Outgoing(pa.record_batch({"n": [1]}), 0, 1.0, pytest.fail)
-    with pytest.raises((KeyError, TypeError, ValueError)):
-        settlement_of("t", batch, answer, None)
+    whole = {"number": 0, "partition": 0, "count": 1, "partitions": 1, "leader_epoch": 0}
+    sent = {"kind": "acknowledged", **whole, "duplicate": False, **answer}
+    with pytest.raises(InvalidRequest, match=r"Ack: offset: "):
+        ack_from_bytes(json.dumps(sent).encode())
 
 
 @pytest.mark.parametrize(("offset", "count"), [(-1, 1), (-1, 0), (0, -1)])

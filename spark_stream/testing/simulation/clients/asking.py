@@ -11,7 +11,6 @@ import pyarrow as pa
 
 from spark_stream.client.connecting.routes import Route, Routes
 from spark_stream.cluster.topics import Topic
-from spark_stream.consistency.ids import NO_TRANSACTION
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.producers import Stamp
 from spark_stream.errors import (
@@ -21,7 +20,6 @@ from spark_stream.errors import (
     NotLeader,
     UnknownLeaderEpoch,
     UnknownOutcome,
-    from_wire,
 )
 from spark_stream.scripts.steps import Script
 from spark_stream.testing.simulation.broker import SCHEMA, SimulatedBroker
@@ -29,7 +27,7 @@ from spark_stream.testing.simulation.history import Sent
 from spark_stream.testing.simulation.network import NoAnswer
 from spark_stream.testing.simulation.schedule import Body
 from spark_stream.testing.simulation.world import World
-from spark_stream.wire.messages import Ack, AppendTo, Envelope, StampFacts
+from spark_stream.wire.messages import Ack, AppendTo, BatchRefused, Envelope
 
 Ask = Callable[[SimulatedBroker], Body]
 ATTEMPTS = 8
@@ -178,16 +176,7 @@ class Session:
             isolation=isolation,
             timeout_ms=APPEND_MS,
         )
-        stamp = sent.stamp
-        facts = None
-        if stamp is not None:
-            facts = StampFacts(
-                producer_id=stamp.producer_id,
-                epoch=stamp.epoch,
-                sequence=stamp.sequence,
-                transaction=None if stamp.transaction == NO_TRANSACTION else stamp.transaction,
-            )
-        envelope = Envelope(partition=sent.place[1], stamp=facts, leader_epoch=route.epoch)
+        envelope = Envelope(partition=sent.place[1], stamp=sent.stamp, leader_epoch=route.epoch)
         batch = pa.record_batch([pa.array(sent.values, pa.int64())], schema=SCHEMA)
 
         def hear(ack: Ack) -> None:
@@ -202,17 +191,16 @@ class Session:
             lambda at: at.append(asked, envelope, batch, hear),
             route,
         )
-        if ack.error is not None:
-            error = from_wire(ack.error)
-            if isinstance(error, _ELSEWHERE):
+        if isinstance(ack, BatchRefused):
+            if isinstance(ack.error, _ELSEWHERE):
                 self._routes[topic.id].failed(route)
-            raise error
+            raise ack.error
         self.answered(topic, route, ack.leader_epoch)
         return ack
 
 
 def describe(ack: Ack) -> str:
     """An acknowledgement, for people."""
-    if ack.error is not None:
-        return str(ack.error.get("message", ack.error))
+    if isinstance(ack, BatchRefused):
+        return ack.error.message
     return f"at {ack.offset}{' (it was there)' if ack.duplicate else ''}"

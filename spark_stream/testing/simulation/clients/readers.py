@@ -10,7 +10,7 @@ from spark_stream.broker.fetch_task import AwaitRecords
 from spark_stream.broker.fetching import FetchStream
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.ids import Offset
-from spark_stream.consistency.isolation import CONSUMER_LEVELS, Bounds, Isolation, upper_bound
+from spark_stream.consistency.isolation import CONSUMER_LEVELS, Isolation, upper_bound
 from spark_stream.consistency.lineage import NOTHING_KNOWN
 from spark_stream.errors import DataLoss, IsologError, OffsetEvicted, OffsetOutOfRange
 from spark_stream.scripts.cutting import CutRange, find_cut
@@ -21,7 +21,7 @@ from spark_stream.testing.simulation.invariants.base import Looked
 from spark_stream.testing.simulation.network import NoAnswer
 from spark_stream.testing.simulation.schedule import NOW, Body, Signal, Within
 from spark_stream.testing.simulation.world import World
-from spark_stream.wire.fetch_messages import EndFacts, Fetch
+from spark_stream.wire.fetch_messages import EndFacts, Fetch, fetch_answer
 
 _MORE: Final = (Isolation.READ_UNCOMMITTED,) * 2  # only they can lose what they have read
 _WAIT_S: Final = 3.0
@@ -208,11 +208,12 @@ def _fetch(world: World, broker: SimulatedBroker, asked: Fetch, reading: _Readin
             values += batch.column(0).to_pylist()
             yield NOW
         else:
-            last = EndFacts.from_bytes(facts)
+            told = fetch_answer(facts)
+            assert isinstance(told, EndFacts), told
+            last = told
     world.look_at(broker)
     if last.bounds is not None:
-        bounds = Bounds(**{name: Offset(at) for name, at in last.bounds})
-        world.notice("told", line.course, bounds, int(last.leader_epoch or 0))
+        world.notice("told", line.course, last.bounds, last.leader_epoch)
     if not line.deleted and partition.leader_epoch == began:
         read = Looked(line, asked.isolation, position, int(last.next), values)
         world.notice("looked", read)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from spark_stream.cluster.numbers import NUMBERS
 from spark_stream.testing.simulation.faults.common import SOON_S, begin
 from spark_stream.testing.simulation.network import CLIENTS
 from spark_stream.testing.simulation.schedule import NOW, Body
@@ -58,7 +59,7 @@ def win_races(world: World, name: str) -> Body:
     store = MemoryStore(world.records)
     for _ in range(chance.randint(5, 25)):
         yield chance.choice((NOW, NOW, chance.random()))
-        found = [each for each in world.records.kept if not each.startswith("numbers/")]
+        found = [each for each in world.records.kept if not each.startswith(NUMBERS)]
         if world.calm or not found:
             return
         record = store.get(chance.choice(sorted(found)))

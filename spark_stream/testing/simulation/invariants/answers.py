@@ -10,14 +10,14 @@ from spark_stream.scripts.deciding import Commit
 from spark_stream.testing.simulation.broker import SimulatedBroker
 from spark_stream.testing.simulation.history import Course, Seen, Sent
 from spark_stream.testing.simulation.invariants.base import Invariant, View
-from spark_stream.wire.messages import Ack
+from spark_stream.wire.messages import Ack, BatchRefused
 
 
 class AnswersComeAfterTheAppend(Invariant):
     """An acknowledged batch was appended, where the acknowledgement says."""
 
     def acknowledged(self, sent: Sent, ack: Ack, broker: SimulatedBroker) -> None:
-        if ack.error is not None or ack.offset is None:
+        if isinstance(ack, BatchRefused):
             return
         course = self.history.courses[sent.place]
         there = [
@@ -33,7 +33,7 @@ class AnAcknowledgedBatchIsReplicated(Invariant):
     """A batch whose client asked for that is acknowledged below the high watermark."""
 
     def acknowledged(self, sent: Sent, ack: Ack, broker: SimulatedBroker) -> None:
-        if ack.error is not None or ack.offset is None or not sent.committed:
+        if isinstance(ack, BatchRefused) or not sent.committed:
             return
         course = self.history.courses[sent.place]
         end = ack.offset + ack.count
@@ -54,16 +54,16 @@ class NoAppendFailsUnforeseen(Invariant):
     """No append is answered by an error that nobody has foreseen."""
 
     def acknowledged(self, sent: Sent, ack: Ack, broker: SimulatedBroker) -> None:
-        code = None if ack.error is None else ack.error.get("code")
-        self.require(code != InternalError.code, f"{sent.values}: {ack.error}")
+        error = ack.error if isinstance(ack, BatchRefused) else None
+        self.require(not isinstance(error, InternalError), f"{sent.values}: {error}")
 
 
 class NothingIsSaidToBeDamaged(Invariant):
     """No batch is refused for a damaged log, as no disk of a run changes what was written."""
 
     def acknowledged(self, sent: Sent, ack: Ack, broker: SimulatedBroker) -> None:
-        code = None if ack.error is None else ack.error.get("code")
-        self.require(code != DamagedSegment.code, f"{sent.values}: {ack.error}")
+        error = ack.error if isinstance(ack, BatchRefused) else None
+        self.require(not isinstance(error, DamagedSegment), f"{sent.values}: {error}")
 
 
 class ADuplicateGetsItsFirstAnswer(Invariant):
@@ -74,7 +74,7 @@ class ADuplicateGetsItsFirstAnswer(Invariant):
         self._first: dict[int, int] = {}
 
     def acknowledged(self, sent: Sent, ack: Ack, broker: SimulatedBroker) -> None:
-        if ack.error is not None or sent.stamp is None or ack.offset is None:
+        if isinstance(ack, BatchRefused) or sent.stamp is None:
             return
         if not ack.duplicate:
             self._first[sent.values[0]] = ack.offset  # anew: a new leader may lack the first

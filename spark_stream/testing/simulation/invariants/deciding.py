@@ -126,7 +126,7 @@ class OthersTransactionsAreLeftAlone(Invariant):
     def recorded(self, before: Transaction | None, after: Transaction | None, by: str) -> None:
         if after is None or before is None or after.cause is not Cause.EXPIRED:
             return
-        if before.state is State.OPEN and before.coordinator not in ("", by):
+        if before.state is State.OPEN and before.coordinator != by:
             leases = next(each.leases for each in self.view.brokers if each.broker_id == by)
             over = leases.was_over(before.coordinator, within_s=_HESITATION_S)
             what = f"{by} expired transaction {after.number} of {before.coordinator}"

@@ -1,0 +1,38 @@
+"""Values that travel and are stored: frozen ``msgspec`` structs, with what all of them agree on.
+
+A struct's annotations are its schema: decoding checks types and the constraints of
+``Annotated[..., Meta(...)]``. Making one in code checks nothing, because there mypy does.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, dataclass_transform
+
+import msgspec
+from msgspec import Meta
+
+INT64_MAX: Final = (1 << 63) - 1
+OffsetField = Annotated[int, Meta(ge=0, le=INT64_MAX)]
+PartitionField = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
+Name = Annotated[str, Meta(min_length=1, max_length=255)]
+
+
+class StructType(msgspec.StructMeta):
+    """Make each struct frozen, and its fields keywords, unless the class says otherwise."""
+
+    def __new__(
+        mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **config: Any
+    ) -> StructType:
+        config = {"frozen": True, "kw_only": True} | config
+        return super().__new__(mcls, name, bases, namespace, **config)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
+class Struct(
+    msgspec.Struct,
+    metaclass=StructType,
+    frozen=True,
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+):
+    """The base: a field that has its default is left out, an unknown one is refused."""

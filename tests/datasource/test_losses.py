@@ -1,0 +1,170 @@
+"""What of a query's offsets and ranges is gone, from the log's answers alone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import pytest
+
+from spark_stream.client.values import PartitionOffsets
+from spark_stream.consistency.lineage import Lineage
+from spark_stream.datasource.losses import Losses
+from spark_stream.datasource.offsets import Found, Range, TopicOffsets
+from spark_stream.errors import DataLoss
+
+HELD: Lineage = ((0, 100),)
+
+
+def standing(offset: int, lineage: Lineage = (), topic_id: str = "id") -> dict[str, TopicOffsets]:
+    return {"t": TopicOffsets(topic_id, {0: offset}, {0: lineage} if lineage else {})}
+
+
+def found(
+    *,
+    start: int = 0,
+    end: int = 100,
+    bound: int | None = None,
+    epoch: int = 0,
+    surviving: Mapping[Lineage, int] | None = None,
+    topic_id: str = "id",
+) -> Found:
+    """The log as it is now: one topic ``t`` of one partition."""
+    latest = PartitionOffsets(
+        topic_id,
+        {0: end if bound is None else bound},
+        {0: epoch},
+        {0: start},
+        {0: end},
+        {0: ((epoch, end),)},
+        {0: surviving or {}},
+    )
+    return Found({"t": latest}, frozenset())
+
+
+NOTHING_THERE = Found({}, frozenset({"t"}))
+
+
+def kept(losses: Losses, at: Mapping[str, TopicOffsets], now: Found) -> int:
+    return losses.kept(at, now)["t"].offsets[0]
+
+
+# -- what was cut off ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("epoch", "says"), [(4, "an older copy of it is in its place"), (5, "were cut off")]
+)
+def test_a_log_in_an_earlier_epoch_than_the_query_has_read_is_an_older_copy(
+    epoch: int, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    at, lineage = standing(100, ((5, 100),)), ((5, 100),)
+    now = found(end=70, epoch=epoch, surviving={lineage: 60})
+    with pytest.raises(DataLoss, match=says) as caught:
+        kept(Losses(fail=True), at, now)
+    details = {"topic": "t", "partition": 0, "epoch": 5, "leader_epoch": epoch}
+    assert caught.value.details == details
+    with caplog.at_level(logging.WARNING):
+        assert kept(Losses(fail=False), at, now) == 60, "it goes on where the two logs parted"
+    assert [each.message for each in caplog.records if says in each.message]
+
+
+def test_an_offset_whose_records_are_there_stays_whatever_the_logs_epoch_is() -> None:
+    for epoch in (4, 5, 6):
+        now = found(epoch=epoch, surviving={((5, 100),): 100})
+        assert kept(Losses(fail=True), standing(100, ((5, 100),)), now) == 100
+
+
+def test_a_lineage_that_was_not_asked_about_survives_up_to_the_end_of_the_log() -> None:
+    assert kept(Losses(fail=True), standing(100, HELD), found(end=100)) == 100
+    assert kept(Losses(fail=False), standing(100, HELD), found(end=99)) == 99
+
+
+def test_without_a_lineage_what_is_beyond_the_end_of_the_log_is_lost(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert kept(Losses(fail=True), standing(100), found(end=100)) == 100
+    with pytest.raises(DataLoss, match="offsets 99 to 99 were cut off"):
+        kept(Losses(fail=True), standing(100), found(end=99))
+    with caplog.at_level(logging.WARNING):
+        assert kept(Losses(fail=False), standing(100), found(end=99)) == 99
+    assert len(caplog.records) == 1
+
+
+def test_a_partition_of_which_nothing_was_answered_stays_where_it_is() -> None:
+    at = {"t": TopicOffsets("id", {0: 10, 1: 20}, {})}
+    assert Losses(fail=True).kept(at, found())["t"].offsets == {0: 10, 1: 20}
+
+
+def test_another_topic_of_the_name_tells_nothing_of_the_offsets() -> None:
+    at = standing(100, HELD)
+    assert Losses(fail=True).kept(at, found(end=3, topic_id="other")) == at
+    assert Losses(fail=True).kept(at, NOTHING_THERE) == at
+
+
+def test_the_same_loss_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    losses = Losses(fail=False)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            kept(losses, standing(100), found(end=99))
+        kept(losses, standing(100), found(end=98))
+    assert len(caplog.records) == 2
+
+
+# -- how far it reads ------------------------------------------------------------------------------
+
+
+def test_a_bound_below_what_was_read_takes_nothing_back() -> None:
+    """The level was another one before; the offset keeps its own lineage."""
+    at = standing(80, ((0, 80),))
+    ends = Losses(fail=True).ends(at, found(bound=50, epoch=1))
+    assert ends["t"] == TopicOffsets("id", {0: 80}, {0: ((0, 80),)})
+
+
+def test_another_topic_of_the_name_is_read_from_its_own_beginning() -> None:
+    at, now = standing(80, ((0, 80),)), found(end=5, topic_id="other")
+    with pytest.raises(DataLoss, match="made anew"):
+        Losses(fail=True).ends(at, now)
+    ends = Losses(fail=False).ends(at, now)
+    assert ends["t"] == TopicOffsets("other", {0: 5}, {0: ((0, 5),)})
+
+
+def test_a_topic_that_is_gone_stays_where_it_was_read_to() -> None:
+    at = standing(80, ((0, 80),))
+    with pytest.raises(DataLoss, match="'t' was deleted; what it had from offset 80 of t/0 on"):
+        Losses(fail=True).ends(at, NOTHING_THERE)
+    assert Losses(fail=False).ends(at, NOTHING_THERE) == at
+
+
+# -- what retention removed ------------------------------------------------------------------------
+
+
+def test_only_a_query_that_goes_on_after_losses_passes_over_what_retention_removed() -> None:
+    at, now = standing(10), found(start=30)
+    assert Losses(fail=False).passed_over(at, now) == standing(30)
+    assert Losses(fail=True).passed_over(at, now) == at
+    assert Losses(fail=False).passed_over(standing(40), now) == standing(40)
+    assert Losses(fail=False).passed_over(at, found(start=30, topic_id="other")) == at
+
+
+def test_a_range_loses_what_retention_removed_of_it() -> None:
+    asked, now = [Range("t", "id", 0, 10, 50, HELD)], found(start=30)
+    with pytest.raises(DataLoss, match="offsets 10 to 29 were removed by retention"):
+        Losses(fail=True).readable(asked, now)
+    assert Losses(fail=False).readable(asked, now) == [Range("t", "id", 0, 30, 50, HELD)]
+    assert Losses(fail=False).readable(asked, found(start=50)) == []
+    assert Losses(fail=True).readable(asked, found(start=10)) == asked
+
+
+def test_a_topic_that_is_new_to_the_query_begins_with_its_first_record_and_has_lost_none() -> None:
+    asked = [Range("t", "id", 0, 0, 50)]
+    losses = Losses(fail=True)
+    assert losses.readable(asked, found(start=30), {"t"}) == [Range("t", "id", 0, 30, 50)]
+
+
+def test_a_range_of_another_topic_of_the_name_is_gone() -> None:
+    asked = [Range("t", "id", 0, 10, 50)]
+    for now in (NOTHING_THERE, found(topic_id="other")):
+        with pytest.raises(DataLoss, match="offsets 10 to 49 went with their topic"):
+            Losses(fail=True).readable(asked, now)
+        assert Losses(fail=False).readable(asked, now) == []
