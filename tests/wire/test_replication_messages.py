@@ -21,7 +21,6 @@ from spark_stream.wire.replication_messages import (
     Follow,
     Frame,
     HighWatermarks,
-    OpenReplication,
     Refused,
     Room,
     Unfollow,
@@ -92,14 +91,6 @@ def test_a_frame_comes_back_as_it_was_and_its_body_is_not_copied(size):
     assert found.data.address == data.address
 
 
-def test_a_command_of_replication_is_told_from_any_other():
-    opened = OpenReplication(stream="s", follower="2", proof="p", pid=1, window_bytes=9)
-    assert OpenReplication.from_command(opened.to_command()) == opened
-    assert OpenReplication.from_command(b"{}") is None
-    with pytest.raises(InvalidRequest, match="OpenReplication: "):
-        OpenReplication.from_command(b"isolog-replication:{}")
-
-
 @given(st.integers(0, 12), st.binary(max_size=100))
 def test_what_is_no_message_is_refused_and_nothing_else_happens(kind, rest):
     with suppress(InvalidRequest):
@@ -113,9 +104,3 @@ def test_what_is_no_message_is_refused_and_nothing_else_happens(kind, rest):
 def test_a_message_that_breaks_off_is_refused(data):
     with pytest.raises(InvalidRequest, match="stream of replication"):
         unpack(pa.py_buffer(data), None)
-
-
-def test_a_body_that_is_no_column_of_bytes_is_refused():
-    metadata, _ = Frame(0, 0, 0, 0, np.zeros(1, ENTRY), pa.py_buffer(b"")).pack()
-    with pytest.raises(InvalidRequest, match="no column of bytes"):
-        unpack(pa.py_buffer(metadata), pa.record_batch({"data": pa.array([1], pa.int64())}))
