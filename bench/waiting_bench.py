@@ -1,6 +1,6 @@
 """One-row appends while many fetches wait: on other partitions, and on the same one.
 
-The waiting fetches are long polls of another process, each asked again as soon as it is answered.
+The waiting fetches are long polls of other processes, each asked again as soon as it is answered.
 """
 
 from __future__ import annotations
@@ -12,15 +12,20 @@ import sys
 import threading
 import time
 
+import psutil
 import pyarrow as pa
-import pyarrow.flight as fl
 
 import spark_stream as isolog
 from bench.clock import now
 from bench.records import values
 from bench.results import Results
+from spark_stream.transport.client import ClientChannel
+from spark_stream.transport.streams import CallFailed
+from spark_stream.wire.fetch_messages import Fetch
 
 WAITING = 500
+PROCESSES = 5
+IDLE_S = 5.0
 ROUNDS = 4
 APPENDS = 200
 WAIT_MS = 60_000
@@ -35,10 +40,12 @@ def run(log: isolog.Log, results: Results) -> None:
     alone: list[float] = []
     others: list[float] = []
     same: list[float] = []
+    idle: list[tuple[float, int]] = []
     for _ in range(ROUNDS):
         alone.append(_append_ms(log, one))
         with _Pollers(log.status().address, "quiet"):
             others.append(_append_ms(log, one))
+            idle.append(_idle(log.status().pid))
         with _Pollers(log.status().address, "busy"):
             same.append(_append_ms(log, one))
     results.add("append, no fetch waits, p50", "ms", measured=statistics.median(alone))
@@ -51,8 +58,21 @@ def run(log: isolog.Log, results: Results) -> None:
             ceiling=statistics.median(took) / ratio,
             note="ratio: to that with none, round by round",
         )
+    name = f"broker at rest, {WAITING} fetches wait"
+    results.add(f"{name}, of a core", "%", measured=statistics.median(part for part, _ in idle))
+    results.add(f"{name}, threads", "", measured=max(threads for _, threads in idle))
     for topic in ("quiet", "busy"):
         log.delete_topic(topic)
+
+
+def _idle(pid: int) -> tuple[float, int]:
+    """Return what a process at rest takes of a core, in percent, and its threads."""
+    process = psutil.Process(pid)
+    before = process.cpu_times()
+    time.sleep(IDLE_S)
+    after = process.cpu_times()
+    took = after.user + after.system - before.user - before.system
+    return 100 * took / IDLE_S, process.num_threads()
 
 
 def _append_ms(log: isolog.Log, one: pa.RecordBatch) -> float:
@@ -67,45 +87,50 @@ def _append_ms(log: isolog.Log, one: pa.RecordBatch) -> float:
 
 
 class _Pollers:
-    """A process in which many threads poll one partition for what comes next."""
+    """Processes in which many threads poll one partition for what comes next."""
 
     def __init__(self, address: str, topic: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.waiting_bench", address, topic],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self._processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "bench.waiting_bench", address, topic],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for _ in range(PROCESSES)
+        ]
 
     def __enter__(self) -> None:
-        assert self._process.stdout is not None
-        self._process.stdout.readline()
+        for each in self._processes:
+            assert each.stdout is not None
+            each.stdout.readline()
 
     def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.communicate()
+        for each in self._processes:
+            each.kill()
+            each.communicate()
 
 
-def _poll(address: str, topic: str, started: threading.Semaphore) -> None:
-    scheme = "grpc+unix://" if address.startswith("unix:") else "grpc://"
-    client = fl.FlightClient(scheme + address.removeprefix("unix:"))
+def _poll(channel: ClientChannel, topic: str, started: threading.Semaphore) -> None:
     start = -1  # the end
-    asked = {"topic": topic, "partition": 0, "wait_ms": WAIT_MS}
     while True:
+        asked = Fetch(topic=topic, partition=0, start=start, wait_ms=WAIT_MS)
         try:
-            reader = client.do_get(fl.Ticket(json.dumps({**asked, "start": start}).encode()))
+            stream = channel.open("fetch", b"", asked.to_bytes(), end=True, timeout_s=WAIT_MS)
             started.release()
-            for chunk in reader:
-                start = json.loads(chunk.app_metadata.to_pybytes())["next"]
-        except fl.FlightError:  # a leader may be missing for a moment
+            while (received := stream.receive()) is not None:
+                if received.header:
+                    start = json.loads(bytes(received.header))["next"]
+        except CallFailed:  # a leader may be missing for a moment
             time.sleep(RETRY_PAUSE_S)
 
 
 if __name__ == "__main__":
     begun = threading.Semaphore(0)
-    for _ in range(WAITING):
-        threading.Thread(target=_poll, args=(*sys.argv[1:3], begun), daemon=True).start()
-    for _ in range(WAITING):
+    broker = ClientChannel(sys.argv[1], timeout_s=30)
+    for _ in range(WAITING // PROCESSES):
+        threading.Thread(target=_poll, args=(broker, sys.argv[2], begun), daemon=True).start()
+    for _ in range(WAITING // PROCESSES):
         begun.acquire()
     print("polling", flush=True)
     sys.stdin.read()
