@@ -24,9 +24,9 @@ from spark_stream.errors import IsologError, LeaderUnavailable, Unauthenticated
 from spark_stream.scripts.steps import ProbeReplica
 from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
+from spark_stream.wire.methods import RUN_STEPS
 from spark_stream.wire.step_messages import RunSteps
 
-RUN_STEPS: Final = "run-steps"
 _CALL_S: Final = 10.0  # markers of a large transaction on a busy disk
 _PROBE_S: Final = 2.0  # a broker that is to lead next answers soon, or another one leads
 _PROBE_EACH_S: Final = 0.01  # more for each replica that is probed

@@ -48,6 +48,7 @@ from spark_stream.transport.loop import Loop
 from spark_stream.transport.streams import BlockingStream, Stream
 from spark_stream.wire.fetch_messages import Fetch, FetchMany
 from spark_stream.wire.messages import AppendTo
+from spark_stream.wire.methods import ACT, APPEND, FETCH, FETCH_MANY, REPLICATE, RUN_STEPS
 from spark_stream.wire.replication_messages import OpenReplication
 from spark_stream.wire.step_messages import RunSteps
 
@@ -55,13 +56,6 @@ logger = logging.getLogger(__name__)
 
 FOLLOW_S: Final = 60.0
 """For how long a fetch that follows waits for the next record before it ends."""
-
-ACT: Final = "act"
-RUN_STEPS: Final = "run-steps"
-APPEND: Final = "append"
-FETCH: Final = "fetch"
-FETCH_MANY: Final = "fetch-many"
-REPLICATE: Final = "replicate"
 
 
 class Serving:

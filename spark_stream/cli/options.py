@@ -13,11 +13,10 @@ from typing import Annotated, Final
 import typer
 
 from spark_stream.client.connecting.connection import Connection
-from spark_stream.client.connecting.embedded import answers
 from spark_stream.client.log import Log
 from spark_stream.client.values import TopicDescription
 from spark_stream.consistency.isolation import CONSUMER_LEVELS
-from spark_stream.errors import BrokerUnavailable, InvalidOption, UnknownLog
+from spark_stream.errors import InvalidOption, UnknownLog
 
 BOOTSTRAP_VARIABLE: Final = "ISOLOG_BOOTSTRAP"
 PATH_VARIABLE: Final = "ISOLOG_PATH"
@@ -152,10 +151,8 @@ def connection(
     try:
         if path is not None:
             _check_log(opened, path)
-        if bootstrap is not None and not any(
-            answers(each.strip()) for each in bootstrap.split(",")
-        ):
-            raise BrokerUnavailable(f"no broker answers at {bootstrap}", address=bootstrap)
+        else:
+            opened.connect()
         yield opened
     finally:
         opened.close()
@@ -163,7 +160,7 @@ def connection(
 
 def _check_log(opened: Connection, path: Path) -> None:
     try:
-        opened.client()
+        opened.connect()
     except UnknownLog as error:
         raise UnknownLog(
             error.message,

@@ -282,6 +282,7 @@ class ConsumerDescription:
 class BrokerStatus:
     """A broker's own account of itself; ``memory`` in bytes, without mapped files.
 
+    ``flight``: the address at which it serves Flight; empty if it does not.
     ``checked_ms``: when the last look at all segments ended, in ms since the epoch; None:
     none has. ``damaged``: the first offset that is known to be damaged in each of its replicas
     that has damage, by ``"topic/partition"``.
@@ -297,5 +298,6 @@ class BrokerStatus:
     uptime_s: float
     memory: int
     broker_id: str = ""
+    flight: str = ""
     checked_ms: int | None = None
     damaged: Mapping[str, int] = field(default_factory=dict)

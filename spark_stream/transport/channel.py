@@ -79,6 +79,10 @@ class SocketChannel:
             self._flush()
         return result
 
+    def command_soon(self, act: Callable[[Connection], None]) -> None:
+        """Have the loop's thread call the core; takes no lock, so that a finalizer may call it."""
+        self._loop.call_soon(lambda: self.command(act))
+
     def end(self, message: str) -> None:
         """Close the connection; its streams are lost. What the socket does not take is dropped."""
         self._loop.call_soon(lambda: self._lose(message))

@@ -8,7 +8,7 @@ import pytest
 
 from spark_stream.client.connecting.link import BrokerLink
 from spark_stream.datasource import reader as reading
-from spark_stream.errors import DataLoss
+from spark_stream.errors import BrokerUnavailable, DataLoss
 from tests.datasource.sources import Query
 from tests.support import NUMBERS, numbers
 
@@ -61,17 +61,17 @@ def test_a_call_that_breaks_off_is_gone_on_with_for_each_range(query, monkeypatc
 
 
 def test_a_broker_that_is_gone_is_waited_for(query, broker, monkeypatch):
-    client = BrokerLink.client
-    failures = iter([OSError("gone")])
+    connect = BrokerLink.connect
+    failures = iter([BrokerUnavailable("gone")])
 
     def sometimes(self, *asked):
         for error in failures:
-            raise self.translated(error, None)
-        return client(self, *asked)
+            raise error
+        return connect(self, *asked)
 
     end = query.planned()
     tasks = query.reader.partitions(query.at, end)
-    monkeypatch.setattr(BrokerLink, "client", sometimes)
+    monkeypatch.setattr(BrokerLink, "connect", sometimes)
     found = [n for task in tasks for batch in query.reader.read(task) for n in batch["n"]]
     assert len(found) == 10 * PARTITIONS
 

@@ -20,7 +20,6 @@ from spark_stream.cli.options import (
 )
 from spark_stream.cli.output.show import show_status
 from spark_stream.client.connecting.connection import Connection
-from spark_stream.client.connecting.embedded import answers
 from spark_stream.client.log import Log
 from spark_stream.errors import BrokerUnavailable, InvalidConfig, InvalidOption
 
@@ -205,8 +204,7 @@ def status(
         bootstrap, directory = where(bootstrap, None)
     address = bootstrap or _address(directory)
     connection = Connection(address, timeout_s=timeout)
-    if not any(answers(each.strip()) for each in address.split(",")):
-        raise BrokerUnavailable(f"no broker answers at {address}", address=address)
+    connection.connect()
     with Log(connection) as log:
         show_status(log.status(), output)
 

@@ -1,14 +1,13 @@
 """Calls to a log, by any of its brokers: a lost broker is an error in time, never a hang.
 
-A connection speaks to one log. Each broker that it meets is asked for the id of its cluster before
-anything else; one of another cluster is refused.
+A connection speaks to one log. Each broker that it meets says the id of its cluster before anything
+else; one of another cluster is refused.
 
 Control calls go to one broker, which is kept while it answers; then another is looked for: of those
 that the user named, and of those that the cluster has besides. A broker that says who leads a topic
 has its caller sent there. What goes to the leader of a partition uses :meth:`Connection.at`.
 
-A connection belongs to the process that made it. (A process that has used gRPC and then forks
-hangs, so whoever forks makes a new one.)
+A connection belongs to the process that made it: a process that was forked makes its own.
 """
 
 from __future__ import annotations
@@ -21,14 +20,12 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final, TypeVar
 
-import pyarrow.flight as fl
-
 from spark_stream.client.connecting.embedded import (
     ensure_broker,
     live_address,
     recorded_cluster_id,
 )
-from spark_stream.client.connecting.link import BrokerLink, LogIdentity, acted, left
+from spark_stream.client.connecting.link import BrokerLink, LogIdentity, left
 from spark_stream.errors import (
     BrokerStopping,
     BrokerUnavailable,
@@ -128,14 +125,14 @@ class Connection:
         ``timeout_s``: less than the connection's own.
         """
         return self.retried(
-            lambda client, options: acted(client, options, name, body, result),
+            lambda link, within_s: link.act(name, body, result, within_s),
             timeout_s,
             once=name in _ONCE,
         )
 
     def retried(
         self,
-        call: Callable[[fl.FlightClient, fl.FlightCallOptions], T],
+        call: Callable[[BrokerLink, float], T],
         timeout_s: float | None = None,
         *,
         once: bool = False,
@@ -154,7 +151,7 @@ class Connection:
             try:
                 if link is None:
                     link = self.link(left(deadline))
-                return link.once(call, self.turn(deadline, tries, once=once))
+                return call(link, self.turn(deadline, tries, once=once))
             except IsologError as error:
                 if link is not None and isinstance(error, _LOST):
                     self._give_up(link)
@@ -177,7 +174,7 @@ class Connection:
                 raise InvalidRequest("the connection is closed", hint="Connect again.")
             found = self._links.get(address)
             if found is None:
-                found = BrokerLink(address, self._identity, self.timeout_s)
+                found = BrokerLink(address, self._identity)
                 self._links[address] = found
             return found
 
@@ -210,10 +207,10 @@ class Connection:
         finally:
             self._choosing.release()
 
-    def client(self, timeout_s: float | None = None) -> fl.FlightClient:
-        """A Flight client of such a broker; raises as :meth:`link`."""
-        deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
-        return self.link(left(deadline)).client(left(deadline))
+    def connect(self) -> None:
+        """Connect to such a broker, in one try; raises as :meth:`link`."""
+        deadline = time.monotonic() + self.timeout_s
+        self.link(left(deadline)).connect(left(deadline))
 
     def turn(self, deadline: float, tries: int = 0, *, once: bool = False) -> float:
         """How long one try may take: not all of the time, if there is another broker to ask.
@@ -264,7 +261,7 @@ class Connection:
     def _choose(self, deadline: float) -> BrokerLink:
         if self._path is not None:
             found = self.at(self._address_of(self._path))
-            found.client(left(deadline))
+            found.connect(left(deadline))
         else:
             found = self._first_that_answers(deadline)
             self._ask_for_brokers(found, deadline)
@@ -279,7 +276,7 @@ class Connection:
             last = number == len(addresses)
             try:
                 found = self.at(address)
-                found.client(left(deadline) if last else min(_GREETING_S, left(deadline)))
+                found.connect(left(deadline) if last else min(_GREETING_S, left(deadline)))
                 return found
             except BrokerUnavailable as error:
                 failure = failure or error

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from typing import Final
 
 from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.connecting.link import BrokerLink, left
 from spark_stream.client.connecting.routes import Route, Routes
-from spark_stream.client.connecting.watch import Owed, Watch, Watched
 from spark_stream.errors import (
     BrokerStopping,
     BrokerUnavailable,
@@ -55,7 +53,6 @@ class Router:
         self._connection = connection
         self._lock = threading.Lock()  # the innermost: guards the topics and their routes
         self._topics: dict[tuple[str, str], _Topic] = {}
-        self._watch = Watch(self)
 
     @property
     def timeout_s(self) -> float:
@@ -69,10 +66,6 @@ class Router:
     def link_to(self, broker_id: str, address: str) -> BrokerLink:
         """The link to a broker that a leader has named."""
         return self._connection.to(broker_id, address)
-
-    def watch(self, owed: Owed, patience_s: float, moved: Callable[[], None]) -> Watched:
-        """Looks after a call along a route; see :meth:`Watch.begin`."""
-        return self._watch.begin(owed, patience_s, moved)
 
     def route(
         self, topic: str, topic_id: str, partition: int, timeout_s: float | None = None

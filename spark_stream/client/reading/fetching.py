@@ -9,7 +9,6 @@ slow between two batches may outlive the deadline, and then simply asks again fr
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -19,13 +18,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.flight as fl
 from msgspec import structs
 
-from spark_stream.client.connecting.link import BrokerLink, left
+from spark_stream.client.connecting.link import left
 from spark_stream.client.connecting.router import Router
 from spark_stream.client.connecting.routes import Route
-from spark_stream.client.connecting.under_way import UNDER_WAY
 from spark_stream.client.reading.columns import Spans, View, offsets_of
 from spark_stream.client.reading.mapping import (
     LEADERS,
@@ -38,27 +35,27 @@ from spark_stream.client.reading.mapping import (
 from spark_stream.consistency.isolation import Bounds, Isolation
 from spark_stream.consistency.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.errors import IsologError, RequestTimeout
+from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
+from spark_stream.transport.streams import BlockingStream
 from spark_stream.wire.fetch_messages import (
     ChunkFacts,
     EndFacts,
     FailureFacts,
     Fetch,
+    FetchAnswer,
     PlacesFacts,
     fetch_answer,
 )
 from spark_stream.wire.limits import FETCH_BYTES_DEFAULT
+from spark_stream.wire.methods import FETCH
 from spark_stream.wire.schemas import OFFSET, empty_batch
 
 _RETRY_PAUSE_S: Final = 0.1
 
-# Buffers lie wherever gRPC received them. Acero (group_by, sort_by, join) warns of those that their
-# type's width does not divide, so they are copied: 30 ms of 400 of CPU for 450 MiB. A pyarrow that
-# is too old for the option leaves them.
-ALIGNED: Final = (
-    pa.ipc.IpcReadOptions(ensure_alignment=pa.ipc.Alignment.DataTypeSpecific)
-    if hasattr(pa.ipc, "Alignment")
-    else pa.ipc.IpcReadOptions()
-)
+CREDIT: Final = 32 << 20
+"""How many bytes a broker may send on a fetch before they are read."""
+FETCH_ERRORS: Final = (*TRANSPORT_ERRORS, pa.ArrowException, OSError)
+"""What ends a fetch; :func:`failure_of` makes one of our errors of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,44 +124,47 @@ class Source:
 
 
 class Cancellation:
-    """Ends the fetches of one reader, from any thread.
-
-    Of a Flight reader's methods ``cancel`` is the one that is safe beside a read of another thread.
-    """
+    """Ends the fetches of one reader, from any thread. It takes no lock: garbage may call it."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._reader: fl.FlightStreamReader | None = None
+        self._stream: BlockingStream | None = None
         self.asked = False
 
     def cancel(self) -> None:
         """Ends the fetch that is under way, and every later one."""
-        with self._lock:
-            self.asked = True
-            if self._reader is not None:
-                self._reader.cancel()
+        self.asked = True
+        self.end()
 
-    def leave(self, link: BrokerLink, client: fl.FlightClient) -> None:
-        """Ends the fetch that is under way, which its broker does not answer."""
-        with self._lock:
-            if self._reader is not None:
-                self._reader.cancel()
-                return
-        link.break_off(client)  # not even a reader is there yet
-
-    def begin(self, reader: fl.FlightStreamReader) -> None:
+    def begin(self, stream: BlockingStream) -> None:
         """A fetch begins; it is cancelled at once if that was asked for."""
-        with self._lock:
-            self._reader = reader
-            if self.asked:
-                reader.cancel()
+        self._stream = stream
+        if self.asked:
+            stream.cancel()
 
     def end(self) -> None:
-        """The fetch is over, read to its end or not."""
-        with self._lock:
-            reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.cancel()  # nobody reads it: the broker need not go on
+        """The fetch is over, read to its end or not: the broker need not go on."""
+        stream = self._stream
+        if stream is not None:
+            stream.cancel()
+
+
+def received(
+    stream: BlockingStream, deadline: float
+) -> Iterator[tuple[pa.RecordBatch | None, FetchAnswer]]:
+    """Yield what a broker sends on a fetch: the rows, None if there are none, and their facts.
+
+    The rows lie where they were received. Ends early if the stream is cancelled.
+
+    Raises:
+        FETCH_ERRORS
+    """
+    schema: pa.Schema | None = None
+    while (frame := stream.receive(left(deadline))) is not None:
+        if schema is None:
+            schema = pa.ipc.read_schema(pa.py_buffer(frame.body))
+            continue
+        rows = pa.ipc.read_record_batch(pa.py_buffer(frame.body), schema) if frame.body else None
+        yield rows, fetch_answer(bytes(frame.header))
 
 
 def fetch_once(
@@ -221,30 +221,21 @@ def _fetch(
     asked = source.fetch(start, end, wait_ms, max_bytes)
     route = source.route()
     try:
-        link = router.link(route)
-        client = link.client(left(deadline))
+        shared = router.link(route).connect(left(deadline))
     except IsologError as error:
         router.failed(route, error)
         raise
     machine = LEADERS.machine(route.address) if maps else None
     asked = structs.replace(asked, start_lineage=lineage, leader_epoch=route.epoch, machine=machine)
-    timeout = router.timeout_s + wait_ms / 1000
+    until = time.monotonic() + router.timeout_s + wait_ms / 1000
     under_way = cancellation or Cancellation()
     file: MappedFile | None = None
-    watched = router.watch(lambda: route, wait_ms / 1000, lambda: under_way.leave(link, client))
     try:
-        options = fl.FlightCallOptions(timeout=timeout, read_options=ALIGNED)
-        with UNDER_WAY:
-            reader = client.do_get(fl.Ticket(asked.to_bytes()), options)
-        under_way.begin(reader)
-        while True:
-            try:
-                with UNDER_WAY:
-                    chunk = reader.read_chunk()
-            except StopIteration:
-                return
-            facts = fetch_answer(chunk.app_metadata)
-            watched.rest()  # while the reader has the batch nothing is asked of the broker
+        stream = shared.channel.open(
+            FETCH, b"", asked.to_bytes(), end=True, credit=CREDIT, timeout_s=left(until)
+        )
+        under_way.begin(stream)
+        for rows, facts in received(stream, until):
             match facts:
                 case EndFacts():
                     router.answered(route, facts.leader_epoch)
@@ -259,7 +250,8 @@ def _fetch(
                     )
                     continue
                 case ChunkFacts():
-                    yield shown(source, chunk.data, facts)
+                    if rows is not None:
+                        yield shown(source, rows, facts)
                 case PlacesFacts():
                     columns = pa.schema([source.view.field(name) for name in source.view.asked])
                     for run in placed(router, asked, facts, left(deadline)):
@@ -274,18 +266,16 @@ def _fetch(
                             raise
                 case FailureFacts():
                     raise facts.error
-            watched.wake()
     except CannotMap as error:
         LEADERS.failed(route.address, error)
         raise
-    except (fl.FlightError, pa.ArrowException, OSError) as error:
+    except FETCH_ERRORS as error:
         if under_way.asked:
             return
-        mine = link.translated(error, client)
+        mine = failure_of(error, route.address)
         router.failed(route, mine)
         raise mine from error
     finally:
-        watched.end()
         under_way.end()
 
 

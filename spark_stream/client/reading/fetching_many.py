@@ -13,31 +13,31 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import pyarrow as pa
-import pyarrow.flight as fl
 from msgspec import structs
 
 from spark_stream.client.connecting.link import left
 from spark_stream.client.connecting.routes import Route
-from spark_stream.client.connecting.under_way import UNDER_WAY
 from spark_stream.client.reading.fetching import (
-    ALIGNED,
-    Cancellation,
+    CREDIT,
+    FETCH_ERRORS,
     Fetched,
     Source,
     moved_to,
+    received,
     shown,
 )
 from spark_stream.errors import InvalidRequest, IsologError
+from spark_stream.transport.failures import failure_of
+from spark_stream.transport.streams import BlockingStream
 from spark_stream.wire.fetch_messages import (
     ChunkFacts,
     EndFacts,
     FailureFacts,
     FetchMany,
     PlacesFacts,
-    fetch_answer,
 )
 from spark_stream.wire.limits import FETCH_BYTES_DEFAULT
+from spark_stream.wire.methods import FETCH_MANY
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ def _fetch(
 ) -> Iterator[tuple[int, Fetched]]:
     """The ranges of a group, which have one leader, in one call."""
     source, (_, route) = wanted[group[0][0]].source, group[0]
-    router, under_way = source.router, Cancellation()
+    router = source.router
     asked = FetchMany(
         fetches=[
             structs.replace(
@@ -87,39 +87,32 @@ def _fetch(
             for each, known in ((wanted[number], known) for number, known in group)
         ]
     )
+    deadline = time.monotonic() + router.timeout_s
     try:
-        link = router.link(route)
-        client = link.client(left(time.monotonic() + router.timeout_s))
+        shared = router.link(route).connect(left(deadline))
     except IsologError as error:
         logger.debug("ranges are left to be read by themselves: %s", error)
         return
-    watched = router.watch(lambda: route, 0, lambda: under_way.leave(link, client))
+    stream: BlockingStream | None = None
     try:
-        with UNDER_WAY:
-            options = fl.FlightCallOptions(timeout=router.timeout_s, read_options=ALIGNED)
-            reader = client.do_get(fl.Ticket(asked.to_bytes()), options)
-        under_way.begin(reader)
-        while True:
-            try:
-                with UNDER_WAY:
-                    chunk = reader.read_chunk()
-            except StopIteration:
-                return
-            facts = fetch_answer(chunk.app_metadata)
+        stream = shared.channel.open(
+            FETCH_MANY, b"", asked.to_bytes(), end=True, credit=CREDIT, timeout_s=left(deadline)
+        )
+        for rows, facts in received(stream, deadline):
             if isinstance(facts, PlacesFacts) or facts.fetch is None:
                 raise InvalidRequest("an answer does not say which range it is about")
             number = group[facts.fetch][0]
-            watched.rest()
             match facts:
                 case FailureFacts():
                     logger.debug("a range is left to be read by itself: %s", facts.error)
                 case EndFacts():
                     yield number, moved_to(wanted[number].source, facts.next)
                 case ChunkFacts():
-                    yield number, shown(wanted[number].source, chunk.data, facts)
-            watched.wake()
-    except (fl.FlightError, pa.ArrowException, OSError) as error:
-        logger.debug("ranges are left to be read by themselves: %s", link.translated(error, client))
+                    if rows is not None:
+                        yield number, shown(wanted[number].source, rows, facts)
+    except FETCH_ERRORS as error:
+        mine = failure_of(error, route.address)
+        logger.debug("ranges are left to be read by themselves: %s", mine)
     finally:
-        watched.end()
-        under_way.end()
+        if stream is not None:
+            stream.cancel()

@@ -21,11 +21,10 @@ from msgspec import structs
 from spark_stream.client.connecting.link import BrokerLink
 from spark_stream.client.connecting.router import Router
 from spark_stream.client.connecting.routes import Route
-from spark_stream.client.connecting.watch import Watched
 from spark_stream.client.values import TopicDescription
 from spark_stream.client.writing.appending import AppendStream
 from spark_stream.client.writing.lanes import Identity, Lane, Outgoing
-from spark_stream.errors import BrokerUnavailable, IsologError, LeaderUnavailable
+from spark_stream.errors import BrokerUnavailable, IsologError
 from spark_stream.wire.messages import Ack, AppendTo, Envelope
 
 _PAUSE_FIRST_S: Final = 0.05
@@ -111,7 +110,6 @@ class Channel:
         self._connecting = False  # from another thread than its own
         self._next_number = 0
         self._progress = 0.0
-        self._watched: Watched | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -163,8 +161,6 @@ class Channel:
     def progressed(self) -> None:
         """The broker has answered."""
         self._progress = time.monotonic()
-        if self._watched is not None:
-            self._watched.wake()
 
     def late(self, now: float) -> bool:
         """Whether a batch was not answered in its time, or none in the time of a call."""
@@ -177,9 +173,6 @@ class Channel:
         if stream is not self.stream:
             return False
         self.stream = None
-        if self._watched is not None:
-            self._watched.end()
-            self._watched = None
         return True
 
     def alter(self, topic: TopicDescription) -> AppendStream | None:
@@ -195,11 +188,6 @@ class Channel:
             placed.lane.lost()
             self.list(placed)
         return stream
-
-    def _owed(self) -> Route | None:
-        """The way along which an answer is expected."""
-        with self._lock:
-            return next((each.route for each in self.lanes.values() if each.lane.sent), None)
 
     # -- sending ----------------------------------------------------------------------------------
 
@@ -251,14 +239,6 @@ class Channel:
                 self._author.identity = None
         return None
 
-    def _leave(self) -> None:
-        """The broker says nothing, and another leads the partition by now."""
-        stream = self.stream
-        if stream is not None:
-            stream.break_off(
-                LeaderUnavailable(f"{self.link.address} says nothing and leads no more")
-            )
-
     # -- the channel's thread ---------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -307,19 +287,13 @@ class Channel:
         def ended(stream: AppendStream, reason: IsologError) -> None:
             self._owner.ended(self, stream, reason)
 
-        stream = self.link.once(
-            lambda client, _: AppendStream(self.link, client, topic, request, answered, ended),
-            self._router.timeout_s,
-        )
-        # Before anybody can write to it; its answers wait for the lock.
-        with self._lock:
-            stream.start()
+        shared = self.link.connect(self._router.timeout_s)
+        stream = AppendStream(shared, topic, request, answered, ended)
+        with self._lock:  # its answers wait for it
             if not self._closed and topic is self._topic:  # else it was altered meanwhile
+                stream.start()
                 self.stream = stream
                 self._progress = time.monotonic()
-                self._watched = self._router.watch(self._owed, 0.0, self._leave)
-                return
-        stream.close()
 
     def break_off(self, reason: BrokerUnavailable) -> None:
         """Ends the stream and its connection; without the lock."""

@@ -322,7 +322,7 @@ class Sender:
         try:
             with self._identifying:
                 if self._author.identity is None:
-                    self._connection.client()  # quick to fail where nobody answers
+                    self._connection.connect()  # quick to fail where nobody answers
                     self._author.identity = self._identified()
             delivery.serve()
         except IsologError as error:

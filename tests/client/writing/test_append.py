@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 
@@ -11,7 +10,6 @@ import pytest
 
 from spark_stream import Written
 from spark_stream.client.connecting.router import Router
-from spark_stream.client.writing.appending import AppendStream
 from spark_stream.errors import InvalidRecord, SchemaMismatch, UnknownPartition, UnknownTopic
 from spark_stream.wire.schemas import HEADERS_TYPE, TIMESTAMP_TYPE, stored_schema
 from tests.client.writing.test_send import partition_of
@@ -46,35 +44,6 @@ def test_a_producer_that_ends_leaves_the_next_one_what_it_knows(log, topic, monk
                 producer.append(topic, numbers(first, 5), partition=partition).result(20)
     assert asked == [topic]
     assert log.read(topic).num_rows == 40
-
-
-def test_nobody_writes_to_a_stream_whose_answers_nobody_reads_yet(log, topic, monkeypatch):
-    """A write that fails waits for who reads the answers: that thread must have been started."""
-    log.create_topic(topic, schema=NUMBERS)
-    order: list[str] = []
-    starting = threading.Event()
-    wrote = threading.Event()
-    start, write = AppendStream.start, AppendStream.write
-
-    def slowly(stream: AppendStream) -> None:
-        starting.set()
-        wrote.wait(0.5)  # whoever could write by now has time to
-        start(stream)
-        order.append("started")
-
-    def noted(stream: AppendStream, batch: pa.RecordBatch, envelope: bytes) -> None:
-        order.append("written")
-        wrote.set()
-        write(stream, batch, envelope)
-
-    monkeypatch.setattr(AppendStream, "start", slowly)
-    monkeypatch.setattr(AppendStream, "write", noted)
-    with log.producer() as producer:
-        first = producer.append(topic, numbers(0, 1))
-        assert starting.wait(20)
-        second = producer.append(topic, numbers(1, 1))
-        assert (first.result(20).offset, second.result(20).offset) == (0, 1)
-    assert (order[0], set(order[1:])) == ("started", {"written"})  # both at once, perhaps
 
 
 def test_an_empty_batch_is_settled_at_once_and_leaves_no_trace(log, topic):

@@ -1,0 +1,80 @@
+"""The connections of this process to brokers: one for each address, shared by all that use it.
+
+A connection lives for as long as somebody refers to its :class:`SharedChannel`, and is closed then.
+A forked process begins without any.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from dataclasses import replace
+from typing import Final
+
+from spark_stream.errors import BrokerUnavailable, RequestTimeout
+from spark_stream.transport.client import CLIENT_LIMITS, ClientChannel
+from spark_stream.transport.failures import Greeting, read_greeting
+from spark_stream.transport.streams import ConnectionLost
+
+# A broker that is stopped is left after this time, however long its calls may take.
+_LIMITS: Final = replace(CLIENT_LIMITS, heartbeat_s=2.0, silence_s=6.0)
+
+
+class SharedChannel:
+    """A connection to one broker, which others in this process may use as well."""
+
+    def __init__(self, channel: ClientChannel, greeting: Greeting) -> None:
+        self.channel = channel
+        self.greeting = greeting
+        weakref.finalize(self, channel.close).atexit = False
+
+
+_lock = threading.Lock()
+_channels: weakref.WeakValueDictionary[str, SharedChannel] = weakref.WeakValueDictionary()
+
+
+def _begin_anew() -> None:
+    """Forget the parent's connections; in a child that was forked a moment ago."""
+    global _lock, _channels
+    _lock = threading.Lock()  # another thread of the parent may have held it
+    _channels = weakref.WeakValueDictionary()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
+
+
+def shared_channel(address: str, timeout_s: float) -> SharedChannel:
+    """Return this process's connection to the broker at an address; make it if there is none.
+
+    Raises:
+        BrokerUnavailable: no broker is there, or none of ours.
+        RequestTimeout: something is there, and does not answer in ``timeout_s``.
+    """
+    found = _usable(address)
+    if found is not None:
+        return found
+    try:
+        channel = ClientChannel(address, timeout_s=timeout_s, limits=_LIMITS)
+    except ConnectionLost as error:
+        if error.code == "TIMEOUT":
+            raise RequestTimeout(str(error), address=address) from error
+        raise BrokerUnavailable(
+            f"no broker answers at {address}: {error.message}", address=address
+        ) from error
+    try:
+        made = SharedChannel(channel, read_greeting(channel.greeting, address))
+    except BrokerUnavailable:
+        channel.close()
+        raise
+    with _lock:
+        found = _usable(address)  # another thread may have connected meanwhile
+        if found is not None:
+            return found
+        _channels[address] = made
+    return made
+
+
+def _usable(address: str) -> SharedChannel | None:
+    found = _channels.get(address)
+    return found if found is not None and found.channel.is_usable else None
