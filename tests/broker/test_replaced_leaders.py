@@ -17,7 +17,7 @@ from spark_stream.errors import NotLeader
 from spark_stream.scripts.cutting import CutRange, find_cut
 from spark_stream.scripts.deciding import force_partitions
 from spark_stream.scripts.finishing import seal_partitions, write_markers
-from spark_stream.scripts.records import note_join
+from spark_stream.scripts.records import note_joins
 from spark_stream.scripts.steps import Seal
 from tests.broker.clusters import around, make
 from tests.broker.local_broker import LocalBroker, Surroundings
@@ -57,7 +57,7 @@ def write(partition: Partition) -> None:
 
 def decided(broker: LocalBroker, place: Joined) -> Transaction:
     """A commit, with the partition that has joined on record."""
-    broker.driver.run(note_join("loader", NUMBER, place))
+    broker.driver.run(note_joins("loader", NUMBER, [place]))
     return Transaction(
         "loader", state=State.COMMITTING, number=NUMBER, producer_id=PRODUCER, taken=(PRODUCER,)
     )
