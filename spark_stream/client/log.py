@@ -346,6 +346,9 @@ class Log(Closing):
         seconds, from its first record on. One that is deleted ends the iteration by UnknownTopic,
         as one that was named does. ``partitions``: only these of each named topic.
 
+        ``start``: ``"earliest"``, ``"latest"``, an offset, ``{partition: offset}``, or a datetime,
+        which is in UTC if it has no zone.
+
         ``filter``: only the records for which this predicate, in Spark's SQL, is true. The leader
         looks at the others; the position moves past them.
 

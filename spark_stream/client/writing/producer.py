@@ -139,7 +139,8 @@ class Producer:
     ) -> Future[Written]:
         """Send one record to a default-schema topic.
 
-        ``timestamp``: milliseconds since the epoch, or a datetime; now if it is left out. A key
+        ``timestamp``: an int, which is milliseconds since 1970, or a datetime, which is in UTC if
+        it has no zone (``datetime.now(UTC)`` is the present); now if it is left out. A key
         decides the partition unless ``partition`` does. ``headers``: a mapping of names to bytes,
         or a list of ``(name, bytes)``. Text is sent as UTF-8.
 

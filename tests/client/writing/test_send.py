@@ -146,7 +146,7 @@ def test_a_header_may_be_text(log, topic):
             datetime(2020, 1, 1, tzinfo=timezone(timedelta(hours=5, minutes=30))),
             datetime(2019, 12, 31, 18, 30, tzinfo=UTC),
         ),
-        (datetime(2020, 6, 1), datetime(2020, 6, 1).astimezone(UTC)),
+        (datetime(2020, 6, 1), datetime(2020, 6, 1, tzinfo=UTC)),
         (datetime.min.replace(tzinfo=UTC), datetime.min.replace(tzinfo=UTC)),
         (datetime.max.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)),
     ],
