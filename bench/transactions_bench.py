@@ -129,14 +129,15 @@ def _latency(log: isolog.Log, results: Results, partitions: int, rounds: int = 1
 
 
 def _wide(log: isolog.Log, results: Results, partitions: int = 2_000) -> None:
-    """A record in each of many partitions: the first ones, once they are warm, in a transaction."""
+    """A record in each of many partitions: first and later ones, plain and in transactions."""
     one = pa.record_batch({"value": values(1)})
-    log.create_topic("wide", partitions, schema=one.schema)
+    for name in ("wide", "wide-in-transactions"):
+        log.create_topic(name, partitions, schema=one.schema)
 
-    def append(producer: isolog.Producer) -> float:
+    def append(producer: isolog.Producer, topic: str = "wide") -> float:
         started = now()
         for partition in range(partitions):
-            producer.append("wide", one, partition=partition)
+            producer.append(topic, one, partition=partition)
         producer.flush()
         return now() - started
 
@@ -145,6 +146,10 @@ def _wide(log: isolog.Log, results: Results, partitions: int = 2_000) -> None:
         plain = min(append(outside) for _ in range(3))
     took = []
     with log.producer(transactional_id="wide") as inside:
+        with inside.transaction():
+            first = append(inside, "wide-in-transactions")
+        name = f"first append to {partitions:,} partitions in one transaction"
+        results.add(name, "s", measured=first)
         for _ in range(3):
             started = now()
             with inside.transaction():

@@ -93,26 +93,36 @@ class Append:
         return None if self._taken is None else self._taken.pending
 
     @property
-    def needs_preparation(self) -> bool:
-        """Whether its partition must make files, or join its transaction, before it is appended.
+    def is_cold(self) -> bool:
+        """Whether its partition has to make files before it.
 
         Both wait for the disk, so the queues of several partitions do them at the same time.
         """
         found = self._hosted.replicas.get(self.partition)
-        if not isinstance(found, Partition):
-            return False
+        return isinstance(found, Partition) and found.is_empty
+
+    @property
+    def to_join(self) -> tuple[Partition, Stamp] | None:
+        """The partition that has to join its transaction before it, and its stamp; else None."""
         stamp = self._stamp
-        if found.is_empty or stamp is None or stamp.transaction == NO_TRANSACTION:
-            return found.is_empty
-        return not found.has_joined(stamp.transaction, stamp.producer_id)
+        if stamp is None or stamp.transaction == NO_TRANSACTION:
+            return None
+        found = self._hosted.replicas.get(self.partition)
+        if not isinstance(found, Partition):
+            return None
+        return None if found.has_joined(stamp.transaction, stamp.producer_id) else (found, stamp)
 
     def finish_at_once(self) -> Script[bool]:
-        """Appends and acknowledges if nothing has to be waited for.
+        """Appends and acknowledges, or acknowledges why not, if nothing has to be waited for.
 
         False: others hold the partition, or it is in the log and :attr:`pending`. Appends of others
         take so little that a moment of patience is better than a thread.
         """
-        return self._advance(_PATIENCE_S, wait=False)
+        left = self._left()
+        if left <= 0:  # it has waited for others to join
+            self._answer(self._late())
+            return True
+        return (yield from self._advance(min(_PATIENCE_S, left), wait=False))
 
     def take(self) -> Script[None]:
         """Appends, however long others hold the partition, or acknowledges why not; never raises.

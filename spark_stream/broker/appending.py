@@ -6,7 +6,8 @@ do not wait for each other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,14 +19,19 @@ from spark_stream.broker.append import Append, AppendStream
 from spark_stream.broker.append_queues import AppendQueues
 from spark_stream.broker.host import Host
 from spark_stream.broker.hosted import HostedTopic
+from spark_stream.broker.joining import join_together
+from spark_stream.broker.partition import Partition
 from spark_stream.broker.transactions import TransactionDesk
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.isolation import PRODUCER_LEVELS
+from spark_stream.consistency.producers import Stamp
 from spark_stream.environment import Clock
-from spark_stream.errors import InvalidRequest, SchemaMismatch
+from spark_stream.errors import InvalidRequest, IsologError, SchemaMismatch
 from spark_stream.wire.evolution import evolves
 from spark_stream.wire.messages import AppendTo, Envelope
 from spark_stream.wire.schemas import mismatch
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,7 @@ def serve_appends(
 
     A batch is appended by this thread if its partition is free and needs no preparation. Otherwise
     it goes to the partition's queue, and the stream goes on with the next: a partition that is
-    held, or has to make its files or join a transaction first, holds up no other.
+    held, or has to make its files, holds up no other. Those that join a transaction do so together.
 
     Raises:
         UnknownTopic, SchemaMismatch, InvalidRequest: for the stream as a whole, before any batch.
@@ -62,20 +68,45 @@ def serve_appends(
     hosted = host.topic(request.topic, request.topic_id)
     _check_fits(host, hosted, schema)
     answers, stream = Answers(write), AppendStream(request, clock, desk.finished)
-    queues, line = AppendQueues(), AckLine(clock, request.timeout_ms / 1000)
+    queues = AppendQueues(lambda batches: _join(desk, request.transactional_id, batches))
+    line = AckLine(clock, request.timeout_ms / 1000)
     try:
         for batch, metadata in batches:
             envelope = _envelope(target, metadata)
             hosted = host.topic(hosted.topic.name, hosted.topic.id)  # it may have been altered
             answer = answers.next_place(envelope.partition)
             append = _StreamAppend(Append(stream, hosted, envelope, batch, answer), desk, line)
-            waits = append.partition in queues or append.needs_preparation
+            waits = append.partition in queues or append.has_to_join
             if waits or not append.finish_at_once():
                 queues.put(append)
     finally:
         queues.finish()
         line.finish()
     answers.raise_failure()
+
+
+def _join(
+    desk: TransactionDesk, transactional_id: str | None, batches: Sequence[_StreamAppend]
+) -> None:
+    """Let the partitions of these batches join their transactions; never raises.
+
+    Where a batch's partition has not joined then, the append of the batch says why.
+    """
+    if transactional_id is None:
+        return
+    groups: dict[tuple[int, int, int], tuple[Stamp, list[Partition]]] = {}
+    for partition, stamp in filter(None, (each.append.to_join for each in batches)):
+        key = (stamp.transaction, stamp.producer_id, stamp.epoch)
+        groups.setdefault(key, (stamp, []))[1].append(partition)
+    for stamp, partitions in groups.values():
+        try:
+            desk.run(join_together(desk.finished, partitions, stamp, transactional_id))
+        except IsologError:
+            pass
+        except Exception:
+            logger.exception(
+                "%d partitions join transaction %d", len(partitions), stamp.transaction
+            )
 
 
 def _check_fits(host: Host, hosted: HostedTopic, schema: pa.Schema) -> None:
@@ -104,40 +135,45 @@ class _StreamAppend:
     """An append whose steps this thread, one of the queues', or the line's takes."""
 
     def __init__(self, append: Append, desk: TransactionDesk, line: AckLine) -> None:
-        self._append = append
+        self.append = append
         self._desk = desk
         self._line = line
         self.partition = append.partition
-        self.needs_preparation = append.needs_preparation
 
     @cached_property
     def size(self) -> int:
         """What it holds of memory, in bytes; only who waits for the partition is asked."""
-        return self._append.size
+        return self.append.size
 
     @property
     def deadline(self) -> float:
-        return self._append.deadline
+        return self.append.deadline
+
+    @property
+    def has_to_join(self) -> bool:
+        return self.append.to_join is not None
 
     def finish_at_once(self) -> bool:
         """Whether the partition need not be waited for."""
-        if self._desk.run(self._append.finish_at_once()):
+        if self.append.is_cold:
+            return False
+        if self._desk.run(self.append.finish_at_once()):
             return True
         return self._wait_in_line()
 
     def finish(self) -> None:
-        self._desk.run(self._append.take())
+        self._desk.run(self.append.take())
         self._wait_in_line()
 
     def when_settled(self, heard: Callable[[], None]) -> None:
-        assert self._append.pending is not None
-        self._append.pending.when_settled(heard)
+        assert self.append.pending is not None
+        self.append.pending.when_settled(heard)
 
     def acknowledge(self) -> None:
-        self._desk.run(self._append.finish())
+        self._desk.run(self.append.finish())
 
     def _wait_in_line(self) -> bool:
-        if self._append.pending is None:
+        if self.append.pending is None:
             return False
         self._line.put(self)
         return True

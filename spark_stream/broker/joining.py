@@ -1,20 +1,24 @@
-"""A batch of a transaction on its way into a partition, as a script.
+"""A batch of a transaction on its way into a partition, as scripts.
 
 Order of steps (``consistency.joins`` says why): the partition opens a join, the join is put on
 record, the partition confirms it, and then it takes the batch. Where the
-join is confirmed already, only the last is left.
+join is confirmed already, only the last is left. Many partitions can join before their batches
+come, with one write.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from spark_stream.broker.outcomes import Candidate, Taken
 from spark_stream.broker.partition import Partition
 from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.joins import PendingJoin
 from spark_stream.consistency.producers import Stamp
 from spark_stream.consistency.transactions import Joined
-from spark_stream.errors import InvalidTransaction, ProducerFenced
+from spark_stream.errors import InvalidTransaction, IsologError, ProducerFenced
 from spark_stream.scripts import deciding
 from spark_stream.scripts.finishing import Finished
 from spark_stream.scripts.steps import Script, Step
@@ -79,13 +83,45 @@ def _join(
     pending = at.open_join(stamp.transaction, stamp.producer_id, batch.patience_s)
     if pending is None:
         return False
+    yield from _put_on_record(finished, [(at, pending)], stamp, transactional_id, waits=True)
+    return True
+
+
+def join_together(
+    finished: Finished, partitions: Iterable[Partition], stamp: Stamp, transactional_id: str
+) -> Script[None]:
+    """Let different partitions join the transaction, as far as they are free and led here.
+
+    What has not joined then joins with its first batch, or learns why it cannot.
+
+    Raises: as ``deciding.join``.
+    """
+    opened = []
+    for each in partitions:
+        with suppress(IsologError):
+            pending = each.open_join(stamp.transaction, stamp.producer_id, patience_s=0)
+            if pending is not None:
+                opened.append((each, pending))
+    if opened:
+        yield from _put_on_record(finished, opened, stamp, transactional_id, waits=False)
+
+
+def _put_on_record(
+    finished: Finished,
+    opened: Sequence[tuple[Partition, PendingJoin]],
+    stamp: Stamp,
+    transactional_id: str,
+    *,
+    waits: bool,
+) -> Script[None]:
+    """Put joins on record that are open, and close them; ``waits``: as ``Partition.close_join``."""
     on_record = False
-    place = Joined(at.topic, at.topic_id, at.number)
+    places = [Joined(at.topic, at.topic_id, at.number) for at, _ in opened]
     try:
         yield from deciding.join(
-            finished, transactional_id, stamp.transaction, stamp.producer_id, stamp.epoch, place
+            finished, transactional_id, stamp.transaction, stamp.producer_id, stamp.epoch, *places
         )
         on_record = True
     finally:
-        at.close_join(pending, on_record=on_record)
-    return True
+        for at, pending in opened:
+            at.close_join(pending, on_record=on_record, waits=waits)

@@ -271,17 +271,26 @@ class Partition(FollowingReplica):
         finally:
             self._lock.release()
 
-    def close_join(self, pending: PendingJoin, *, on_record: bool) -> None:
+    def close_join(self, pending: PendingJoin, *, on_record: bool, waits: bool = True) -> None:
         """The record names this partition, or refused to.
 
         A transaction that was sealed meanwhile has not joined: its batches are refused
-        (``consistency.joins``).
+        (``consistency.joins``). ``waits=False``: where others hold the partition, return at once;
+        the holder does this when it lets go.
         """
-        with self._lock:
+
+        def close() -> tuple[WakeUp, ...]:
             if on_record:
                 self._core.joins.confirm(pending)
             else:
                 self._core.joins.give_up(pending)
+            return ()
+
+        if waits:
+            with self._lock:
+                close()
+        else:
+            self._lock.do_soon(close)
 
     def described(self) -> Described:
         """How the partition is, as its leader sees it."""

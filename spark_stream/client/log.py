@@ -7,9 +7,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from inspect import signature
 from pathlib import Path
-from typing import Any, Final, Never, NoReturn, overload
+from typing import Any, Final, Never, overload
 
 import pyarrow as pa
 from msgspec import structs
@@ -25,6 +24,7 @@ from spark_stream.client.reading.fetching import Source, check_place, fetch_rang
 from spark_stream.client.reading.positions import Place, resolve
 from spark_stream.client.topics import TopicsClient, level
 from spark_stream.client.transactions import TransactionsClient, described
+from spark_stream.client.unknown_options import known_options, refuse_unknown
 from spark_stream.client.values import (
     BrokerStatus,
     ClusterDescription,
@@ -36,11 +36,10 @@ from spark_stream.client.values import (
 from spark_stream.client.writing.producer import Producer
 from spark_stream.client.writing.transactional import TransactionalProducer
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.errors import InvalidOption, OffsetEvicted, Unsupported
+from spark_stream.errors import InvalidOption, OffsetEvicted
 from spark_stream.sql.ddl import parse_schema
 from spark_stream.wire.limits import REQUEST_TIMEOUT_S
 from spark_stream.wire.messages import Empty, Status
-from spark_stream.wire.nearest import meant
 
 _READERS_MAX: Final = 4
 
@@ -52,6 +51,7 @@ def connect(
     timeout: float = REQUEST_TIMEOUT_S,
     idle_seconds: float | None = None,
     create: bool = True,
+    **unknown: Never,
 ) -> Log:
     """Connects to a log: by any broker's ``host:port``, or by the ``path`` of a directory.
 
@@ -61,10 +61,11 @@ def connect(
     unless ``create`` is false.
 
     Raises:
-        InvalidOption: neither or both were given, or an address is not valid.
+        InvalidOption: neither or both were given, an address is not valid, or an option is unknown.
         UnknownLog: with ``create=False`` there is no log at ``path``.
         BrokerUnavailable: nobody answers. With ``path`` also what kept the broker from starting.
     """
+    refuse_unknown("isolog.connect", unknown, known_options(connect))
     if path is not None and not os.fspath(path):
         raise InvalidOption(
             "path is empty", option="path", hint='Name a directory: the working directory is ".".'
@@ -301,8 +302,19 @@ class Log(Closing):
 
         With a ``transactional_id`` it is a :class:`TransactionalProducer`, whose settings have a
         ``transaction_timeout_ms`` (60,000) as well.
+
+        Raises:
+            InvalidOption: a setting has a value that it does not take, or is unknown.
         """
+        known = known_options(Producer, TransactionalProducer)
+        refuse_unknown("log.producer", settings.keys() - known, known - {"branch"})
         if transactional_id is None:
+            if "transaction_timeout_ms" in settings:
+                raise InvalidOption(
+                    "transaction_timeout_ms is for a producer of transactions",
+                    hint="Give transactional_id= as well.",
+                    option="transaction_timeout_ms",
+                )
             return Producer(self._connection, self._topics, isolation=isolation, **settings)
         return TransactionalProducer(
             self._connection,
@@ -334,6 +346,9 @@ class Log(Closing):
         seconds, from its first record on. One that is deleted ends the iteration by UnknownTopic,
         as one that was named does. ``partitions``: only these of each named topic.
 
+        ``start``: ``"earliest"``, ``"latest"``, an offset, ``{partition: offset}``, or a datetime,
+        which is in UTC if it has no zone.
+
         ``filter``: only the records for which this predicate, in Spark's SQL, is true. The leader
         looks at the others; the position moves past them.
 
@@ -345,8 +360,7 @@ class Log(Closing):
             Unsupported: a consumer group is asked for.
             UnknownTopic, UnknownPartition, SchemaMismatch, InvalidFilter.
         """
-        for option in unknown:
-            _refuse(option)
+        refuse_unknown("log.consumer", unknown, known_options(Log.consumer))
         return Consumer(
             self._connection,
             self._topics,
@@ -451,18 +465,6 @@ class Log(Closing):
     def close(self) -> None:
         """Lets go of the connection. The broker of a ``path`` goes on until it is idle."""
         self._connection.close()
-
-
-def _refuse(option: str) -> NoReturn:
-    """Raise the error for an option that ``Log.consumer`` does not have."""
-    if option in ("group", "group_id"):
-        raise Unsupported(
-            f"{option}: consumer groups come later",
-            hint="Share a topic by hand, with partitions=[...]; name= stores the position.",
-            option=option,
-        )
-    has = sorted(signature(Log.consumer).parameters.keys() - {"self", "unknown"})
-    raise InvalidOption(f"log.consumer has no option {option!r}{meant(option, has)}", option=option)
 
 
 def _schema(given: pa.Schema | str | None) -> pa.Schema | None:

@@ -14,15 +14,19 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def to_microseconds(moment: datetime) -> int:
-    """Microseconds since the epoch; a moment without a zone is local time, as Python has it."""
-    if moment.tzinfo is None:  # pandas' own cannot become local time by themselves
-        moment = datetime.combine(moment.date(), moment.time())
+    """Return the microseconds since the epoch; a moment without a zone is in UTC.
+
+    It is so everywhere, as in Spark's options: what a program reads does not depend on the zone of
+    the machine that it runs on.
+    """
+    if moment.tzinfo is None:
+        moment = datetime.combine(moment.date(), moment.time(), UTC)
     span = moment.astimezone(UTC) - _EPOCH
     return (span.days * 86_400 + span.seconds) * 1_000_000 + span.microseconds
 
 
 def timestamp_us(timestamp: int | datetime | None) -> int:
-    """A record's timestamp in microseconds: from milliseconds, a datetime, or now."""
+    """Return a record's timestamp in microseconds: from milliseconds, a datetime, or now."""
     if timestamp is None:
         return time.time_ns() // 1000
     if isinstance(timestamp, datetime):

@@ -158,18 +158,18 @@ def join(
     number: int,
     producer_id: int,
     epoch: int,
-    at: Joined,
+    *places: Joined,
 ) -> Script[None]:
-    """The partition takes part from now on.
+    """Let different partitions take part from now on: all of them, or none.
 
-    Order of steps: the join is put on record, then the transaction's record is read. If that is
-    still open then, its decision comes later, and who finishes it finds the join. If not, the join
-    may have come too late to be found, and is refused; the broker's sweep removes it then. The look
-    before both keeps a stamp that is wrong from putting anything on record.
+    Order of steps: the joins are put on record, then the transaction's record is read. If that is
+    still open then, its decision comes later, and who finishes it finds the joins. If not, the
+    joins may have come too late to be found, and are refused; the broker's sweep removes them then.
+    The look before both keeps a stamp that is wrong from putting anything on record.
 
     Raises:
         ProducerFenced, TransactionAborted, InvalidTransaction, UnknownTransaction,
-        ForeignBranch: it must not take the batch.
+        ForeignBranch: The partitions must not take batches of this stamp.
     """
 
     def check() -> Script[None]:
@@ -178,7 +178,7 @@ def join(
         allowed(outcome, number, f"{_JOIN} by producer {producer_id} of epoch {epoch}")
 
     yield from check()
-    yield from records.note_join(transactional_id, number, at)
+    yield from records.note_joins(transactional_id, number, places)
     try:
         yield from check()
     except IsologError:

@@ -33,7 +33,15 @@ from spark_stream.consistency.transactions import (
     State,
     Transaction,
 )
-from spark_stream.scripts.steps import Script, delete, delete_many, get, list_records, put
+from spark_stream.scripts.steps import (
+    Script,
+    delete,
+    delete_many,
+    get,
+    list_records,
+    put,
+    put_many,
+)
 
 Rule = Callable[[Transaction], Outcome]
 Judge = Callable[[Transaction], Script[Outcome]]
@@ -118,9 +126,9 @@ def delete_expired(gone: Iterable[tuple[Record, Transaction]]) -> Script[None]:
 # -- the partitions of a transaction --------------------------------------------------------------
 
 
-def note_join(transactional_id: str, number: int, at: Joined) -> Script[None]:
-    """Put on record that the partition has joined; it may be there already."""
-    yield from put(*join_of(transactional_id, number, at))
+def note_joins(transactional_id: str, number: int, places: Iterable[Joined]) -> Script[None]:
+    """Put on record, with one write, that the partitions have joined; it may be there already."""
+    yield from put_many(join_of(transactional_id, number, at) for at in places)
 
 
 def read_places(number: int) -> Script[tuple[Joined, ...]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 import spark_stream as isolog
 from spark_stream.broker.append_queues import QUEUED_BYTES_MAX, AppendQueues
 from spark_stream.broker.config import BrokerConfig
+from spark_stream.broker.joining import join_together
 from spark_stream.broker.partition import Partition
 from spark_stream.broker.process import Broker
 from spark_stream.consistency.epochs import EpochHistory
@@ -22,7 +23,14 @@ from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.partition_record import Member, PartitionRecord
 from spark_stream.consistency.producers import Stamp
 from spark_stream.environment import SystemClock
-from spark_stream.errors import InternalError, RequestTimeout, UnknownOutcome, from_wire
+from spark_stream.errors import (
+    InternalError,
+    IsologError,
+    RequestTimeout,
+    UnknownOutcome,
+    from_wire,
+)
+from spark_stream.scripts.steps import Script
 from spark_stream.storage.log import LogFormat, PartitionLog
 from spark_stream.wire.sockets import end_connections
 from tests.append_streams import Stream
@@ -82,6 +90,50 @@ def test_a_held_partition_holds_up_no_other_of_a_transaction(broker):
     stream.writer.close()
     owner.commit()
     assert partition_of(broker, 0).bounds().last_stable_offset == 2
+
+
+def test_partitions_that_join_together_leave_out_one_that_is_held(broker):
+    owner, partitions, script = joining_together(broker)
+    with partitions[1]._lock:
+        broker._desk.run(script)
+    joined = [each.has_joined(owner.number, owner.producer) for each in partitions]
+    assert joined == [True, False, True]
+
+
+def test_a_partition_that_is_held_when_its_join_is_on_record_confirms_it_once_it_is_free(broker):
+    owner, partitions, script = joining_together(broker)
+
+    def held(script: Script[None]) -> Script[None]:
+        step = next(script)  # the joins are open
+        partitions[1]._lock.acquire()
+        while True:
+            answer = yield step
+            try:
+                step = script.send(answer)
+            except StopIteration:
+                return
+
+    broker._desk.run(held(script))
+    joined = [each.has_joined(owner.number, owner.producer) for each in partitions]
+    assert joined == [True, False, True]
+    partitions[1]._lock.release()
+    assert partitions[1].has_joined(owner.number, owner.producer)
+
+
+def test_partitions_that_may_not_join_together_remember_nothing_of_it(broker):
+    owner, partitions, script = joining_together(broker)
+    owner.abort()
+    with pytest.raises(IsologError):
+        broker._desk.run(script)
+    assert [len(each._core.joins) for each in partitions] == [0, 0, 0]
+
+
+def joining_together(broker: Broker) -> tuple[Owner, list[Partition], Script[None]]:
+    """The owner of an open transaction, and a script by which all partitions join it."""
+    owner = Owner(flight_client(broker.address)).begin()
+    stamp = Stamp(owner.producer, owner.epoch, 0, owner.number)
+    partitions = [partition_of(broker, number) for number in range(3)]
+    return owner, partitions, join_together(broker._desk.finished, partitions, stamp, owner.name)
 
 
 def test_a_stream_ends_after_its_last_batch_was_acknowledged(broker):
@@ -149,6 +201,8 @@ def test_a_batch_that_fails_for_no_reason_that_is_known_is_answered_and_so_are_t
 class Waiting:
     """A queued batch that is through when the test says so."""
 
+    has_to_join = False
+
     def __init__(self, partition: int, size: int) -> None:
         self.partition, self.size = partition, size
         self.may_finish = threading.Event()
@@ -160,7 +214,7 @@ class Waiting:
 
 
 def test_what_waits_for_held_partitions_is_bounded_in_bytes():
-    queues = AppendQueues()
+    queues = AppendQueues(lambda _: None)
     batches = [Waiting(number % 2, QUEUED_BYTES_MAX // 2) for number in range(3)]
     queues.put(batches[0])
     queues.put(batches[1])
@@ -178,6 +232,48 @@ def test_what_waits_for_held_partitions_is_bounded_in_bytes():
         batch.may_finish.set()
     queues.finish()
     assert all(batch.finished for batch in batches)
+
+
+class First(Waiting):
+    """The first batch of a partition in a transaction; ``free``: the partition is not held."""
+
+    has_to_join = True
+
+    def __init__(self, partition: int, *, free: bool = True) -> None:
+        super().__init__(partition, 1)
+        self.free = free
+
+    def finish_at_once(self) -> bool:
+        self.finished |= self.free
+        return self.free
+
+
+def test_first_batches_of_a_transaction_join_in_groups_that_gather_while_others_join():
+    groups: list[list[int]] = []
+    begun, may_go_on = threading.Event(), threading.Event()
+
+    def join(batches: Sequence[First]) -> None:
+        groups.append([each.partition for each in batches])
+        begun.set()
+        may_go_on.wait(60)
+
+    queues = AppendQueues(join)
+    batches = [First(0), First(1), First(2, free=False), First(3)]
+    queues.put(batches[0])
+    assert begun.wait(10)
+    later = Waiting(1, 1)
+    for batch in (*batches[1:], later):
+        queues.put(batch)
+    may_go_on.set()
+    eventually(lambda: batches[3].finished)
+    assert groups == [[0], [1, 2, 3]]
+    assert [batch.finished for batch in batches] == [True, True, False, True]
+    assert not later.finished
+    batches[2].may_finish.set()
+    later.may_finish.set()
+    queues.finish()
+    assert batches[2].finished
+    assert later.finished
 
 
 # -- with followers -------------------------------------------------------------------------------

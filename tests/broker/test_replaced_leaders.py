@@ -17,10 +17,10 @@ from spark_stream.errors import NotLeader
 from spark_stream.scripts.cutting import CutRange, find_cut
 from spark_stream.scripts.deciding import force_partitions
 from spark_stream.scripts.finishing import seal_partitions, write_markers
-from spark_stream.scripts.records import note_join
-from spark_stream.scripts.steps import Seal
-from tests.broker.clusters import around, make
-from tests.broker.local_broker import LocalBroker, Surroundings
+from spark_stream.scripts.records import note_joins
+from spark_stream.scripts.steps import IsReplicated, Seal
+from tests.broker.clusters import around, make, see
+from tests.broker.local_broker import LocalBroker, Surroundings, replicate
 from tests.support import numbers
 
 __all__ = ["around"]
@@ -57,7 +57,7 @@ def write(partition: Partition) -> None:
 
 def decided(broker: LocalBroker, place: Joined) -> Transaction:
     """A commit, with the partition that has joined on record."""
-    broker.driver.run(note_join("loader", NUMBER, place))
+    broker.driver.run(note_joins("loader", NUMBER, [place]))
     return Transaction(
         "loader", state=State.COMMITTING, number=NUMBER, producer_id=PRODUCER, taken=(PRODUCER,)
     )
@@ -118,3 +118,32 @@ def test_a_leader_that_was_replaced_seals_nothing(three):
     three[2].host.topic("t").replicas[1].follow(LeaderEpoch(9))
     with pytest.raises(NotLeader):
         before.seal(NUMBER)
+
+
+def lead(leader: LocalBroker) -> None:
+    """Put on record that this broker leads ``t/0`` in the next epoch; all see it."""
+    stored = leader.host.view_of(PartitionId(leader.host.find("t").id, 0))
+    assert stored is not None
+    epoch = LeaderEpoch(stored.record.leader_epoch + 1)
+    moved = replace(stored.record, leader=leader.id, leader_epoch=epoch)
+    leader.store.put_many([put_of(stored.id, moved, stored.version)])
+    see(leader.around)
+
+
+def test_entries_of_an_earlier_epoch_are_not_taken_for_what_has_their_place_now(around):
+    """Their broker leads again, and what it wrote there first was cut off."""
+    a, b = around.start("a"), around.start("b")
+    make(a, "t", "ab")
+    partition = a.partition("t")
+    for number in range(2):
+        partition.append(numbers(number, 1))
+    asked = IsReplicated(at(a, 0), partition.log.end.entry, partition.leader_epoch)
+    assert a.tried(asked) is False
+    lead(b)
+    b.partition("t").append(numbers(5, 2))
+    b.partition("t").append(numbers(7, 2))
+    replicate(b, a, "t")
+    lead(a)
+    replicate(a, b, "t")
+    assert partition.replica.bounds_state.high_watermark.entry == asked.entry
+    assert isinstance(a.tried(asked), NotLeader)

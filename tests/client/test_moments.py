@@ -32,11 +32,12 @@ def test_the_last_microsecond_before_1970():
     assert to_microseconds(EPOCH - timedelta(microseconds=1)) == -1
 
 
-def test_a_moment_without_a_zone_is_local_time(monkeypatch):
+@pytest.mark.parametrize("kind", [datetime, pd.Timestamp])
+def test_a_moment_without_a_zone_is_in_utc_whatever_the_machines_zone_is(monkeypatch, kind):
     monkeypatch.setenv("TZ", "Asia/Kolkata")
     time.tzset()
     try:
-        assert to_microseconds(datetime(1970, 1, 1, 5, 30)) == 0
+        assert to_microseconds(kind(1970, 1, 1)) == 0
     finally:
         monkeypatch.undo()
         time.tzset()

@@ -34,7 +34,7 @@ from spark_stream.scripts.records import (
     read_places,
     ruled,
 )
-from spark_stream.scripts.steps import Put
+from spark_stream.scripts.steps import Get, PutMany
 from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
 from tests.scripts.on_store import OnStore
 
@@ -153,12 +153,23 @@ def test_what_a_join_writes_does_not_grow_with_the_joins_before_it():
     for first in (0, 1_000):
         for number in range(first, first + 1_000):
             on.run(deciding.join(Finished(), "x", 1, 2, 0, Joined("t", "id", number)))
-        puts = [step for step in on.steps if isinstance(step, Put)]
-        costs.append((len(puts), sum(len(json.dumps(each.value)) for each in puts)))
+        puts = [step for step in on.steps if isinstance(step, PutMany)]
+        values = [json.dumps(put.value) for each in puts for put in each.puts]
+        costs.append((len(puts), sum(map(len, values))))
         on.steps.clear()
     assert costs[0][0] == costs[1][0] == 1_000
     assert costs[1][1] == costs[0][1]
     assert len(on.run(read_places(1))) == 2_000
+
+
+def test_partitions_that_join_together_cost_one_write_and_two_reads():
+    on = in_memory()
+    begin(on, "x")
+    on.steps.clear()
+    places = [Joined("t", "id", number) for number in range(2_000)]
+    on.run(deciding.join(Finished(), "x", 1, 2, 0, *places))
+    assert [type(step) for step in on.steps] == [Get, PutMany, Get]
+    assert set(on.run(read_places(1))) == set(places)
 
 
 def test_a_join_that_comes_after_the_decision_is_refused():

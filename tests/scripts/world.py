@@ -34,6 +34,7 @@ from spark_stream.scripts.steps import (
     PartitionStep,
     Pause,
     Put,
+    PutMany,
     ReadEpochs,
     Script,
     Seal,
@@ -245,7 +246,9 @@ class World:
 
     def carry_out(self, broker: Broker, step: Step) -> Any:
         match step:
-            case FindTransactions() | Get() | ListRecords() | Put() | Delete() | DeleteMany():
+            case FindTransactions() | Get() | ListRecords():
+                return answer_of(self.store, step)
+            case Put() | PutMany() | Delete() | DeleteMany():
                 return answer_of(self.store, step)
             case Pause():
                 return None

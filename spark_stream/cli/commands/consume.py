@@ -47,7 +47,7 @@ def consume(
             "--from",
             metavar="PLACE",
             help="earliest, latest, an offset, -N (the last N of each partition), a moment"
-            " (2024-05-01T12:30:00Z), or how long ago (90s, 30m, 1h, 2d).",
+            " (2024-05-01T12:30:00Z; UTC without a zone), or how long ago (90s, 30m, 1h, 2d).",
             rich_help_panel=_WHICH,
         ),
     ] = "earliest",

@@ -61,7 +61,7 @@ def produce(
         str | None,
         typer.Option(
             metavar="TEXT",
-            help="In lines: the key is what is before it.",
+            help="In lines: the key is what is before the first one; a line without is refused.",
             show_default=False,
             rich_help_panel=_INPUT,
         ),

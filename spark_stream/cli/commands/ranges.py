@@ -28,7 +28,7 @@ _AGO: Final = re.compile(rf"([0-9]+)([{''.join(_UNITS)}])")
 def place_of(option: str, text: str) -> Place:
     """Return the place that a user writes: a name, an offset (-N: N before the end), a moment.
 
-    A moment is ISO 8601, without a zone in local time, or how long ago it was: ``90s``, ``1h``.
+    A moment is ISO 8601, without a zone in UTC, or how long ago it was: ``90s``, ``1h``.
     """
     if text in ("earliest", "latest"):
         return text
@@ -38,6 +38,7 @@ def place_of(option: str, text: str) -> Place:
         if ago := _AGO.fullmatch(text):
             return datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
         moment = datetime.fromisoformat(text)
+        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
         moment.astimezone(UTC)  # some near the years 1 and 9999 have no UTC
         return moment
     except (ValueError, OverflowError):

@@ -114,7 +114,7 @@ def abort(
     path: LogPath = None,
     yes: Yes = False,
 ) -> None:
-    """Aborts the open transaction of an id, whoever owns it. Its producer is fenced.
+    """Abort the open transaction of an id, whoever owns it. Its producer is fenced.
 
     Readers under read_committed go on at once and see nothing of it. The producer's next call
     fails; whether it begins anew is its own affair.
@@ -124,17 +124,20 @@ def abort(
     """
     with log(bootstrap, path) as opened:
         facts = opened.describe_transaction(transactional_id)
+        if facts.state in (State.ABORTING, State.ABORTED):
+            note(f"transaction {facts.number} of {transactional_id} is aborted already")
+            return
+        where = places(facts.partitions)
         if facts.state == State.OPEN:  # any other is refused, and changes nothing
             what = f"transaction {facts.number} of {transactional_id}"
-            where = places(facts.partitions) or "nowhere"
-            confirm(yes, f"Abort {what}, which has written to: {where}?", "abort it")
+            wrote = f"which has written to: {where}" if where else "which has written nothing yet"
+            confirm(yes, f"Abort {what}, {wrote}?", "abort it")
         ended = opened.abort_transaction(transactional_id)
     [aged] = _aged([ended], None)
-    where = places(ended.partitions) or "nowhere"
     age = "" if aged.age_s is None else f", begun {duration(aged.age_s)} ago"
-    note(
-        f"aborted transaction {ended.number} of {transactional_id}{age}; it had written to: {where}"
-    )
+    where = places(ended.partitions) or where  # a finished transaction has none any more
+    wrote = f"; it had written to: {where}" if where else ""
+    note(f"aborted transaction {ended.number} of {transactional_id}{age}{wrote}")
 
 
 def _aged(found: list[TransactionDescription], hangs_after_s: float | None) -> list[Aged]:

@@ -124,7 +124,7 @@ def records(
 
 def _parser(reading: Reading) -> Parse:
     if reading.format is Format.LINES:
-        return lambda block, _: line_records(block, reading.key_separator)
+        return lambda block, first: line_records(block, reading.key_separator, first)
     assert reading.columns is not None
     if reading.format is Format.JSON:
         return JsonBlocks(reading.columns, reading.metadata, reading.utf8).parse

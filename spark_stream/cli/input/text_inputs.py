@@ -35,20 +35,26 @@ def lines(block: bytes) -> pa.BinaryArray:
     return pc.split_pattern(whole, "\n").values
 
 
-def line_records(block: bytes, separator: str | None) -> pa.RecordBatch:
-    """Lines as values; what is before the first ``separator`` of a line is the key.
+def line_records(block: bytes, separator: str | None, first: int = 1) -> pa.RecordBatch:
+    """Return lines as values; what is before the first ``separator`` of a line is the key.
 
-    A line without the separator has no key.
+    Raises:
+        InvalidRecord: a line has no ``separator``; ``first`` is the number of the first line.
     """
     values = lines(block)
     if separator is None:
         return pa.RecordBatch.from_arrays([values], names=["value"])
     parts = pc.split_pattern(values, separator, max_splits=1)
-    ends = parts.offsets[1:]
-    keyed = pc.equal(pc.list_value_length(parts), 2)
-    first = pc.if_else(keyed, parts.offsets[:-1], pa.scalar(None, parts.offsets.type))
-    keys = parts.values.take(first)
-    rest = parts.values.take(pc.subtract(ends, 1))
+    keyless = pc.index(pc.list_value_length(parts), 1).as_py()
+    if keyless >= 0:
+        text = values[keyless].as_py()[:60].decode(errors="replace")
+        raise bad_record(
+            first + keyless,
+            f"the line has no key, which ends with {separator!r} (--key-separator): {text!r}",
+            "Give each line a key, or leave --key-separator out.",
+        )
+    keys = parts.values.take(parts.offsets[:-1])
+    rest = parts.values.take(pc.subtract(parts.offsets[1:], 1))
     return pa.RecordBatch.from_arrays([keys, rest], names=["key", "value"])
 
 

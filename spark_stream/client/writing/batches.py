@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
 from typing import Any, Final
 
 import numpy as np
@@ -12,7 +13,13 @@ import pyarrow.compute as pc
 from spark_stream.client.moments import timestamp_us
 from spark_stream.client.values import TopicDescription
 from spark_stream.client.writing.frames import eased, is_arrow, table_of
-from spark_stream.errors import BatchTooLarge, InvalidRequest, UnknownPartition
+from spark_stream.errors import (
+    BatchTooLarge,
+    InvalidOption,
+    InvalidRecord,
+    InvalidRequest,
+    UnknownPartition,
+)
 from spark_stream.wire.limits import BATCH_BYTES_MAX
 from spark_stream.wire.schemas import (
     DEFAULT_SCHEMA,
@@ -22,6 +29,9 @@ from spark_stream.wire.schemas import (
     fitted,
     of_topic,
 )
+
+AnyHeaders = Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]]
+"""A record's headers as ``send`` takes them; only pairs can repeat a name."""
 
 UNSENDABLE: Final = (
     f"Split the value: no topic takes a record of more than {BATCH_BYTES_MAX} bytes."
@@ -42,18 +52,35 @@ def as_bytes(name: str, value: bytes | str | None) -> bytes | None:
     raise TypeError(f"{name} is bytes, str or None, not {type(value).__name__}")
 
 
-def as_headers(
-    headers: Iterable[tuple[str, bytes | str | None]] | None,
-) -> list[tuple[str, bytes | None]] | None:
-    """A record's headers as a list of their own; TypeError for a name that is no text."""
+def as_headers(headers: AnyHeaders | None) -> list[tuple[str, bytes | None]] | None:
+    """Return a record's headers as a list of their own.
+
+    Raises:
+        InvalidRecord: they are neither a mapping nor pairs of a name and bytes.
+    """
     if headers is None:
         return None
+    given = headers.items() if isinstance(headers, Mapping) else headers
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise _bad_headers(f"headers are {headers!r}")
     listed = []
-    for name, value in headers:
+    for each in given:
+        if not isinstance(each, tuple | list) or len(each) != 2:
+            raise _bad_headers(f"a header is {each!r}")
+        name, value = each
         if not isinstance(name, str):
-            raise TypeError(f"a header's name is str, not {type(name).__name__}")
-        listed.append((name, as_bytes("a header's value", value)))
+            raise _bad_headers(f"a header's name is {name!r}, which is no str")
+        try:
+            listed.append((name, as_bytes("", value)))
+        except TypeError:
+            raise _bad_headers(
+                f"the value of header {name!r} is {value!r}, neither bytes, str nor None"
+            ) from None
     return listed
+
+
+def _bad_headers(problem: str) -> InvalidRecord:
+    return InvalidRecord(problem, hint='Give {"name": b"value"}, or [("name", b"value")].')
 
 
 def as_columns(key: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -101,7 +128,18 @@ def joining_bytes(batch: pa.RecordBatch, known: TopicDescription) -> int:
 
 
 def check_partition(known: TopicDescription, partition: int) -> int:
-    """The partition, or UnknownPartition."""
+    """Return the partition.
+
+    Raises:
+        InvalidOption: it is no whole number.
+        UnknownPartition: the topic does not have it.
+    """
+    if not isinstance(partition, Integral) or isinstance(partition, bool):
+        raise InvalidOption(
+            f"partition takes a whole number, not {partition!r}",
+            hint=f"Topic {known.name!r} has partitions 0 to {len(known.partitions) - 1}.",
+            option="partition",
+        )
     if not 0 <= partition < len(known.partitions):
         raise UnknownPartition(
             f"topic {known.name!r} has partitions 0 to {len(known.partitions) - 1},"

@@ -9,10 +9,12 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from datetime import datetime
 from functools import partial
+from numbers import Real
 from types import TracebackType
 from typing import Final, Self
 
@@ -25,6 +27,7 @@ from spark_stream.client.transactions import TransactionsClient
 from spark_stream.client.values import Branch, TopicDescription, Written
 from spark_stream.client.writing.batches import (
     UNSENDABLE,
+    AnyHeaders,
     as_bytes,
     as_columns,
     as_headers,
@@ -43,6 +46,7 @@ from spark_stream.client.writing.sender import Sender, Settings
 from spark_stream.consistency.isolation import PRODUCER_LEVELS
 from spark_stream.errors import (
     InvalidOption,
+    InvalidTransaction,
     IsologError,
     RecordTooLarge,
     SchemaMismatch,
@@ -67,9 +71,11 @@ _RECORD_FIXED_BYTES: Final = 8  # the timestamp
 
 
 def check_setting(name: str, value: float, low: int, high: int) -> None:
-    """InvalidOption for a setting out of its range."""
-    if not low <= value <= high:
-        raise InvalidOption(f"{name} takes {low} to {high}, not {value!r}", option=name)
+    """Raise InvalidOption for a setting that is no number, or out of its range."""
+    if not isinstance(value, Real) or isinstance(value, bool) or not low <= value <= high:
+        raise InvalidOption(
+            f"{name} takes a number from {low} to {high}, not {value!r}", option=name
+        )
 
 
 class Producer:
@@ -127,14 +133,16 @@ class Producer:
         value: bytes | str | None,
         *,
         key: bytes | str | None = None,
-        headers: Iterable[tuple[str, bytes | None]] | None = None,
+        headers: AnyHeaders | None = None,
         partition: int | None = None,
         timestamp: int | datetime | None = None,
     ) -> Future[Written]:
-        """Sends one record to a default-schema topic.
+        """Send one record to a default-schema topic.
 
-        ``timestamp``: milliseconds since the epoch, or a datetime; now if it is left out. A key
-        decides the partition unless ``partition`` does. Text is sent as UTF-8.
+        ``timestamp``: an int, which is milliseconds since 1970, or a datetime, which is in UTC if
+        it has no zone (``datetime.now(UTC)`` is the present); now if it is left out. A key
+        decides the partition unless ``partition`` does. ``headers``: a mapping of names to bytes,
+        or a list of ``(name, bytes)``. Text is sent as UTF-8.
 
         What is wrong with the record is told by the future.
 
@@ -149,13 +157,14 @@ class Producer:
         if key is not None:
             key = as_bytes("key", key) or b""
             size += len(key)
-        if headers is None and timestamp is None:
+        plain = partition is None or type(partition) is int
+        if plain and headers is None and timestamp is None:
             promise = self._sender.join(topic, key, value, partition, size)
             if promise is not None:
                 return promise
-        listed = as_headers(headers)
-        size += sum(len(name.encode()) + len(data or b"") for name, data in listed or ())
         try:
+            listed = as_headers(headers)
+            size += sum(len(name.encode()) + len(data or b"") for name, data in listed or ())
             moment = None if timestamp is None else timestamp_us(timestamp)
             known = self._checked(topic, partition, size)
         except IsologError as error:
@@ -255,6 +264,24 @@ class Producer:
             check_partition(known, partition)
         return known
 
+    # -- transactions: only a TransactionalProducer has them --------------------------------------
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """Raise InvalidTransaction: this producer was made without a ``transactional_id``."""
+        raise _not_transactional("transaction")
+
+    def begin_transaction(self) -> None:
+        """Raise InvalidTransaction: this producer was made without a ``transactional_id``."""
+        raise _not_transactional("begin_transaction")
+
+    def commit_transaction(self) -> None:
+        """Raise InvalidTransaction: this producer was made without a ``transactional_id``."""
+        raise _not_transactional("commit_transaction")
+
+    def abort_transaction(self) -> None:
+        """Raise InvalidTransaction: this producer was made without a ``transactional_id``."""
+        raise _not_transactional("abort_transaction")
+
     # -- ending ---------------------------------------------------------------------------------
 
     def flush(self, timeout: float | None = None) -> None:
@@ -293,6 +320,13 @@ class Producer:
         except IsologError:
             if error is None:  # else the first error is the one to see
                 raise
+
+
+def _not_transactional(call: str) -> InvalidTransaction:
+    return InvalidTransaction(
+        f"{call}() of a producer without a transactional id",
+        hint="Make it with log.producer(transactional_id=...).",
+    )
 
 
 def _new_identity(transactions: TransactionsClient) -> Identity:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import datetime
@@ -22,6 +22,7 @@ from typing import Any, Final, Protocol, TypeVar
 from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.topics import TopicsClient
 from spark_stream.client.values import Branch, Written
+from spark_stream.client.writing.batches import AnyHeaders
 from spark_stream.client.writing.frames import ArrowData
 from spark_stream.client.writing.producer import Producer, author_of, check_setting
 from spark_stream.errors import (
@@ -114,7 +115,7 @@ class TransactionalProducer(Producer):
         value: bytes | str | None,
         *,
         key: bytes | str | None = None,
-        headers: Iterable[tuple[str, bytes | None]] | None = None,
+        headers: AnyHeaders | None = None,
         partition: int | None = None,
         timestamp: int | datetime | None = None,
     ) -> Future[Written]:

@@ -39,7 +39,13 @@ def ended(process: subprocess.Popen[bytes]) -> tuple[int, str]:
 def test_lines_in_and_out(served, call, monkeypatch):
     served.log.create_topic("lines", partitions=2)
     sent = served.run(
-        "produce", "lines", "--key-separator", ":", "--partition", "1", stdin="k:v\nno key\n\nlast"
+        "produce",
+        "lines",
+        "--key-separator",
+        ":",
+        "--partition",
+        "1",
+        stdin="k:v\n:no key\nk:\nk:last",
     )
     assert (sent.code, sent.out, sent.err) == (0, "", "4 records to lines\n")
     assert served.run("consume", "lines").out == "v\nno key\n\nlast\n"

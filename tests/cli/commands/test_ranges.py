@@ -31,3 +31,8 @@ def test_a_moment_may_be_told_by_how_long_ago_it_was(text, ago):
 def test_what_is_no_place_is_refused(text):
     with pytest.raises(InvalidOption, match="--from takes"):
         place_of("--from", text)
+
+
+@pytest.mark.parametrize("text", ["2024-02-29", "2024-02-29T00:00:00", "2024-02-29T01:00+01:00"])
+def test_a_moment_without_a_zone_is_in_utc(text):
+    assert place_of("--from", text) == datetime(2024, 2, 29, tzinfo=UTC)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -139,12 +140,24 @@ def test_abort_frees_the_readers_and_fences_the_producer(served, here):
         assert (done.code, done.out) == (0, "")
         assert "aborted transaction" in done.err
         assert "killed" in done.err
-        assert "freed 0" in done.err
+        assert "; it had written to: freed 0\n" in done.err
+        again = here("transactions", "abort", "killed", "--yes")
+        assert (again.code, again.out) == (0, "")
+        assert re.fullmatch(r"transaction \d+ of killed is aborted already\n", again.err)
         assert here("consume", "freed", "--isolation", "read_committed").out == "after\n"
         assert here("consume", "freed").out == "killed 0\nkilled 1\nafter\n"
         with pytest.raises((errors.ProducerFenced, errors.TransactionAborted)):
             producer.commit_transaction()
     assert here("consume", "freed", "--isolation", "read_committed").out == "after\n"
+
+
+def test_an_abort_of_a_transaction_without_a_record_names_no_place(served, here):
+    served.log.create_topic("unused")
+    with writing(served, "idle", "unused", records=0):
+        asked = here("transactions", "abort", "idle")
+        assert "of idle, which has written nothing yet?" in asked.err
+        done = here("transactions", "abort", "idle", "--yes")
+        assert re.fullmatch(r"aborted transaction \d+ of idle, begun [^;]* ago\n", done.err)
 
 
 def test_an_abort_is_not_done_before_somebody_has_said_yes(served, here):

@@ -123,9 +123,15 @@ def test_lines(block, values):
 
 
 def test_the_key_is_before_the_first_separator():
-    found = line_records(b"k=>v=>w\nplain\n=>empty key\nk=>\n", "=>")
-    assert found.column("key").to_pylist() == [b"k", None, b"", b"k"]
-    assert found.column("value").to_pylist() == [b"v=>w", b"plain", b"empty key", b""]
+    found = line_records(b"k=>v=>w\n=>empty key\nk=>\n", "=>")
+    assert found.column("key").to_pylist() == [b"k", b"", b"k"]
+    assert found.column("value").to_pylist() == [b"v=>w", b"empty key", b""]
+
+
+@pytest.mark.parametrize("line", ["no key", ""])
+def test_a_line_without_the_separator_is_refused_by_its_number(line):
+    with pytest.raises(InvalidRecord, match=f"record 12: the line has no key.*: {line!r}"):
+        line_records(f"k:v\nk:w\n{line}\nk:x\nlast\n".encode(), ":", 10)
 
 
 def test_csv_comes_as_text_in_which_null_and_empty_differ():

@@ -12,7 +12,6 @@ from spark_stream.errors import (
     SchemaMismatch,
     UnknownPartition,
     UnknownTopic,
-    Unsupported,
 )
 from tests.support import NUMBERS, eventually, numbers, values
 
@@ -123,8 +122,6 @@ def test_a_typed_topic_that_comes_later_is_named_in_the_error(log, topic):
         ({"partitions": "1"}, InvalidOption, "partitions takes a list"),
         ({"partitions": [-1]}, InvalidOption, "partitions takes a list"),
         ({"partitions": [0, 2]}, UnknownPartition, "has partitions 0 to 1, not 2"),
-        ({"group_id": "g"}, Unsupported, "consumer groups come later"),
-        ({"group": "g"}, Unsupported, "consumer groups come later"),
         ({"partition": [0]}, InvalidOption, "no option 'partition' .is 'partitions' meant"),
     ],
 )

@@ -36,12 +36,12 @@ def partitions_are_not_sealed(patch: Patch) -> None:
 @bug
 def a_join_is_not_judged_once_it_is_on_record(patch: Patch) -> None:
     def join(
-        _: Any, transactional_id: Any, number: Any, producer_id: Any, epoch: Any, at: Any
+        _: Any, transactional_id: Any, number: Any, producer_id: Any, epoch: Any, *at: Any
     ) -> Any:
         found = yield from records.read(transactional_id)
         outcome = deciding.rules.join(found, number, producer_id, epoch)
         deciding.allowed(outcome, number, "a write")
-        yield from records.note_join(transactional_id, number, at)
+        yield from records.note_joins(transactional_id, number, at)
 
     patch.setattr(deciding, "join", join)
 

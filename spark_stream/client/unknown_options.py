@@ -1,0 +1,87 @@
+"""Keyword arguments that a call does not have: what to write instead of the names of Kafka."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from inspect import signature
+from typing import Any, Final, NoReturn
+
+from spark_stream.errors import InvalidOption, Unsupported
+from spark_stream.wire.nearest import meant
+
+_CONNECT: Final = 'The address is given once: isolog.connect("host:9092").'
+_ISOLATION: Final = "Use isolation=: read_committed waits for all in-sync replicas."
+_TIMEOUT: Final = "Use timeout_ms=."
+_LEAVE_OUT: Final = "Leave it out: a producer sends again, and each record is in the log once."
+_BYTES: Final = "Leave it out: keys and values are bytes, or text, which is sent as UTF-8."
+
+_EVERYWHERE: Final = {
+    "bootstrap_servers": _CONNECT,
+    "client_id": "Leave it out: nothing is needed instead.",
+}
+_KAFKAS: Final[Mapping[str, Mapping[str, str]]] = {
+    "isolog.connect": {"bootstrap_servers": "Use bootstrap=."},
+    "log.producer": _EVERYWHERE
+    | {
+        "acks": _ISOLATION,
+        "batch_size": "Use batch_bytes=.",
+        "buffer_memory": "Use buffer_bytes=.",
+        "compression_type": "It is the topic's setting compression.",
+        "delivery_timeout_ms": _TIMEOUT,
+        "enable_idempotence": _LEAVE_OUT,
+        "key_serializer": _BYTES,
+        "max_block_ms": _TIMEOUT,
+        "request_timeout_ms": _TIMEOUT,
+        "retries": _LEAVE_OUT,
+        "value_serializer": _BYTES,
+    },
+    "log.consumer": _EVERYWHERE
+    | {
+        "auto_offset_reset": 'Use start=: "earliest" or "latest".',
+        "consumer_timeout_ms": "Use records(timeout=), in seconds.",
+        "enable_auto_commit": "Leave it out: with name= a position is stored by commit().",
+        "isolation_level": "Use isolation=.",
+        "key_deserializer": _BYTES,
+        "max_poll_records": "Use poll(max_records=).",
+        "value_deserializer": _BYTES,
+    },
+}
+"""Names of Kafka's clients by the call that they are given to, each with its remedy."""
+
+
+def known_options(*functions: Any) -> set[str]:
+    """Return the names of the keyword arguments that the functions take."""
+    return {
+        name
+        for function in functions
+        for name, each in signature(function).parameters.items()
+        if each.kind is each.KEYWORD_ONLY or each.default is not each.empty
+    }
+
+
+def refuse_unknown(call: str, options: Iterable[str], known: Iterable[str]) -> None:
+    """Raise the error for the first of these options, which ``call`` does not have.
+
+    Raises:
+        Unsupported: it is one of consumer groups.
+        InvalidOption: it is any other; the hint says what to use instead.
+    """
+    for option in options:
+        _refuse(call, option, sorted(known))
+
+
+def _refuse(call: str, option: str, known: list[str]) -> NoReturn:
+    name = option.lower().replace(".", "_").replace("-", "_")
+    if call == "log.consumer" and name in ("group", "group_id"):
+        raise Unsupported(
+            f"{option}: consumer groups come later",
+            hint="Share a topic by hand, with partitions=[...]; name= stores the position.",
+            option=option,
+        )
+    hint = _KAFKAS[call].get(name)
+    guess = "" if hint else meant(option, known)
+    raise InvalidOption(
+        f"{call} has no option {option!r}{guess}",
+        hint=hint or f"It takes {', '.join(known)}.",
+        option=option,
+    )

@@ -1,0 +1,86 @@
+"""Keyword arguments that a call does not have are refused with what to use instead."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+
+import spark_stream as isolog
+from spark_stream.client.connecting.connection import Connection
+from spark_stream.errors import InvalidOption, InvalidTransaction, Unsupported
+
+
+@pytest.fixture
+def unconnected():
+    """A log whose brokers were never asked: what needs none is refused before that."""
+    with closing(isolog.Log(Connection("127.0.0.1:1"))) as log:
+        yield log
+
+
+@pytest.mark.parametrize(
+    ("settings", "hint"),
+    [
+        ({"acks": "all"}, "Use isolation=: read_committed"),
+        ({"bootstrap_servers": "h:1"}, "isolog.connect("),
+        ({"batch_size": 1}, "Use batch_bytes="),
+        ({"nonsense": 1}, "It takes batch_bytes, buffer_bytes, isolation, linger_ms, timeout_ms"),
+        ({"transaction_timeout_ms": 1000}, "Give transactional_id="),
+    ],
+)
+def test_a_producer_names_what_takes_the_place_of_an_unknown_setting(unconnected, settings, hint):
+    (name,) = settings
+    with pytest.raises(InvalidOption, match=name) as refused:
+        unconnected.producer(**settings)
+    assert hint in refused.value.hint
+    assert refused.value.details == {"option": name}
+
+
+def test_a_near_name_is_guessed(unconnected):
+    with pytest.raises(InvalidOption, match=r"'transaction_id' .is 'transactional_id' meant"):
+        unconnected.producer(transaction_id="q")
+    with pytest.raises(InvalidOption, match=r"'boostrap' .is 'bootstrap' meant"):
+        isolog.connect(boostrap="h:1")
+
+
+@pytest.mark.parametrize(
+    ("settings", "hint"),
+    [
+        ({"auto_offset_reset": "earliest"}, "Use start="),
+        ({"auto.offset.reset": "earliest"}, "Use start="),
+        ({"bootstrap_servers": "h:1"}, "isolog.connect("),
+        ({"nonsense": 1}, "It takes columns, filter,"),
+    ],
+)
+def test_a_consumer_names_what_takes_the_place_of_an_unknown_option(unconnected, settings, hint):
+    with pytest.raises(InvalidOption, match=next(iter(settings))) as refused:
+        unconnected.consumer("t", **settings)
+    assert hint in refused.value.hint
+
+
+def test_a_consumer_group_comes_later(unconnected):
+    with pytest.raises(Unsupported, match="group_id: consumer groups come later"):
+        unconnected.consumer("t", group_id="g")
+
+
+def test_connect_knows_the_name_of_kafkas_clients():
+    with pytest.raises(InvalidOption, match="bootstrap_servers") as refused:
+        isolog.connect(bootstrap_servers="h:1")
+    assert refused.value.hint == "Use bootstrap=."
+
+
+def test_a_setting_of_the_wrong_type_is_refused_by_name(unconnected):
+    with pytest.raises(InvalidOption, match=r"transaction_timeout_ms takes .* not '60s'"):
+        unconnected.producer(transactional_id="q", transaction_timeout_ms="60s")
+    with pytest.raises(InvalidOption, match=r"timeout_ms takes .* not '5s'"):
+        unconnected.producer(timeout_ms="5s")
+
+
+@pytest.mark.parametrize(
+    "call", ["transaction", "begin_transaction", "commit_transaction", "abort_transaction"]
+)
+def test_a_producer_without_a_transactional_id_says_that_transactions_need_one(unconnected, call):
+    with unconnected.producer() as producer:
+        with pytest.raises(InvalidTransaction, match=rf"{call}\(\)") as refused:
+            getattr(producer, call)()
+        assert "log.producer(transactional_id=...)" in refused.value.hint
