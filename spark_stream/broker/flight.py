@@ -72,8 +72,9 @@ class FlightFacade(fl.FlightServerBase):
         reader: fl.MetadataRecordBatchReader,
         writer: fl.FlightMetadataWriter,
     ) -> None:
-        here, target = self._here, target_of(descriptor)
+        here = self._here
         with self._activity.call(), translated("append"):
+            target = target_of(descriptor)
             batches = self._batches(reader)
             serve_appends(
                 here.host, here.desk, target, reader.schema, batches, writer.write, here.clock
