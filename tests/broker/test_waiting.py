@@ -61,12 +61,12 @@ def waiting_readers(count: int, reads: WaitingReads, partition: Partition) -> li
     for reader in readers:
         reader.start()
     eventually(lambda: reads.waiting == count)
-    eventually(lambda: partition._callers.reads == count)
+    eventually(lambda: partition._state.callers.reads == count)
     return readers
 
 
 def test_an_append_wakes_exactly_the_reads_that_it_satisfies(partition):
-    partition.close_join(partition.open_join(10, 1), on_record=True)
+    partition.transactions.close_join(partition.transactions.open_join(10, 1), on_record=True)
     woken: list[str] = []
     for name, offset, isolation in (
         ("end", 0, UNCOMMITTED),
@@ -79,7 +79,7 @@ def test_an_append_wakes_exactly_the_reads_that_it_satisfies(partition):
     partition.append(numbers(0, 1), Stamp(1, 0, 0, 10))
     assert sorted(woken) == ["end", "replicated"]
     woken.clear()
-    partition.end_transaction(10, lambda _: True)
+    partition.transactions.end(10, lambda _: True)
     assert sorted(woken) == ["cut", "stable"]
     woken.clear()
     partition.append(numbers(1, 1))
@@ -91,7 +91,9 @@ def test_an_append_is_acknowledged_before_the_reads_are_woken(partition):
     """What is to be woken comes back with the append, for after its acknowledgement."""
     woken: list[int] = []
     partition.wait_beyond(0, UNCOMMITTED, lambda: woken.append(1))
-    taken = partition.take(partition.prepare(numbers(0, 1), None), None, UNCOMMITTED)
+    taken = partition.appends.take(
+        partition.appends.prepare(numbers(0, 1), None), None, UNCOMMITTED
+    )
     assert (taken.appended.offset, taken.pending, woken) == (0, None, [])
     taken.wake()
     assert woken == [1]
