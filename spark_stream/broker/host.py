@@ -149,7 +149,7 @@ class Host:
             self.refresh()  # it may have been made a moment ago, by another broker
             topic = self.view.now.topics.get(name)
         if topic is None:
-            raise unknown(name)
+            raise unknown(name, self.view.now.topics)
         check_id(topic, topic_id)
         return topic
 
