@@ -68,7 +68,7 @@ class InvalidAssignment(IsologError):
 
 class InvalidOption(IsologError):
     code = "INVALID_OPTION"
-    hint = "Correct the option; the message names it and what it takes."
+    hint = "Correct what the message names."
 
 
 class InvalidFilter(IsologError):
@@ -78,12 +78,12 @@ class InvalidFilter(IsologError):
 
 class InvalidConfig(IsologError):
     code = "INVALID_CONFIG"
-    hint = "Correct the setting; the message names it and what it takes."
+    hint = "Correct what the message names."
 
 
 class UnknownTopic(IsologError):
     code = "UNKNOWN_TOPIC"
-    hint = "Create it with `isolog topic create`, or let the sink do so with createTopic=true."
+    hint = "`isolog topic list` shows those that there are, `isolog topic create` makes one."
 
 
 class UnknownBroker(IsologError):

@@ -23,8 +23,13 @@ Its replicas:
 
 ``host``           which replicas it has, and how calls find those that it leads
 ``folders``        the folders of topics: none takes the place of one that is lost
-``partition``      one partition, as clients see it; ``replica_shell``: as a replica, with its part;
-                   ``following``: what it takes from its leader
+``partition``      one partition: a log, a core, a lock, who waits, and the parts below
+``partition_state`` what these parts share, under the partition's lock
+``partition_appends`` what producers ask of the leader
+``partition_transactions`` joins and ends of transactions in a partition
+``replica_role``   how a replica takes its role from the partition's record
+``following``      what a replica takes from its leader
+``followers``      what a leader gives its followers
 ``sessions``       the followers of a replica that leads, as it tells them of news
 ``partition_lock`` a partition's lock, and work that is left to its holder
 ``callers``        who waits for a partition: appends and reads
@@ -36,7 +41,6 @@ Its replicas:
 ``upkeep``         keeps partitions in order; ``housekeeping``: which of them in a round
 ``inspection``     which records of a batch are bad, for whole batches
 ``outcomes``       what a partition answers to an append
-``refusals``       what the rules refuse of a batch, as the errors that users get
 
 What takes several steps:
 

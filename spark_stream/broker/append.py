@@ -23,7 +23,6 @@ from spark_stream.broker.outcomes import (
     unknown_outcome,
 )
 from spark_stream.broker.partition import Partition
-from spark_stream.broker.refusals import check_leader_epoch
 from spark_stream.consistency.ids import NO_TRANSACTION
 from spark_stream.consistency.producers import Stamp
 from spark_stream.environment import Clock
@@ -110,7 +109,11 @@ class Append:
         found = self._hosted.replicas.get(self.partition)
         if not isinstance(found, Partition):
             return None
-        return None if found.has_joined(stamp.transaction, stamp.producer_id) else (found, stamp)
+        return (
+            None
+            if found.transactions.has_joined(stamp.transaction, stamp.producer_id)
+            else (found, stamp)
+        )
 
     def finish_at_once(self) -> Script[bool]:
         """Appends and acknowledges, or acknowledges why not, if nothing has to be waited for.
@@ -147,7 +150,7 @@ class Append:
             target = self._target
             if target is None:
                 target = self._hosted.partition(self.partition)
-                check_leader_epoch(target, self._envelope.leader_epoch)
+                target.check_leader_epoch(self._envelope.leader_epoch)
             if self._taken is None:
                 batch = self._candidate_for(target, patience_s)
                 stamp = self._stamp
@@ -192,7 +195,7 @@ class Append:
     def _candidate_for(self, target: Partition, patience_s: float) -> TakeBatch:
         if self._candidate is None:
             assert self._batch is not None
-            self._candidate = target.prepare(self._batch, self._stamp)
+            self._candidate = target.appends.prepare(self._batch, self._stamp)
         isolation = self._stream.request.isolation
         return TakeBatch(target, self._candidate, self._stamp, isolation, patience_s)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.cluster.leases import DURATION_S
@@ -24,6 +24,7 @@ from spark_stream.storage.settings import SETTINGS, LogSettings, parse_settings
 from spark_stream.wire.addresses import UNIX, is_wildcard, split_address, with_port
 from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT, MEMORY_BYTES_MIN
 from spark_stream.wire.keys import PARTITION_BY
+from spark_stream.wire.refused_values import problem_of
 
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,200}")
 
@@ -171,15 +172,17 @@ class BrokerConfig(BaseSettings):
             first = error.errors(include_url=False)[0]
             name = ".".join(str(part) for part in first["loc"])
             unknown = first["type"] == "extra_forbidden"
-            message = "there is no such setting" if unknown else first["msg"]
-            if first["type"] == "value_error":
-                message = message.removeprefix("Value error, ")  # what pydantic puts before ours
-            elif not unknown and isinstance(first["input"], str | int | float):
-                message = message.replace("Input should", "it should")  # as pydantic begins
-                message = f"{message}, not {first['input']!r}"
+            message = "there is no such setting" if unknown else problem_of(first)
             if unknown and name in {setting.partition(".")[0] for setting in SETTINGS}:
                 message = "the defaults of topics belong under [topic]"
             raise InvalidConfig(f"{name}: {message}", setting=name) from None
+        except SettingsError as error:  # a variable that takes JSON has none
+            name = str(error).partition('"')[2].partition('"')[0]
+            raise InvalidConfig(
+                f"{name}: the variable ISOLOG_{name.upper()} is not JSON",
+                hint='It takes names and values, such as {"name": "value"}.',
+                setting=name,
+            ) from None
         _ = config.topic_defaults
         return config
 

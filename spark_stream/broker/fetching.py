@@ -12,7 +12,6 @@ from spark_stream.broker.host import Host
 from spark_stream.broker.hosted import HostedTopic
 from spark_stream.broker.mapped import Holder, holder_for, in_groups, places
 from spark_stream.broker.partition import Partition
-from spark_stream.broker.refusals import check_leader_epoch
 from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.isolation import (
     DROPS_ABORTED,
@@ -144,7 +143,7 @@ class FetchStream:
         self._cancelled = cancelled
         self._clock = clock
         self._wait_s = follow_s if request.follow else request.wait_ms / 1000
-        check_leader_epoch(self._partition, request.leader_epoch)
+        self._partition.check_leader_epoch(request.leader_epoch)
         self._epoch = int(self._partition.leader_epoch)  # of all that the stream tells
         self._position = self._start()
         self._lineage = self._partition.lineage(self._position)
@@ -199,9 +198,9 @@ class FetchStream:
         """
         request = self._request
         self._partition.check_leads()
-        check_leader_epoch(self._partition, self._epoch)
+        self._partition.check_leader_epoch(self._epoch)
         end = None if request.end is None else Offset(request.end)
-        self._bound_known = self._partition.replica.hw_known  # asked before the bounds are
+        self._bound_known = self._partition.core.hw_known  # asked before the bounds are
         bounds = self._partition.bounds(request.isolation)
         found = visible_range(bounds, request.isolation, self._position, end)
         where = f"{request.topic}/{request.partition}"
@@ -320,7 +319,7 @@ class FetchStream:
         """
         for chunk in chunks:
             lineage = self._partition.lineage(chunk.next_offset)
-            check_leader_epoch(self._partition, self._epoch)
+            self._partition.check_leader_epoch(self._epoch)
             yield chunk, lineage
 
     def _places(self, chunks: Iterator[Chunk], holder: Holder) -> Iterator[Answer]:
@@ -343,7 +342,7 @@ class FetchStream:
         )
 
     def _last(self) -> Answer:
-        bounds, known = self._partition.bounds(), self._partition.replica.hw_known
+        bounds, known = self._partition.bounds(), self._partition.core.hw_known
         told = known and self._partition.leader_epoch == self._epoch
         facts = EndFacts(
             next=self._position,

@@ -103,7 +103,7 @@ def _resigning(
     ``complete``: a partition whose in-sync replicas have not caught up by then stays.
     """
     for partition in led:
-        partition.begin_hand_over()
+        partition.role.begin_hand_over()
     for _ in range(_PAUSES):
         if all(each.is_all_replicated() for each in led):
             break
@@ -156,7 +156,7 @@ class Withdrawals:
             )
         finally:
             for partition in led:
-                partition.end_hand_over()
+                partition.role.end_hand_over()
             for partition in left:
                 partition.fitness.put_off()
         gone = {each for each in led if id_of(each) in resigned}
@@ -238,7 +238,7 @@ class Balance:
             )
         finally:
             for partition in led:
-                partition.end_hand_over()
+                partition.role.end_hand_over()
         gone = sorted(each.name for each in led if id_of(each) in resigned)
         if gone:
             logger.info("%s: led by the preferred leader again", _named(gone))

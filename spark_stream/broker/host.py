@@ -80,7 +80,7 @@ class Host:
 
         ``logs``: how logs are opened; None: as files of this host. ``losing``: as
         :class:`~spark_stream.storage.logs.FileLogs` says, ``proposed`` and ``generation_of``: as
-        :class:`~spark_stream.broker.replica_shell.ReplicaShell`. ``recent_bytes``: what may be kept
+        :class:`~spark_stream.broker.partition.Partition`. ``recent_bytes``: what may be kept
         in memory for followers (``recent``). ``marks``: where high watermarks are remembered.
         """
         self._directory = directory
@@ -149,7 +149,7 @@ class Host:
             self.refresh()  # it may have been made a moment ago, by another broker
             topic = self.view.now.topics.get(name)
         if topic is None:
-            raise unknown(name)
+            raise unknown(name, self.view.now.topics)
         check_id(topic, topic_id)
         return topic
 
@@ -180,7 +180,7 @@ class Host:
         generation, found = self.generation, self.replica(at)
         if found is None or generation is None:
             return None
-        last_epoch, end = found.sound_end()
+        last_epoch, end = found.following.sound_end()
         return LogEnd(generation, last_epoch, end)
 
     def replica(self, at: Joined) -> Partition | None:
@@ -266,7 +266,7 @@ class Host:
             self.generation = generation
             for partition in self.open_replicas():
                 self._links.unfollow(partition)
-                partition.rest(partition.leader_epoch)
+                partition.role.rest(partition.leader_epoch)
             self._assign(self.open_replicas())
 
     def troubled(self) -> list[Partition]:
@@ -294,7 +294,7 @@ class Host:
     def tick_all(self) -> None:
         """Look who is in sync after brokers came or went, also while this one may not serve."""
         for partition in self.open_replicas():
-            partition.tick()
+            partition.role.tick()
 
     def refresh(self) -> None:
         """Sees what has changed in the store, and acts on it."""
@@ -352,14 +352,14 @@ class Host:
                 continue
             record = found.record
             me = Member(self.broker_id, generation)
-            partition.report_what_is_forced(moves=bool(record.adding or record.removing))
+            partition.following.report_what_is_forced(moves=bool(record.adding or record.removing))
             if election.leads(record, me):
                 self._links.unfollow(partition)
-                partition.lead(me, record, found.version, self._serves)
+                partition.role.lead(me, record, found.version, self._serves)
             elif record.leader in (None, self.broker_id):
                 self._links.unfollow(partition)
-                partition.rest(record.leader_epoch)
-            elif partition.log.failed is None and partition.follow(record.leader_epoch):
+                partition.role.rest(record.leader_epoch)
+            elif partition.log.failed is None and partition.role.follow(record.leader_epoch):
                 self._links.follow(partition, record.leader, generation)
 
     def _close_gone(self) -> None:

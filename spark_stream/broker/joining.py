@@ -35,7 +35,9 @@ class TakeBatch(Step):
     patience_s: float
 
     def take(self) -> Taken | None:
-        return self.partition.take(self.candidate, self.stamp, self.isolation, self.patience_s)
+        return self.partition.appends.take(
+            self.candidate, self.stamp, self.isolation, self.patience_s
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class AwaitAcknowledgement(Step):
     timeout_s: float
 
     def wait(self) -> None:
-        self.partition.await_acknowledgement(self.taken, self.timeout_s)
+        self.partition.appends.await_acknowledgement(self.taken, self.timeout_s)
 
 
 def take_in_transaction(
@@ -78,9 +80,9 @@ def _join(
     batches are refused.
     """
     at = batch.partition
-    if at.has_joined(stamp.transaction, stamp.producer_id):
+    if at.transactions.has_joined(stamp.transaction, stamp.producer_id):
         return True
-    pending = at.open_join(stamp.transaction, stamp.producer_id, batch.patience_s)
+    pending = at.transactions.open_join(stamp.transaction, stamp.producer_id, batch.patience_s)
     if pending is None:
         return False
     yield from _put_on_record(finished, [(at, pending)], stamp, transactional_id, waits=True)
@@ -99,7 +101,9 @@ def join_together(
     opened = []
     for each in partitions:
         with suppress(IsologError):
-            pending = each.open_join(stamp.transaction, stamp.producer_id, patience_s=0)
+            pending = each.transactions.open_join(
+                stamp.transaction, stamp.producer_id, patience_s=0
+            )
             if pending is not None:
                 opened.append((each, pending))
     if opened:
@@ -114,7 +118,7 @@ def _put_on_record(
     *,
     waits: bool,
 ) -> Script[None]:
-    """Put joins on record that are open, and close them; ``waits``: as ``Partition.close_join``."""
+    """Put joins on record that are open, and close them; ``waits``: as ``close_join``."""
     on_record = False
     places = [Joined(at.topic, at.topic_id, at.number) for at, _ in opened]
     try:
@@ -124,4 +128,4 @@ def _put_on_record(
         on_record = True
     finally:
         for at, pending in opened:
-            at.close_join(pending, on_record=on_record, waits=waits)
+            at.transactions.close_join(pending, on_record=on_record, waits=waits)

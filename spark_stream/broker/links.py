@@ -43,7 +43,9 @@ class LedPartitions:
                 with this broker, or not yet.
         """
         partition = self._host.led(key.topic_id, key.partition)
-        agreed = partition.start_session(Member(follower, generation), epoch, history, news)
+        agreed = partition.followers.start_session(
+            Member(follower, generation), epoch, history, news
+        )
         return Session(partition, agreed)
 
 
@@ -58,32 +60,32 @@ class Session:
     @property
     def end(self) -> EntryIndex:
         """The end of the leader's log."""
-        return self._partition.replica.bounds_state.log_end.entry
+        return self._partition.core.bounds_state.log_end.entry
 
     @property
     def high_watermark(self) -> EntryIndex:
         """The leader's high watermark."""
-        return self._partition.replica.bounds_state.high_watermark.entry
+        return self._partition.core.bounds_state.high_watermark.entry
 
     def read_entries(self, first: EntryIndex, max_bytes: int) -> StoredEntries | None:
-        """Entries for the follower; raises as ``ReplicaShell.entries_for``."""
-        return self._partition.entries_for(self._number, first, max_bytes)
+        """Entries for the follower; raises as ``Followers.entries_for``."""
+        return self._partition.followers.entries_for(self._number, first, max_bytes)
 
     def acked(self, entry: EntryIndex) -> None:
         """The follower holds all entries before this one."""
-        self._partition.take_report(self._number, entry)
+        self._partition.followers.take_report(self._number, entry)
 
     def came_damaged(self, entry: EntryIndex) -> None:
         """Note that an entry arrived damaged at the follower."""
-        self._partition.take_complaint(self._number, entry)
+        self._partition.followers.take_complaint(self._number, entry)
 
     def refuses_writes(self) -> None:
         """Note that the follower's log refuses writes."""
-        self._partition.take_refusal(self._number)
+        self._partition.followers.take_refusal(self._number)
 
     def close(self) -> None:
         """The follower is gone."""
-        self._partition.end_session(self._number)
+        self._partition.followers.end_session(self._number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +117,12 @@ class Followed:
 
     def history(self) -> EpochHistory:
         """What the log holds."""
-        return self.partition.history()
+        return self.partition.following.history()
 
     def agreed(self, agreement: Agreement) -> EntryIndex:
         """Cuts the log back to the agreement; its end after that."""
         agreed = Agreed(self.epoch, -1, agreement.entry, agreement.high_watermark, agreement.reset)
-        return self.partition.agree(self.turn, agreed)
+        return self.partition.following.agree(self.turn, agreed)
 
     def append_frame(
         self, first: EntryIndex, rows: Table, data: pa.Buffer, high_watermark: EntryIndex
@@ -128,14 +130,14 @@ class Followed:
         """Appends what the leader has sent; the log's end after that."""
         frame = StoredEntries(rows, data)
         try:
-            return self.partition.append_frame(self.turn, first, frame, high_watermark)
+            return self.partition.following.append_frame(self.turn, first, frame, high_watermark)
         except UnknownSchema:  # the leader has seen an alteration of the topic before this broker
             self.refresh()
-        return self.partition.append_frame(self.turn, first, frame, high_watermark)
+        return self.partition.following.append_frame(self.turn, first, frame, high_watermark)
 
     def take_high_watermark(self, high_watermark: EntryIndex) -> None:
         """The leader's high watermark."""
-        self.partition.take_high_watermark(self.turn, high_watermark)
+        self.partition.following.take_high_watermark(self.turn, high_watermark)
 
     def refused(self, error: IsologError) -> None:
         """The session has failed; the stream tells it, and asks again."""

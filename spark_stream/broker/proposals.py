@@ -84,7 +84,7 @@ class Proposals:
 def _proposed(partition: Partition, proposal: ProposeIsr | ProposeRecord) -> _Proposed | None:
     if isinstance(proposal, ProposeRecord):
         return _Proposed(partition, proposal.me, proposal.before, proposal.after, proposal.version)
-    progress = partition.replica.progress
+    progress = partition.core.progress
     if progress is None:
         return None
     record = progress.record
@@ -95,13 +95,13 @@ def _proposed(partition: Partition, proposal: ProposeIsr | ProposeRecord) -> _Pr
 
 def _tell(proposed: _Proposed, version: int | None) -> Script[None]:
     if version is not None:
-        proposed.partition.take_isr(proposed.after, version)
+        proposed.partition.role.take_isr(proposed.after, version)
         return
     record = yield from get(key_of(proposed.id))
     if record is None:
         return  # the topic is gone
     found = decode(record)
     if found.record == proposed.after:  # it was taken, and the answer was lost
-        proposed.partition.take_isr(found.record, found.version)
+        proposed.partition.role.take_isr(found.record, found.version)
     else:
-        proposed.partition.refuse_isr(proposed.version, found.record, found.version)
+        proposed.partition.role.refuse_isr(proposed.version, found.record, found.version)

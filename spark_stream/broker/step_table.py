@@ -138,7 +138,7 @@ class StepTable:
 
 
 def _mark(partition: Partition, step: WriteMarkers) -> Marked:
-    marked = partition.end_transaction(step.transaction, frozenset(step.taken).__contains__)
+    marked = partition.transactions.end(step.transaction, frozenset(step.taken).__contains__)
     if step.taken:
         partition.force()
     return marked
@@ -150,10 +150,10 @@ def _force_replica(host: Host, step: ForceReplica) -> None:
 
 
 _HERE: Final[Mapping[type[PartitionStep], Callable[[Partition, Any], Any]]] = {
-    Seal: lambda partition, step: partition.seal(step.transaction),
+    Seal: lambda partition, step: partition.transactions.seal(step.transaction),
     WriteMarkers: _mark,
     IsReplicated: lambda at, step: at.is_replicated(step.entry, step.leader_epoch),
-    DropBranch: lambda at, step: at.drop_branch(step.transaction, step.producer_id),
+    DropBranch: lambda at, step: at.transactions.drop_branch(step.transaction, step.producer_id),
     Force: lambda partition, step: partition.force(),
     ReadBounds: lambda partition, step: partition.known_bounds(),
     ReadExtents: lambda partition, step: partition.spans(),

@@ -13,7 +13,6 @@ from spark_stream.broker.hosted import HostedTopic
 from spark_stream.broker.leader_actions import leaders_of
 from spark_stream.broker.partition import Partition
 from spark_stream.broker.placing import lone_replica_warning
-from spark_stream.broker.refusals import check_leader_epoch
 from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.isolation import Bounds, Isolation, upper_bound
 from spark_stream.consistency.lineage import Lineage
@@ -228,7 +227,7 @@ def _looked(partition: Partition, asked: AskedTopic) -> _Looked:
         _reached(partition, asked.budgets.get(number)),
     )
     partition.check_leads()
-    check_leader_epoch(partition, epoch)
+    partition.check_leader_epoch(epoch)
     return found
 
 

@@ -275,7 +275,7 @@ def _first_offset(here: Here, joined: Joined, number: int) -> int | None:
         return None
     firsts = [
         int(each.first_offset)
-        for each in partition.open_transactions()
+        for each in partition.transactions.open()
         if each.transaction == number
     ]
     return min(firsts, default=None)

@@ -203,5 +203,5 @@ class TransactionDesk:
 
 def _open_parts(partition: Partition) -> list[tuple[Joined, int]]:
     place = Joined(partition.topic, partition.topic_id, partition.number)
-    numbers = {each.transaction for each in partition.open_transactions()}
+    numbers = {each.transaction for each in partition.transactions.open()}
     return [(place, number) for number in sorted(numbers)]

@@ -37,7 +37,7 @@ class Upkeep:
         """Look after a new partition; give it the high watermark that the last process stored."""
         mark = self._marks.recall(_key(partition.topic_id, partition.number))
         if mark is not None:
-            partition.replica.recall(*mark)
+            partition.core.recall(*mark)
         self.note(partition)
 
     def forget(self, topic_id: str, number: int) -> None:
@@ -98,10 +98,10 @@ class Upkeep:
         """Tells leaders whose followers may lag too far behind by now that time has passed."""
         now = self._clock.steady_us()
         for partition in self._ticks.take_due(now):
-            due = partition.tick_due()
+            due = partition.role.tick_due()
             if due is not None and due <= now:
-                partition.tick()
-                due = partition.tick_due()
+                partition.role.tick()
+                due = partition.role.tick_due()
             if due is not None:
                 self._ticks.put_down(partition, max(due, now + 1))
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
-from typing import Annotated, Final, NoReturn
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from spark_stream.cli.commands import (
     broker,
@@ -24,15 +25,41 @@ from spark_stream.cli.commands import (
     transactions,
 )
 from spark_stream.cli.streams import discard_output, occupy, problem_of
-from spark_stream.errors import InvalidOption, IsologError, UnknownTopic, Unsupported
+from spark_stream.errors import InvalidOption, IsologError, Unsupported
 from spark_stream.version import VERSION
+from spark_stream.wire.refused_values import problem_of as problem_of_value
 
 TO_COME: Final = ("log", "bench", "console")
 """Commands of the public face that this release does not have."""
 
+
+class _Commands(TyperGroup):
+    """The commands that there are. Those to come are refused by name, and never suggested."""
+
+    def get_command(self, context: Any, name: str) -> Any:
+        """Return the command of this name, or None."""
+        if name in TO_COME:
+            raise Unsupported(
+                f"the command {name!r} is still to come",
+                hint="`isolog --help` lists what there is.",
+            )
+        return super().get_command(context, name)
+
+    def invoke(self, context: Any) -> Any:
+        """Run the command; what is wrong with one of its options is said in our words."""
+        try:
+            return super().invoke(context)
+        except typer.BadParameter as error:
+            errors = getattr(error.__cause__, "errors", None)  # pydantic's
+            if errors is not None:
+                error.message = problem_of_value(errors()[0])
+            raise
+
+
 app = typer.Typer(
     name="isolog",
     no_args_is_help=True,
+    cls=_Commands,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -45,25 +72,6 @@ app.add_typer(topic.app, name="topic")
 app.add_typer(transactions.app, name="transactions")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
-
-
-_NO_TOPIC = "`isolog topic list` shows those that there are, `isolog topic create` makes one."
-
-
-def _refuse(context: typer.Context) -> None:
-    raise Unsupported(
-        f"the command {context.info_name!r} is still to come",
-        hint="`isolog --help` lists what there is.",
-    )
-
-
-for _name in TO_COME:
-    app.command(
-        _name,
-        hidden=True,
-        add_help_option=False,
-        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    )(_refuse)
 
 
 def _version(asked: bool) -> None:
@@ -113,9 +121,7 @@ def execute(arguments: list[str] | None = None) -> int:
 
 
 def _report(error: IsologError) -> None:
-    no_topic = error.hint == UnknownTopic.hint  # it speaks to programs, and of sinks
-    hint = _NO_TOPIC if no_topic else error.hint
-    message = " ".join(f"{error.message} ({hint})".split())
+    message = " ".join(f"{error.message} ({error.hint})".split())
     print(f"error: {message}", file=sys.stderr)
 
 

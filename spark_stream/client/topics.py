@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -23,7 +21,6 @@ from spark_stream.errors import (
     InvalidOption,
     InvalidRequest,
     InvalidTopic,
-    IsologError,
     TopicExists,
     UnknownTopic,
 )
@@ -48,8 +45,6 @@ from spark_stream.wire.schemas import (
 )
 
 _TRIES: Final = 5
-_NEAR: Final = 0.7  # with less, the guess would be any topic
-_SEE_ALL: Final = "`isolog topic list` shows those that there are."
 
 
 def _as_text(schema: pa.Schema | None) -> str | None:
@@ -90,9 +85,9 @@ class TopicsClient:
         return self._connection.act("list-topics", Empty(), TopicNames).topics
 
     def describe(self, topic: str) -> TopicDescription:
-        with self._guessing(topic):
-            facts = self._connection.act("describe-topic", named_topic(topic), TopicFacts)
-        return self._remembered(facts)
+        return self._remembered(
+            self._connection.act("describe-topic", named_topic(topic), TopicFacts)
+        )
 
     def known(self, topic: str) -> TopicDescription:
         """The topic as this client last saw it: it may have been altered since.
@@ -164,32 +159,11 @@ class TopicsClient:
             assignment=_assigned(assignment),
             schema_ipc=_as_text(schema),
         )
-        with self._guessing(topic, _SEE_ALL):
-            return self._remembered(self._connection.act("alter-topic", asked, TopicFacts))
+        return self._remembered(self._connection.act("alter-topic", asked, TopicFacts))
 
     def delete(self, topic: str) -> None:
         self.forget(topic)
-        with self._guessing(topic, _SEE_ALL):
-            self._connection.act("delete-topic", named_topic(topic), Empty)
-
-    @contextmanager
-    def _guessing(self, topic: str, hint: str | None = None) -> Iterator[None]:
-        """Around a call about the topic: if there is none, the error says which may be meant.
-
-        ``hint``: what to do, where it is not to make the topic.
-        """
-        try:
-            yield
-        except UnknownTopic as error:
-            with suppress(IsologError):  # who cannot be asked for all names leaves it as it is
-                names = self.names()
-                near = difflib.get_close_matches(topic, names, n=1, cutoff=_NEAR)
-                if topic in names:  # somebody has just made it
-                    near = []
-                meant = f"; did you mean {near[0]!r}?" if near else ""
-                told = error.hint if hint is None else hint
-                error = UnknownTopic(error.message + meant, hint=told, **error.details)
-            raise error from None
+        self._connection.act("delete-topic", named_topic(topic), Empty)
 
     def offsets(
         self,

@@ -9,8 +9,9 @@ their own (``partitions``); what may be left of a topic that is not there is ann
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, Final
 
 import pyarrow as pa
@@ -21,6 +22,8 @@ from spark_stream.errors import InvalidTopic, UnknownTopic
 
 PARTITIONS_MAX: Final = 10_000
 TOPICS: Final = "topics/"
+_NEAR: Final = 0.7  # with less, the guess would be any topic
+_GUESSES_MAX: Final = 1000  # queries ask again and again for a topic that is still to come
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +78,11 @@ class Topics:
         return decode(record)
 
 
-def unknown(name: str) -> UnknownTopic:
-    """The error for a topic that is not there."""
-    return UnknownTopic(f"there is no topic {name!r}", topic=name)
+def unknown(name: str, names: Collection[str] = ()) -> UnknownTopic:
+    """Return the error for a topic that is not there, with the one of ``names`` that is near."""
+    near = get_close_matches(name, names, 1, _NEAR) if len(names) <= _GUESSES_MAX else []
+    guess = f"; did you mean {near[0]!r}?" if near else ""
+    return UnknownTopic(f"there is no topic {name!r}{guess}", topic=name)
 
 
 def encode(topic: Topic) -> dict[str, Any]:

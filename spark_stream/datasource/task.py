@@ -227,9 +227,13 @@ class TaskWriter:
             if self.seen not in (None, Seen.of(known)):  # it may have been made anew, or altered
                 known = topics.describe(name)
             self._check_settings(known)
-        except UnknownTopic:
+        except UnknownTopic as error:
             if not self.options.create_topic:
-                raise
+                raise UnknownTopic(
+                    error.message,
+                    hint=f"{error.hint[:-1]}, and so does the option createTopic=true.",
+                    **error.details,
+                ) from None
             schema = topic_schema(arrow, by_column=by_column)
             config = dict(self.options.topic_config)
             if self.options.partition_by:

@@ -195,10 +195,11 @@ def brokers_of(topic: Topic) -> Script[set[BrokerId]]:
 
 
 def find_record(name: str) -> Script[Record]:
-    """The topic's record, or UnknownTopic."""
+    """Return the topic's record, or raise UnknownTopic."""
     record = yield from get(TOPICS + name)
     if record is None:
-        raise unknown(name)
+        others = yield from list_records(TOPICS)
+        raise unknown(name, [each.key.removeprefix(TOPICS) for each in others])
     return record
 
 

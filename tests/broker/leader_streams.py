@@ -76,7 +76,7 @@ def followed(
         for number in range(partitions):
             copy = follower.replica("t", number)
             place = (number, copy.topic_id, number, int(copy.leader_epoch))
-            found.say(Follow(*place, follower.generation, copy.history()))
+            found.say(Follow(*place, follower.generation, copy.following.history()))
             eventually(lambda number=number: found.has_heard(Agreed, number))
         yield found
     finally:

@@ -296,7 +296,7 @@ def test_every_endpoint_says_where_it_is(shared, flight, hundred):
         (location,) = endpoint.locations
         with fl.FlightClient(location) as client:
             client.do_get(endpoint.ticket, CALL).read_all()
-    assert location.uri.decode() == f"grpc://{shared.address}"
+    assert location.uri.decode() == f"grpc://{act(flight, 'status')['flight']}"
 
 
 def test_schemas(flight, log, hundred, topic):

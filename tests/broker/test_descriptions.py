@@ -44,7 +44,7 @@ def test_a_new_leader_tells_no_high_watermark_before_it_knows_it(around: Surroun
         session.close()
     seen = [described(a).high_watermark]
     assert seen == [4]
-    b.replica("t").replica.bounds_state = _without_high_watermark(b)
+    b.replica("t").core.bounds_state = _without_high_watermark(b)
     a.die()
     b.control()
     see(around)
@@ -58,7 +58,7 @@ def test_a_new_leader_tells_no_high_watermark_before_it_knows_it(around: Surroun
 
 def _without_high_watermark(broker: LocalBroker) -> LeaderState:
     """The state of a follower that was never told how far its leader's high watermark is."""
-    state: LeaderState = broker.replica("t").replica.bounds_state
+    state: LeaderState = broker.replica("t").core.bounds_state
     return replace(state, high_watermark=state.log_start)
 
 

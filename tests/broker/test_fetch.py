@@ -62,7 +62,7 @@ def test_every_batch_carries_its_base_offset(flight: fl.FlightClient, thousand: 
     at = 150
     for batch, facts in batches:
         after = at + batch.num_rows
-        assert facts == {"base": at, "next": after, "lineage": [[0, after]]}
+        assert facts == {"kind": "rows", "base": at, "next": after, "lineage": [[0, after]]}
         assert batch.column("n").to_pylist() == list(range(at, at + batch.num_rows))
         at = facts["next"]
     assert at == end["next"] == 950

@@ -28,11 +28,14 @@ UNCOMMITTED = Isolation.READ_UNCOMMITTED
 
 def write(partition: Partition) -> None:
     """A transaction that waits for its markers."""
-    pending = partition.open_join(TRANSACTION, PRODUCER)
+    pending = partition.transactions.open_join(TRANSACTION, PRODUCER)
     assert pending is not None
-    partition.close_join(pending, on_record=True)
+    partition.transactions.close_join(pending, on_record=True)
     stamp = Stamp(PRODUCER, 0, 0, TRANSACTION)
-    assert partition.take(partition.prepare(numbers(0, 3), stamp), stamp, UNCOMMITTED) is not None
+    assert (
+        partition.appends.take(partition.appends.prepare(numbers(0, 3), stamp), stamp, UNCOMMITTED)
+        is not None
+    )
 
 
 class OneBroker:

@@ -42,7 +42,9 @@ from tests.support import NUMBERS, eventually, flight_client, numbers
 def broker(tmp_path: Path) -> Iterator[Broker]:
     """In this process, so that a test can hold one of its partitions."""
     mask = os.umask(0o077)
-    found = Broker(BrokerConfig(dir=tmp_path / "log", listen="127.0.0.1:0"))
+    found = Broker(
+        BrokerConfig(dir=tmp_path / "log", listen="127.0.0.1:0", flight_listen="127.0.0.1:0")
+    )
     with isolog.connect(found.address) as log:
         log.create_topic("t", partitions=3, schema=NUMBERS)
     yield found
@@ -57,7 +59,7 @@ def partition_of(broker: Broker, number: int) -> Partition:
 def test_a_held_partition_holds_up_no_other_of_its_stream(broker):
     """All through one stream: the others are acknowledged meanwhile, and its own in their order."""
     stream = Stream(broker.address)
-    with partition_of(broker, 0)._lock:
+    with partition_of(broker, 0)._state.lock:
         for partition in (0, 0, 1, 0, 2, 1):
             stream.send(partition)
         assert sorted(stream.ack()["number"] for _ in range(3)) == [2, 4, 5]
@@ -80,7 +82,7 @@ def test_a_held_partition_holds_up_no_other_of_a_transaction(broker):
     for late, other in ((0, 1), (1, 2)):  # partition 1 has joined by then
         send(other)  # and joins: that takes its lock
         assert stream.ack()["partition"] == other
-        with partition_of(broker, late)._lock:
+        with partition_of(broker, late)._state.lock:
             send(late)
             send(other)
             assert stream.ack()["partition"] == other
@@ -94,9 +96,9 @@ def test_a_held_partition_holds_up_no_other_of_a_transaction(broker):
 
 def test_partitions_that_join_together_leave_out_one_that_is_held(broker):
     owner, partitions, script = joining_together(broker)
-    with partitions[1]._lock:
+    with partitions[1]._state.lock:
         broker._desk.run(script)
-    joined = [each.has_joined(owner.number, owner.producer) for each in partitions]
+    joined = [each.transactions.has_joined(owner.number, owner.producer) for each in partitions]
     assert joined == [True, False, True]
 
 
@@ -105,7 +107,7 @@ def test_a_partition_that_is_held_when_its_join_is_on_record_confirms_it_once_it
 
     def held(script: Script[None]) -> Script[None]:
         step = next(script)  # the joins are open
-        partitions[1]._lock.acquire()
+        partitions[1]._state.lock.acquire()
         while True:
             answer = yield step
             try:
@@ -114,10 +116,10 @@ def test_a_partition_that_is_held_when_its_join_is_on_record_confirms_it_once_it
                 return
 
     broker._desk.run(held(script))
-    joined = [each.has_joined(owner.number, owner.producer) for each in partitions]
+    joined = [each.transactions.has_joined(owner.number, owner.producer) for each in partitions]
     assert joined == [True, False, True]
-    partitions[1]._lock.release()
-    assert partitions[1].has_joined(owner.number, owner.producer)
+    partitions[1]._state.lock.release()
+    assert partitions[1].transactions.has_joined(owner.number, owner.producer)
 
 
 def test_partitions_that_may_not_join_together_remember_nothing_of_it(broker):
@@ -125,7 +127,7 @@ def test_partitions_that_may_not_join_together_remember_nothing_of_it(broker):
     owner.abort()
     with pytest.raises(IsologError):
         broker._desk.run(script)
-    assert [len(each._core.joins) for each in partitions] == [0, 0, 0]
+    assert [len(each.core.joins) for each in partitions] == [0, 0, 0]
 
 
 def joining_together(broker: Broker) -> tuple[Owner, list[Partition], Script[None]]:
@@ -138,7 +140,7 @@ def joining_together(broker: Broker) -> tuple[Owner, list[Partition], Script[Non
 
 def test_a_stream_ends_after_its_last_batch_was_acknowledged(broker):
     stream = Stream(broker.address)
-    with partition_of(broker, 0)._lock:
+    with partition_of(broker, 0)._state.lock:
         stream.send(0)
         stream.send(1)
         assert stream.ack()["number"] == 1
@@ -149,7 +151,7 @@ def test_a_stream_ends_after_its_last_batch_was_acknowledged(broker):
 
 def test_a_client_that_goes_away_leaves_what_it_had_sent(broker):
     stream = Stream(broker.address)
-    with partition_of(broker, 0)._lock:
+    with partition_of(broker, 0)._state.lock:
         stream.send(0)
         stream.send(1)
         assert stream.ack()["number"] == 1
@@ -160,7 +162,7 @@ def test_a_client_that_goes_away_leaves_what_it_had_sent(broker):
 
 def test_a_batch_whose_time_is_over_before_its_append_is_refused_and_may_be_sent_again(broker):
     stream = Stream(broker.address, timeout_ms=200)
-    with partition_of(broker, 0)._lock:
+    with partition_of(broker, 0)._state.lock:
         stream.send(0)
         stream.send(0)
         errors = [from_wire(stream.ack()["error"]) for _ in range(2)]
@@ -177,7 +179,7 @@ def test_a_batch_that_fails_for_no_reason_that_is_known_is_answered_and_so_are_t
     broker, monkeypatch, held
 ):
     stream, partition = Stream(broker.address), partition_of(broker, 0)
-    judge = partition._judge_and_append
+    judge = partition.appends._judge_and_append
     failures = [RuntimeError("nobody foresaw this")]
 
     def fails_once(*asked: Any) -> Any:
@@ -185,8 +187,8 @@ def test_a_batch_that_fails_for_no_reason_that_is_known_is_answered_and_so_are_t
             raise failures.pop()
         return judge(*asked)
 
-    monkeypatch.setattr(partition, "_judge_and_append", fails_once)
-    with partition._lock if held else nullcontext():
+    monkeypatch.setattr(partition.appends, "_judge_and_append", fails_once)
+    with partition._state.lock if held else nullcontext():
         stream.send(0)
         stream.send(0)
         stream.send(1)
@@ -285,14 +287,16 @@ def followed(tmp_path: Path) -> Partition:
     log = PartitionLog.open(tmp_path, LogFormat(NUMBERS))
     partition = Partition("t", "id", 0, log, 10**15, SystemClock(), alone=False)
     record = PartitionRecord((LEADER.broker, FOLLOWER.broker), LEADER.broker, EPOCH, MEMBERS)
-    partition.lead(LEADER, record, 1)
+    partition.role.lead(LEADER, record, 1)
     return partition
 
 
 def replicate(partition: Partition) -> None:
     """The follower has all that there is."""
-    agreed = partition.start_session(FOLLOWER, EPOCH, EpochHistory(0, 0, ()), lambda _: None)
-    partition.take_report(agreed.session, partition.log.end.entry)
+    agreed = partition.followers.start_session(
+        FOLLOWER, EPOCH, EpochHistory(0, 0, ()), lambda _: None
+    )
+    partition.followers.take_report(agreed.session, partition.log.end.entry)
 
 
 LEADER, FOLLOWER = MEMBERS = (
@@ -310,21 +314,23 @@ IN_TRANSACTION = Stamp(1, 0, 0, 10)
 def test_an_append_that_is_not_replicated_in_time_has_an_unknown_outcome(
     followed, stamp, isolation
 ):
-    followed.close_join(followed.open_join(10, 1), on_record=True)
-    taken = followed.take(followed.prepare(numbers(0, 3), stamp), stamp, isolation)
+    followed.transactions.close_join(followed.transactions.open_join(10, 1), on_record=True)
+    taken = followed.appends.take(followed.appends.prepare(numbers(0, 3), stamp), stamp, isolation)
     assert taken.pending is not None
     with pytest.raises(UnknownOutcome, match="offsets 0 to 2 are in the leader's log") as caught:
-        followed.await_acknowledgement(taken, 0.0)
+        followed.appends.await_acknowledgement(taken, 0.0)
     assert (caught.value.offset, caught.value.details["count"]) == (0, 3)
     assert caught.value.kept == 0
     assert followed.bounds().log_end_offset == 3
-    again = stamp and followed.take(followed.prepare(numbers(0, 3), stamp), stamp, isolation)
+    again = stamp and followed.appends.take(
+        followed.appends.prepare(numbers(0, 3), stamp), stamp, isolation
+    )
     if again is not None:  # a duplicate is acknowledged under the same rule
         assert again.appended.duplicate
         assert again.pending is not None
     replicate(followed)
     if again is not None:
-        followed.await_acknowledgement(again, 0.0)
+        followed.appends.await_acknowledgement(again, 0.0)
     assert followed.bounds().high_watermark == 3
 
 

@@ -109,7 +109,7 @@ def test_an_old_record_changes_nothing(pair):
     partition, old = a.partition("t"), a.record("t")
     write(a, "t", prefer(replace(old, replicas=("b", "a")), a.members.alive()))
     see(a.around)
-    partition.lead(old.isr[0], old, 1)
+    partition.role.lead(old.isr[0], old, 1)
     assert not partition.leads
     assert partition.leader_epoch == 1
 

@@ -144,7 +144,7 @@ def test_whatever_may_make_something_due_is_told(tmp_path: Path):
     assert told.moves()
     partition.append(numbers(1, 1), Stamp(1, 0, 0, 7))
     assert told.moves()
-    partition.end_transaction(7, lambda _: True)
+    partition.transactions.end(7, lambda _: True)
     assert told.moves()
     present = partition.log.format
     partition.configure(present)

@@ -230,7 +230,7 @@ def test_an_entry_that_changed_in_memory_is_sent_again_from_the_file(pair, caplo
     a, b = pair
     begin(a, 0)  # from now on batches are kept for the follower
     a.partition("t").append(numbers(0, 3))
-    kept = a.partition("t")._sessions.recent._kept
+    kept = a.partition("t")._state.sessions.recent._kept
     changed = bytearray(kept[0].data.to_pybytes())
     changed[-1] ^= 1
     kept[0] = replace(kept[0], data=pa.py_buffer(bytes(changed)))

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import psutil
 import pyarrow as pa
-import pyarrow.flight as fl
 import pytest
 
 from spark_stream.broker.topic_actions import own_memory
-from spark_stream.wire.flight import from_flight
+from spark_stream.transport.client import ClientChannel
+from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
+from spark_stream.wire.messages import AppendTo, Envelope
 from tests.support import BrokerProcess, eventually
 
 MIB = 1 << 20
@@ -40,19 +41,28 @@ def appended(
     process: BrokerProcess, batch: pa.RecordBatch, compression: str | None = None
 ) -> str | None:
     """Appends by a connection of its own: the code of the error, None if the batch is taken."""
-    options = fl.FlightCallOptions(
-        timeout=CALL_S, write_options=pa.ipc.IpcWriteOptions(compression=compression)
-    )
-    with fl.connect(f"grpc://{process.address}") as client:
-        path = fl.FlightDescriptor.for_path("t", "0")
-        writer, answers = client.do_put(path, SCHEMA, options=options)
-        try:
-            with writer:
-                writer.write_batch(batch)
-                answer = json.loads(answers.read().to_pybytes())
-                return answer.get("error", {}).get("code")
-        except pa.ArrowException as error:
-            return from_flight(error, process.address).code
+    channel = ClientChannel(process.address, timeout_s=CALL_S)
+    request = AppendTo(topic="t").to_bytes()
+    try:
+        stream = channel.open("append", request, memoryview(SCHEMA.serialize()))
+        stream.send(Envelope(partition=0).to_bytes(), message(batch, compression))
+        received = stream.receive(CALL_S)
+        assert received is not None
+        return json.loads(bytes(received.header)).get("error", {}).get("code")
+    except TRANSPORT_ERRORS as error:
+        return failure_of(error, process.address).code
+    finally:
+        channel.close()
+
+
+def message(batch: pa.RecordBatch, compression: str | None) -> memoryview:
+    """Return the batch as it travels."""
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
+        writer.write_batch(batch)
+    _, found, *_ = pa.ipc.MessageReader.open_stream(sink.getvalue())
+    return memoryview(found.serialize())
 
 
 def greatest_memory(process: BrokerProcess) -> int:

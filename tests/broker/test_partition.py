@@ -35,7 +35,9 @@ def opened(folder: Path, clock: Clock | None = None, **settings: int) -> Partiti
 def joined(partition: Partition, transaction: int, *producer_ids: int) -> None:
     """As after the transaction's record has named the partition."""
     for producer_id in producer_ids:
-        partition.close_join(partition.open_join(transaction, producer_id), on_record=True)
+        partition.transactions.close_join(
+            partition.transactions.open_join(transaction, producer_id), on_record=True
+        )
 
 
 def stable(partition: Partition) -> int:
@@ -69,7 +71,7 @@ def test_no_reader_ever_sees_an_undecided_record_below_the_last_stable_offset(tm
     for number in range(rounds):
         joined(partition, number, 1)
         partition.append(numbers(number, 1), Stamp(1, number, 0, number))
-        partition.end_transaction(number, lambda _, number=number: number % 2 == 0)
+        partition.transactions.end(number, lambda _, number=number: number % 2 == 0)
     done.set()
     for reader in readers:
         reader.join(60)
@@ -85,14 +87,14 @@ def test_what_is_derived_when_it_opens_is_what_it_knew(tmp_path: Path):
     before.append(numbers(0, 2), Stamp(1, 0, 0, 10))
     before.append(numbers(2, 1), Stamp(2, 0, 0))
     before.append(numbers(3, 1), Stamp(3, 0, 0, 11))
-    before.end_transaction(10, lambda _: False)
+    before.transactions.end(10, lambda _: False)
     before.append(numbers(4, 1), Stamp(4, 0, 0, 11))
     after = opened(tmp_path)
     assert after.bounds(Isolation.READ_ATOMIC) == before.bounds(Isolation.READ_ATOMIC)
     assert stable(after) == 3
-    assert set(after.open_transactions()) == set(before.open_transactions())
+    assert set(after.transactions.open()) == set(before.transactions.open())
     assert after.append(numbers(2, 1), Stamp(2, 0, 0)).duplicate
-    after.end_transaction(11, lambda producer: producer == 3)
+    after.transactions.end(11, lambda producer: producer == 3)
     chunks = after.log.read(0, after.bounds().last_stable_offset, committed=True)
     assert [n for chunk in chunks for n in chunk.batch.column("n").to_pylist()] == [2, 3]
 
@@ -101,7 +103,7 @@ def test_nothing_is_taken_of_a_transaction_that_has_ended_here(tmp_path: Path):
     """Even where it had written nothing yet: the batch passed the check before the decision."""
     partition = opened(tmp_path)
     joined(partition, 10, 1)
-    partition.end_transaction(10, lambda _: True)
+    partition.transactions.end(10, lambda _: True)
     with pytest.raises(InvalidTransaction, match="has ended"):
         partition.append(numbers(0, 1), Stamp(1, 0, 0, 10))
     assert partition.bounds().log_end_offset == 0
@@ -112,9 +114,9 @@ def test_a_transaction_ends_once(tmp_path: Path):
     joined(partition, 10, 1)
     joined(partition, 11, 2)
     partition.append(numbers(0, 1), Stamp(1, 0, 0, 10))
-    partition.end_transaction(10, lambda _: True)
+    partition.transactions.end(10, lambda _: True)
     entries = partition.log.end.entry
-    partition.end_transaction(10, lambda _: False)
+    partition.transactions.end(10, lambda _: False)
     assert partition.log.end.entry == entries
     assert stable(partition) == 1
 
@@ -126,10 +128,10 @@ def test_the_own_cut_stands_before_what_overlaps(tmp_path: Path):
     partition.append(numbers(0, 1), Stamp(1, 0, 0, 10))
     partition.append(numbers(1, 1), Stamp(2, 0, 0, 11))
     partition.append(numbers(2, 1), Stamp(1, 0, 1, 10))
-    partition.end_transaction(10, lambda _: True)
+    partition.transactions.end(10, lambda _: True)
     bounds = partition.bounds(Isolation.READ_ATOMIC)
     assert (bounds.last_stable_offset, bounds.atomic_cut) == (1, 0)
-    partition.end_transaction(11, lambda _: True)
+    partition.transactions.end(11, lambda _: True)
     assert partition.bounds(Isolation.READ_ATOMIC).atomic_cut == 3
 
 
@@ -140,7 +142,7 @@ def test_a_partition_whose_topic_is_deleted_says_so(tmp_path: Path):
     partition.append(numbers(0, 1), Stamp(1, 0, 0, 10))
     partition.close(Closing.TOPIC_DELETED)
     with pytest.raises(UnknownTopic):
-        partition.end_transaction(10, lambda _: True)
+        partition.transactions.end(10, lambda _: True)
 
 
 def test_a_partition_that_moved_away_sends_callers_on(tmp_path: Path):
@@ -150,7 +152,7 @@ def test_a_partition_that_moved_away_sends_callers_on(tmp_path: Path):
     partition.append(numbers(0, 1), Stamp(1, 0, 0, 10))
     partition.close(Closing.MOVED)
     with pytest.raises(NotLeader):
-        partition.end_transaction(10, lambda _: True)
+        partition.transactions.end(10, lambda _: True)
     with pytest.raises(NotLeader):
         partition.append(numbers(1, 1), Stamp(1, 0, 1, 10))
 
@@ -165,13 +167,13 @@ def test_a_batch_that_passed_its_check_before_its_branch_was_dropped_lands_nowhe
     if wrote:
         partition.append(numbers(1, 1), Stamp(1, 0, 0, 5))
     partition.append(numbers(2, 1), Stamp(2, 0, 0, 5))
-    partition.drop_branch(5, 1)
-    partition.drop_branch(5, 1)  # asked again
+    partition.transactions.drop_branch(5, 1)
+    partition.transactions.drop_branch(5, 1)  # asked again
     assert stable(partition) == (1 if wrote else 0)
     with pytest.raises(InvalidTransaction, match="has ended"):
         partition.append(numbers(3, 1), Stamp(1, 0, 1 if wrote else 0, 5))
     partition.append(numbers(4, 1), Stamp(2, 0, 1, 5))
-    partition.end_transaction(5, lambda producer: producer == 2)
+    partition.transactions.end(5, lambda producer: producer == 2)
     chunks = partition.log.read(0, partition.bounds().log_end_offset, committed=True)
     assert [n for chunk in chunks for n in chunk.batch.column("n").to_pylist()] == [2, 4]
 
@@ -183,9 +185,9 @@ def test_a_batch_that_waited_while_very_many_transactions_ended_lands_nowhere(
     """It had joined. A list of the last 4,096 that ended took it, and its LSO hung for good."""
     partition = opened(tmp_path)
     joined(partition, 10, 1)
-    partition.end_transaction(10, lambda _: True)
+    partition.transactions.end(10, lambda _: True)
     for number in range(100, 4_300):
-        partition.seal(number)
+        partition.transactions.seal(number)
     if restarted:
         partition.close()
         partition = opened(tmp_path)
@@ -197,20 +199,20 @@ def test_a_batch_that_waited_while_very_many_transactions_ended_lands_nowhere(
 
 def test_a_seal_between_the_record_and_its_answer_cancels_the_join(tmp_path: Path):
     partition = opened(tmp_path)
-    pending = partition.open_join(10, 1)
-    partition.end_transaction(10, lambda _: True)
-    partition.close_join(pending, on_record=True)
-    assert not partition.has_joined(10, 1)
+    pending = partition.transactions.open_join(10, 1)
+    partition.transactions.end(10, lambda _: True)
+    partition.transactions.close_join(pending, on_record=True)
+    assert not partition.transactions.has_joined(10, 1)
     with pytest.raises(InvalidTransaction, match="has ended"):
         partition.append(numbers(0, 1), Stamp(1, 0, 0, 10))
 
 
 def test_a_join_that_the_record_refused_is_forgotten(tmp_path: Path):
     partition = opened(tmp_path)
-    partition.close_join(partition.open_join(10, 1), on_record=False)
-    assert not partition.has_joined(10, 1)
-    partition.close_join(partition.open_join(10, 1), on_record=True)
-    assert partition.has_joined(10, 1)
+    partition.transactions.close_join(partition.transactions.open_join(10, 1), on_record=False)
+    assert not partition.transactions.has_joined(10, 1)
+    partition.transactions.close_join(partition.transactions.open_join(10, 1), on_record=True)
+    assert partition.transactions.has_joined(10, 1)
 
 
 def test_a_new_epoch_makes_its_joins_again(tmp_path: Path):
@@ -218,7 +220,7 @@ def test_a_new_epoch_makes_its_joins_again(tmp_path: Path):
     joined(partition, 10, 1)
     partition.append(numbers(0, 1), Stamp(1, 0, 0, 10))
     me = Member(BrokerId("b"), Generation("g"))
-    partition.lead(me, PartitionRecord((me.broker,), me.broker, LeaderEpoch(1), (me,)), 1)
+    partition.role.lead(me, PartitionRecord((me.broker,), me.broker, LeaderEpoch(1), (me,)), 1)
     with pytest.raises(InvalidTransaction):
         partition.append(numbers(1, 1), Stamp(1, 0, 1, 10))
     joined(partition, 10, 1)

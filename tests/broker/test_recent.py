@@ -89,7 +89,7 @@ def led(around: Surroundings) -> tuple[LocalBroker, Session]:
         b.generation,
         PartitionKey(replica.topic_id, 0),
         replica.leader_epoch,
-        replica.history(),
+        replica.following.history(),
         lambda _: None,
     )
     return a, session
@@ -110,7 +110,7 @@ def test_a_follower_gets_from_memory_what_the_file_has(led):
         stored = partition.log.read_entries(EntryIndex(end - 1), MANY)
         assert given is not None
         assert stored is not None
-        assert given is partition._sessions.recent.get(end - 1, end, MANY)
+        assert given is partition._state.sessions.recent.get(end - 1, end, MANY)
         assert same(given, stored)
         check_entries(given.rows, given.data, partition.log.boundary_of(EntryIndex(end - 1)), 0, "")
 

@@ -49,9 +49,9 @@ def at(broker: LocalBroker, number: int) -> Joined:
 
 def write(partition: Partition) -> None:
     """Three records of a transaction."""
-    pending = partition.open_join(NUMBER, PRODUCER)
+    pending = partition.transactions.open_join(NUMBER, PRODUCER)
     assert pending is not None
-    partition.close_join(pending, on_record=True)
+    partition.transactions.close_join(pending, on_record=True)
     partition.append(numbers(0, 3), Stamp(PRODUCER, 0, 0, NUMBER))
 
 
@@ -69,10 +69,10 @@ def test_a_transaction_is_sealed_and_marked_at_the_leader_that_has_it(three, ask
     write(leader)
     commit = decided(broker, at(broker, 0))
     assert broker.driver.run(seal_partitions(commit)) == ([at(broker, 0)], None)
-    assert not leader.has_joined(NUMBER, PRODUCER)
+    assert not leader.transactions.has_joined(NUMBER, PRODUCER)
     assert broker.driver.run(write_markers(commit, [at(broker, 0)])) is None
     assert leader.bounds().last_stable_offset == 3
-    assert leader.open_transactions() == []
+    assert leader.transactions.open() == []
 
 
 @pytest.mark.parametrize("asked", [0, 1])
@@ -88,7 +88,7 @@ def test_a_cut_splits_no_transaction_that_a_replaced_leader_does_not_know(three,
     broker, c = three[asked], three[2]
     for number in (0, 1):
         write(c.partition("t", number))
-        c.partition("t", number).end_transaction(NUMBER, lambda _: True)
+        c.partition("t", number).transactions.end(NUMBER, lambda _: True)
     cut = broker.driver.run(find_cut([CutRange("t", None, {}, {})]))
     assert cut["t"] in ({0: 0, 1: 0}, {0: 3, 1: 3})
     assert c.partition("t", 1).bounds(Isolation.READ_ATOMIC).atomic_cut == 3
@@ -115,9 +115,9 @@ def test_a_leader_that_was_replaced_seals_nothing(three):
     """Its answer would mean that no more batches join, while its successor takes them."""
     before = three[2].partition("t", 1)
     write(before)
-    three[2].host.topic("t").replicas[1].follow(LeaderEpoch(9))
+    three[2].host.topic("t").replicas[1].role.follow(LeaderEpoch(9))
     with pytest.raises(NotLeader):
-        before.seal(NUMBER)
+        before.transactions.seal(NUMBER)
 
 
 def lead(leader: LocalBroker) -> None:
@@ -145,5 +145,5 @@ def test_entries_of_an_earlier_epoch_are_not_taken_for_what_has_their_place_now(
     replicate(b, a, "t")
     lead(a)
     replicate(a, b, "t")
-    assert partition.replica.bounds_state.high_watermark.entry == asked.entry
+    assert partition.core.bounds_state.high_watermark.entry == asked.entry
     assert isinstance(a.tried(asked), NotLeader)

@@ -146,7 +146,7 @@ def test_a_leader_leaves_and_its_follower_leads_and_it_heals_without_a_loss(pair
     b.control()
     see(a.around)
     assert a.record("t").leader == "b"
-    assert a.replica("t").sound_end()[1] == 0
+    assert a.replica("t").following.sound_end()[1] == 0
     replicate(b, a, "t")
     assert a.replica("t").log.hole is None
     scrub = scrub_of(a)

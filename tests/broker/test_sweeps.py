@@ -138,7 +138,7 @@ def test_a_lost_marker_that_a_full_disk_kept_out_is_written_later(tmp_path: Path
     disk = SimulatedDisk()
     found = Desk(tmp_path, "here", disk)
     partition = found.host.topic("t").partition(0)
-    partition.close_join(partition.open_join(7, 1), on_record=True)
+    partition.transactions.close_join(partition.transactions.open_join(7, 1), on_record=True)
     partition.append(numbers(0, 1), Stamp(1, 0, 0, 7))  # no record knows of it any more
     disk.room, room = 0, disk.room
     found.desk.recover()

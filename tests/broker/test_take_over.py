@@ -54,11 +54,11 @@ class TwoBrokers:
         begun = asked.run(deciding.begin(asked.finished, name, "me", -1, asked.coordinator, 0))
         number, producer, epoch = begun.number, begun.producer_id, begun.epoch
         at = self.partition
-        pending = at.open_join(number, producer)
+        pending = at.transactions.open_join(number, producer)
         assert pending is not None
         place = Joined(at.topic, at.topic_id, at.number)
         self.b.desk.run(deciding.join(self.b.desk.finished, name, number, producer, epoch, place))
-        at.close_join(pending, on_record=True)
+        at.transactions.close_join(pending, on_record=True)
         at.append(numbers(0, 1), Stamp(producer, epoch, 0, number))
         return begun
 

@@ -19,3 +19,10 @@ def test_a_command_to_come_is_refused_by_name(call, name):
 def test_they_are_those_of_the_page():
     note = (ROOT / "docs" / "api.md").read_text()
     assert f"- the commands {', '.join(f'`{name}`' for name in TO_COME)}." in note
+
+
+def test_they_are_never_suggested(call):
+    refused = call("consum")
+    assert refused.code == 2
+    assert "'consume'" in refused.err
+    assert "console" not in refused.err

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 
 import spark_stream as isolog
-from spark_stream.client.topics import TopicsClient
 from spark_stream.errors import (
     InvalidAssignment,
     InvalidConfig,
@@ -253,20 +252,14 @@ def test_an_unknown_topic_is_told_with_the_name_that_may_be_meant(log, topic):
         lambda: log.delete_topic(asked),
         lambda: log.alter_topic(asked, partitions=2),
         lambda: log.read(asked),
+        lambda: log._topics.offsets(asked),  # as Spark asks
     )
     for call in calls:
         with pytest.raises(UnknownTopic) as caught:
             call()
         assert caught.value.message == f"there is no topic '{asked}'; did you mean '{name}'?"
         assert caught.value.details == {"topic": asked}
-
-
-def test_an_unknown_topic_that_was_made_since_is_told_without_a_guess(log, topic, monkeypatch):
-    """Its name is the nearest of all."""
-    monkeypatch.setattr(TopicsClient, "names", lambda _: [topic])
-    with pytest.raises(UnknownTopic) as caught:
-        log.describe(topic)
-    assert caught.value.message == f"there is no topic '{topic}'"
+        assert "`isolog topic list` shows" in caught.value.hint
 
 
 def test_an_unknown_topic_like_no_other_is_told_without_a_guess(log):

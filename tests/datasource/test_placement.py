@@ -126,6 +126,7 @@ def test_a_writer_that_contradicts_the_topic_is_refused_and_writes_nothing(
         with pytest.raises(InvalidOption, match=problem) as caught:
             sink(shared, topic, partitionBy="name")
         assert caught.value.details["option"] == "partitionBy"
+        assert "the topic's partition.by are used" in caught.value.hint
     else:
         command = ["produce", topic, "--bootstrap", shared.address, "--format", "json"]
         assert execute([*command, "--partition-by", "name"]) == 1

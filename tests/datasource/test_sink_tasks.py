@@ -25,6 +25,7 @@ from spark_stream.errors import (
     ProducerFenced,
     SinkInUse,
     StaleBatch,
+    UnknownTopic,
 )
 from tests.support import NUMBERS, BrokerProcess, log, numbers, shared, topic
 
@@ -248,6 +249,12 @@ def test_a_topic_is_made_with_its_settings(
     config = log.describe(topic).config
     assert (config["retention.ms"], config["compression"]) == ("60000", "zstd")
     IsologWriter(options(shared, topic, **wanted), SCHEMA)  # it is there
+
+
+def test_a_missing_topic_is_named_with_how_to_make_it(shared: BrokerProcess, topic: str) -> None:
+    with pytest.raises(UnknownTopic, match=topic) as caught:
+        IsologWriter(options(shared, topic), SCHEMA)
+    assert "createTopic=true" in caught.value.hint
 
 
 def test_what_a_topic_that_is_there_keeps_is_told_once(

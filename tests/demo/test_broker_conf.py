@@ -61,3 +61,13 @@ def test_a_broker_starts_with_it(tmp_path: Path, shell: Shell) -> None:
 def test_a_key_of_all_topics_is_refused() -> None:
     with pytest.raises(InvalidConfig, match=r"partition\.by has no default"):
         BrokerConfig.load(None, dir="d", topic={"partition.by": "id"})
+
+
+def test_a_value_of_a_wrong_type_is_told_with_what_the_setting_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(InvalidConfig, match="idle_seconds: takes a number, not 'x'"):
+        BrokerConfig.load(None, dir="d", idle_seconds="x")
+    monkeypatch.setenv("ISOLOG_PEER_ADDRESSES", "x")
+    with pytest.raises(InvalidConfig, match="the variable ISOLOG_PEER_ADDRESSES is not JSON"):
+        BrokerConfig.load(None, dir="d")

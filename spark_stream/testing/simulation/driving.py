@@ -113,7 +113,7 @@ class SimulatedDriver:
         assert step.taken.pending is not None
         step.taken.pending.when_settled(settled.give)
         yield Within(settled, step.timeout_s)
-        step.partition.await_acknowledgement(step.taken, 0)
+        step.partition.appends.await_acknowledgement(step.taken, 0)
 
     def _together(self, steps: Sequence[RemoteStep]) -> Body:
         answers: list[Answer] = [None] * len(steps)

@@ -85,7 +85,7 @@ class Onlooker:
 
     def _look_at_log(self, broker: SimulatedBroker, partition: Partition, *, whole: bool) -> None:
         line = self._known.get(partition)
-        state = partition.replica.bounds_state
+        state = partition.core.bounds_state
         known = line is not None
         if line is None:
             line = self._open_line(broker, partition)
@@ -102,7 +102,7 @@ class Onlooker:
         grown = end != len(line.entries)
         if grown:
             self._take_entries(line, partition, broker)
-        if partition.replica.progress is not None:
+        if partition.core.progress is not None:
             self._take_committed(line, partition)
         if whole and (grown or line.state is not state):
             line.state = state
@@ -160,7 +160,7 @@ class Onlooker:
         if not course.counts(int(partition.leader_epoch)):
             return
         committed = course.committed
-        upto = int(partition.replica.bounds_state.high_watermark.entry)
+        upto = int(partition.core.bounds_state.high_watermark.entry)
         first = len(committed.entries)
         for seen in line.entries[first:upto]:
             committed.add(seen)

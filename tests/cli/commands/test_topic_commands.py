@@ -173,6 +173,12 @@ def test_the_log_must_be_named_once(call, monkeypatch, variables, options):
     assert refused.err.startswith("error: ")
 
 
+def test_a_value_of_a_wrong_type_is_told_with_what_the_option_takes(call):
+    refused = call("topic", "create", "t", "--path", "log", "--partitions", "x")
+    assert refused.code == 2
+    assert "takes a whole number, not 'x'" in refused.err
+
+
 LOOKING = [
     ["topic", "list"],
     ["topic", "describe", "t"],

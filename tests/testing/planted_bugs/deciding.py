@@ -165,7 +165,7 @@ def markers_of_a_commit_are_not_forced(patch: Patch) -> None:
     patch.setitem(
         step_table._HERE,
         WriteMarkers,
-        lambda at, step: at.end_transaction(step.transaction, frozenset(step.taken).__contains__),
+        lambda at, step: at.transactions.end(step.transaction, frozenset(step.taken).__contains__),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spark_stream.broker.following import FollowingReplica
+from spark_stream.broker.following import FollowerRole
 from spark_stream.broker.host import Host
 from spark_stream.errors import StorageFailure
 from spark_stream.scripts import electing, topics
@@ -40,7 +40,7 @@ def what_moves_is_not_forced(patch: Patch) -> None:
         return list(moved)
 
     patch.setattr(electing, "_forced_where_it_stays", pass_on)
-    patch.setattr(FollowingReplica, "report_what_is_forced", lambda self, *, moves: None)
+    patch.setattr(FollowerRole, "report_what_is_forced", lambda self, *, moves: None)
 
 
 # -- files -----------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import Any
 from spark_stream.broker import append, fetching
 from spark_stream.broker.outcomes import Appended
 from spark_stream.broker.partition import Partition
+from spark_stream.broker.partition_state import PartitionState
 from spark_stream.consistency import leader, producers
 from spark_stream.consistency.producers import Accepted, Duplicate
 from spark_stream.consistency.transactions import State
@@ -66,13 +67,13 @@ def the_last_stable_offset_ignores_what_is_open(patch: Patch) -> None:
 
 @bug
 def nobody_is_woken(patch: Patch) -> None:
-    original = Partition._carry_out
+    original = PartitionState.carry_out
 
-    def forget(self: Partition, effects: Any) -> Any:
+    def forget(self: PartitionState, effects: Any) -> Any:
         original(self, effects)
         return ()
 
-    patch.setattr(Partition, "_carry_out", forget)
+    patch.setattr(PartitionState, "carry_out", forget)
 
 
 # -- readers and consumers -------------------------------------------------------------------------

@@ -8,9 +8,10 @@ from typing import Any
 
 from spark_stream.broker import following
 from spark_stream.broker.folders import TopicFolders
+from spark_stream.broker.followers import Followers
 from spark_stream.broker.host import Host
 from spark_stream.broker.partition import Partition
-from spark_stream.broker.replica_shell import ReplicaShell
+from spark_stream.broker.partition_appends import Appends
 from spark_stream.broker.standing import Standing
 from spark_stream.cluster import vouching
 from spark_stream.cluster.leases import Lease, Leases
@@ -35,7 +36,7 @@ def a_follower_keeps_what_its_leader_lacks(patch: Patch) -> None:
 
 @bug
 def a_follower_counts_before_it_has_appended(patch: Patch) -> None:
-    original = ReplicaShell.entries_for
+    original = Followers.entries_for
 
     def entries_for(self: Any, session: int, first: Any, max_bytes: int) -> Any:
         found = original(self, session, first, max_bytes)
@@ -43,7 +44,7 @@ def a_follower_counts_before_it_has_appended(patch: Patch) -> None:
             self.take_report(session, int(found.rows["entry_index"][-1]) + 1)
         return found
 
-    patch.setattr(ReplicaShell, "entries_for", entries_for)
+    patch.setattr(Followers, "entries_for", entries_for)
 
 
 @bug
@@ -144,7 +145,7 @@ def markers_are_not_awaited(patch: Patch) -> None:
 
 @bug
 def a_new_leader_tells_what_it_knows(patch: Patch) -> None:
-    patch.setattr(ReplicaShell, "check_hw_known", lambda self: None)
+    patch.setattr(Partition, "check_hw_known", lambda self: None)
 
 
 @bug
@@ -157,15 +158,15 @@ def a_new_leader_describes_what_it_has(patch: Patch) -> None:
 
 @bug
 def a_duplicate_is_acknowledged_at_once(patch: Patch) -> None:
-    original = Partition.take
+    original = Appends.take
 
-    def take(self: Partition, *asked: Any) -> Any:
+    def take(self: Appends, *asked: Any) -> Any:
         taken = original(self, *asked)
         if taken is not None and taken.appended.duplicate:
             taken.pending = None
         return taken
 
-    patch.setattr(Partition, "take", take)
+    patch.setattr(Appends, "take", take)
 
 
 @bug

@@ -83,7 +83,7 @@ class WhatIsKnownIsWhatIsThere(Invariant):
                     self._compare(line, partition)
 
     def _compare(self, line: Line, partition: Partition) -> None:
-        core, log = partition.replica, partition.log
+        core, log = partition.core, partition.log
         if line.start:
             return  # what was in front of it is still known, as long as nobody opens it anew
         now = self.view.clock.steady_us()

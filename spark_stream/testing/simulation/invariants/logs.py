@@ -279,7 +279,7 @@ class UndecidedHoldsBack(Invariant):
     """The last stable offset is where the first undecided part begins, or the high watermark."""
 
     def observed(self, line: Line, partition: Partition) -> None:
-        state = partition.replica.bounds_state
+        state = partition.core.bounds_state
         bounds = partition.bounds()
         first = line.undecided(int(state.high_watermark.entry))
         if first is not None and first < bounds.log_start_offset and not partition.leads:

@@ -54,7 +54,7 @@ class SealedBeforeMarked(Invariant):
                 open_for = [
                     producer
                     for producer in {found.producer_id, *found.branches}
-                    if partition.has_joined(number, producer)
+                    if partition.transactions.has_joined(number, producer)
                 ]
                 self.require(
                     not open_for,

@@ -176,7 +176,7 @@ class WhoIsCountedHasTheEntries(Invariant):
     """A follower that the present leader waits for has all entries that it is counted for."""
 
     def observed(self, line: Line, partition: Partition) -> None:
-        progress = partition.replica.progress
+        progress = partition.core.progress
         if progress is None or line.course.epoch != int(partition.leader_epoch):
             return  # who is not the leader any more may count whom it likes
         for member in progress.maximal:
@@ -192,10 +192,10 @@ class LeadersAgreeOnWhatIsCommitted(Invariant):
     """What a leader holds below its high watermark is what was committed there."""
 
     def observed(self, line: Line, partition: Partition) -> None:
-        high = int(partition.replica.bounds_state.high_watermark.entry)
+        high = int(partition.core.bounds_state.high_watermark.entry)
         committed = line.course.committed.entries
         counts = line.course.counts(int(partition.leader_epoch))
-        if partition.replica.progress is not None and high and counts:
+        if partition.core.progress is not None and high and counts:
             same = high <= len(committed) and line.entries[high - 1] is committed[high - 1]
             self.require(same, f"{line.name}: entry {high - 1} is not the committed one")
 
@@ -204,8 +204,8 @@ class FollowersDoNotRunAhead(Invariant):
     """No follower's high watermark is above what a leader has committed."""
 
     def observed(self, line: Line, partition: Partition) -> None:
-        if partition.replica.progress is None and not self.history.losses:
-            high = int(partition.replica.bounds_state.high_watermark.entry)
+        if partition.core.progress is None and not self.history.losses:
+            high = int(partition.core.bounds_state.high_watermark.entry)
             committed = len(line.course.committed.entries)
             what = f"{line.name}: its high watermark is {high}, committed are {committed}"
             self.require(high <= committed, what)

@@ -1,0 +1,35 @@
+"""Values that pydantic refuses are named in our words."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import pytest
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+
+from spark_stream.wire.refused_values import problem_of
+
+
+def refuse(value: object) -> None:
+    raise ValueError(f"takes something else, not {value!r}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "problem"),
+    [
+        (int, "x", "takes a whole number, not 'x'"),
+        (int, 1.5, "takes a whole number, not 1.5"),
+        (float, "x", "takes a number, not 'x'"),
+        (bool, "perhaps", "takes true | false, not 'perhaps'"),
+        (str, 3, "takes a text, not 3"),
+        (dict[str, str], 3, "takes a table of names and values, not 3"),
+        (Annotated[int, Field(ge=1)], 0, "takes a number from 1 on, not 0"),
+        (Annotated[float, Field(gt=0)], 0, "takes a number above 0.0, not 0"),
+        (Annotated[int, Field(le=5)], 6, "takes a number up to 5, not 6"),
+        (Annotated[Any, AfterValidator(refuse)], 7, "takes something else, not 7"),
+    ],
+)
+def test_a_refused_value_is_told_with_what_it_should_have_been(kind, value, problem):
+    with pytest.raises(ValidationError) as refused:
+        TypeAdapter(kind).validate_python(value)
+    assert problem_of(refused.value.errors()[0]) == problem
