@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.flight as fl
 from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
@@ -151,10 +150,9 @@ def _leave_unanswered(fault: Fault) -> None:
             batch=batch,
             content=content,
         )
-        client = self._connection.client()
-        under_way = client.do_action(fl.Action("commit-transaction", asked.to_bytes()))
+        shared = self._connection.link().connect(20)
+        shared.channel.open("act", b"commit-transaction", asked.to_bytes(), end=True)
         fault.wait()
-        del under_way
 
     TransactionsClient.commit = sent  # type: ignore[method-assign, assignment]
 

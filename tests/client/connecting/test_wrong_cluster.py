@@ -71,14 +71,14 @@ def test_no_broker_is_started_for_the_directory_of_another_log(tmp_path):
     before = sorted(os.listdir(directory))
     connection = Connection(path=directory, cluster_id="0" * 32)
     with pytest.raises(WrongCluster, match=str(directory)):
-        connection.client()
+        connection.connect()
     assert sorted(os.listdir(directory)) == before
 
 
 def test_a_log_that_is_gone_is_not_made_anew_under_its_users(log_dir):
     """Who has met a log, or is told its id, means that log: an empty one would hide the loss."""
     with pytest.raises(UnknownLog):
-        Connection(path=log_dir, cluster_id="0" * 32).client()
+        Connection(path=log_dir, cluster_id="0" * 32).connect()
     with isolog.connect(path=log_dir) as log:
         log.create_topic("t")
         stop_broker(log_dir)
@@ -128,5 +128,5 @@ def test_a_link_that_is_switched_moves_no_log(tmp_path):
 def test_a_connection_knows_which_log_it_speaks_to(two):
     connection = Connection(two[0].address)
     assert connection.cluster_id is None
-    connection.client()
+    connection.connect()
     assert connection.cluster_id == cluster_id(two[0])

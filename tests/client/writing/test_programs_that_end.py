@@ -1,4 +1,4 @@
-"""Where two threads meet at one Flight object the process must not end: programs of their own."""
+"""Programs that end while their threads wait for a broker, or use one."""
 
 from __future__ import annotations
 
@@ -12,16 +12,6 @@ import pytest
 from tests.support import BrokerProcess
 
 pytestmark = pytest.mark.timeout(120)
-
-
-def test_both_ends_of_a_stream_of_appends_may_end_it_at_once(broker: BrokerProcess) -> None:
-    """Once the writer ended its side while the reader closed the stream, and gRPC aborted."""
-    with broker.connect() as log:
-        log.create_topic("t")
-    program = [sys.executable, "-m", "tests.client.writing.ending_streams", broker.address, "4"]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=90)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 100
 
 
 LEFT_OPEN = """
@@ -40,7 +30,7 @@ producer.send("t", "w")
 
 
 def test_a_program_may_end_with_everything_open(broker: BrokerProcess) -> None:
-    """It forgot to close, and its threads are inside gRPC when the interpreter goes."""
+    """It forgot to close, and its threads wait for the broker when the interpreter goes."""
     with broker.connect() as log:
         log.create_topic("t")
         log.create_topic("quiet", partitions=4)
@@ -71,7 +61,7 @@ sys.exit(3)
 
 @pytest.mark.slow
 def test_a_broker_may_die_just_when_a_program_ends(tmp_path: Path) -> None:
-    """Its threads would come back from gRPC with an error, and find no interpreter any more."""
+    """Its threads would be woken with an error, and find no interpreter any more."""
     with BrokerProcess(tmp_path) as broker:
         with broker.connect() as log:
             log.create_topic("t")
