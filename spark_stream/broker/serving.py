@@ -133,10 +133,9 @@ class Serving:
     def _run_steps(self, opened: StreamOpened, stream: BlockingStream) -> None:
         asked = RunSteps.from_bytes(bytes(opened.body))
         answers, columns = run_steps(self._table, self._me, asked)
-        *first, last = answers.to_bytes(), *columns
-        for each in first:
+        for each in (answers.to_bytes(), *columns):  # a column may be empty
             stream.send(b"", each)
-        stream.send(b"", last, end=True)
+        stream.send(b"", end=True)
 
     def _append(self, opened: StreamOpened, stream: BlockingStream) -> None:
         request = AppendTo.from_bytes(bytes(opened.header))
