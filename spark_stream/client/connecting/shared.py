@@ -59,9 +59,7 @@ def shared_channel(address: str, timeout_s: float) -> SharedChannel:
     except ConnectionLost as error:
         if error.code == "TIMEOUT":
             raise RequestTimeout(str(error), address=address) from error
-        raise BrokerUnavailable(
-            f"no broker answers at {address}: {error.message}", address=address
-        ) from error
+        raise BrokerUnavailable(f"no broker answers at {error.message}", address=address) from error
     try:
         made = SharedChannel(channel, read_greeting(channel.greeting, address))
     except BrokerUnavailable:
