@@ -46,7 +46,7 @@ def test_a_new_leader_tells_no_high_watermark_before_it_knows_it(around: Surroun
     assert seen == [4]
     b.replica("t").core.bounds_state = _without_high_watermark(b)
     a.die()
-    b.control()
+    b.control_once()
     see(around)
     facts = described(b)
     assert (facts.high_watermark, facts.last_stable_offset) == (None, None)

@@ -30,7 +30,7 @@ class OneBroker:
 
     def __init__(self, around: Surroundings, name: str) -> None:
         self._broker = around.start(name)
-        self.host, self.topics = self._broker.host, self._broker.desk
+        self.host, self.topics = self._broker.host, self._broker.topics
         self.renew = self._broker.tenure.renew
         self.desk = TransactionDesk(
             self._broker.driver, self.host, around.clock, name, self._broker.leases

@@ -278,7 +278,7 @@ def test_a_replica_in_trouble_is_reported_again_when_its_part_changes(cluster, c
             cluster.pass_us(RETRY_US)
         assert caplog.text.count("t/0: the log refuses writes") == 1
         a.die()
-        b.control()
+        b.control_once()
         see(cluster.around)
         for _ in range(2):
             cluster.look("b")
@@ -317,7 +317,7 @@ def test_a_follower_that_refused_a_write_hands_over_when_it_is_elected(cluster):
     with pytest.raises(StorageFailure):
         replicate(a, b, "t")
     a.die()
-    b.control()
+    b.control_once()
     see(cluster.around)
     assert b.record("t").leader == "b"
     cluster.look("b")
