@@ -240,7 +240,7 @@ class DiskLogs(FileLogs):
     def change_a_byte(self, chance: Random, topic_id: str) -> Path | None:
         found = []
         for path, raw in self.disk.files().items():
-            if path.suffix == ".entries" and topic_id in str(path):
+            if path.suffix == ".entries" and path.parts[-3] == topic_id:
                 table = np.frombuffer(raw[: len(raw) // ENTRY_SIZE * ENTRY_SIZE], ENTRY)
                 found += [(path.with_suffix(".arrow"), row) for row in table if row["length"]]
         if not found:
