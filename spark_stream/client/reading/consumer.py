@@ -41,6 +41,7 @@ from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.errors import InvalidOption, InvalidRequest, Unsupported
 from spark_stream.structs import INT64_MAX
+from spark_stream.wire.messages import EARLIEST, LATEST
 from spark_stream.wire.transaction_messages import ConsumerPosition, NamedConsumer
 
 _CUT_PAUSE_FIRST_S: Final = 0.05
@@ -234,7 +235,11 @@ class Consumer(Closing):
                 hint="Give it one: log.consumer(topics, name=...).",
             )
         if connection.cluster_id != self._connection.cluster_id:
-            raise InvalidOption(f"consumer {self._name!r} reads another log", option="name")
+            raise InvalidOption(
+                f"consumer {self._name!r} reads another log",
+                option="name",
+                hint="A transaction stores positions of consumers of its own log only.",
+            )
         return [
             ConsumerPosition(
                 consumer=self._name,
@@ -247,18 +252,32 @@ class Consumer(Closing):
             for (topic, number), offset in self._position.items()
         ]
 
-    def seek(self, position: Mapping[Key, int]) -> None:
-        """Goes on from these offsets; partitions that are not named stay where they are."""
+    def seek(self, position: str | Mapping[Key, int]) -> None:
+        """Go on from ``"earliest"`` or ``"latest"``, or from the offset of each named partition.
+
+        Partitions that are not named stay where they are.
+        """
+        if position in ("earliest", "latest"):
+            at = EARLIEST if position == "earliest" else LATEST
+            found = self._cut({}) if at == LATEST and self._atomic else self._bounds(at)
+            position = {key: offset for key, offset in found.items() if key in self._position}
         if not isinstance(position, Mapping):
             raise InvalidOption(
-                f"a position is {{(topic, partition): offset}}, not {position!r}",
+                "a position is 'earliest', 'latest' or {(topic, partition): offset}, not"
+                f" {position!r}",
                 hint="`consumer.position()` shows the present one.",
             )
         for key, offset in position.items():
             if key not in self._position:
-                raise InvalidOption(f"{key} is not a (topic, partition) of this consumer")
+                raise InvalidOption(
+                    f"{key} is not a (topic, partition) of this consumer",
+                    hint="`consumer.position()` shows those that it reads.",
+                )
             if not isinstance(offset, Integral) or not 0 <= offset <= INT64_MAX:
-                raise InvalidOption(f"an offset is at least 0, not {offset!r}")
+                raise InvalidOption(
+                    f"an offset is at least 0, not {offset!r}",
+                    hint='seek("earliest") goes to the first records, seek("latest") to the end.',
+                )
         self._position.update({key: int(offset) for key, offset in position.items()})
         for key in position:
             self._lineages.pop(key, None)
@@ -399,13 +418,13 @@ class Consumer(Closing):
         """The level of the fetches: what lies below a cut is decided."""
         return Isolation.READ_COMMITTED if self._atomic else self._isolation
 
-    def _bounds(self) -> dict[Key, int]:
+    def _bounds(self, at: int = LATEST) -> dict[Key, int]:
         return self._subscription.chosen(
             {
                 (name, number): end
                 for name in self._subscription.ids
                 for number, end in self._topics.offsets(
-                    name, isolation=self._isolation
+                    name, at=at, isolation=self._isolation
                 ).offsets.items()
             }
         )

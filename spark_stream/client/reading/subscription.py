@@ -73,7 +73,10 @@ class Subscription:
         else:
             names = [asked] if isinstance(asked, str) else list(asked)
             if not names:
-                raise InvalidOption("a consumer needs at least one topic")
+                raise InvalidOption(
+                    "a consumer needs at least one topic",
+                    hint='Such as log.consumer("orders"), or a list of names.',
+                )
         for name in names:
             self._add(name)
         self._added.clear()
