@@ -8,7 +8,8 @@ left the ISR. A broker that leads by the backup may lack what another has acknow
 backup trusts no log, however it is put back: it names all replicas of a partition, in a generation
 that no broker has. As after a power cut, the partition waits until all its replicas have come back,
 and the one with the longest log leads, in an epoch that is later than any in the logs
-(``consistency.election``). Numbers of producers and transactions go on far above the store's.
+(``consistency.election``). Numbers of producers and transactions go on far above the store's, and a
+transactional id gets another producer id: the logs may have later epochs of the one that it had.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from spark_stream.cluster import brokers, partitions, vouching
+from spark_stream.cluster import brokers, partitions, transactions, vouching
 from spark_stream.cluster.identity import CLUSTER
 from spark_stream.cluster.lease_files import running_brokers
 from spark_stream.cluster.numbers import NUMBERS
@@ -122,6 +123,7 @@ def distrust_logs(store: SqliteStore) -> None:
     for each in store.list(partitions.PARTITIONS):
         isr = [[broker, nobody] for broker in each.value["replicas"]]
         puts.append(_changed(each, leader=None, isr=isr))
+    puts += [_changed(each, is_restored=True) for each in store.list(transactions.PREFIX)]
     numbers = store.list(NUMBERS)
     puts += [_changed(each, next=int(each.value["next"]) + _PASSED_OVER) for each in numbers]
     store.put_many(puts)

@@ -216,6 +216,8 @@ class Transaction:
     """The producer id that its owner writes under; -1: it writes under branches only."""
     epoch: int = -1
     """The epoch of that producer id that its owner writes in."""
+    is_restored: bool = False
+    """The record is of a backup: logs may have later epochs of that producer id."""
     cause: Cause = Cause.NONE
     """Why the transaction was aborted."""
     branches: tuple[int, ...] = ()
