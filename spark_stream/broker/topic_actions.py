@@ -50,6 +50,7 @@ def create_topic(here: Here, asked: CreateTopic) -> TopicFacts:
         schema,
         asked.config,
         asked.assignment,
+        asked.token,
     )
     return _described(here, hosted)
 

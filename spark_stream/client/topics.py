@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -123,6 +124,7 @@ class TopicsClient:
             schema_ipc=_as_text(schema),
             config={name: str(value) for name, value in config.items()},
             assignment=_assigned(assignment),
+            token=secrets.token_hex(16),
         )
         for _ in range(_TRIES):
             try:

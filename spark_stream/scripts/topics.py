@@ -51,17 +51,18 @@ _PAUSE_S: Final = 0.05
 _TRIES: Final = 100  # who makes a topic waits for its leaders for five seconds at most
 
 
-def create_topic(topic: Topic, placed: Sequence[PartitionRecord], maker: BrokerId) -> Script[None]:
-    """Makes the topic's records, and waits until its leaders serve; on an error nothing is left.
+def create_topic(topic: Topic, placed: Sequence[PartitionRecord], maker: BrokerId) -> Script[Topic]:
+    """Make the topic's records, and wait until its leaders serve; on an error nothing is left.
 
-    ``placed`` has a record for each partition.
+    ``placed`` has a record for each partition. Return the topic, which is another one if an earlier
+    request with its token has made it: its answer was lost.
 
     Raises:
         TopicExists: there is one of this name.
         DiskFull, StorageFailure: a leader has no room for it.
     """
-    if (yield from get(TOPICS + topic.name)) is not None:
-        raise _exists(topic)
+    if (found := (yield from get(TOPICS + topic.name))) is not None:
+        return (yield from _made_before(topic, found))
     brokers = _brokers(placed)
     yield from announce_making(topic, brokers, maker)
     try:
@@ -75,11 +76,26 @@ def create_topic(topic: Topic, placed: Sequence[PartitionRecord], maker: BrokerI
                 topic=topic.name,
                 hint="Try again.",
             )
-    except IsologError:
+    except IsologError as error:
         yield from discard(topic, brokers, maker)
+        if isinstance(error, TopicExists):  # it came into being since it was looked for
+            found = yield from get(TOPICS + topic.name)
+            if found is not None:
+                return (yield from _made_before(topic, found))
         raise
     yield Refresh()
     yield from await_leaders(topic, range(topic.partitions))
+    return topic
+
+
+def _made_before(topic: Topic, record: Record) -> Script[Topic]:
+    """Return the topic on record, if it has the token of this one."""
+    found = decode(record)
+    if not topic.token or found.token != topic.token:
+        raise _exists(topic)
+    yield Refresh()
+    yield from await_leaders(found, range(found.partitions))
+    return found
 
 
 def alter_topic(

@@ -228,6 +228,7 @@ class CreateTopic(Message):
     ``replication_factor``: None means the cluster's default.
     ``assignment``: the ids of the brokers of each partition, the preferred leader first; None: they
     are spread over the brokers that are alive. It says how many partitions and replicas there are.
+    ``token``: a text that no other request has; the request succeeds if it made the topic before.
     """
 
     topic: Name
@@ -236,6 +237,7 @@ class CreateTopic(Message):
     assignment: list[list[str]] | None = None
     schema_ipc: str | None = None
     config: dict[str, str] = {}
+    token: str = ""
 
 
 class AlterTopic(Message):
