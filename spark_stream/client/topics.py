@@ -251,10 +251,12 @@ def _check_key_as_asked(found: TopicDescription, config: Mapping[str, Any]) -> N
 
 
 def named_topic(topic: str) -> NamedTopic:
-    """The request that names this topic, or InvalidTopic."""
+    """Return the request that names this topic, or raise InvalidTopic."""
     try:
-        return NamedTopic.of(topic=topic)
-    except InvalidRequest:
+        asked = NamedTopic.of(topic=topic)
+        topic.encode()  # half of a surrogate pair has no bytes to travel as
+        return asked
+    except (InvalidRequest, UnicodeEncodeError):
         raise InvalidTopic(f"{topic!r} is not a topic name", topic=ascii(topic)) from None
 
 
