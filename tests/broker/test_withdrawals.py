@@ -350,12 +350,16 @@ LOSSES = {
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_a_removed_file_of_the_log_is_noticed_by_the_next_round_of_housekeeping(of_files, loss):
+def test_a_removed_file_of_the_log_is_noticed_by_the_next_round_of_housekeeping(
+    of_files, loss, caplog
+):
     """An append succeeds meanwhile, and would be lost when the broker ends."""
     a = of_files.brokers["a"]
     LOSSES[loss](a.partition("t").log.segments[-1].name.arrow)
     of_files.append("a", 1)
     a.host.upkeep.housekeep()
+    assert "housekeeping: [STORAGE_FAILURE]" in caplog.text
+    assert "Traceback" not in caplog.text
     with pytest.raises(StorageFailure, match="would be lost"):
         of_files.append("a", 2)
     of_files.look("a")

@@ -135,13 +135,15 @@ class Consumer(Closing):
     def records(self, until: str | None = None, timeout: float | None = None) -> Iterator[Record]:
         """Every record, as it comes; with ``until="latest"`` up to the isolation's present bound.
 
-        With a ``timeout`` it ends once no record came for so many seconds. The position counts a
-        record once it is given.
+        With a ``timeout`` it ends once no record came for so many seconds; with 0 at once, as
+        nothing has come then. The position counts a record once it is given.
 
         Raises:
             InvalidOption: ``until`` or ``timeout`` has a value that it does not take.
+            InvalidRequest: the consumer is closed.
             SchemaMismatch: a topic is typed (use :meth:`batches`).
         """
+        self._check_open()
         position = self._position
         views = self._subscription.record_views(self._filter)
         for key, fetched in self._fetched(views, until, timeout):
@@ -159,6 +161,7 @@ class Consumer(Closing):
         self, until: str | None = None, timeout: float | None = None
     ) -> Iterator[pa.RecordBatch]:
         """Arrow batches, each of one partition, as they come; the rest as in :meth:`records`."""
+        self._check_open()
         for key, fetched in self._fetched(self._subscription.views.__getitem__, until, timeout):
             self._reached(key, fetched)
             self._position[key] = fetched.next
@@ -177,8 +180,7 @@ class Consumer(Closing):
             InvalidRequest: the consumer is closed.
             SchemaMismatch: a topic is typed (use :meth:`batches`).
         """
-        if self._closed.is_set():
-            raise InvalidRequest("the consumer is closed", hint="Make another one.")
+        self._check_open()
         if not isinstance(max_records, Integral) or max_records < 1:
             raise InvalidOption(
                 f"max_records is at least 1, not {max_records!r}", option="max_records"
@@ -304,6 +306,10 @@ class Consumer(Closing):
             "asyncio comes later: a consumer is used with `with` and `for`",
             hint="Poll in a thread: `await asyncio.to_thread(consumer.poll, 1.0)`.",
         )
+
+    def _check_open(self) -> None:
+        if self._closed.is_set():
+            raise InvalidRequest("the consumer is closed", hint="Make another one.")
 
     def _fetched(
         self, view_of: Callable[[str], View], until: str | None, timeout: float | None

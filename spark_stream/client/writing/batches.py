@@ -87,7 +87,7 @@ def as_columns(key: str | Sequence[str] | None) -> tuple[str, ...]:
     """Return the names of key columns; TypeError for one that is no text."""
     if key is None or isinstance(key, str):
         return () if key is None else (key,)
-    names = tuple(key)
+    names = tuple(key) if isinstance(key, Iterable) else (key,)
     for name in names:
         if not isinstance(name, str):
             raise TypeError(f"key is a column's name or several, not {type(name).__name__}")
