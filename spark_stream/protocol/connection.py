@@ -219,7 +219,7 @@ class Connection:
         self._output: list[Bytes] = []
         self._peer: Hello | None = None
         self._greeting = greeting
-        self._began = self._last_received = now
+        self._began = self._last_received = self._ticked = now
         self._frame_began: float | None = None
         self._pinged = False
         self._ending = False
@@ -250,9 +250,11 @@ class Connection:
     def tick(self, now: float) -> list[Event]:
         """Note the time: ask a silent peer for a sign of life, or give it up.
 
-        Call it about once a second.
+        Call it every :attr:`tick_s`. A call that is late judges nothing: this process stood still,
+        and what the peer has sent meanwhile is yet to be received.
         """
-        if self.lost:
+        is_late, self._ticked = now - self._ticked > 3 * self.tick_s, now
+        if self.lost or is_late:
             return []
         limits, silent_s = self._limits, now - self._last_received
         if self._peer is None and now - self._began > limits.handshake_s:
@@ -267,6 +269,11 @@ class Connection:
             self._pinged = True
             self._put(FrameKind.PING, 0)
         return []
+
+    @property
+    def tick_s(self) -> float:
+        """The seconds between two calls of :meth:`tick`."""
+        return min(1.0, self._limits.heartbeat_s / 2)
 
     def _events(self, frames: Iterator[RawFrame], now: float) -> list[Event]:
         events: list[Event] = []

@@ -25,7 +25,6 @@ from spark_stream.transport.loop import READ, WRITE, Loop
 
 T = TypeVar("T")
 
-TICK_S: Final = 1.0
 UNSENT_BYTES_MAX: Final = 8 << 20
 """Above so much that the socket has not taken yet, streams send no more data."""
 _LINGER_S: Final = 1.0
@@ -80,6 +79,10 @@ class SocketChannel:
             self._flush()
         return result
 
+    def command_soon(self, act: Callable[[Connection], None]) -> None:
+        """Have the loop's thread call the core; takes no lock, so that a finalizer may call it."""
+        self._loop.call_soon(lambda: self.command(act))
+
     def end(self, message: str) -> None:
         """Close the connection; its streams are lost. What the socket does not take is dropped."""
         self._loop.call_soon(lambda: self._lose(message))
@@ -102,7 +105,7 @@ class SocketChannel:
             self._flush()
         self._hand_on(events)
         if not self._over:
-            self._loop.call_later(TICK_S, self._tick)
+            self._loop.call_later(self._connection.tick_s, self._tick)
 
     def _ready(self, events: int) -> None:
         if events & WRITE:

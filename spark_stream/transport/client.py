@@ -44,18 +44,20 @@ def client_loop() -> Loop:
     with _loops_lock:
         found = _loops.get(os.getpid())
         if found is None:
-            _loops.clear()
             found = _loops[os.getpid()] = Loop("isolog-io")
         return found
 
 
-def _replace_lock() -> None:
-    """Another thread of the parent may have held it."""
+def _leave_parent() -> None:
+    """Leave the parent's loop and connections to it; in a child that was forked a moment ago."""
     global _loops_lock
-    _loops_lock = threading.Lock()
+    _loops_lock = threading.Lock()  # another thread of the parent may have held it
+    for each in _loops.values():
+        each.abandon()
+    _loops.clear()
 
 
-os.register_at_fork(after_in_child=_replace_lock)
+os.register_at_fork(after_in_child=_leave_parent)
 
 
 class ClientChannel:
@@ -85,13 +87,15 @@ class ClientChannel:
         self.greeting = b""
         """What the broker said of itself."""
         self._ended = ended
+        self._process = os.getpid()
         self._streams = Streams(address)
         self._lost: Lost | None = None
+        self._is_ending = False
         self._ready = threading.Event()
         try:
             sock = connected(address, deadline, tls)
         except TimeoutError:
-            raise ConnectionLost("TIMEOUT", f"no connection to {address} in time") from None
+            raise ConnectionLost("UNREACHABLE", f"no connection to {address} in time") from None
         except OSError as error:
             raise ConnectionLost("UNREACHABLE", f"{address}: {error}") from None
         connection = Connection(
@@ -114,6 +118,14 @@ class ClientChannel:
     def is_lost(self) -> bool:
         """Whether the connection is over."""
         return self._lost is not None
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it takes new streams, as far as is known.
+
+        False in a process that was forked since it was made: the connection is its parent's.
+        """
+        return self._lost is None and not self._is_ending and self._process == os.getpid()
 
     def call(self, method: str, header: bytes, body: Bytes, timeout_s: float) -> Received:
         """Send a request and return its answer, a single frame.
@@ -214,6 +226,7 @@ class ClientChannel:
                 self.greeting = event.greeting
                 self._ready.set()
             case Ending():
+                self._is_ending = True
                 self._ended()
             case Lost():
                 self._lost = event

@@ -87,6 +87,17 @@ class Loop:
         if not self.is_own_thread:
             self._thread.join()
 
+    def abandon(self) -> None:
+        """Close this process's copies of all descriptors; for a child that was forked.
+
+        Nothing is unregistered or shut down: both would reach the parent's loop and connections.
+        """
+        sockets = [key.fileobj for key in self._selector.get_map().values()]
+        self._selector.close()
+        for each in (*sockets, self._waking):
+            assert isinstance(each, socket.socket)
+            each.close()
+
     # -- from callbacks -------------------------------------------------------------------------
 
     def watch(self, sock: socket.socket, events: int, ready: Ready) -> None:

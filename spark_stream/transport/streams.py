@@ -61,19 +61,20 @@ class Stream:
     The last event is a Received with ``end``, Failed, Cancelled or Lost.
     """
 
-    __slots__ = ("_channel", "_forget", "handle", "number", "over", "peer")
+    __slots__ = ("_channel", "_forget", "_is_done", "handle", "number", "over", "peer")
 
     def __init__(
         self, channel: SocketChannel, number: int, peer: str, forget: Callable[[int], object]
     ) -> None:
         self._channel = channel
         self._forget = forget
+        self._is_done = False  # both sides have sent their last frames
         self.number = number
         self.peer = peer
         """The address of the other side."""
         self.handle: Handle = ignore
         self.over: Failed | Cancelled | Lost | None = None
-        """How the other side ended the stream before its time."""
+        """How the stream was ended before its time; None if it was not."""
 
     def send(self, header: Bytes, body: Bytes = b"", *, end: bool = False) -> bool:
         """Send a frame if there is credit for it; return whether it was sent.
@@ -106,6 +107,7 @@ class Stream:
 
     def _forget_if_over(self, core: Connection) -> None:
         if not core.is_open(self.number):
+            self._is_done = True
             self._forget(self.number)
 
     def consumed(self, size: int) -> None:
@@ -118,9 +120,15 @@ class Stream:
         self._channel.command(lambda core: core.fail(self.number, error))
 
     def cancel(self) -> None:
-        """Give the stream up, and get no more events; for clients."""
+        """Give the stream up, and get no more events; for clients.
+
+        Takes no lock: a generator that is garbage may call it, on a thread that holds any of them.
+        """
+        if self._is_done:
+            return
+        self.over = self.over or Cancelled(self.number)
         self._forget(self.number)
-        self._channel.command(lambda core: core.cancel(self.number))
+        self._channel.command_soon(lambda core: core.cancel(self.number))
 
 
 class Streams:

@@ -1,0 +1,66 @@
+"""Errors on the wire, and what a broker says of itself first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from spark_stream.errors import (
+    BrokerUnavailable,
+    InternalError,
+    IsologError,
+    RequestTimeout,
+    from_wire,
+)
+from spark_stream.transport.streams import CallFailed, ConnectionLost, StreamCancelled
+
+TRANSPORT_ERRORS = (CallFailed, ConnectionLost, StreamCancelled, TimeoutError)
+"""What a stream raises; :func:`failure_of` makes one of ours of it."""
+
+
+class Greeting(msgspec.Struct, frozen=True):
+    """What a broker says of itself in HELLO."""
+
+    cluster_id: str
+    broker_id: str
+
+
+def greeting_bytes(cluster_id: str, broker_id: str) -> bytes:
+    """Return the greeting of a broker."""
+    return msgspec.msgpack.encode(Greeting(cluster_id, broker_id))
+
+
+def read_greeting(data: bytes, address: str) -> Greeting:
+    """Return what the broker at ``address`` said of itself.
+
+    Raises:
+        BrokerUnavailable: that is none of our brokers.
+    """
+    try:
+        return msgspec.msgpack.decode(data, type=Greeting)
+    except msgspec.DecodeError:
+        raise BrokerUnavailable(
+            f"{address} is no broker of this release", address=address
+        ) from None
+
+
+def error_bytes(error: IsologError) -> bytes:
+    """Return an error as it travels."""
+    return msgspec.msgpack.encode(error.to_wire())
+
+
+def failure_of(error: Exception, address: str) -> IsologError:
+    """Return the error that a caller gets for what a stream raised."""
+    match error:
+        case CallFailed():
+            value: dict[str, Any] = msgspec.msgpack.decode(error.error, type=dict)
+            return from_wire(value)
+        case TimeoutError():
+            return RequestTimeout(f"no answer from {address} in time", address=address)
+        case ConnectionLost(code="TIMEOUT" | "SILENT"):
+            return BrokerUnavailable(str(error), address=address)
+        case ConnectionLost() | StreamCancelled() | OSError():
+            return BrokerUnavailable(str(error), address=address)
+        case _:
+            return InternalError(f"{address}: {error}", address=address)
