@@ -111,6 +111,22 @@ def test_a_reset_keeps_what_it_removes_while_damage_is_known(tmp_path, leader):
     log.close()
 
 
+def test_what_an_open_cuts_is_taken_back_too(tmp_path, leader):
+    """Entry 10 is in the segment that grows, which an open checks."""
+    log = filled(tmp_path / "damaged")
+    append_next(log, ROWS)
+    append_next(leader, ROWS)
+    strike(log, 10)
+    log.close()
+    log = opened(tmp_path / "damaged")
+    assert log.end.entry == 10
+    copy(leader, log, 11)
+    assert [each.entry_index for each in log.take_back()] == [11, 12]
+    assert digest(log.tables()) == digest(leader.tables())
+    assert kept_files(log) != []  # what an open has cut stays
+    log.close()
+
+
 def test_kept_segments_go_one_by_one_as_their_entries_come_again(damaged, leader):
     sizes = []
     for upto in (4, 5, 6, 10, 11, 12):
