@@ -17,17 +17,15 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from spark_stream.broker.driver import RemoteStep
 from spark_stream.broker.identity import Endpoint, Identity
 from spark_stream.broker.members import Members
 from spark_stream.broker.step_table import Answer
-from spark_stream.broker.steps import answers_of, facts_of
+from spark_stream.broker.steps import answers_of, asked_of
 from spark_stream.environment import Clock
 from spark_stream.errors import IsologError, LeaderUnavailable, Unauthenticated
-from spark_stream.scripts.steps import ProbeReplica
+from spark_stream.scripts.steps import ProbeReplica, RemoteStep
 from spark_stream.wire.addresses import location
 from spark_stream.wire.flight import from_flight
-from spark_stream.wire.step_messages import RunSteps
 
 RUN_STEPS: Final = "run-steps"
 _CALL_S: Final = 10.0  # markers of a large transaction on a busy disk
@@ -120,12 +118,8 @@ class FlightPeers:
     def _asked(
         self, peer: _Peer, broker_id: str, endpoint: Endpoint, steps: Sequence[RemoteStep]
     ) -> list[Answer]:
-        asked = RunSteps(
-            caller=self._me.broker_id,
-            proof=self._me.call_proof(broker_id, endpoint.incarnation),
-            nonce=uuid.uuid4().hex,
-            steps=[facts_of(step) for step in steps],
-        )
+        nonce = uuid.uuid4().hex
+        asked = asked_of(self._me, broker_id, endpoint.incarnation, nonce, steps)
         options = fl.FlightCallOptions(timeout=_patience_s(steps))
         try:
             if peer.client is None:
@@ -133,14 +127,14 @@ class FlightPeers:
                     location(endpoint.address),
                     generic_options=[("grpc.use_local_subchannel_pool", 1)],
                 )
-            action = fl.Action(RUN_STEPS, asked.to_bytes())
-            results = [each.body.to_pybytes() for each in peer.client.do_action(action, options)]
+            action = fl.Action(RUN_STEPS, asked)
+            (result,) = peer.client.do_action(action, options)
         except (pa.ArrowException, OSError) as error:
             mine = from_flight(error, endpoint.address)
             if isinstance(mine, Unauthenticated):
                 raise mine from error
             raise self._silence(peer, broker_id, endpoint, mine) from error
-        return answers_of(results, self._me, asked, broker_id)
+        return answers_of(result.body.to_pybytes(), self._me, broker_id, nonce, steps)
 
     def _silence(
         self, peer: _Peer, broker_id: str, endpoint: Endpoint, error: IsologError

@@ -40,7 +40,6 @@ from spark_stream.wire.addresses import location
 from spark_stream.wire.fetch_messages import FetchMany, ReadTopic, ticket_from_bytes
 from spark_stream.wire.flight import to_flight
 from spark_stream.wire.replication_messages import BODY, OpenReplication
-from spark_stream.wire.step_messages import RunSteps
 
 logger = logging.getLogger(__name__)
 
@@ -171,9 +170,7 @@ class FlightService(fl.FlightServerBase):
                 raise BrokerUnavailable("the broker is still starting")
             body = action.body.to_pybytes()
             if action.type == RUN_STEPS:
-                asked = RunSteps.from_bytes(body)
-                answers, columns = run_steps(self._table, self._me, asked)
-                return iter([fl.Result(each) for each in (answers.to_bytes(), *columns)])
+                return iter([fl.Result(run_steps(self._table, self._me, body))])
             return iter([fl.Result(run_action(self._here, action.type, body).to_bytes())])
 
     def list_actions(self, context: fl.ServerCallContext) -> list[tuple[str, str]]:

@@ -6,14 +6,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from msgspec import structs
-
 from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.topics import named_topic
-from spark_stream.client.values import BrokerDescription, ClusterDescription
 from spark_stream.errors import InvalidRequest, IsologError, MetadataLost, UnknownBroker
 from spark_stream.wire.cluster_messages import (
-    ClusterFacts,
+    ClusterDescription,
     Elected,
     ElectPreferred,
     MoveReplicas,
@@ -34,10 +31,7 @@ class ClusterClient:
 
     def describe(self) -> ClusterDescription:
         """The cluster as it is now."""
-        facts = self._connection.act("describe-cluster", Empty(), ClusterFacts)
-        brokers = tuple(BrokerDescription(**structs.asdict(each)) for each in facts.brokers)
-        known = structs.asdict(facts) | {"brokers": brokers, "problems": tuple(facts.problems)}
-        return ClusterDescription(**known)
+        return self._connection.act("describe-cluster", Empty(), ClusterDescription)
 
     def move_replicas(self, topic: str, partitions: Mapping[int, Sequence[str | int]]) -> None:
         """Begins to move the replicas of these partitions."""
@@ -89,7 +83,7 @@ class ClusterClient:
                 continue
             link = self._connection.to(broker.id, broker.address)
             try:
-                facts = link.act("describe-cluster", Empty(), ClusterFacts, _TAKEN_S)
+                facts = link.act("describe-cluster", Empty(), ClusterDescription, _TAKEN_S)
             except IsologError as error:
                 reasons[broker.id] = error.message
                 continue

@@ -20,7 +20,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from spark_stream.client.values import Branch, TopicDescription
+from spark_stream.client.values import Branch
 from spark_stream.client.writing.keys import has_keys
 from spark_stream.client.writing.producer import Producer
 from spark_stream.datasource.belonging import check_checkpoint
@@ -52,6 +52,7 @@ from spark_stream.errors import (
 )
 from spark_stream.wire.allocator import keep_free_memory
 from spark_stream.wire.keys import DEFAULT_KEY, PARTITION_BY, key_columns
+from spark_stream.wire.messages import TopicDescription
 
 logger = logging.getLogger(__name__)
 

@@ -33,17 +33,16 @@ from spark_stream.scripts.left_overs import (
     forget_making,
 )
 from spark_stream.scripts.steps import (
+    DeleteRecord,
+    Get,
+    ListRecords,
     MakeFolder,
     Pause,
-    Put,
+    PutMany,
+    PutRecord,
     ReadBounds,
     Refresh,
     Script,
-    delete,
-    get,
-    list_records,
-    put,
-    put_many,
     together,
 )
 
@@ -61,14 +60,14 @@ def create_topic(topic: Topic, placed: Sequence[PartitionRecord], maker: BrokerI
         TopicExists: there is one of this name.
         DiskFull, StorageFailure: a leader has no room for it.
     """
-    if (found := (yield from get(TOPICS + topic.name))) is not None:
+    if (found := (yield from Get(TOPICS + topic.name))) is not None:
         return (yield from _made_before(topic, found))
     brokers = _brokers(placed)
     yield from announce_making(topic, brokers, maker)
     try:
         yield from _make_folders(topic, brokers)
-        yield from put_many(_puts(topic, 0, placed))
-        if not (yield from put(TOPICS + topic.name, encode(topic), 0)):
+        yield from PutMany(_puts(topic, 0, placed))
+        if not (yield from PutRecord(TOPICS + topic.name, encode(topic), 0)):
             raise _exists(topic)
         if not (yield from forget_making(topic)):
             raise InvalidTopic(
@@ -79,7 +78,7 @@ def create_topic(topic: Topic, placed: Sequence[PartitionRecord], maker: BrokerI
     except IsologError as error:
         yield from discard(topic, brokers, maker)
         if isinstance(error, TopicExists):  # it came into being since it was looked for
-            found = yield from get(TOPICS + topic.name)
+            found = yield from Get(TOPICS + topic.name)
             if found is not None:
                 return (yield from _made_before(topic, found))
         raise
@@ -143,7 +142,7 @@ def _claim(record: Record) -> Script[Record]:
     Records of partitions that are there by the time that somebody looks, while the claim is still
     the last one, cannot become the topic's by anybody else.
     """
-    version: int | None = yield Put(record.key, record.value, record.version)
+    version = yield from PutRecord(record.key, record.value, record.version)
     if version is None:
         raise _was_changed(decode(record).name)
     return Record(record.key, record.value, version)
@@ -151,19 +150,19 @@ def _claim(record: Record) -> Script[Record]:
 
 def _add_partitions(claimed: Record, new: Topic, added: Sequence[PartitionRecord]) -> Script[None]:
     yield from _make_folders(new, _brokers(added))
-    known = yield from list_records(f"{PARTITIONS}{new.id}/")
-    now = yield from get(claimed.key)
+    known = yield from ListRecords(f"{PARTITIONS}{new.id}/")
+    now = yield from Get(claimed.key)
     if now is None or now.version != claimed.version:
         raise _was_changed(new.name)
     versions = {each.key: each.version for each in known}
     first = new.partitions - len(added)
-    written = yield from put_many(_puts(new, first, added, versions))
+    written = yield from PutMany(_puts(new, first, added, versions))
     if None in written:
         raise _was_changed(new.name)
 
 
 def _put_altered(record: Record, new: Topic) -> Script[None]:
-    if not (yield from put(record.key, encode(new), record.version)):
+    if not (yield from PutRecord(record.key, encode(new), record.version)):
         raise _was_changed(new.name)
 
 
@@ -178,7 +177,7 @@ def delete_topic(name: str) -> Script[Topic]:
         topic = decode(record)
         brokers = yield from brokers_of(topic)
         yield from announce_removal(topic, brokers)
-        if (yield from delete(record.key, record.version)):
+        if (yield from DeleteRecord(record.key, record.version)):
             break
     yield Refresh()
     return topic
@@ -204,17 +203,17 @@ def brokers_of(topic: Topic) -> Script[set[BrokerId]]:
 
     A broker that was away while its replica moved has files still, and nothing on record tells.
     """
-    found = yield from list_records(f"{PARTITIONS}{topic.id}/")
-    registered = yield from list_records(BROKERS)
+    found = yield from ListRecords(f"{PARTITIONS}{topic.id}/")
+    registered = yield from ListRecords(BROKERS)
     named = {BrokerId(each.key.removeprefix(BROKERS)) for each in registered}
     return named | _brokers(decode_value(each.value) for each in found)
 
 
 def find_record(name: str) -> Script[Record]:
     """Return the topic's record, or raise UnknownTopic."""
-    record = yield from get(TOPICS + name)
+    record = yield from Get(TOPICS + name)
     if record is None:
-        others = yield from list_records(TOPICS)
+        others = yield from ListRecords(TOPICS)
         raise unknown(name, [each.key.removeprefix(TOPICS) for each in others])
     return record
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_stream.broker.core import BrokerCore, BrokerDisk, CoreSettings
-from spark_stream.broker.driver import Peers, RemoteStep
+from spark_stream.broker.driver import Peers
 from spark_stream.broker.links import Followed, LedPartitions, Session
 from spark_stream.broker.partition import Partition
 from spark_stream.cluster.brokers import Brokers, RegisteredBroker
@@ -23,6 +23,7 @@ from spark_stream.consistency.ids import BrokerId, Generation
 from spark_stream.consistency.partition_record import PartitionRecord
 from spark_stream.environment import Clock, SystemIds, SystemMachine
 from spark_stream.errors import DiskFull, IsologError, LeaderUnavailable, StorageFailure
+from spark_stream.scripts.steps import RemoteStep
 from spark_stream.storage.directory import LogDirectory, RunFile
 from spark_stream.storage.logs import Logs
 from spark_stream.testing.simulation.leases import MemoryBoard

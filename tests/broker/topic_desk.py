@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from spark_stream.broker.driver import RemoteStep
 from spark_stream.cluster.sqlite import SqliteStore
 from spark_stream.environment import SystemClock
+from spark_stream.scripts.steps import RemoteStep
 from spark_stream.storage.logs import Logs
 from tests.broker.local_broker import LocalBroker, Surroundings
 

@@ -25,7 +25,7 @@ from spark_stream.errors import (
 )
 from spark_stream.wire.addresses import location
 from spark_stream.wire.flight import from_flight
-from spark_stream.wire.messages import Empty, Message, Status
+from spark_stream.wire.messages import BrokerStatus, Empty, Message
 from spark_stream.wire.sockets import end_connections
 
 R = TypeVar("R", bound=Message)
@@ -139,7 +139,7 @@ class BrokerLink:
         client = self._flight_client()
         options = fl.FlightCallOptions(timeout=left(deadline))
         try:
-            found = acted(client, options, "status", Empty(), Status)
+            found = acted(client, options, "status", Empty(), BrokerStatus)
         except _FLIGHT_ERRORS as error:
             raise from_flight(error, self.address) from error
         self._identity.check(self.address, found.cluster_id)

@@ -39,10 +39,11 @@ from spark_stream.client.transactions import TransactionsClient
 from spark_stream.client.values import Record
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.lineage import NOTHING_KNOWN, Lineage
+from spark_stream.consistency.transactions import PositionOf
 from spark_stream.errors import InvalidOption, InvalidRequest, Unsupported
 from spark_stream.structs import INT64_MAX
 from spark_stream.wire.messages import EARLIEST, LATEST
-from spark_stream.wire.transaction_messages import ConsumerPosition, NamedConsumer
+from spark_stream.wire.transaction_messages import NamedConsumer
 
 _CUT_PAUSE_FIRST_S: Final = 0.05
 _CUT_PAUSE_MAX_S: Final = 0.5
@@ -224,7 +225,7 @@ class Consumer(Closing):
             self._transactions.check_consumer(self._name, self._instance)
             self._checked = time.monotonic()
 
-    def places(self, connection: Connection) -> list[ConsumerPosition]:
+    def places(self, connection: Connection) -> list[PositionOf]:
         """The position as it is stored, by whoever writes through this connection.
 
         Raises:
@@ -243,7 +244,7 @@ class Consumer(Closing):
                 hint="A transaction stores positions of consumers of its own log only.",
             )
         return [
-            ConsumerPosition(
+            PositionOf(
                 consumer=self._name,
                 topic=topic,
                 topic_id=self._subscription.ids[topic],

@@ -24,9 +24,8 @@ from msgspec import structs
 
 from spark_stream.client.connecting.link import BrokerLink
 from spark_stream.client.connecting.under_way import UNDER_WAY
-from spark_stream.client.values import TopicDescription
 from spark_stream.errors import BrokerUnavailable, InternalError, InvalidRequest, IsologError
-from spark_stream.wire.messages import Ack, AppendTo, ack_from_bytes
+from spark_stream.wire.messages import Ack, AppendTo, TopicDescription, ack_from_bytes
 
 _FLIGHT_ERRORS: Final = (fl.FlightError, pa.ArrowException, OSError)
 _READER_ENDS_S: Final = 1.0

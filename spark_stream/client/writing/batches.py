@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_stream.client.moments import timestamp_us
-from spark_stream.client.values import TopicDescription
 from spark_stream.client.writing.frames import eased, is_arrow, table_of
 from spark_stream.errors import (
     BatchTooLarge,
@@ -21,6 +20,7 @@ from spark_stream.errors import (
     UnknownPartition,
 )
 from spark_stream.wire.limits import BATCH_BYTES_MAX
+from spark_stream.wire.messages import TopicDescription
 from spark_stream.wire.schemas import (
     DEFAULT_SCHEMA,
     TIMESTAMP_COLUMN,

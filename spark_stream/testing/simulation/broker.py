@@ -19,12 +19,12 @@ import pyarrow as pa
 
 from spark_stream.broker.append import Append, AppendStream
 from spark_stream.broker.core import BrokerCore, BrokerDisk, CoreSettings
-from spark_stream.broker.driver import Peers, RemoteStep
+from spark_stream.broker.driver import Peers
 from spark_stream.broker.host import Host
 from spark_stream.broker.leader_actions import leaders_of
 from spark_stream.broker.links import LedPartitions
 from spark_stream.broker.step_table import Answer
-from spark_stream.broker.steps import facts_of, step_of
+from spark_stream.broker.steps import pack_steps, unpack_steps
 from spark_stream.broker.transactions import TransactionDesk
 from spark_stream.cluster.brokers import BrokerState, RegisteredBroker
 from spark_stream.cluster.partitions import PartitionId
@@ -36,7 +36,7 @@ from spark_stream.consistency.partition_record import PartitionRecord
 from spark_stream.errors import IsologError, LeaderUnavailable, StorageFailure
 from spark_stream.scripts import moving
 from spark_stream.scripts import topics as topic_scripts
-from spark_stream.scripts.steps import Script
+from spark_stream.scripts.steps import RemoteStep, Script
 from spark_stream.storage.directory import LogDirectory
 from spark_stream.testing.simulation.clock import SeededIds, VirtualClock
 from spark_stream.testing.simulation.driving import SimulatedDriver
@@ -437,7 +437,7 @@ class SimulatedBroker:
         peer = self._around.brokers.get(broker_id)
         if peer is None or peer is self:
             raise LeaderUnavailable(f"broker {broker_id} is not registered", leader=broker_id)
-        sent = [step_of(facts_of(step), BrokerId(broker_id)) for step in steps]
+        sent = unpack_steps(pack_steps(steps))
         name = (
             f"{broker_id} for {self.broker_id}: {', '.join(type(each).__name__ for each in sent)}"
         )

@@ -11,7 +11,8 @@ import faulthandler
 import sys
 import threading
 import time
-from dataclasses import replace
+
+from msgspec import structs
 
 from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.topics import TopicsClient
@@ -25,7 +26,7 @@ from tests.support import values
 def end_streams(address: str, until: float) -> int:
     connection = Connection(address)
     link = connection.link()
-    topic = replace(TopicsClient(connection).describe("t"), id="another")
+    topic = structs.replace(TopicsClient(connection).describe("t"), id="another")
     request = AppendTo(
         topic=topic.name, topic_id=topic.id, isolation=Isolation.READ_UNCOMMITTED, timeout_ms=5000
     )
