@@ -339,7 +339,7 @@ class SqliteStore:
             self._look(takes=False)  # the turn that this takes is the caller's
             if self._lost is not None:
                 raise self._lost.again()
-            if not self._place.is_unchanged():  # another thread is finding it out
+            if not self._place.is_there():  # another thread is finding it out
                 raise MetadataLost(f"the metadata store {self._path} is not in its place")
 
     def _read(self, statement: str, *arguments: str) -> Sequence[Record]:

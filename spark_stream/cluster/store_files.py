@@ -43,6 +43,7 @@ _ENDING_S: Final = 1.0  # so long a process may take to end that has another fil
 _PAUSE_S: Final = 0.002
 _READS: Final = 5  # a checkpoint may be under way while the file is read
 _READ_PAUSE_S: Final = 0.01
+_UNREAD: Final = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM)
 _RESTORE: Final = "Stop all brokers and put a backup back: `isolog cluster restore FILE --force`."
 
 
@@ -152,6 +153,10 @@ class StorePlace:
     def is_unchanged(self) -> bool:
         """Return whether the open file is at the path, and unchanged since the last look."""
         return not self.is_overwritten and _seen_at(self._path) == self._seen
+
+    def is_there(self) -> bool:
+        """Return whether the open file is at the path, and has not been found overwritten."""
+        return not self.is_overwritten and file_at(self._path) == self._opened
 
     def look(self) -> MetadataLost | None:
         """Return what is wrong with the file at the path, or None if it is the open one."""
@@ -272,8 +277,9 @@ class StorePlace:
     def _is_same_content(self) -> bool:
         """Return whether the file has the number that it had, and its revision has not fallen."""
         for _ in range(_READS):
+            least = max(self._revision, self._noted_revision())  # it rises, so it is read first
             number, revision = _content_of(self._path)
-            if number == self._number and revision >= max(self._revision, self._noted_revision()):
+            if number == self._number and revision >= least:
                 self._revision = revision
                 self._write_revision()
                 return self._note().get("file") is not None
@@ -281,8 +287,9 @@ class StorePlace:
         return False
 
     def _has_noted_content(self) -> bool:
+        least = self._noted_revision()
         number, revision = _content_of(self._path)
-        return number == self._note().get("number") and revision >= self._noted_revision()
+        return number == self._note().get("number") and revision >= least
 
     def _noted_revision(self) -> int:
         try:
@@ -361,12 +368,20 @@ def _connected_to_file(path: Path) -> sqlite3.Connection:
 
 
 def _content_of(path: Path) -> tuple[int | None, int]:
-    """Return the number and the revision in the file itself; None and -1 where it has none."""
+    """Return the number and the revision in the file itself; None and -1 where it has none.
+
+    Raises:
+        sqlite3.Error: The file could not be opened or read, which says nothing of its content.
+    """
     number, revision = None, -1
-    with suppress(sqlite3.Error), closing(_connected_to_file(path)) as file:
-        (number,) = file.execute("pragma application_id").fetchone()
-        found = file.execute("select value from counter where name = 'version'").fetchone()
-        revision = -1 if found is None else int(found[0])
+    try:
+        with closing(_connected_to_file(path)) as file:
+            (number,) = file.execute("pragma application_id").fetchone()
+            found = file.execute("select value from counter where name = 'version'").fetchone()
+            revision = -1 if found is None else int(found[0])
+    except sqlite3.Error as error:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in _UNREAD and path.exists():
+            raise
     return number, revision
 
 

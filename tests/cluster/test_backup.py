@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_stream.cluster import sqlite
+from spark_stream.cluster import sqlite, store_files
 from spark_stream.cluster.backup import back_up, put_back
 from spark_stream.cluster.identity import CLUSTER
 from spark_stream.cluster.sqlite import SqliteStore
@@ -223,6 +223,23 @@ def test_an_overwritten_store_is_noticed_and_nothing_is_written_into_it(path, tm
     for suffix in ("-wal", "-shm"):
         path.with_name(path.name + suffix).unlink()
     assert records(path) == [CLUSTER]
+
+
+def test_a_file_that_cannot_be_read_for_now_is_not_taken_for_an_overwritten_one(path, monkeypatch):
+    """A process may be short of descriptors."""
+    store = full_store(path)
+
+    def refused(path: Path) -> sqlite3.Connection:
+        return sqlite3.connect(f"{path.parent.as_uri()}?mode=ro", uri=True)  # a folder is no file
+
+    monkeypatch.setattr(store_files, "_connected_to_file", refused)
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(StorageFailure, match=r"unable to open|I/O error"):
+        store.put("k", {}, 0)
+    monkeypatch.undo()
+    assert store.put("k", {}, 0) is not None
+    assert store.lost is None
+    store.close()
 
 
 def test_a_backup_is_not_opened_with_the_log_of_the_store_that_it_replaces(path, tmp_path):
