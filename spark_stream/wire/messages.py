@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import json
 import re
-from functools import cache
+import threading
 from typing import Annotated, Any, Final, Self
 
 import msgspec
@@ -65,6 +65,7 @@ class Message(Struct):
     @classmethod
     def of(cls, **fields: Any) -> Self:
         """Make the message of values that a user gave; InvalidRequest as in :meth:`from_bytes`."""
+        decoder(cls)  # convert would learn the types by itself
         try:
             return msgspec.convert(fields, cls)
         except (msgspec.ValidationError, OverflowError) as error:
@@ -75,10 +76,21 @@ class Description(Message, kw_only=False, omit_defaults=False):
     """A message that users get as it is: all of its fields travel, also with their defaults."""
 
 
-@cache
+_decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
+_decoders_lock = threading.RLock()
+
+
 def decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    """Return what decodes messages of a kind, which may be a tagged union."""
-    return msgspec.json.Decoder(kind, dec_hook=from_plain)
+    """Return what decodes messages of a kind, which may be a tagged union.
+
+    msgspec learns the types of a struct's fields when it first decodes one, and a second thread
+    that meets the struct meanwhile crashes the process. So one thread at a time learns.
+    """
+    found = _decoders.get(kind)
+    if found is None:
+        with _decoders_lock:
+            found = _decoders[kind] = msgspec.json.Decoder(kind, dec_hook=from_plain)
+    return found
 
 
 def decoded(data: bytes, by: Any, name: str) -> Any:

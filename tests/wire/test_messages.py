@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from contextlib import suppress
 
 import pytest
@@ -183,3 +185,39 @@ def test_what_comes_with_a_batch_says_which_it_is():
     failed = fetch_answer(FailureFacts(fetch=1, error=InvalidRequest("no")).to_bytes())
     assert isinstance(failed, FailureFacts)
     assert (failed.fetch, failed.error.message) == (1, "no")
+
+
+MANY_THREADS = """
+import json, sys, threading
+from spark_stream.wire.messages import Message
+
+sys.setswitchinterval(1e-6)
+for number in range(100):
+    for part in range(4):
+        globals()[f"Part{part}"] = type(Message)(
+            f"Part{part}", (Message,), {"__annotations__": {"x": "int"}, "__module__": __name__}
+        )
+    fields = {f"part{part}": f"Part{part}" for part in range(4)}
+    whole = type(Message)(
+        "Whole", (Message,), {"__annotations__": fields, "__module__": __name__}
+    )
+    begin = threading.Barrier(8)
+
+    def decode(whole=whole, begin=begin, how=number % 2):
+        begin.wait()
+        parts = {f"part{part}": {"x": 1} for part in range(4)}
+        found = whole.of(**parts) if how else whole.from_bytes(json.dumps(parts).encode())
+        assert found.part3.x == 1
+
+    threads = [threading.Thread(target=decode) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+"""
+
+
+def test_many_threads_may_decode_the_first_message_of_a_kind() -> None:
+    """A program of its own: what goes wrong here ends the process."""
+    done = subprocess.run([sys.executable, "-c", MANY_THREADS], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
