@@ -31,6 +31,7 @@ def problems(*partitions: Watched, dead: str = "", leaving: str = "") -> list[Pr
             id=each,
             address="",
             release="",
+            rack=None,
             state="leaving" if each in leaving else "active",
             alive=each not in dead,
             leaders=0,
