@@ -27,6 +27,10 @@ unexport PYTHONDONTWRITEBYTECODE
 IN_VENV = PATH="$(VENV)/bin:$$PATH" PYSPARK_PYTHON="$(VENV)/bin/python" PYSPARK_DRIVER_PYTHON="$(VENV)/bin/python"
 WITH_SPARK = $(IN_VENV) JAVA_HOME="$$(scripts/ensure-java)"
 
+# Of what pip prints, what takes long: errors come on standard error.
+PIP_INSTALL := .venv/bin/python -m pip install --disable-pip-version-check
+LARGE := sed -un 's/^ *\(Downloading .* MB)\).*/  \1/p; s/^\(Installing\) collected packages.*/  \1 what was downloaded/p'
+
 # A file's tests stay together, for they share a broker or a Spark session.
 SIDE_BY_SIDE = -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
@@ -106,7 +110,7 @@ $(INSTALLED): setup.cfg pyproject.toml
 	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends $$package >/dev/null && \
 	    $(PYTHON) -m venv --clear .venv; }
 	@echo "installing into .venv (PySpark alone is 400 MB: some minutes the first time)"
-	@.venv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev,demo,bench,notebook]'
+	@bash -o pipefail -c "$(PIP_INSTALL) -e '.[dev,demo,bench,notebook]' | $(LARGE)"
 	@.venv/bin/python scripts/compile_pyspark.py
 	@touch $@
 

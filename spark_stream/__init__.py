@@ -12,19 +12,13 @@ from typing import TYPE_CHECKING, Any
 from spark_stream import errors
 from spark_stream.client.log import Log, connect
 from spark_stream.client.reading.consumer import Consumer
-from spark_stream.client.values import (
-    BrokerDescription,
-    BrokerStatus,
-    ClusterDescription,
-    PartitionDescription,
-    Record,
-    TopicDescription,
-    TransactionDescription,
-    Written,
-)
+from spark_stream.client.values import Record, Written
 from spark_stream.client.writing.producer import Producer
 from spark_stream.client.writing.transactional import TransactionalProducer
 from spark_stream.version import VERSION
+from spark_stream.wire.cluster_messages import BrokerDescription, ClusterDescription
+from spark_stream.wire.messages import BrokerStatus, PartitionDescription, TopicDescription
+from spark_stream.wire.transaction_messages import TransactionDescription
 
 __version__ = VERSION
 

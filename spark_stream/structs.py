@@ -20,10 +20,12 @@ Name = Annotated[str, Meta(min_length=1, max_length=255)]
 class StructType(msgspec.StructMeta):
     """Make each struct frozen, and its fields keywords, unless the class says otherwise."""
 
+    keywords_only = True
+
     def __new__(
         mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **config: Any
     ) -> StructType:
-        config = {"frozen": True, "kw_only": True} | config
+        config = {"frozen": True, "kw_only": mcls.keywords_only} | config
         return super().__new__(mcls, name, bases, namespace, **config)
 
 
@@ -36,3 +38,14 @@ class Struct(
     forbid_unknown_fields=True,
 ):
     """The base: a field that has its default is left out, an unknown one is refused."""
+
+
+class PositionalType(StructType):
+    """Make each struct frozen, with fields that may be given in their order."""
+
+    keywords_only = False
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
+class Positional(Struct, metaclass=PositionalType, frozen=True):
+    """The base of structs whose fields may be given in their order."""

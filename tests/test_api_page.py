@@ -12,13 +12,14 @@ import pytest
 
 import spark_stream as isolog
 from spark_stream.client.reading.columns import KAFKA_COLUMNS, shown_schema
-from spark_stream.client.values import PartitionDescription, Record, TopicDescription, Written
+from spark_stream.client.values import Record, Written
 from spark_stream.consistency.isolation import CONSUMER_LEVELS
 from spark_stream.datasource import options
 from spark_stream.datasource.offsets import TopicOffsets, to_json
 from spark_stream.datasource.options.table import OPTIONS, Use, names_of_later, options_for
 from spark_stream.datasource.types import to_spark
 from spark_stream.storage.settings import SETTINGS
+from spark_stream.wire.messages import PartitionDescription, TopicDescription
 from spark_stream.wire.schemas import DEFAULT_SCHEMA
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -179,8 +180,7 @@ def names_after(words: str) -> list[str]:
 
 
 def test_what_describe_returns() -> None:
-    topic = [field.name for field in dataclasses.fields(TopicDescription)]
-    partition = [field.name for field in dataclasses.fields(PartitionDescription)]
+    topic, partition = TopicDescription.__struct_fields__, PartitionDescription.__struct_fields__
     assert set(names_after("`describe(topic)`:")) <= set(topic)
     assert set(names_after("each of `partitions`:")) <= set(partition)
 

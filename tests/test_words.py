@@ -28,9 +28,9 @@ RIDDLES = (
 )
 # Names that several classes share. Rename a class, then remove its name here; add none.
 SHARED_BY_TWO = """
-    Agreed AppendStream Asked BrokerFacts Call Closing Connection Delete Descriptor DropBranch Kind
-    Leaders Links Looked MappedFile Measure Message News Order Part Piece Place Put Range Recent
-    Record Refused Room RowFilter Seen State Stream Surroundings TransactionPartition Trouble Turns
+    Agreed AppendStream Asked Call Closing Connection Descriptor DropBranch Kind
+    Leaders Links Looked MappedFile Measure Message News Order Part Piece Place Range Recent
+    Record Refused Room RowFilter Seen State Stream Surroundings Trouble Turns
     View Written _Reading _Text _Topic
 """
 SHARED_BY_THREE = "Bound Cut Found Identity Session Wanted Watch Watched"

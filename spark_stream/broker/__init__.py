@@ -3,6 +3,9 @@
 The process:
 
 ``process``        start, serve, stop
+``background``     what the process does again and again, by threads
+``core``           the parts of a broker, wired once: for the process, the simulator and tests
+``network``        its ways to other brokers over Flight
 ``config``         what an operator may set
 ``lock``           one broker a directory, and how clients find it
 ``stores``         opens the directory with the metadata store that belongs to it

@@ -17,8 +17,8 @@ from spark_stream.consistency.ids import BrokerId
 from spark_stream.errors import InvalidAssignment, InvalidRequest
 from spark_stream.scripts import moving
 from spark_stream.wire.cluster_messages import (
-    BrokerFacts,
-    ClusterFacts,
+    BrokerDescription,
+    ClusterDescription,
     Elected,
     ElectPreferred,
     MoveReplicas,
@@ -29,7 +29,7 @@ from spark_stream.wire.cluster_messages import (
 from spark_stream.wire.messages import Empty
 
 
-def describe_cluster(here: Here, asked: Empty) -> ClusterFacts:
+def describe_cluster(here: Here, asked: Empty) -> ClusterDescription:
     here.host.refresh()
     now, members = here.host.view.now, here.members
     watched = [
@@ -42,7 +42,7 @@ def describe_cluster(here: Here, asked: Empty) -> ClusterFacts:
     there = [each.record for each in watched]
     alive = members.alive()
     brokers = [
-        BrokerFacts(
+        BrokerDescription(
             id=each.id,
             address=each.address,
             release=each.release,
@@ -59,16 +59,16 @@ def describe_cluster(here: Here, asked: Empty) -> ClusterFacts:
     if (lost := here.store.lost) is not None:
         text = f"{lost.message}: {lost.hint}"
         problems.insert(0, Problem(ProblemKind.METADATA_LOST, text, 1))
-    return ClusterFacts(
+    return ClusterDescription(
         cluster_id=here.facts.cluster_id,
         controller=None if now.controller is None else now.controller.broker,
-        brokers=brokers,
+        brokers=tuple(brokers),
         topics=len(now.topics),
         partitions=len(there),
         without_leader=sum(record.leader not in alive for record in there),
         under_replicated=sum(each.lacks_replicas for each in watched),
         moving=sum(each.is_moving for each in watched),
-        problems=problems,
+        problems=tuple(problems),
     )
 
 

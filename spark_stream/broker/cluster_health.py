@@ -11,7 +11,7 @@ from spark_stream.consistency import election
 from spark_stream.consistency.election import Alive
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.consistency.partition_record import PartitionRecord
-from spark_stream.wire.cluster_messages import BrokerFacts, Problem, ProblemKind
+from spark_stream.wire.cluster_messages import BrokerDescription, Problem, ProblemKind
 
 _NAMES_MAX: Final = 20
 
@@ -40,7 +40,7 @@ class Watched:
 
 def find_problems(
     partitions: Sequence[Watched],
-    brokers: Sequence[BrokerFacts],
+    brokers: Sequence[BrokerDescription],
     alive: Alive,
     takers: Set[BrokerId],
 ) -> list[Problem]:

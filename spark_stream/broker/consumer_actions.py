@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
-from msgspec import structs
-
 from spark_stream.broker.here import Here
-from spark_stream.cluster.queries import Query, ReadUpTo
+from spark_stream.cluster.queries import Query
 from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.transactions import ReadPosition
 from spark_stream.scripts import queries
 from spark_stream.wire.consumer_messages import (
     NamedReader,
     NamedReaders,
     PinnedStart,
     PinStart,
-    ReadPosition,
     RecordProgress,
 )
 from spark_stream.wire.messages import Empty
@@ -40,7 +36,7 @@ def record_progress(here: Here, asked: RecordProgress) -> Empty:
         asked.instance,
         asked.selection,
         asked.isolation,
-        positions=tuple(ReadUpTo(**structs.asdict(each)) for each in asked.positions),
+        positions=tuple(asked.positions),
     )
     now_ms = here.desk.now_ms()
     here.desk.run(queries.record_progress(asked.consumer, query, now_ms, claim=asked.claim))
@@ -69,7 +65,7 @@ def list_consumers(here: Here, asked: Empty) -> NamedReaders:
         NamedReader(
             consumer=name,
             query=True,
-            positions=[ReadPosition(**asdict(each)) for each in query.positions],
+            positions=list(query.positions),
             selection=query.selection,
             isolation=Isolation(query.isolation),
             starting=query.starting or None,

@@ -20,6 +20,7 @@ from spark_stream.scripts.steps import (
     BrokerStep,
     PartitionStep,
     Refresh,
+    RemoteStep,
     Script,
     Step,
     Together,
@@ -28,9 +29,6 @@ from spark_stream.scripts.steps import (
 T = TypeVar("T")
 _LOOKS: Final = 2  # how often a step looks for its leader
 
-
-RemoteStep = PartitionStep | BrokerStep
-"""A step that another broker may have to carry out."""
 
 _REMOTE: Final = (PartitionStep, BrokerStep)
 
@@ -65,7 +63,7 @@ class Driver:
         finally:
             script.close()
 
-    def _answer(self, step: Step) -> Any:
+    def _answer(self, step: Step[Any]) -> Any:
         if isinstance(step, _REMOTE):
             (answer,) = self._together((step,))
             if isinstance(answer, IsologError):

@@ -25,6 +25,7 @@ from spark_stream.consistency.follower import (
 )
 from spark_stream.consistency.ids import EntryIndex
 from spark_stream.errors import EntriesGone
+from spark_stream.storage.aside import FOLDER
 from spark_stream.storage.stored import StoredEntries
 
 logger = logging.getLogger(__name__)
@@ -70,7 +71,8 @@ class FollowerRole:
             epoch = agreed.leader_epoch
             state.check_follows(turn)
             state.fitness.check()
-            prepared = preparation(core.bounds_state, agreed, log.hole)
+            hole = log.hole
+            prepared = preparation(core.bounds_state, agreed, hole)
             if isinstance(prepared, Refusal):
                 raise state.refused(prepared, epoch)
             before, now = log.end.entry, state.clock.steady_us()
@@ -88,6 +90,12 @@ class FollowerRole:
                 below = end.entry < core.bounds_state.high_watermark.entry
                 effects = core.truncate(log.tables(), end, now, lost=below)
                 logger.info("%s: cut entries %d to %d", state.name, end.entry, before - 1)
+                if hole is not None:
+                    logger.warning(
+                        "%s: what is sound of them is kept in %s until it has come again",
+                        state.name,
+                        log.directory / FOLDER,
+                    )
             elif isinstance(prepared, BeginAnew):
                 log.reset(prepared.at)
                 core.reset(prepared.at, now)
@@ -98,6 +106,37 @@ class FollowerRole:
         if self._reports_forced:
             state.force()
         return end_entry
+
+    def take_back(self, turn: int) -> None:
+        """Append what this log had cut at damage, where its leader's next entry is damaged.
+
+        The next session begins after that: the leader is told of these entries, and what it does
+        not have of them is cut off again.
+
+        Raises:
+            NotLeader: that turn is over.
+            DiskFull, StorageFailure: nothing of them is taken back.
+        """
+        state = self._state
+        with state.lock:
+            state.check_follows(turn)
+            with state.fitness:
+                entries = state.log.take_back()
+            if not entries:
+                return
+            high = state.core.bounds_state.high_watermark.entry
+            woken = state.carry_out(state.core.append_replicated(entries, high))
+        wake_all(woken)
+        logger.warning(
+            "%s: the leader's entry %d is damaged: entries %d to %d are taken from what was kept"
+            " here when this log was cut",
+            state.name,
+            entries[0].entry_index,
+            entries[0].entry_index,
+            entries[-1].entry_index,
+        )
+        if self._reports_forced:
+            state.force()
 
     def append_frame(
         self, turn: int, first: EntryIndex, frame: StoredEntries, leader_hw: EntryIndex

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 from spark_stream.broker.outcomes import Candidate, Taken
 from spark_stream.broker.partition import Partition
@@ -24,8 +23,7 @@ from spark_stream.scripts.finishing import Finished
 from spark_stream.scripts.steps import Script, Step
 
 
-@dataclass(frozen=True, slots=True)
-class TakeBatch(Step):
+class TakeBatch(Step[Taken | None]):
     """The partition takes the batch; None: others held it for ``patience_s``."""
 
     partition: Partition
@@ -40,8 +38,7 @@ class TakeBatch(Step):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class AwaitAcknowledgement(Step):
+class AwaitAcknowledgement(Step[None]):
     """Waits until a batch that was taken is as safe as it asked to be; fails where it never is."""
 
     partition: Partition
@@ -64,7 +61,7 @@ def take_in_transaction(
     if not (yield from _join(finished, batch, stamp, transactional_id)):
         return None
     try:
-        taken: Taken | None = yield batch
+        taken = yield from batch
     except (InvalidTransaction, ProducerFenced) as error:
         explained = deciding.explain_refusal(transactional_id, stamp.transaction, error)
         raise (yield from explained) from None

@@ -17,7 +17,7 @@ from spark_stream.consistency.epochs import EpochHistory
 from spark_stream.consistency.follower import Agreed
 from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, LeaderEpoch
 from spark_stream.consistency.partition_record import Member
-from spark_stream.errors import IsologError, UnknownSchema
+from spark_stream.errors import DamagedSegment, IsologError, UnknownSchema
 from spark_stream.storage.stored import StoredEntries
 
 
@@ -140,7 +140,9 @@ class Followed:
         self.partition.following.take_high_watermark(self.turn, high_watermark)
 
     def refused(self, error: IsologError) -> None:
-        """The session has failed; the stream tells it, and asks again."""
+        """Take back what the leader cannot give; the stream asks again."""
+        if isinstance(error, DamagedSegment):
+            self.partition.following.take_back(self.turn)
 
 
 class StreamLinks:

@@ -14,18 +14,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from spark_stream.broker.driver import RemoteStep
 from spark_stream.broker.identity import Endpoint, Identity
 from spark_stream.broker.members import Members
 from spark_stream.broker.step_table import Answer
-from spark_stream.broker.steps import answers_of, facts_of
+from spark_stream.broker.steps import answers_of, asked_of
 from spark_stream.environment import Clock
 from spark_stream.errors import IsologError, LeaderUnavailable, Unauthenticated
-from spark_stream.scripts.steps import ProbeReplica
+from spark_stream.scripts.steps import ProbeReplica, RemoteStep
 from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
 from spark_stream.wire.methods import RUN_STEPS
-from spark_stream.wire.step_messages import RunSteps
 
 _CALL_S: Final = 10.0  # markers of a large transaction on a busy disk
 _PROBE_S: Final = 2.0  # a broker that is to lead next answers soon, or another one leads
@@ -124,38 +122,22 @@ class ConnectedPeers:
     def _asked(
         self, peer: _Peer, broker_id: str, endpoint: Endpoint, steps: Sequence[RemoteStep]
     ) -> list[Answer]:
-        asked = RunSteps(
-            caller=self._me.broker_id,
-            proof=self._me.call_proof(broker_id, endpoint.incarnation),
-            nonce=uuid.uuid4().hex,
-            steps=[facts_of(step) for step in steps],
-        )
+        nonce = uuid.uuid4().hex
+        asked = asked_of(self._me, broker_id, endpoint.incarnation, nonce, steps)
         try:
-            results = self._answers(peer, endpoint.address, asked, _patience_s(steps))
+            result = self._answer(peer, endpoint.address, asked, _patience_s(steps))
         except TRANSPORT_ERRORS as error:
             mine = failure_of(error, endpoint.address)
             if isinstance(mine, Unauthenticated):
                 raise mine from error
             raise self._silence(peer, broker_id, endpoint, mine) from error
-        return answers_of(results, self._me, asked, broker_id)
+        return answers_of(result, self._me, broker_id, nonce, steps)
 
-    def _answers(
-        self, peer: _Peer, address: str, asked: RunSteps, patience_s: float
-    ) -> list[bytes]:
-        deadline = self._clock.monotonic() + patience_s
+    @staticmethod
+    def _answer(peer: _Peer, address: str, asked: bytes, patience_s: float) -> bytes:
         if peer.channel is None or not peer.channel.is_usable:
             peer.channel = ClientChannel(address, timeout_s=patience_s)
-        stream = peer.channel.open(RUN_STEPS, b"", asked.to_bytes(), end=True, timeout_s=patience_s)
-        results: list[bytes] = []
-        try:
-            while True:
-                received = stream.receive(max(0.0, deadline - self._clock.monotonic()))
-                if received is None:
-                    return results
-                results.append(bytes(received.body))
-        except TimeoutError:
-            stream.cancel()
-            raise
+        return bytes(peer.channel.call(RUN_STEPS, b"", asked, patience_s).body)
 
     def _silence(
         self, peer: _Peer, broker_id: str, endpoint: Endpoint, error: IsologError

@@ -17,7 +17,7 @@ from spark_stream.consistency.effects import ProposeIsr, ProposeRecord
 from spark_stream.consistency.election import Unchanged
 from spark_stream.consistency.partition_record import Member, PartitionRecord
 from spark_stream.errors import IsologError
-from spark_stream.scripts.steps import Script, get, put_many
+from spark_stream.scripts.steps import Get, PutMany, Script
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,8 @@ class Proposals:
             return
         proposed = list(latest.values())
         try:
-            versions = yield from put_many(
-                put_of(each.id, each.after, each.version) for each in proposed
+            versions = yield from PutMany(
+                [put_of(each.id, each.after, each.version) for each in proposed]
             )
         except IsologError:
             self._put_back(proposed)
@@ -97,7 +97,7 @@ def _tell(proposed: _Proposed, version: int | None) -> Script[None]:
     if version is not None:
         proposed.partition.role.take_isr(proposed.after, version)
         return
-    record = yield from get(key_of(proposed.id))
+    record = yield from Get(key_of(proposed.id))
     if record is None:
         return  # the topic is gone
     found = decode(record)

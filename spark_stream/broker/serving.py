@@ -6,7 +6,7 @@ The methods of the protocol's streams, and what their frames hold:
 method           OPEN (header; body)         then
 ===============  ==========================  ======================================================
 ``act``          action; request             one answer
-``run-steps``    ; request                   the answers, and a frame for each column
+``run-steps``    ; request                   one answer
 ``append``       stream's facts; schema      batches (envelope; batch) and acknowledgements
 ``fetch``        ; request                   schema, then batches (facts; batch)
 ``fetch-many``   ; request                   the same, for several ranges one after the other
@@ -50,7 +50,6 @@ from spark_stream.wire.fetch_messages import Fetch, FetchMany
 from spark_stream.wire.messages import AppendTo
 from spark_stream.wire.methods import ACT, APPEND, FETCH, FETCH_MANY, REPLICATE, RUN_STEPS
 from spark_stream.wire.replication_messages import OpenReplication
-from spark_stream.wire.step_messages import RunSteps
 
 logger = logging.getLogger(__name__)
 
@@ -131,11 +130,7 @@ class Serving:
         stream.send(b"", answer, end=True)
 
     def _run_steps(self, opened: StreamOpened, stream: BlockingStream) -> None:
-        asked = RunSteps.from_bytes(bytes(opened.body))
-        answers, columns = run_steps(self._table, self._me, asked)
-        for each in (answers.to_bytes(), *columns):  # a column may be empty
-            stream.send(b"", each)
-        stream.send(b"", end=True)
+        stream.send(b"", run_steps(self._table, self._me, bytes(opened.body)), end=True)
 
     def _append(self, opened: StreamOpened, stream: BlockingStream) -> None:
         request = AppendTo.from_bytes(bytes(opened.header))

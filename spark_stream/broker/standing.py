@@ -24,7 +24,7 @@ from spark_stream.cluster.vouching import Doubt, Found, Vouching
 from spark_stream.consistency.ids import Generation
 from spark_stream.consistency.partition_record import Member
 from spark_stream.environment import Ids, Machine
-from spark_stream.scripts.electing import resume
+from spark_stream.scripts.electing import Changed, resume
 from spark_stream.scripts.steps import Script
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class Standing:
         self._machine = machine
         self._runs = runs
         self._vouching = Vouching(store, host.broker_id)
-        self._run = ids.new_id()
+        self._run = ""
         self._failed: set[str] = set()
         self._damaged = DamagedReplicas(host, members)
         self._registered: RegisteredBroker | None = None
@@ -75,6 +75,7 @@ class Standing:
 
     def vouch(self) -> None:
         """Decide the generation of the logs, which are open."""
+        self._run = self._ids.new_id()
         found = Found(
             self._runs.recorded_run(),
             self._host.ends(),
@@ -96,10 +97,15 @@ class Standing:
         self._registered = replace(broker, generation=self.me.generation)
         Brokers(self._store).register(self._registered)
 
-    def leading_again(self, earlier: Member | None = None) -> Script[None]:
-        """Goes on leading what nobody else can lead, in new epochs; ``earlier``: as ``resume``."""
+    def leading_again(self, earlier: Member | None = None) -> Script[list[Changed]]:
+        """Lead on what no other broker can lead, in new epochs; return what was changed.
+
+        ``earlier``: as ``resume``.
+        """
         placed, end_of = self._host.placed(), self._host.log_end
-        log_changes((yield from resume(placed, self.me, end_of, earlier)))
+        changed = yield from resume(placed, self.me, end_of, earlier)
+        log_changes(changed)
+        return changed
 
     def looking(self) -> Script[None]:
         """Looks for logs whose forces have failed or whose batches are damaged; to be run often."""

@@ -20,8 +20,8 @@ from spark_stream.errors import IsologError, NotLeader
 from spark_stream.scripts.steps import (
     FIRST_EPOCH,
     BrokerStep,
-    Delete,
     DeleteMany,
+    DeleteRecord,
     Describe,
     DropBranch,
     FindTopic,
@@ -37,13 +37,14 @@ from spark_stream.scripts.steps import (
     PartitionStep,
     Pause,
     ProbeReplica,
-    Put,
     PutMany,
+    PutRecord,
     ReadBounds,
     ReadEpochs,
     ReadExtents,
     ReadLogEnd,
     Refresh,
+    RemoteStep,
     RemoveFiles,
     Seal,
     Step,
@@ -66,13 +67,13 @@ class StepTable:
             Numbering.TRANSACTIONS: Numbers(store, f"{NUMBERS}transactions"),
             Numbering.PRODUCERS: Numbers(store, f"{NUMBERS}producers"),
         }
-        self._table: Mapping[type[Step], Callable[[Any], Any]] = {
+        self._table: Mapping[type[Step[Any]], Callable[[Any], Any]] = {
             Get: lambda step: store.get(step.key),
             ListRecords: lambda step: store.list(step.prefix),
-            Put: lambda step: store.put(step.key, step.value, step.expected),
+            PutRecord: lambda step: store.put(step.key, step.value, step.expected),
             PutMany: lambda step: store.put_many(step.puts),
             DeleteMany: lambda step: store.delete_many(step.deletes),
-            Delete: lambda step: store.delete(step.key, step.expected),
+            DeleteRecord: lambda step: store.delete(step.key, step.expected),
             FindTransactions: lambda step: transactions.find(step.by, step.value),
             TakeNumber: lambda step: self._numbers[step.of].take(step.above),
             FindTopic: lambda step: host.find(step.name, step.topic_id),
@@ -84,7 +85,7 @@ class StepTable:
             AwaitAcknowledgement: lambda step: step.wait(),
         }
 
-    def carry_out(self, step: Step) -> Any:
+    def carry_out(self, step: Step[Any]) -> Any:
         """Carries out a step that is on no partition; raises what it raises."""
         return self._table[type(step)](step)
 
@@ -100,7 +101,7 @@ class StepTable:
                     what.value,
                 )
 
-    def run_here(self, step: PartitionStep | BrokerStep) -> Any:
+    def run_here(self, step: RemoteStep) -> Any:
         """Carries out a step that is this broker's to do.
 
         Raises:
@@ -112,7 +113,7 @@ class StepTable:
             return _OF_BROKER[type(step)](self._host, step)
         return _HERE[type(step)](self._led(step), step)
 
-    def _led(self, step: PartitionStep) -> Partition:
+    def _led(self, step: PartitionStep[Any]) -> Partition:
         """The partition, which this broker leads in an epoch that the step allows."""
         place = step.at
         partition = self._host.topic(place.topic, place.topic_id).partition(place.partition)
@@ -149,7 +150,7 @@ def _force_replica(host: Host, step: ForceReplica) -> None:
     host.open_replica(step.at).force()
 
 
-_HERE: Final[Mapping[type[PartitionStep], Callable[[Partition, Any], Any]]] = {
+_HERE: Final[Mapping[type[PartitionStep[Any]], Callable[[Partition, Any], Any]]] = {
     Seal: lambda partition, step: partition.transactions.seal(step.transaction),
     WriteMarkers: _mark,
     IsReplicated: lambda at, step: at.is_replicated(step.entry, step.leader_epoch),
@@ -160,9 +161,12 @@ _HERE: Final[Mapping[type[PartitionStep], Callable[[Partition, Any], Any]]] = {
     Describe: lambda partition, step: partition.described(),
 }
 
-_OF_BROKER: Final[Mapping[type[BrokerStep], Callable[[Host, Any], Any]]] = {
+_OF_BROKER: Final[Mapping[type[BrokerStep[Any]], Callable[[Host, Any], Any]]] = {
     MakeFolder: lambda host, step: host.make_folder(step.topic, step.topic_id),
     ReadLogEnd: lambda host, step: host.log_end(step.at),
     ForceReplica: _force_replica,
     ProbeReplica: lambda host, step: host.open_replica(step.at).probe(),
 }
+
+REMOTE_STEPS: Final[tuple[type[RemoteStep], ...]] = (*_HERE, *_OF_BROKER)
+"""The steps that another broker may ask for."""

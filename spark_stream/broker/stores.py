@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from spark_stream.cluster.backup import STORE_NAME, running_brokers
+from spark_stream.cluster.backup import STORE_NAME
 from spark_stream.cluster.identity import ClusterSecret, cluster_identity
+from spark_stream.cluster.lease_files import running_brokers
 from spark_stream.cluster.left_overs import REMOVED
 from spark_stream.cluster.sqlite import SqliteStore
 from spark_stream.cluster.store import MetadataStore
@@ -39,6 +40,8 @@ def open_store(
     Raises:
         WrongCluster: they do not; or a broker has run in the directory, and the store is empty or
             missing.
+        MetadataLost: running brokers have another file open than the one at its path, or the
+            write-ahead log beside it is that of another file.
     """
     if metadata is None:
         directory = open_directory(path, new_id=ids.new_id, broker_id=broker_id)

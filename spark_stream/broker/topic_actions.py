@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any
 
 import psutil
+from msgspec import structs
 
 from spark_stream.broker.here import Here
 from spark_stream.broker.hosted import HostedTopic
@@ -27,37 +27,36 @@ from spark_stream.wire.messages import (
     EARLIEST,
     AlterTopic,
     AskedTopic,
+    BrokerStatus,
     CreateTopic,
     Empty,
     ListedOffsets,
     ListOffsets,
     NamedTopic,
     Offsets,
-    PartitionFacts,
-    Status,
-    TopicFacts,
+    PartitionDescription,
+    TopicDescription,
     TopicNames,
 )
-from spark_stream.wire.schemas import DEFAULT_SCHEMA, schema_from_text, schema_to_text
+from spark_stream.wire.schemas import DEFAULT_SCHEMA
 
 
-def create_topic(here: Here, asked: CreateTopic) -> TopicFacts:
-    schema = DEFAULT_SCHEMA if asked.schema_ipc is None else schema_from_text(asked.schema_ipc)
+def create_topic(here: Here, asked: CreateTopic) -> TopicDescription:
     hosted = here.topics.create(
         asked.topic,
         asked.partitions,
         asked.replication_factor,
-        schema,
+        DEFAULT_SCHEMA if asked.schema is None else asked.schema,
         asked.config,
         asked.assignment,
+        asked.token,
     )
     return _described(here, hosted)
 
 
-def alter_topic(here: Here, asked: AlterTopic) -> TopicFacts:
-    schema = None if asked.schema_ipc is None else schema_from_text(asked.schema_ipc)
+def alter_topic(here: Here, asked: AlterTopic) -> TopicDescription:
     altered = here.topics.alter(
-        asked.topic, asked.partitions, asked.config, asked.assignment, schema
+        asked.topic, asked.partitions, asked.config, asked.assignment, asked.schema
     )
     return _described(here, altered)
 
@@ -67,7 +66,7 @@ def delete_topic(here: Here, asked: NamedTopic) -> Empty:
     return Empty()
 
 
-def describe_topic(here: Here, asked: NamedTopic) -> TopicFacts:
+def describe_topic(here: Here, asked: NamedTopic) -> TopicDescription:
     here.host.refresh()  # another broker may have changed it a moment ago
     return _described(here, here.host.topic(asked.topic))
 
@@ -116,9 +115,9 @@ def _offsets(here: Here, asked: AskedTopic) -> Offsets:
     )
 
 
-def status(here: Here, asked: Empty) -> Status:
+def status(here: Here, asked: Empty) -> BrokerStatus:
     hosted, checked = here.host.topics(), here.scrub.last
-    return Status(
+    return BrokerStatus(
         version=VERSION,
         pid=os.getpid(),
         address=here.facts.address,
@@ -139,47 +138,54 @@ def status(here: Here, asked: Empty) -> Status:
     )
 
 
-def _described(here: Here, hosted: HostedTopic) -> TopicFacts:
+def _described(here: Here, hosted: HostedTopic) -> TopicDescription:
     topic = hosted.topic
     places = [Joined(topic.name, topic.id, number) for number in range(topic.partitions)]
     answers = here.desk.run(together(Describe(at) for at in places))
     for answer in answers:
         if isinstance(answer, UnknownTopic):  # it was deleted meanwhile
             raise answer
-    return TopicFacts(
+    return TopicDescription(
         name=topic.name,
         id=topic.id,
-        schema_ipc=schema_to_text(topic.schema),
+        schema=topic.schema,
         config=shown_settings(hosted.settings),
         replication_factor=topic.replication_factor,
         warning=lone_replica_warning(topic, here.members),
         schema_version=len(topic.earlier),
-        added=topic.schema.names[len((*topic.earlier, topic.schema)[0]) :],
-        partitions=[
+        added=tuple(topic.schema.names[len((*topic.earlier, topic.schema)[0]) :]),
+        partitions=tuple(
             partition_facts(number, here.host.record(topic, number), answer)
             for number, answer in enumerate(answers)
-        ],
+        ),
     )
 
 
 def partition_facts(
     number: int, record: PartitionRecord | None, answer: Described | IsologError
-) -> PartitionFacts:
+) -> PartitionDescription:
     """Return a partition as its leader has described it, or why it could not be asked."""
-    common: dict[str, Any] = {
-        "partition": number,
-        "leader": None if record is None else record.leader,
-        "leader_epoch": 0 if record is None else int(record.leader_epoch),
-        "replicas": [] if record is None else list(record.replicas),
-        "isr": [] if record is None else [each.broker for each in record.isr],
-        "adding": [] if record is None else list(record.adding),
-        "removing": [] if record is None else list(record.removing),
-    }
+    described = PartitionDescription(
+        partition=number,
+        leader=None if record is None else record.leader,
+        leader_epoch=0 if record is None else int(record.leader_epoch),
+        replicas=() if record is None else record.replicas,
+        isr=() if record is None else tuple(each.broker for each in record.isr),
+        adding=() if record is None else record.adding,
+        removing=() if record is None else record.removing,
+        log_start_offset=None,
+        log_end_offset=None,
+        high_watermark=None,
+        last_stable_offset=None,
+        size=None,
+        open_transactions=None,
+    )
     if isinstance(answer, IsologError):
-        return PartitionFacts(**common, lag={}, error=answer)
+        return structs.replace(described, error=answer)
     seen = answer.bounds
-    return PartitionFacts(
-        **common | {"leader_epoch": int(answer.leader_epoch)},
+    return structs.replace(
+        described,
+        leader_epoch=int(answer.leader_epoch),
         log_start_offset=seen.log_start_offset,
         log_end_offset=seen.log_end_offset,
         high_watermark=seen.high_watermark if answer.hw_known else None,

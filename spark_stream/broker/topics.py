@@ -71,11 +71,16 @@ class TopicDesk:
         schema: pa.Schema,
         config: Mapping[str, Any],
         assignment: Sequence[Sequence[str]] | None = None,
+        token: str = "",
     ) -> HostedTopic:
-        """Makes a topic; on any error nothing is left of it. Raises: as :meth:`plan`."""
+        """Make a topic; on any error nothing is left of it. Raises: as :meth:`plan`.
+
+        ``token``: the topic that an earlier request with it made is the answer.
+        """
         topic, records = self.plan(name, partitions, replication_factor, schema, config, assignment)
+        topic = replace(topic, token=token)
         with self._changes(name):
-            self._driver.run(scripts.create_topic(topic, records, self._host.broker_id))
+            topic = self._driver.run(scripts.create_topic(topic, records, self._host.broker_id))
         return self._host.topic(name, topic.id)
 
     def plan(

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import asdict
-
-from msgspec import structs
 
 from spark_stream.broker.here import Here
 from spark_stream.consistency.sinks import Claim, Stop
-from spark_stream.consistency.transactions import Content, Joined, PositionOf, Transaction
+from spark_stream.consistency.transactions import Joined, Transaction
 from spark_stream.errors import InvalidRequest, IsologError
 from spark_stream.scripts import consumers, cutting, deciding, positions, records, sinks
 from spark_stream.scripts.cutting import CutRange
 from spark_stream.scripts.deciding import Commit
-from spark_stream.scripts.steps import Numbering, take_number
+from spark_stream.scripts.steps import Numbering, TakeNumber
 from spark_stream.wire.messages import AtomicCut, Cut, Empty
 from spark_stream.wire.sink_messages import (
     DropBranch,
     OpenBranch,
     RenewBatch,
     SettledBatch,
-    SinkFacts,
+    SinkDescription,
     SinkList,
     StopRun,
 )
@@ -30,7 +27,6 @@ from spark_stream.wire.transaction_messages import (
     BeginTransaction,
     BranchFacts,
     CommitTransaction,
-    ConsumerPosition,
     EndTransaction,
     InitTransactions,
     KillTransaction,
@@ -39,8 +35,7 @@ from spark_stream.wire.transaction_messages import (
     OwnedConsumer,
     Positions,
     ProducerFacts,
-    TopicContent,
-    TransactionFacts,
+    TransactionDescription,
     TransactionList,
     TransactionPartition,
 )
@@ -49,10 +44,10 @@ from spark_stream.wire.transaction_messages import (
 
 
 def new_producer(here: Here, asked: Empty) -> ProducerFacts:
-    return ProducerFacts(producer_id=here.desk.run(take_number(Numbering.PRODUCERS)), epoch=0)
+    return ProducerFacts(producer_id=here.desk.run(iter(TakeNumber(Numbering.PRODUCERS))), epoch=0)
 
 
-def init_transactions(here: Here, asked: InitTransactions) -> TransactionFacts:
+def init_transactions(here: Here, asked: InitTransactions) -> TransactionDescription:
     desk = here.desk
     return _facts(
         here,
@@ -89,7 +84,7 @@ def begin_transaction(here: Here, asked: BeginTransaction) -> BranchFacts:
     )
 
 
-def renew_transaction(here: Here, asked: EndTransaction) -> TransactionFacts:
+def renew_transaction(here: Here, asked: EndTransaction) -> TransactionDescription:
     desk = here.desk
     script = deciding.renew(
         desk.finished, asked.transactional_id, asked.instance, asked.number, desk.now_ms()
@@ -97,24 +92,21 @@ def renew_transaction(here: Here, asked: EndTransaction) -> TransactionFacts:
     return _facts(here, desk.run(script))
 
 
-def commit_transaction(here: Here, asked: CommitTransaction) -> TransactionFacts:
-    content = None
-    if asked.content is not None:
-        content = tuple(Content(**structs.asdict(each)) for each in asked.content)
+def commit_transaction(here: Here, asked: CommitTransaction) -> TransactionDescription:
     commit = Commit(
         asked.transactional_id,
         asked.instance,
         asked.number,
         tuple(asked.branches),
         asked.batch,
-        tuple(PositionOf(**structs.asdict(each)) for each in asked.positions),
-        content,
+        tuple(asked.positions),
+        None if asked.content is None else tuple(asked.content),
         asked.owners,
     )
     return _facts(here, here.desk.run(deciding.commit(here.desk.finished, commit)))
 
 
-def abort_transaction(here: Here, asked: EndTransaction) -> TransactionFacts:
+def abort_transaction(here: Here, asked: EndTransaction) -> TransactionDescription:
     script = deciding.abort(
         here.desk.finished, asked.transactional_id, asked.instance, asked.number
     )
@@ -152,8 +144,7 @@ def settle_batch(here: Here, asked: OpenBranch) -> SettledBatch:
     found, committed = here.desk.run(script)
     if not committed or found.content is None:
         return SettledBatch(committed=committed)
-    content = [TopicContent(**asdict(each)) for each in found.content]
-    return SettledBatch(committed=True, content=content)
+    return SettledBatch(committed=True, content=list(found.content))
 
 
 def renew_batch(here: Here, asked: RenewBatch) -> Empty:
@@ -187,7 +178,7 @@ def stop_run(here: Here, asked: StopRun) -> Empty:
 
 def list_sinks(here: Here, asked: Empty) -> SinkList:
     found = [
-        SinkFacts(
+        SinkDescription(
             transactional_id=each.transactional_id,
             query=each.query,
             state="expired" if expired else each.state.value,
@@ -226,13 +217,13 @@ def list_transactions(here: Here, asked: Empty) -> TransactionList:
     return TransactionList(transactions=[_facts(here, each, joins[each.number]) for each in found])
 
 
-def describe_transaction(here: Here, asked: NamedTransaction) -> TransactionFacts:
+def describe_transaction(here: Here, asked: NamedTransaction) -> TransactionDescription:
     script = deciding.describe(here.desk.finished, asked.transactional_id)
     found = here.desk.run(script)
     return _facts(here, found, here.desk.run(records.read_places(found.number)))
 
 
-def kill_transaction(here: Here, asked: KillTransaction) -> TransactionFacts:
+def kill_transaction(here: Here, asked: KillTransaction) -> TransactionDescription:
     desk = here.desk
     found = desk.run(deciding.describe(desk.finished, asked.transactional_id))
     places = desk.run(records.read_places(found.number))  # they go when it has ended
@@ -240,23 +231,23 @@ def kill_transaction(here: Here, asked: KillTransaction) -> TransactionFacts:
     return _facts(here, desk.run(script), places)
 
 
-def _facts(here: Here, found: Transaction, places: Iterable[Joined] = ()) -> TransactionFacts:
-    return TransactionFacts(
+def _facts(here: Here, found: Transaction, places: Iterable[Joined] = ()) -> TransactionDescription:
+    return TransactionDescription(
         transactional_id=found.transactional_id,
         state=found.state.value,
         number=found.number,
         producer_id=found.producer_id,
         epoch=found.epoch,
         query=found.query,
-        branches=list(found.branches),
-        partitions=[
+        branches=found.branches,
+        partitions=tuple(
             TransactionPartition(
                 topic=each.topic,
                 partition=each.partition,
                 first_offset=_first_offset(here, each, found.number),
             )
             for each in sorted(places, key=lambda each: (each.topic, each.partition))
-        ],
+        ),
         timeout_ms=found.timeout_ms,
         began_ms=found.began_ms,
         deadline_ms=found.deadline_ms,
@@ -286,7 +277,7 @@ def _first_offset(here: Here, joined: Joined, number: int) -> int | None:
 
 def take_consumer(here: Here, asked: OwnedConsumer) -> Positions:
     script = consumers.take_consumer(here.desk.finished, asked.consumer, asked.instance)
-    return _positions(here.desk.run(script))
+    return Positions(positions=here.desk.run(script))
 
 
 def check_consumer(here: Here, asked: OwnedConsumer) -> Empty:
@@ -295,17 +286,13 @@ def check_consumer(here: Here, asked: OwnedConsumer) -> Empty:
 
 
 def consumer_position(here: Here, asked: NamedConsumer) -> Positions:
-    return _positions(here.desk.run(consumers.go_on(here.desk.finished, asked.consumer)))
+    script = consumers.go_on(here.desk.finished, asked.consumer)
+    return Positions(positions=here.desk.run(script))
 
 
 def commit_position(here: Here, asked: Positions) -> Empty:
-    found = [PositionOf(**structs.asdict(each)) for each in asked.positions]
-    here.desk.run(positions.store_positions(found, asked.owners))
+    here.desk.run(positions.store_positions(asked.positions, asked.owners))
     return Empty()
-
-
-def _positions(found: list[PositionOf]) -> Positions:
-    return Positions(positions=[ConsumerPosition(**asdict(each)) for each in found])
 
 
 def atomic_cut(here: Here, asked: AtomicCut) -> Cut:

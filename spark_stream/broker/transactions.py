@@ -21,7 +21,7 @@ from spark_stream.environment import Clock
 from spark_stream.errors import IsologError
 from spark_stream.scripts import records, sweeping
 from spark_stream.scripts.finishing import Finished
-from spark_stream.scripts.steps import Script, find_transactions
+from spark_stream.scripts.steps import FindTransactions, Script
 from spark_stream.scripts.stopped import forget_stopped
 from spark_stream.scripts.sweeping import SINK_EXPIRY_S, LostMarker, Swept, Watch
 
@@ -162,7 +162,7 @@ class TransactionDesk:
 
     def _mine(self, *, whole: bool) -> Script[list[Transaction]]:
         """The records that this broker looks after: all, or those of transactions under way."""
-        found = yield from find_transactions(By.ANY if whole else By.UNDER_WAY)
+        found = yield from FindTransactions(By.ANY if whole else By.UNDER_WAY)
         mine = {name: self._looks_after(name) for name in {each.coordinator for each in found}}
         return [record for record in found if mine[record.coordinator]]
 

@@ -69,8 +69,8 @@ class Upkeep:
             due: float | None = now  # after an error the next round tries again
             try:
                 due = partition.housekeep()
-            except IsologError:
-                logger.exception("%s/%d: housekeeping", partition.topic, partition.number)
+            except IsologError as error:
+                logger.error("%s/%d: housekeeping: %s", partition.topic, partition.number, error)
             if due is not None:
                 self._chores.put_down(partition, due)
 
@@ -112,8 +112,8 @@ class Upkeep:
             due = None
             try:
                 due = partition.flush_if_due(now)
-            except IsologError:
-                logger.exception("%s/%d: flushing", partition.topic, partition.number)
+            except IsologError as error:
+                logger.error("%s/%d: flushing: %s", partition.topic, partition.number, error)
             if due is not None:
                 self._forces.put_down(partition, due)
         due = self._forces.next_moment()

@@ -14,9 +14,9 @@ import typer
 
 from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.log import Log
-from spark_stream.client.values import TopicDescription
 from spark_stream.consistency.isolation import CONSUMER_LEVELS
 from spark_stream.errors import InvalidOption, UnknownLog
+from spark_stream.wire.messages import TopicDescription
 
 BOOTSTRAP_VARIABLE: Final = "ISOLOG_BOOTSTRAP"
 PATH_VARIABLE: Final = "ISOLOG_PATH"

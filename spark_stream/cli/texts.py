@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -19,6 +21,8 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from spark_stream.cli.moments import date_texts, duration_texts, moment_texts, time_texts
+from spark_stream.errors import IsologError
+from spark_stream.structs import Struct
 
 BASE64: Final = "base64"
 """The one name of the object that stands for bytes which are no text."""
@@ -196,3 +200,19 @@ def _joined(*parts: Any) -> pa.StringArray:
 
 def _is_bytes(kind: pa.DataType) -> bool:
     return bool(pt.is_binary(kind) or pt.is_large_binary(kind) or pt.is_fixed_size_binary(kind))
+
+
+def as_json(value: Any) -> Any:
+    """Return a value as what ``json.dumps`` takes; every field is there, also with its default."""
+    match value:
+        case IsologError():
+            return value.to_wire()
+        case Struct():
+            return {name: as_json(getattr(value, name)) for name in value.__struct_fields__}
+        case Mapping():
+            return {name: as_json(each) for name, each in value.items()}
+        case list() | tuple():
+            return [as_json(each) for each in value]
+        case _ if is_dataclass(value):
+            return {each.name: as_json(getattr(value, each.name)) for each in fields(value)}
+    return value

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
-
-from msgspec import structs
+from typing import Final
 
 from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.topics import named_topic
-from spark_stream.client.values import BrokerDescription, ClusterDescription
-from spark_stream.errors import InvalidRequest, UnknownBroker
+from spark_stream.errors import InvalidRequest, IsologError, MetadataLost, UnknownBroker
 from spark_stream.wire.cluster_messages import (
-    ClusterFacts,
+    ClusterDescription,
     Elected,
     ElectPreferred,
     MoveReplicas,
     NamedBroker,
+    ProblemKind,
 )
 from spark_stream.wire.messages import Empty
+
+_TAKEN_S: Final = 10.0  # brokers look many times a second
+_TAKEN_PAUSE_S: Final = 0.1
 
 
 class ClusterClient:
@@ -28,10 +31,7 @@ class ClusterClient:
 
     def describe(self) -> ClusterDescription:
         """The cluster as it is now."""
-        facts = self._connection.act("describe-cluster", Empty(), ClusterFacts)
-        brokers = tuple(BrokerDescription(**structs.asdict(each)) for each in facts.brokers)
-        known = structs.asdict(facts) | {"brokers": brokers, "problems": tuple(facts.problems)}
-        return ClusterDescription(**known)
+        return self._connection.act("describe-cluster", Empty(), ClusterDescription)
 
     def move_replicas(self, topic: str, partitions: Mapping[int, Sequence[str | int]]) -> None:
         """Begins to move the replicas of these partitions."""
@@ -58,8 +58,39 @@ class ClusterClient:
         self._connection.act("recommission", _named(broker), Empty)
 
     def restore_metadata(self) -> None:
-        """Have the brokers write back a metadata store that was deleted under them."""
+        """Have the brokers write back a metadata store that was deleted; wait until all take it.
+
+        Raises:
+            InvalidRequest: Nothing is missing, or another file is in its place.
+            MetadataLost: Running brokers have not taken what was written back.
+        """
         self._connection.act("restore-metadata", Empty(), Empty)
+        deadline = time.monotonic() + _TAKEN_S
+        while reasons := self._without_store():
+            if time.monotonic() > deadline:
+                raise MetadataLost(
+                    "a broker has written the metadata store back, and others have not taken it: "
+                    + "; ".join(f"broker {each}: {why}" for each, why in reasons.items()),
+                    hint="See their log files. A broker that has stopped must be started again.",
+                )
+            time.sleep(_TAKEN_PAUSE_S)
+
+    def _without_store(self) -> dict[str, str]:
+        """Return the running brokers that refuse changes or do not answer, each with its reason."""
+        reasons = {}
+        for broker in self.describe().brokers:
+            if not broker.alive:
+                continue
+            link = self._connection.to(broker.id, broker.address)
+            try:
+                facts = link.act("describe-cluster", Empty(), ClusterDescription, _TAKEN_S)
+            except IsologError as error:
+                reasons[broker.id] = error.message
+                continue
+            for problem in facts.problems:
+                if problem.kind == ProblemKind.METADATA_LOST:
+                    reasons[broker.id] = problem.message
+        return reasons
 
 
 def _named(broker: str | int) -> NamedBroker:

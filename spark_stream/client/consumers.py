@@ -8,13 +8,13 @@ from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.topics import TopicsClient
 from spark_stream.client.values import ConsumedPartition, ConsumerDescription, PartitionOffsets
 from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.transactions import ReadPosition
 from spark_stream.errors import UnknownConsumer
 from spark_stream.wire.consumer_messages import (
     NamedReader,
     NamedReaders,
     PinnedStart,
     PinStart,
-    ReadPosition,
     RecordProgress,
 )
 from spark_stream.wire.messages import AskedTopic, Empty

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Final, Never, overload
 
 import pyarrow as pa
-from msgspec import structs
 
 from spark_stream.client.closing import Closing
 from spark_stream.client.cluster import ClusterClient
@@ -23,23 +22,19 @@ from spark_stream.client.reading.cuts import Key, cut_of
 from spark_stream.client.reading.fetching import Source, check_place, fetch_range
 from spark_stream.client.reading.positions import Place, resolve
 from spark_stream.client.topics import TopicsClient, level
-from spark_stream.client.transactions import TransactionsClient, described
+from spark_stream.client.transactions import TransactionsClient
 from spark_stream.client.unknown_options import known_options, refuse_unknown
-from spark_stream.client.values import (
-    BrokerStatus,
-    ClusterDescription,
-    ConsumerDescription,
-    SinkDescription,
-    TopicDescription,
-    TransactionDescription,
-)
+from spark_stream.client.values import ConsumerDescription
 from spark_stream.client.writing.producer import Producer
 from spark_stream.client.writing.transactional import TransactionalProducer
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.errors import InvalidOption, OffsetEvicted
 from spark_stream.sql.ddl import parse_schema
+from spark_stream.wire.cluster_messages import ClusterDescription
 from spark_stream.wire.limits import REQUEST_TIMEOUT_S
-from spark_stream.wire.messages import Empty, Status
+from spark_stream.wire.messages import BrokerStatus, Empty, TopicDescription
+from spark_stream.wire.sink_messages import SinkDescription
+from spark_stream.wire.transaction_messages import TransactionDescription
 
 _READERS_MAX: Final = 4
 
@@ -225,18 +220,17 @@ class Log(Closing):
 
     def status(self) -> BrokerStatus:
         """The broker's own account of itself."""
-        facts = self._connection.act("status", Empty(), Status)
-        return BrokerStatus(**structs.asdict(facts))
+        return self._connection.act("status", Empty(), BrokerStatus)
 
     # -- transactions ---------------------------------------------------------------------------
 
     def transactions(self) -> list[TransactionDescription]:
         """Every transactional id with its present or last transaction, by id."""
-        return [described(each) for each in self._transactions.all()]
+        return self._transactions.all()
 
     def describe_transaction(self, transactional_id: str) -> TransactionDescription:
         """One of them, or UnknownTransaction."""
-        return described(self._transactions.describe(transactional_id))
+        return self._transactions.describe(transactional_id)
 
     def abort_transaction(self, transactional_id: str) -> TransactionDescription:
         """Aborts an open transaction, whoever owns it: its owner's writes and commit then fail.
@@ -244,7 +238,7 @@ class Log(Closing):
         Raises:
             UnknownTransaction, InvalidTransaction: there is none, or it is not open.
         """
-        return described(self._transactions.kill(transactional_id))
+        return self._transactions.kill(transactional_id)
 
     def sinks(self) -> list[SinkDescription]:
         """Return the sinks of queries and of batch writes with a ``sinkId``, by id."""

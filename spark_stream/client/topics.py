@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
+import secrets
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
-from msgspec import structs
 
 from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.connecting.router import Router
 from spark_stream.client.offsets import LookedUp, looked_up
-from spark_stream.client.values import PartitionDescription, PartitionOffsets, TopicDescription
+from spark_stream.client.values import PartitionOffsets
 from spark_stream.consistency.isolation import CONSUMER_LEVELS, Isolation
 from spark_stream.consistency.lineage import Lineage
 from spark_stream.errors import (
@@ -32,31 +32,25 @@ from spark_stream.wire.messages import (
     CreateTopic,
     Empty,
     NamedTopic,
-    PartitionFacts,
-    TopicFacts,
+    TopicDescription,
     TopicNames,
 )
 from spark_stream.wire.schemas import (
     DEFAULT_SCHEMA,
     mismatch,
-    schema_from_text,
-    schema_to_text,
     stored_schema,
 )
 
 _TRIES: Final = 5
 
 
-def _as_text(schema: pa.Schema | None) -> str | None:
-    if schema is None:
-        return None
-    if not isinstance(schema, pa.Schema):
+def _check_schema(schema: pa.Schema | None) -> None:
+    if schema is not None and not isinstance(schema, pa.Schema):
         raise InvalidOption(
             f"schema takes a pyarrow.Schema or a text, not a {type(schema).__name__}",
             option="schema",
             hint='Such as pa.schema([("id", pa.int64()), ("name", pa.string())]), or "id bigint".',
         )
-    return schema_to_text(schema)
 
 
 def matches(pattern: str | re.Pattern[str], topic: str) -> bool:
@@ -86,7 +80,7 @@ class TopicsClient:
 
     def describe(self, topic: str) -> TopicDescription:
         return self._remembered(
-            self._connection.act("describe-topic", named_topic(topic), TopicFacts)
+            self._connection.act("describe-topic", named_topic(topic), TopicDescription)
         )
 
     def known(self, topic: str) -> TopicDescription:
@@ -115,18 +109,22 @@ class TopicsClient:
         assignment: Sequence[Sequence[str | int]] | None = None,
     ) -> TopicDescription:
         """Makes a topic; with ``if_not_exists`` one that exists will do, if it is as asked for."""
+        _check_schema(schema)
         _check_agree(partitions, replication_factor, assignment)
         asked = CreateTopic.of(
             topic=named_topic(topic).topic,
             partitions=1 if partitions is None else partitions,
             replication_factor=replication_factor,
-            schema_ipc=_as_text(schema),
+            schema_ipc=schema,
             config={name: str(value) for name, value in config.items()},
             assignment=_assigned(assignment),
+            token=secrets.token_hex(16),
         )
         for _ in range(_TRIES):
             try:
-                return self._remembered(self._connection.act("create-topic", asked, TopicFacts))
+                return self._remembered(
+                    self._connection.act("create-topic", asked, TopicDescription)
+                )
             except TopicExists:
                 if not if_not_exists:
                     raise
@@ -152,14 +150,15 @@ class TopicsClient:
         assignment: Sequence[Sequence[str | int]] | None = None,
         schema: pa.Schema | None = None,
     ) -> TopicDescription:
+        _check_schema(schema)
         asked = AlterTopic.of(
             topic=named_topic(topic).topic,
             partitions=partitions,
             config={name: str(value) for name, value in config.items()},
             assignment=_assigned(assignment),
-            schema_ipc=_as_text(schema),
+            schema_ipc=schema,
         )
-        return self._remembered(self._connection.act("alter-topic", asked, TopicFacts))
+        return self._remembered(self._connection.act("alter-topic", asked, TopicDescription))
 
     def delete(self, topic: str) -> None:
         self.forget(topic)
@@ -195,18 +194,7 @@ class TopicsClient:
         """Offsets of several topics in one call; ``names``: and what topics there are."""
         return looked_up(self._connection, self.router, asked, names=names)
 
-    def _remembered(self, facts: TopicFacts) -> TopicDescription:
-        topic = TopicDescription(
-            name=facts.name,
-            id=facts.id,
-            schema=schema_from_text(facts.schema_ipc),
-            config=facts.config,
-            partitions=tuple(_partition(each) for each in facts.partitions),
-            replication_factor=facts.replication_factor,
-            schema_version=facts.schema_version,
-            added=tuple(facts.added),
-            warning=facts.warning,
-        )
+    def _remembered(self, topic: TopicDescription) -> TopicDescription:
         with self._lock:
             self._known[topic.name] = topic
         return topic
@@ -249,10 +237,12 @@ def _check_key_as_asked(found: TopicDescription, config: Mapping[str, Any]) -> N
 
 
 def named_topic(topic: str) -> NamedTopic:
-    """The request that names this topic, or InvalidTopic."""
+    """Return the request that names this topic, or raise InvalidTopic."""
     try:
-        return NamedTopic.of(topic=topic)
-    except InvalidRequest:
+        asked = NamedTopic.of(topic=topic)
+        topic.encode()  # half of a surrogate pair has no bytes to travel as
+        return asked
+    except (InvalidRequest, UnicodeEncodeError):
         raise InvalidTopic(f"{topic!r} is not a topic name", topic=ascii(topic)) from None
 
 
@@ -285,13 +275,6 @@ def _check_agree(
                 f"the assignment's number of {what} is {assigned}, and {asked} was asked for",
                 hint="Leave the number out, or assign as many.",
             )
-
-
-def _partition(facts: PartitionFacts) -> PartitionDescription:
-    values = structs.asdict(facts)
-    for name in ("replicas", "isr", "adding", "removing"):
-        values[name] = tuple(values[name])
-    return PartitionDescription(**values)
 
 
 def level(name: str, allowed: tuple[Isolation, ...] = CONSUMER_LEVELS) -> Isolation:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from msgspec import structs
-
 from spark_stream.client.connecting.connection import Connection
-from spark_stream.client.values import SinkDescription, TransactionDescription, TransactionPartition
+from spark_stream.consistency.transactions import Content, PositionOf
 from spark_stream.errors import InvalidRequest, UnknownTransaction
 from spark_stream.wire.messages import AtomicCut, Cut, CutTopic, Empty
 from spark_stream.wire.sink_messages import (
@@ -15,6 +13,7 @@ from spark_stream.wire.sink_messages import (
     OpenBranch,
     RenewBatch,
     SettledBatch,
+    SinkDescription,
     SinkList,
     StopRun,
 )
@@ -22,7 +21,6 @@ from spark_stream.wire.transaction_messages import (
     BeginTransaction,
     BranchFacts,
     CommitTransaction,
-    ConsumerPosition,
     EndTransaction,
     InitTransactions,
     KillTransaction,
@@ -31,8 +29,7 @@ from spark_stream.wire.transaction_messages import (
     OwnedConsumer,
     Positions,
     ProducerFacts,
-    TopicContent,
-    TransactionFacts,
+    TransactionDescription,
     TransactionList,
 )
 
@@ -47,12 +44,12 @@ class TransactionsClient:
         """A producer id for writes outside transactions."""
         return self._connection.act("new-producer", Empty(), ProducerFacts)
 
-    def init(self, transactional_id: str, instance: str, timeout_ms: int) -> TransactionFacts:
+    def init(self, transactional_id: str, instance: str, timeout_ms: int) -> TransactionDescription:
         """Takes over the transactional id; see ``wire.transaction_messages.InitTransactions``."""
         asked = InitTransactions.of(
             transactional_id=transactional_id, instance=instance, timeout_ms=timeout_ms
         )
-        return self._connection.act("init-transactions", asked, TransactionFacts)
+        return self._connection.act("init-transactions", asked, TransactionDescription)
 
     def begin(self, transactional_id: str, instance: str, after: int) -> BranchFacts:
         """Begins the transaction that follows number ``after``.
@@ -103,18 +100,17 @@ class TransactionsClient:
 
     def sinks(self) -> list[SinkDescription]:
         """Return all sinks, by id."""
-        found = self._connection.act("list-sinks", Empty(), SinkList).sinks
-        return [SinkDescription(**structs.asdict(each)) for each in found]
+        return self._connection.act("list-sinks", Empty(), SinkList).sinks
 
     def delete_sink(self, transactional_id: str) -> None:
         """Forget a sink, or raise UnknownTransaction, InvalidTransaction."""
         asked = NamedTransaction.of(transactional_id=transactional_id)
         self._connection.act("delete-sink", asked, Empty)
 
-    def renew(self, transactional_id: str, instance: str, number: int) -> TransactionFacts:
+    def renew(self, transactional_id: str, instance: str, number: int) -> TransactionDescription:
         """Gives an open transaction a new deadline: now, plus its timeout."""
         asked = EndTransaction(transactional_id=transactional_id, instance=instance, number=number)
-        return self._connection.act("renew-transaction", asked, TransactionFacts)
+        return self._connection.act("renew-transaction", asked, TransactionDescription)
 
     def commit(
         self,
@@ -124,10 +120,10 @@ class TransactionsClient:
         branches: Iterable[int],
         *,
         batch: int | None = None,
-        content: Iterable[TopicContent] | None = None,
-        positions: Iterable[ConsumerPosition] = (),
+        content: Iterable[Content] | None = None,
+        positions: Iterable[PositionOf] = (),
         owners: Mapping[str, str] | None = None,
-    ) -> TransactionFacts:
+    ) -> TransactionDescription:
         """Commits; returns when everything in it is visible to the next read_committed read.
 
         Raises:
@@ -144,26 +140,26 @@ class TransactionsClient:
             positions=list(positions),
             owners=dict(owners or {}),
         )
-        return self._connection.act("commit-transaction", asked, TransactionFacts)
+        return self._connection.act("commit-transaction", asked, TransactionDescription)
 
-    def abort(self, transactional_id: str, instance: str, number: int) -> TransactionFacts:
+    def abort(self, transactional_id: str, instance: str, number: int) -> TransactionDescription:
         """Aborts; a decided commit is never undone: InvalidTransaction then."""
         asked = EndTransaction(transactional_id=transactional_id, instance=instance, number=number)
-        return self._connection.act("abort-transaction", asked, TransactionFacts)
+        return self._connection.act("abort-transaction", asked, TransactionDescription)
 
-    def all(self) -> list[TransactionFacts]:
+    def all(self) -> list[TransactionDescription]:
         """All transactional ids with their present or last transaction."""
         return self._connection.act("list-transactions", Empty(), TransactionList).transactions
 
-    def describe(self, transactional_id: str) -> TransactionFacts:
+    def describe(self, transactional_id: str) -> TransactionDescription:
         """One of them, or UnknownTransaction."""
         try:
             asked = NamedTransaction.of(transactional_id=transactional_id)
         except InvalidRequest:
             raise UnknownTransaction(f"there is no transactional id {transactional_id!r}") from None
-        return self._connection.act("describe-transaction", asked, TransactionFacts)
+        return self._connection.act("describe-transaction", asked, TransactionDescription)
 
-    def kill(self, transactional_id: str) -> TransactionFacts:
+    def kill(self, transactional_id: str) -> TransactionDescription:
         """Aborts the transaction that is open now, whoever owns it: its writes and commit fail.
 
         Raises:
@@ -173,14 +169,14 @@ class TransactionsClient:
         asked = KillTransaction(
             transactional_id=transactional_id, number=None if number < 0 else number
         )
-        return self._connection.act("kill-transaction", asked, TransactionFacts)
+        return self._connection.act("kill-transaction", asked, TransactionDescription)
 
-    def position(self, consumer: str) -> list[ConsumerPosition]:
+    def position(self, consumer: str) -> list[PositionOf]:
         """Where a named consumer goes on; empty if it never committed a position."""
         asked = NamedConsumer.of(consumer=consumer)
         return self._connection.act("consumer-position", asked, Positions).positions
 
-    def take_consumer(self, consumer: str, instance: str) -> list[ConsumerPosition]:
+    def take_consumer(self, consumer: str, instance: str) -> list[PositionOf]:
         """Takes the consumer's name over; where it goes on."""
         asked = OwnedConsumer.of(consumer=consumer, instance=instance)
         return self._connection.act("take-consumer", asked, Positions).positions
@@ -190,9 +186,7 @@ class TransactionsClient:
         asked = OwnedConsumer(consumer=consumer, instance=instance)
         self._connection.act("check-consumer", asked, Empty)
 
-    def commit_position(
-        self, positions: Iterable[ConsumerPosition], owners: Mapping[str, str]
-    ) -> None:
+    def commit_position(self, positions: Iterable[PositionOf], owners: Mapping[str, str]) -> None:
         """Stores positions outside any transaction; ConsumerFenced if others own the names."""
         asked = Positions(positions=list(positions), owners=dict(owners))
         self._connection.act("commit-position", asked, Empty)
@@ -200,10 +194,3 @@ class TransactionsClient:
     def cut(self, topics: Iterable[CutTopic]) -> Mapping[str, Mapping[int, int]]:
         """Offsets that no transaction lies on both sides of; by topic and partition."""
         return self._connection.act("atomic-cut", AtomicCut(topics=list(topics)), Cut).offsets
-
-
-def described(facts: TransactionFacts) -> TransactionDescription:
-    """The facts as users get them."""
-    parts = tuple(TransactionPartition(**structs.asdict(each)) for each in facts.partitions)
-    known = structs.asdict(facts) | {"branches": tuple(facts.branches), "partitions": parts}
-    return TransactionDescription(**known)

@@ -5,35 +5,38 @@ get. So backups are made from the file and never travel over a connection.
 
 **What a backup does not know.** Since it was made leaders may have changed, and replicas may have
 left the ISR. A broker that leads by the backup may lack what another has acknowledged since. So a
-backup that is put back trusts no log: it names all replicas of a partition, in a generation that no
-broker has. As after a power cut, the partition waits until all its replicas have come back, and the
-one with the longest log leads, in an epoch that is later than any in the logs
-(``consistency.election``). Numbers of producers and transactions go on far above the backup's.
+backup trusts no log, however it is put back: it names all replicas of a partition, in a generation
+that no broker has. As after a power cut, the partition waits until all its replicas have come back,
+and the one with the longest log leads, in an epoch that is later than any in the logs
+(``consistency.election``). Numbers of producers and transactions go on far above the store's, and a
+transactional id gets another producer id: the logs may have later epochs of the one that it had.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
+import shutil
 import sqlite3
-from contextlib import closing, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from spark_stream.cluster import brokers, partitions, vouching
+from spark_stream.cluster import brokers, partitions, transactions, vouching
 from spark_stream.cluster.identity import CLUSTER
+from spark_stream.cluster.lease_files import running_brokers
 from spark_stream.cluster.numbers import NUMBERS
 from spark_stream.cluster.sqlite import SqliteStore
 from spark_stream.cluster.store import Delete, Put, Record
-from spark_stream.cluster.store_files import copy_database, sync_folder
+from spark_stream.cluster.store_files import StorePlace, copy_database, new_number, sync_folder
 from spark_stream.errors import InvalidRequest, StorageFailure, WrongCluster
 
 STORE_NAME: Final = "metadata.sqlite"
 """The file of the store in a lone broker's directory."""
 
 _PASSED_OVER: Final = 1_000_000_000
-"""How many numbers a restore passes over: more than any cluster uses between two backups."""
+"""How many numbers a copy passes over: more than any cluster uses between two backups."""
 
 
 def back_up(store: Path, target: Path, *, force: bool = False) -> None:
@@ -41,21 +44,20 @@ def back_up(store: Path, target: Path, *, force: bool = False) -> None:
 
     Raises:
         InvalidRequest: there is no such store, or the target exists and ``force`` is false.
+        MetadataLost: running brokers have another file open, or there is the log of another file.
         StorageFailure: the store is damaged, or the target cannot be written.
     """
     store = store.resolve()
-    _check_store(store)
-    _check_free(target, force=force)
-    fresh = _fresh(target)
     try:
-        with closing(sqlite3.connect(f"{store.absolute().as_uri()}?mode=rw", uri=True)) as source:
-            copy_database(source, fresh)
-        os.replace(fresh, target)
+        if store.exists():
+            _check_open(store)
+        _check_store(store)
+        _check_free(target, force=force)
+        with _distrusting_copy(store, target) as (_, fresh):
+            os.replace(fresh, target)
         sync_folder(target.parent)
     except (sqlite3.Error, OSError) as error:
         raise StorageFailure(f"backup of {store} to {target}: {error}", path=str(store)) from error
-    finally:
-        _remove(fresh)
 
 
 def put_back(backup: Path, store: Path, *, force: bool = False) -> None:
@@ -76,39 +78,41 @@ def put_back(backup: Path, store: Path, *, force: bool = False) -> None:
             " restore` without a file writes back what they have open.",
         )
     _check_free(store, force=force)
-    fresh = _fresh(store)
     try:
-        with closing(sqlite3.connect(backup)) as source:
-            copy_database(source, fresh)
-        restored = SqliteStore(fresh)
-        try:
+        with _distrusting_copy(backup, store) as (restored, fresh):
             _check_cluster(restored, store)
-            distrust_logs(restored)
-        finally:
-            restored.close()
-        for suffix in ("-wal", "-shm"):  # of the earlier file: they must not be applied to this one
-            store.with_name(store.name + suffix).unlink(missing_ok=True)
-        os.replace(fresh, store)
+            for suffix in ("-wal", "-shm"):  # of the earlier file: not to be applied to this one
+                store.with_name(store.name + suffix).unlink(missing_ok=True)
+            os.replace(fresh, store)
         sync_folder(store.parent)
     except (sqlite3.Error, OSError) as error:
         raise StorageFailure(f"restore of {backup} to {store}: {error}", path=str(store)) from error
+
+
+@contextmanager
+def _distrusting_copy(source: Path, target: Path) -> Iterator[tuple[Mapping[str, Any], Path]]:
+    """Give a copy of the source beside the target, and its cluster's record; remove what is left.
+
+    The copy lies in a folder of its own, with all that an open store has beside it.
+    """
+    folder = target.with_name(target.name + ".new")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700)
+    fresh = folder / target.name
+    try:
+        with closing(_connected(source)) as found:
+            copy_database(found, fresh)
+        with closing(_connected(fresh)) as copy:
+            copy.execute(f"pragma application_id = {new_number()}")
+        store = SqliteStore(fresh)
+        try:
+            distrust_logs(store)
+            cluster = store.get(CLUSTER)
+        finally:
+            store.close()
+        yield {} if cluster is None else cluster.value, fresh
     finally:
-        _remove(fresh)
-
-
-def running_brokers(folder: Path) -> list[str]:
-    """Return the ids of the brokers whose processes hold their id's lock in the lease folder."""
-    found = []
-    for path in sorted(folder.glob("*.lock")):
-        with suppress(FileNotFoundError):
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                found.append(path.stem)
-            finally:
-                os.close(descriptor)
-    return found
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def distrust_logs(store: SqliteStore) -> None:
@@ -119,6 +123,7 @@ def distrust_logs(store: SqliteStore) -> None:
     for each in store.list(partitions.PARTITIONS):
         isr = [[broker, nobody] for broker in each.value["replicas"]]
         puts.append(_changed(each, leader=None, isr=isr))
+    puts += [_changed(each, is_restored=True) for each in store.list(transactions.PREFIX)]
     numbers = store.list(NUMBERS)
     puts += [_changed(each, next=int(each.value["next"]) + _PASSED_OVER) for each in numbers]
     store.put_many(puts)
@@ -128,9 +133,14 @@ def _changed(record: Record, **fields: Any) -> Put:
     return Put(record.key, dict(record.value) | fields, record.version)
 
 
-def _check_cluster(restored: SqliteStore, store: Path) -> None:
-    mine = restored.get(CLUSTER)
-    if mine is None:
+def _check_open(store: Path) -> None:
+    if (store.parent / "leases").exists():
+        with closing(StorePlace(store)) as place:
+            place.check_open()
+
+
+def _check_cluster(mine: Mapping[str, Any], store: Path) -> None:
+    if not mine:
         raise InvalidRequest("the backup names no cluster: it is no backup of a metadata store")
     try:
         with closing(sqlite3.connect(f"{store.absolute().as_uri()}?mode=ro", uri=True)) as there:
@@ -139,16 +149,16 @@ def _check_cluster(restored: SqliteStore, store: Path) -> None:
             ).fetchone()
     except sqlite3.Error:
         return  # it is missing or damaged: that is why a backup is put back
-    if row is not None and row[0] != mine.value["id"]:
+    if row is not None and row[0] != mine["id"]:
         raise WrongCluster(
-            f"{store} is the store of cluster {row[0]}, the backup is of {mine.value['id']}",
+            f"{store} is the store of cluster {row[0]}, the backup is of {mine['id']}",
             hint="Name the backup of this cluster, or another place.",
         )
 
 
 def _check_store(path: Path) -> None:
     try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True)) as found:
+        with closing(_connected(path)) as found:
             found.execute("select count(*) from record").fetchone()
     except sqlite3.Error as error:
         raise InvalidRequest(
@@ -167,13 +177,6 @@ def _check_free(path: Path, *, force: bool) -> None:
         )
 
 
-def _fresh(path: Path) -> Path:
-    fresh = path.with_name(path.name + ".new")
-    _remove(fresh)
-    return fresh
-
-
-def _remove(path: Path) -> None:
-    for suffix in ("", "-wal", "-shm", "-turns"):
-        with suppress(OSError):
-            path.with_name(path.name + suffix).unlink(missing_ok=True)
+def _connected(path: Path) -> sqlite3.Connection:
+    """Open a file that exists."""
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True)

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
+import msgspec
+
 from spark_stream.cluster.store import MetadataStore
 from spark_stream.consistency.ids import BrokerId, Generation
 
@@ -117,30 +119,12 @@ def alive(
 
 
 def encode(broker: RegisteredBroker) -> dict[str, Any]:
-    """What the store holds of a broker."""
-    return {
-        "address": broker.address,
-        "incarnation": broker.incarnation,
-        "release": broker.release,
-        "generation": broker.generation,
-        "rack": broker.rack,
-        "state": broker.state.value,
-        "boot_id": broker.boot_id,
-        "flight": broker.flight,
-    }
+    """Return what the store holds of a broker."""
+    value: dict[str, Any] = msgspec.to_builtins(broker)
+    del value["id"]  # it is in the key
+    return value
 
 
 def decode(broker_id: str, value: Mapping[str, Any]) -> RegisteredBroker:
     """Return the broker that a record's value holds."""
-    rack, boot_id = value["rack"], value["boot_id"]
-    return RegisteredBroker(
-        id=broker_id,
-        address=str(value["address"]),
-        incarnation=str(value["incarnation"]),
-        release=str(value["release"]),
-        generation=Generation(str(value["generation"])),
-        rack=None if rack is None else str(rack),
-        state=BrokerState(value["state"]),
-        boot_id=None if boot_id is None else str(boot_id),
-        flight=str(value.get("flight", "")),
-    )
+    return msgspec.convert({"id": broker_id, **value}, RegisteredBroker)

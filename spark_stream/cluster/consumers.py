@@ -7,8 +7,9 @@ A record has the positions where the consumer goes on, and the instance that own
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from typing import Any, Final
+
+import msgspec
 
 from spark_stream.consistency.transactions import PositionOf
 
@@ -17,11 +18,9 @@ CONSUMERS: Final = "consumers/"
 
 def encode_positions(positions: Iterable[PositionOf]) -> list[dict[str, Any]]:
     """What the store holds of positions."""
-    return [asdict(each) for each in positions]
+    return [msgspec.to_builtins(each) for each in positions]
 
 
 def decode_positions(values: Iterable[Mapping[str, Any]]) -> list[PositionOf]:
     """The positions that a record's value holds."""
-    return [
-        PositionOf(**{**each, "lineage": tuple(map(tuple, each["lineage"]))}) for each in values
-    ]
+    return msgspec.convert(list(values), list[PositionOf])

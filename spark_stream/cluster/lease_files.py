@@ -103,6 +103,21 @@ class LeaseFile:
         os.pwrite(self._descriptor, shown.encode(), 0)
 
 
+def running_brokers(folder: Path) -> list[str]:
+    """Return the ids of the brokers whose processes hold their id's lock in the lease folder."""
+    found = []
+    for path in sorted(folder.glob("*.lock")):
+        with contextlib.suppress(FileNotFoundError):
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                found.append(path.stem)
+            finally:
+                os.close(descriptor)
+    return found
+
+
 def _renewal(content: bytes) -> Renewal:
     line, _, _ = content.decode("ascii", "replace").partition("\n")
     incarnation, *numbers = line.split(" ")

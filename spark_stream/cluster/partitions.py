@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from spark_stream.cluster.store import MetadataStore, Put, Record
-from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
-from spark_stream.consistency.partition_record import Member, PartitionRecord
+from spark_stream.consistency.partition_record import PartitionRecord
 
 PARTITIONS: Final = "partitions/"
 
@@ -70,15 +71,9 @@ def put_of(partition: PartitionId, record: PartitionRecord, expected: int) -> Pu
 
 
 def encode(record: PartitionRecord) -> dict[str, Any]:
-    """What the store holds of a partition."""
-    return {
-        "replicas": list(record.replicas),
-        "leader": record.leader,
-        "epoch": record.leader_epoch,
-        "isr": [list(each) for each in record.isr],
-        "adding": list(record.adding),
-        "removing": list(record.removing),
-    }
+    """Return what the store holds of a partition."""
+    value: dict[str, Any] = msgspec.to_builtins(record)
+    return value
 
 
 def decode(record: Record) -> StoredPartition:
@@ -87,20 +82,5 @@ def decode(record: Record) -> StoredPartition:
 
 
 def decode_value(value: Mapping[str, Any]) -> PartitionRecord:
-    """The partition's record, from the value that the store holds."""
-    leader = value["leader"]
-    return PartitionRecord(
-        replicas=_brokers(value["replicas"]),
-        leader=None if leader is None else BrokerId(str(leader)),
-        leader_epoch=LeaderEpoch(int(value["epoch"])),
-        isr=tuple(
-            Member(BrokerId(str(broker)), Generation(str(generation)))
-            for broker, generation in value["isr"]
-        ),
-        adding=_brokers(value["adding"]),
-        removing=_brokers(value["removing"]),
-    )
-
-
-def _brokers(ids: Any) -> tuple[BrokerId, ...]:
-    return tuple(BrokerId(str(each)) for each in ids)
+    """Return the partition's record, from the value that the store holds."""
+    return msgspec.convert(value, PartitionRecord)

@@ -7,24 +7,18 @@ the query's source said, and means something to the source only. ``scripts/queri
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from typing import Any, Final
+
+import msgspec
+
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.transactions import ReadPosition
+from spark_stream.structs import Positional
 
 QUERIES: Final = "queries/"
 
 
-@dataclass(frozen=True, slots=True)
-class ReadUpTo:
-    """What a query has read of a partition: every record below the offset."""
-
-    topic: str
-    topic_id: str
-    partition: int
-    offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class Query:
+class Query(Positional):
     """What is known of a query. ``instance`` is its latest run, which alone tells of progress.
 
     ``selection`` says which topics it reads, ``starting`` how its start was asked for, ``start``
@@ -33,20 +27,20 @@ class Query:
 
     instance: str
     selection: str
-    isolation: str
+    isolation: Isolation
     starting: str = ""
     start: str | None = None
     started_ms: int | None = None
     recorded_ms: int | None = None
-    positions: tuple[ReadUpTo, ...] = ()
+    positions: tuple[ReadPosition, ...] = ()
 
 
 def encode_query(query: Query) -> dict[str, Any]:
     """The record's value."""
-    return asdict(query)
+    value: dict[str, Any] = msgspec.to_builtins(query)
+    return value
 
 
 def decode_query(value: Mapping[str, Any]) -> Query:
     """The query that a record's value holds."""
-    positions = tuple(ReadUpTo(**each) for each in value["positions"])
-    return Query(**{**value, "positions": positions})
+    return msgspec.convert(value, Query)

@@ -10,19 +10,22 @@ and wait for no change. The table ``deleted`` has the deleted keys and their rev
 old ones, up to the revision ``forgotten``. The file's ``user_version`` is the form of its tables
 and records: a store in any other form is refused.
 
-The file may be deleted or replaced while brokers have it open. They still share the open file, but
-it is gone when the last of them ends. So each poll and each change looks what is at the path:
+The file may be deleted, replaced or overwritten while brokers have it open. Each poll and each
+change looks what is at the path, and no process opens another file than others have open
+(``store_files``):
 
-============  ================  ========  =======================================================
-state         file at the path  changes   how it is in place again
-============  ================  ========  =======================================================
-in place      the open one      accepted
-deleted       none              refused   it is moved back, or a broker writes it back
-replaced      another one       refused   it is moved back
-written back  the copy          refused   the next look opens the copy (``store_files``)
-============  ================  ========  =======================================================
+============  =================  ========  ======================================================
+state         file at the path   changes   how it is in place again
+============  =================  ========  ======================================================
+in place      the open one       accepted
+deleted       none               refused   it is moved back, or a broker writes it back
+replaced      another one        refused   it is moved back
+written back  the copy           refused   the next look opens the copy
+overwritten   the open one with  refused   a backup is put back after all brokers have ended
+              other content
+============  =================  ========  ======================================================
 
-Reads go on in each state. A close in another state than the first keeps a copy (``.saved``).
+Reads go on in each state but the last. A close in the second or third keeps a copy (``.saved``).
 """
 
 from __future__ import annotations
@@ -42,18 +45,15 @@ from typing import Any, Final, Generic, TypeVar
 from spark_stream.cluster.keys import end_of
 from spark_stream.cluster.store import Changes, Delete, Put, Record, check_distinct
 from spark_stream.cluster.store_files import (
+    StorePlace,
     check_header,
-    file_at,
-    forget_other_copy,
+    new_number,
     save_lost,
-    was_written_back,
-    write_back,
 )
 from spark_stream.cluster.turns import Turns
 from spark_stream.environment import Clock, SystemClock
 from spark_stream.errors import (
     DiskFull,
-    InvalidRequest,
     IsologError,
     MetadataLost,
     NotALogDirectory,
@@ -81,6 +81,7 @@ _SCHEMA: Final = (
 _TABLES: Final = "select name from sqlite_master where type = 'table'"
 _REVISION: Final = "version"  # names of counters
 _FORGOTTEN: Final = "forgotten"
+_NUMBER: Final = "pragma application_id = {}"
 _COUNTER: Final = "select value from counter where name = ?"
 _COUNT: Final = "update counter set value = ? where name = ?"
 _INSERT: Final = "insert or ignore into record values (?, ?, ?)"
@@ -129,20 +130,20 @@ class SqliteStore:
         self._nothing = Changes(0, {}, complete=True)
         with ExitStack() as undo, self._named():
             check_header(path)  # before anything is made beside a file that is not ours
-            self._turns = Turns(path.with_name(path.name + "-turns"), self._clock)
-            undo.callback(self._turns.close)
-            self._writer = _connected(path)
-            undo.callback(self._writer.close)
-            with self._turn(self._prepare):
-                self._reader = _connected(path)
-                # SQLite opens its log by name with the first read: the names may be gone later.
-                self._reader.execute(_COUNTER, (_REVISION,)).fetchone()
-                self._opened = file_at(path)
-                forget_other_copy(path, self._opened)
+            self._place = StorePlace(path)
+            undo.callback(self._place.close)
+            with self._place.opening():
+                self._turns = Turns(path.with_name(path.name + "-turns"), self._clock)
+                undo.callback(self._turns.close)
+                self._writer = _connected(path)
+                undo.callback(self._writer.close)
+                with self._turn(self._prepare):
+                    self._reader = _connected(path)
+                    # SQLite opens its log by name with the first read: names may be gone later.
+                    self._reader.execute(_COUNTER, (_REVISION,)).fetchone()
             undo.pop_all()
         self._looking = threading.Lock()
         self._lost: MetadataLost | None = None
-        self._other: tuple[int, int] | None = None  # the file that is there in its place
 
     def get(self, key: str) -> Record | None:
         rows = self._read("select key, value, version from record where key = ?", key)
@@ -196,9 +197,11 @@ class SqliteStore:
 
     def changes(self, since: int, prefixes: Sequence[str] = ("",)) -> Changes:
         # Every broker asks many times a second, and mostly nothing has changed: this is kept short.
-        if self._lost is not None or file_at(self._path) != self._opened:
+        if self._lost is not None or not self._place.is_unchanged():
             with self._named():
                 self._look()
+            if self._place.is_overwritten:
+                return self._none_since(since)
         with self._reading:
             try:
                 stamp = self._reader.execute(_STAMP).fetchone()
@@ -209,10 +212,20 @@ class SqliteStore:
         with self._named(), self._reading:
             (stamp,) = self._fetch(_STAMP)
             changes = self._changes_since(since, prefixes)
+            if not self._place.is_unchanged():
+                self._look(takes=False)
+            if self._place.is_overwritten:
+                return self._none_since(since)
             # A change between the two reads has another stamp, so the next call reads again.
             self._unchanged = (stamp, changes.revision)
             self._nothing = Changes(changes.revision, {}, complete=changes.revision == 0)
             return changes
+
+    def _none_since(self, since: int) -> Changes:
+        """Return no changes: those that can be read of an overwritten file are of two files."""
+        if since == 0:
+            self._check_in_place()
+        return Changes(since, {}, complete=False)
 
     def _changes_since(self, since: int, prefixes: Sequence[str]) -> Changes:
         condition, bounds = _within(prefixes)
@@ -236,7 +249,12 @@ class SqliteStore:
             if self._closed:
                 return
             self._closed = True
-            if file_at(self._path) != self._opened:
+            self._look(takes=False)
+            if self._place.is_overwritten:
+                # To close the connections would write their log into what is in the file now.
+                self._place.close()
+                return
+            if self._lost is not None:
                 with self._reading:
                     save_lost(self._reader, self._path)
             # A close takes its turn: the last one removes SQLite's write-ahead log.
@@ -247,6 +265,7 @@ class SqliteStore:
             if in_turn:  # else others stand in the line, and its file must stay
                 self._turns.close()
                 self._turns.end()
+            self._place.close()
 
     @property
     def lost(self) -> MetadataLost | None:
@@ -258,16 +277,13 @@ class SqliteStore:
 
         Raises:
             InvalidRequest: nothing is missing, or there is another file.
+            MetadataLost: the file was overwritten, or other brokers have another file open.
+            StorageFailure: the open copy is damaged.
         """
         with self._named(), self._turn(self._begin):  # nobody changes the open file meanwhile
             try:
-                if file_at(self._path) == self._opened:
-                    raise InvalidRequest(
-                        f"the metadata store {self._path} is in its place",
-                        hint="Only a store that was deleted under its brokers is written back.",
-                    )
                 with self._reading:
-                    write_back(self._reader, self._path, self._opened)
+                    self._place.write_back(self._reader)
             finally:
                 self._writer.execute("rollback")
         logger.warning("metadata store %s: the open copy was written back", self._path)
@@ -278,26 +294,20 @@ class SqliteStore:
         if not self._looking.acquire(blocking=False):
             return
         try:
-            found = file_at(self._path)
-            if found == self._opened or (takes and self._take_copy(found)):
+            lost = self._place.look()
+            if lost is None or (takes and self._take_copy()):
                 if self._lost is not None:
                     logger.warning("metadata store %s: it is in its place again", self._path)
                 self._lost = None
-            elif self._lost is None or found != self._other:
-                self._other = found
-                what = "was deleted" if found is None else "was replaced by another file"
-                self._lost = MetadataLost(
-                    f"the metadata store {self._path} {what} while brokers had it open; they"
-                    " refuse changes until it is back",
-                    path=str(self._path),
-                )
+            elif self._lost is None or lost.message != self._lost.message:
+                self._lost = lost
                 logger.error("%s", self._lost)
         finally:
             self._looking.release()
 
-    def _take_copy(self, found: tuple[int, int] | None) -> bool:
+    def _take_copy(self) -> bool:
         """Open the file that is there now, if it was written back from the open one."""
-        if not was_written_back(self._path, self._opened, found):
+        if not self._place.is_copy():
             return False
         with ExitStack() as undo:
             fresh = [_connected(self._path) for _ in range(2)]
@@ -316,7 +326,8 @@ class SqliteStore:
                     self._reader.close()
                     self._writer.close()
                     self._reader, self._writer = fresh
-                    self._opened, self._unchanged = found, None
+                    self._place.take_copy()
+                    self._unchanged = None
                 undo.pop_all()
             finally:
                 self._turns.end()
@@ -324,18 +335,19 @@ class SqliteStore:
 
     def _check_in_place(self) -> None:
         """MetadataLost if the file at the path is not the open one: a change would be lost."""
-        if file_at(self._path) != self._opened:
-            if self._lost is None:
-                self._look(takes=False)  # the turn that this takes is the caller's
-            lost = self._lost
-            if lost is None:  # another thread is finding it out
+        if not self._place.is_unchanged():
+            self._look(takes=False)  # the turn that this takes is the caller's
+            if self._lost is not None:
+                raise self._lost.again()
+            if not self._place.is_there():  # another thread is finding it out
                 raise MetadataLost(f"the metadata store {self._path} is not in its place")
-            raise lost.again()
 
     def _read(self, statement: str, *arguments: str) -> Sequence[Record]:
         with self._named():
             with self._reading:
                 rows = self._fetch(statement, *arguments)
+            if self._place.is_overwritten:
+                self._check_in_place()
             return [
                 Record(str(key), json.loads(value), int(version)) for key, value, version in rows
             ]
@@ -436,8 +448,8 @@ class SqliteStore:
                 f"metadata store {self._path} has form {form}; this release reads form {FORM}",
                 path=str(self._path),
             )
-        # The form comes before the tables: a process may end between the two.
-        first = () if tables else (f"pragma user_version = {FORM}",)
+        # These come before the tables, and before there is a log: a process may end in between.
+        first = () if tables else (f"pragma user_version = {FORM}", _NUMBER.format(new_number()))
         return all(self._executed(statement) for statement in (*first, *_SCHEMA))
 
     def _executed(self, statement: str) -> bool:

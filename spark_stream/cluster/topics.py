@@ -31,7 +31,7 @@ class Topic:
     """A topic as all brokers know it. ``config`` has what its creator set, as given.
 
     ``replication_factor``: how many replicas each partition is to have. ``earlier``: the schemas
-    that it had before its present one, in their order.
+    that it had before its present one, in their order. ``token``: of the request that made it.
     """
 
     name: str
@@ -41,6 +41,7 @@ class Topic:
     config: Mapping[str, str]
     replication_factor: int = 1
     earlier: tuple[pa.Schema, ...] = ()
+    token: str = ""
 
 
 def check_name(name: object) -> str:
@@ -97,6 +98,7 @@ def encode(topic: Topic) -> dict[str, Any]:
         "partitions": topic.partitions,
         "replication_factor": topic.replication_factor,
         "config": dict(topic.config),
+        "token": topic.token,
     }
 
 
@@ -114,4 +116,5 @@ def decode(record: Record) -> Topic:
         config={str(key): str(each) for key, each in value["config"].items()},
         replication_factor=int(value["replication_factor"]),
         earlier=tuple(earlier),
+        token=str(value["token"]),
     )

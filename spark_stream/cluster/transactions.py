@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from spark_stream.cluster.consumers import decode_positions, encode_positions
+import msgspec
+
 from spark_stream.cluster.store import MetadataStore, Put, Record
 from spark_stream.consistency.transactions import (
     DECIDED,
-    Cause,
-    Content,
     Joined,
     State,
     Transaction,
@@ -27,12 +26,6 @@ from spark_stream.consistency.transactions import (
 PREFIX: Final = "transactions/"
 JOINS: Final = "joins/"
 EXPIRED: Final = "expired/"
-_TUPLES: Final = ("fenced", "branches", "dropped", "taken")
-_PLAIN: Final = tuple(
-    field.name
-    for field in fields(Transaction)
-    if field.name not in (*_TUPLES, "state", "cause", "content", "positions")
-)
 
 
 class By(StrEnum):
@@ -60,32 +53,14 @@ class Join:
 
 
 def encode(transaction: Transaction) -> dict[str, Any]:
-    """What the store holds of a transaction."""
-    return {name: getattr(transaction, name) for name in _PLAIN} | {
-        "state": transaction.state.value,
-        "cause": transaction.cause.value,
-        **{name: list(getattr(transaction, name)) for name in _TUPLES},
-        "content": None
-        if transaction.content is None
-        else [list(astuple(each)) for each in transaction.content],
-        "positions": encode_positions(transaction.positions),
-    }
+    """Return what the store holds of a transaction."""
+    value: dict[str, Any] = msgspec.to_builtins(transaction)
+    return value
 
 
 def decode(value: Mapping[str, Any]) -> Transaction:
-    """The transaction that a record's value holds."""
-    plain: dict[str, Any] = {name: value[name] for name in _PLAIN}
-    tuples: dict[str, Any] = {name: tuple(value[name]) for name in _TUPLES}
-    return Transaction(
-        **plain,
-        **tuples,
-        state=State(value["state"]),
-        cause=Cause(value["cause"]),
-        content=None
-        if value["content"] is None
-        else tuple(Content(*each) for each in value["content"]),
-        positions=tuple(decode_positions(value["positions"])),
-    )
+    """Return the transaction that a record's value holds."""
+    return msgspec.convert(value, Transaction)
 
 
 def expired_of(query: str) -> str:

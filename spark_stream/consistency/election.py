@@ -43,6 +43,7 @@ from typing import Final
 
 from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, LeaderEpoch
 from spark_stream.consistency.partition_record import Member, PartitionRecord
+from spark_stream.structs import Positional
 
 Alive = Mapping[BrokerId, Generation]
 """The brokers that are alive, each in the generation that it registered."""
@@ -80,8 +81,7 @@ class Unchanged:
 Outcome = PartitionRecord | Unchanged
 
 
-@dataclass(frozen=True, slots=True)
-class LogEnd:
+class LogEnd(Positional):
     """What a live replica says of its log: its generation, its last epoch (-1: no entry), its end.
 
     ``entries`` is the index after the last entry.

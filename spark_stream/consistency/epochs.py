@@ -21,7 +21,7 @@ from msgspec import structs
 from spark_stream.consistency.entries import Table
 from spark_stream.consistency.ids import EntryIndex, LeaderEpoch, Offset
 from spark_stream.consistency.leader import Boundary
-from spark_stream.structs import OffsetField, Struct
+from spark_stream.structs import OffsetField, Positional
 
 
 class EpochStarts:
@@ -87,7 +87,7 @@ class EpochStarts:
         )
 
 
-class EpochHistory(Struct, array_like=True, kw_only=False):
+class EpochHistory(Positional, array_like=True):
     """Which epoch each entry of a log has, in a form small enough to send to another replica.
 
     The log holds the entries ``start`` to ``end - 1``; what was before ``start`` is evicted.

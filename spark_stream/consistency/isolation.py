@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Final
 
 from spark_stream.consistency.ids import Offset
-from spark_stream.structs import Struct
+from spark_stream.structs import Positional
 
 
 class Isolation(StrEnum):
@@ -30,7 +30,7 @@ CONSUMER_LEVELS: Final = tuple(Isolation)
 PRODUCER_LEVELS: Final = (Isolation.READ_UNCOMMITTED, Isolation.READ_COMMITTED)
 
 
-class Bounds(Struct, kw_only=False):
+class Bounds(Positional):
     """The offsets that bound a partition's reads, as one consistent observation.
 
     ``atomic_cut`` is the partition's own (``consistency.atomic``); None where nobody asked for it.

@@ -35,7 +35,7 @@ from spark_stream.consistency.ids import (
     NO_TRANSACTION,
     Offset,
 )
-from spark_stream.structs import INT64_MAX, OffsetField, Struct
+from spark_stream.structs import INT64_MAX, OffsetField, Positional
 
 WINDOW: Final = 5
 ENDED_AGE: Final = 300 * 1_000_000  # microseconds
@@ -43,7 +43,7 @@ SEQUENCE_MAX: Final = (1 << 31) - 1
 EPOCH_MAX: Final = (1 << 15) - 1
 
 
-class Stamp(Struct, kw_only=False):
+class Stamp(Positional):
     """Who writes a batch, and the batch's place in that producer's order in the partition.
 
     ``sequence`` counts batches, from 0 in each partition; after 2^31-1 comes 0.

@@ -76,12 +76,14 @@ def begin(
         after=after,
         producer_id=allotted.producer_id if used_up else transaction.producer_id,
         epoch=0 if used_up else transaction.epoch + 1,
+        is_restored=False,
     )
 
 
 def needs_producer_id(transaction: Transaction) -> bool:
     """Whether the owner's next transaction has to be written under another producer id."""
-    return transaction.producer_id < 0 or transaction.epoch >= EPOCH_MAX
+    used_up = transaction.producer_id < 0 or transaction.epoch >= EPOCH_MAX
+    return used_up or transaction.is_restored
 
 
 def join(transaction: Transaction, number: int, producer_id: int, epoch: int) -> Outcome:

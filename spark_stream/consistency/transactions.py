@@ -50,9 +50,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from spark_stream.consistency.lineage import NOTHING_KNOWN, Lineage
+from msgspec import Meta
+
+from spark_stream.consistency.lineage import NOTHING_KNOWN
+from spark_stream.structs import Name, OffsetField, PartitionField, Positional
 
 FENCED_KEPT: Final = 64
 
@@ -144,42 +147,53 @@ class Denial(StrEnum):
     DONE = "done"  # the batch is committed already: nothing to write, no error
 
 
-@dataclass(frozen=True, slots=True)
-class Joined:
+class Joined(Positional):
     """A partition that the transaction writes to."""
 
-    topic: str
+    topic: Name
     topic_id: str
-    partition: int
+    partition: PartitionField
 
 
-@dataclass(frozen=True, slots=True)
-class PositionOf:
-    """Where a named consumer goes on, once the transaction is committed.
+class ReadPosition(Positional):
+    """All records of a partition below the offset are read."""
 
-    ``lineage``: that of the offset.
+    topic: Name
+    topic_id: str
+    partition: PartitionField
+    offset: OffsetField
+
+
+class PositionOf(Positional):
+    """Where a named consumer goes on in a partition.
+
+    ``lineage``: that of the offset, where it is known: if records below the offset are cut off
+    later, the consumer finds out.
     """
 
-    consumer: str
-    topic: str
+    consumer: Name
+    topic: Name
     topic_id: str
-    partition: int
-    offset: int
-    lineage: Lineage = NOTHING_KNOWN
+    partition: PartitionField
+    offset: OffsetField
+    lineage: tuple[tuple[OffsetField, OffsetField], ...] = NOTHING_KNOWN
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
+class Content(Positional):
     """What a batch put into a topic: enough to tell a replay that is not the same.
 
     The digests depend neither on the order of the rows nor on how tasks share them: ``floats`` is
     of the floating-point values, ``digest`` of all others.
     """
 
-    topic: str
-    rows: int
-    digest: int
-    floats: int = 0
+    topic: Name
+    rows: OffsetField
+    digest: Annotated[int, Meta(ge=0)]
+    floats: Annotated[int, Meta(ge=0)] = 0
+
+    def __post_init__(self) -> None:
+        if max(self.digest, self.floats) >= 1 << 64:
+            raise ValueError("Expected digests of 64 bits")
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +230,8 @@ class Transaction:
     """The producer id that its owner writes under; -1: it writes under branches only."""
     epoch: int = -1
     """The epoch of that producer id that its owner writes in."""
+    is_restored: bool = False
+    """The record is of a backup: logs may have later epochs of that producer id."""
     cause: Cause = Cause.NONE
     """Why the transaction was aborted."""
     branches: tuple[int, ...] = ()

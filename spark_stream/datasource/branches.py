@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field
 
 from spark_stream.client.transactions import TransactionsClient
 from spark_stream.client.values import Branch
+from spark_stream.consistency.transactions import Content
 from spark_stream.datasource.content import Measure, Replays, summed
 from spark_stream.datasource.driver import NO_PLAN, Plan
 from spark_stream.datasource.identity import Identity
@@ -31,7 +32,7 @@ from spark_stream.errors import (
     UnknownTransaction,
 )
 from spark_stream.wire.sink_messages import OpenBranch
-from spark_stream.wire.transaction_messages import BranchFacts, TopicContent
+from spark_stream.wire.transaction_messages import BranchFacts
 
 logger = logging.getLogger(__name__)
 
@@ -138,7 +139,7 @@ def commit(
         *whole,
         [branch.producer_id for branch in branches],
         batch=batch,
-        content=[TopicContent(topic=topic, **asdict(found)) for topic, found in content.items()]
+        content=[Content(topic=topic, **asdict(found)) for topic, found in content.items()]
         if identity.remembered
         else None,
     )

@@ -16,11 +16,12 @@ from typing import Final
 
 from msgspec import structs
 
+from spark_stream.consistency.transactions import ReadPosition
 from spark_stream.datasource.offsets import Offsets, TopicOffsets
 from spark_stream.datasource.options.places import shown
 from spark_stream.datasource.planning import Planner
 from spark_stream.errors import ConsumerFenced, InvalidOption, IsologError
-from spark_stream.wire.consumer_messages import PinStart, ReadPosition, RecordProgress
+from spark_stream.wire.consumer_messages import PinStart, RecordProgress
 
 logger = logging.getLogger(__name__)
 

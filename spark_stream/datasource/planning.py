@@ -15,7 +15,7 @@ import pyarrow as pa
 from spark_stream.client.consumers import ConsumersClient
 from spark_stream.client.reading.columns import View, shown_schema
 from spark_stream.client.topics import TopicsClient
-from spark_stream.client.values import PartitionOffsets, TopicDescription
+from spark_stream.client.values import PartitionOffsets
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.lineage import Lineage
 from spark_stream.datasource.limits import Place
@@ -39,7 +39,7 @@ from spark_stream.errors import InvalidOption, SchemaMismatch, UnknownTopic, Wro
 from spark_stream.sql.filters import row_filter
 from spark_stream.structs import INT64_MAX
 from spark_stream.wire.evolution import widens
-from spark_stream.wire.messages import AskedTopic, CutTopic
+from spark_stream.wire.messages import AskedTopic, CutTopic, TopicDescription
 from spark_stream.wire.schemas import empty_batch, fitted, is_default, of_topic
 from spark_stream.wire.type_names import told_apart
 

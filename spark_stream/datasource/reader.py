@@ -15,7 +15,6 @@ from pyspark.sql.types import StructType
 from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.fetching import Fetched, Source, fetch_once, fetch_range
 from spark_stream.client.reading.fetching_many import Wanted, fetch_many
-from spark_stream.client.values import TopicDescription
 from spark_stream.consistency.isolation import Bounds, Isolation
 from spark_stream.datasource.losses import gone_with_topic, removed_by_retention
 from spark_stream.datasource.naming import NamedQuery
@@ -40,7 +39,7 @@ from spark_stream.errors import (
 from spark_stream.sql.filters import row_filter
 from spark_stream.sql.writing import both
 from spark_stream.wire.allocator import keep_free_memory
-from spark_stream.wire.messages import EARLIEST, LATEST
+from spark_stream.wire.messages import EARLIEST, LATEST, TopicDescription
 from spark_stream.wire.schemas import fitted
 
 logger = logging.getLogger(__name__)

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from spark_stream.consistency.transactions import Content
 from spark_stream.datasource.content import Measure, Replays
 from spark_stream.datasource.identity import Identity
 from spark_stream.errors import DifferentReplay
-from spark_stream.wire.transaction_messages import TopicContent
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ _FLOATS_HINT: Final = (
 
 def check_replay(
     identity: Identity,
-    committed: Sequence[TopicContent],
+    committed: Sequence[Content],
     came: Mapping[str, Measure],
     replays: Replays,
 ) -> None:

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from spark_stream.client.values import TopicDescription
 from spark_stream.client.writing.batches import fitted_to
 from spark_stream.client.writing.pending import split
 from spark_stream.errors import InvalidRecord, SchemaMismatch, UnknownPartition
+from spark_stream.wire.messages import TopicDescription
 from spark_stream.wire.schemas import (
     DEFAULT_SCHEMA,
     HEADERS_TYPE,

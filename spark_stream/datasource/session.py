@@ -26,7 +26,7 @@ from spark_stream.client.transactions import TransactionsClient
 from spark_stream.datasource import host as hosts
 from spark_stream.datasource.place import Place
 from spark_stream.errors import InvalidOption, UnknownLog, WrongCluster
-from spark_stream.wire.messages import Empty, Status
+from spark_stream.wire.messages import BrokerStatus, Empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def session_for_aborts(place: Place) -> Session:
 
 def _still_there(known: Session) -> bool:
     try:
-        known.connection.act("status", Empty(), Status)
+        known.connection.act("status", Empty(), BrokerStatus)
     except (WrongCluster, UnknownLog):
         return False
     return True

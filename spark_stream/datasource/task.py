@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
@@ -20,7 +20,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from spark_stream.client.values import Branch, TopicDescription
+from spark_stream.client.values import Branch
 from spark_stream.client.writing.keys import has_keys
 from spark_stream.client.writing.producer import Producer
 from spark_stream.datasource.belonging import check_checkpoint
@@ -52,6 +52,7 @@ from spark_stream.errors import (
 )
 from spark_stream.wire.allocator import keep_free_memory
 from spark_stream.wire.keys import DEFAULT_KEY, PARTITION_BY, key_columns
+from spark_stream.wire.messages import TopicDescription
 
 logger = logging.getLogger(__name__)
 
@@ -149,7 +150,7 @@ class TaskWriter:
         """Whether rows may have keys, as far as is known before the first row comes."""
         topics = DEFAULT_KEY if self.seen is None else self.seen.partition_by
         names = self.schema.names
-        return any(name in names for name in self.options.partition_by or topics)
+        return any(name in names for name in _spelled(self.options.partition_by, names) or topics)
 
     def _in_branch(
         self, here: Session, identity: Identity, rows: Iterator[pa.RecordBatch]
@@ -211,7 +212,8 @@ class TaskWriter:
         self, producer: Producer, known: TopicDescription, rows: pa.RecordBatch, turn: int
     ) -> None:
         count = len(known.partitions)
-        by_column, asked = self.options.topic is None, self.options.partition_by
+        by_column = self.options.topic is None
+        asked = _spelled(self.options.partition_by, known.schema.names)
         for part in routed(known.name, known.schema, rows, count, by_column=by_column):
             place = part.partition
             if place is None and not has_keys(part.batch, asked or known.partition_by):
@@ -237,7 +239,7 @@ class TaskWriter:
             schema = topic_schema(arrow, by_column=by_column)
             config = dict(self.options.topic_config)
             if self.options.partition_by:
-                config[PARTITION_BY] = ",".join(self.options.partition_by)
+                config[PARTITION_BY] = ",".join(_spelled(self.options.partition_by, schema.names))
             try:
                 known = topics.create(
                     name,
@@ -254,7 +256,8 @@ class TaskWriter:
                 known = topics.describe(name)
         check_fits(arrow, known, by_column=by_column)
         try:
-            key_columns(known.schema, known.partition_by, self.options.partition_by)
+            asked = _spelled(self.options.partition_by, known.schema.names)
+            key_columns(known.schema, known.partition_by, asked)
         except (SchemaMismatch, UnsupportedType) as error:
             raise InvalidOption(
                 f"option 'partitionBy': topic {name!r}: {error.message}",
@@ -271,6 +274,17 @@ class TaskWriter:
                 guess = f"did you mean 'topic.{near[0]}'?" if near else "no topic has it"
                 option = f"topic.{name}"
                 raise InvalidOption(f"unknown option {option!r}; {guess}", option=option)
+
+
+def _spelled(asked: Sequence[str], columns: Sequence[str]) -> tuple[str, ...]:
+    """Return the names as the columns have them: to Spark, names in another case are the same."""
+    found: dict[str, list[str]] = {}
+    for column in columns:
+        found.setdefault(column.lower(), []).append(column)
+    return tuple(
+        there[0] if name not in columns and len(there := found.get(name.lower(), [])) == 1 else name
+        for name in asked
+    )
 
 
 def _of_option(error: InvalidConfig | InvalidAssignment) -> InvalidOption:

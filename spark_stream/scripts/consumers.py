@@ -27,13 +27,13 @@ from spark_stream.consistency.transactions import PositionOf, State
 from spark_stream.scripts import records
 from spark_stream.scripts.finishing import Finished, finish
 from spark_stream.scripts.positions import own_name, read_positions
-from spark_stream.scripts.steps import Script, find_transactions
+from spark_stream.scripts.steps import FindTransactions, Script
 
 
 def take_consumer(finished: Finished, consumer: str, instance: str) -> Script[list[PositionOf]]:
     """The instance owns the consumer's name from now on; where it goes on."""
     yield from own_name(consumer, instance)
-    for record in (yield from find_transactions(By.CONSUMER, consumer)):
+    for record in (yield from FindTransactions(By.CONSUMER, consumer)):
         if record.state is State.OPEN:
             yield from withdraw_announcement(record.transactional_id, record.number, consumer)
     return (yield from go_on(finished, consumer))
@@ -48,7 +48,7 @@ def withdraw_announcement(transactional_id: str, number: int, consumer: str) -> 
 
 def go_on(finished: Finished, consumer: str) -> Script[list[PositionOf]]:
     """Where a named consumer goes on, decided transactions included."""
-    for record in (yield from find_transactions(By.CONSUMER, consumer)):
+    for record in (yield from FindTransactions(By.CONSUMER, consumer)):
         if record.state is State.COMMITTING:
             yield from finish(finished, record)
     return (yield from read_positions(consumer))

@@ -17,7 +17,7 @@ from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.atomic import greatest_cut, next_cut
 from spark_stream.consistency.transactions import Joined
 from spark_stream.errors import IsologError, UnknownPartition
-from spark_stream.scripts.steps import Script, find_topic, read_bounds, read_extents
+from spark_stream.scripts.steps import FindTopic, Script, read_bounds, read_extents
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ def find_cut(ranges: Sequence[CutRange]) -> Script[dict[str, dict[int, int]]]:
     """
     places: list[tuple[CutRange, Joined]] = []
     for each in ranges:
-        topic = yield from find_topic(each.topic, each.topic_id)
+        topic = yield from FindTopic(each.topic, each.topic_id)
         _check_named(topic, each)
         places += [(each, Joined(topic.name, topic.id, n)) for n in range(topic.partitions)]
     where = [at for _, at in places]

@@ -33,7 +33,7 @@ from spark_stream.scripts.finishing import Finished, finish
 from spark_stream.scripts.positions import check_owners
 from spark_stream.scripts.records import Judge, Rule, ruled
 from spark_stream.scripts.refusals import of_transaction
-from spark_stream.scripts.steps import Force, Numbering, Script, ask_present_leaders, take_number
+from spark_stream.scripts.steps import Force, Numbering, Script, TakeNumber, ask_present_leaders
 
 _JOIN: Final = "a write"
 
@@ -99,9 +99,9 @@ def allot(found: Transaction, spare: Allotted, *, producer_id: bool = True) -> S
     """``spare`` with a number above the record's, and a producer id if one is wanted."""
     number, producer = spare.number, spare.producer_id
     if number <= found.number:
-        number = yield from take_number(Numbering.TRANSACTIONS, above=found.number)
+        number = yield from TakeNumber(Numbering.TRANSACTIONS, above=found.number)
     if producer_id and producer < 0:
-        producer = yield from take_number(Numbering.PRODUCERS)
+        producer = yield from TakeNumber(Numbering.PRODUCERS)
     return Allotted(number, producer, spare.coordinator)
 
 

@@ -17,14 +17,7 @@ from spark_stream.consistency.ids import BrokerId
 from spark_stream.consistency.partition_record import Member, PartitionRecord
 from spark_stream.consistency.transactions import Joined
 from spark_stream.errors import IsologError
-from spark_stream.scripts.steps import (
-    ForceReplica,
-    ReadLogEnd,
-    Refresh,
-    Script,
-    put_many,
-    together,
-)
+from spark_stream.scripts.steps import ForceReplica, PutMany, ReadLogEnd, Refresh, Script, together
 
 _LOST: Final = (Obstacle.NOBODY_IN_SYNC,)
 
@@ -170,8 +163,8 @@ def _put_all(
     """Puts the changes on record; those that were."""
     if not changes:
         return []
-    written = yield from put_many(
-        put_of(versions[each.at].id, each.after, versions[each.at].version) for each in changes
+    written = yield from PutMany(
+        [put_of(versions[each.at].id, each.after, versions[each.at].version) for each in changes]
     )
     yield Refresh()
     return [each for each, version in zip(changes, written, strict=True) if version is not None]

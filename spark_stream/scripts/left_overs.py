@@ -25,26 +25,25 @@ from spark_stream.cluster.left_overs import (
     encode_left_over,
 )
 from spark_stream.cluster.partitions import PARTITIONS
-from spark_stream.cluster.store import Record
+from spark_stream.cluster.store import Delete, Record
 from spark_stream.cluster.topics import TOPICS, Topic, decode
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.errors import IsologError
 from spark_stream.scripts.steps import (
-    Put,
+    DeleteMany,
+    DeleteRecord,
+    Get,
+    ListRecords,
+    PutRecord,
     RemoveFiles,
     Script,
-    delete,
-    delete_many,
-    get,
-    list_records,
-    put,
 )
 
 
 def announce_making(topic: Topic, brokers: Iterable[BrokerId], maker: BrokerId) -> Script[None]:
     """Puts on record that the broker ``maker`` makes the topic, and who may get files of it."""
     left = LeftOver(topic, tuple(sorted(brokers)), maker)
-    yield from put(REMOVED + topic.id, encode_left_over(left), 0)
+    yield from PutRecord(REMOVED + topic.id, encode_left_over(left), 0)
 
 
 def announce_removal(
@@ -58,35 +57,36 @@ def announce_removal(
     there when he looked, does not.
     """
     while True:
-        record = yield from get(REMOVED + topic.id)
+        record = yield from Get(REMOVED + topic.id)
         known = LeftOver(topic, ()) if record is None else decode_left_over(record)
         named = tuple(sorted({*known.brokers, *brokers}))
         # Whoever sees the topic comes after all that its maker makes of it.
         left = LeftOver(topic, named, None, cleared or known.cleared)
         expected = 0 if record is None else record.version
-        version: int | None = yield Put(REMOVED + topic.id, encode_left_over(left), expected)
+        value = encode_left_over(left)
+        version = yield from PutRecord(REMOVED + topic.id, value, expected)
         if version is not None:
             return version
 
 
 def forget_making(topic: Topic) -> Script[bool]:
     """The topic is there. False: somebody took what there was of it for a left-over."""
-    record = yield from get(REMOVED + topic.id)
+    record = yield from Get(REMOVED + topic.id)
     if record is None or decode_left_over(record).maker is None:
         return False
-    return (yield from delete(record.key, record.version))
+    return (yield from DeleteRecord(record.key, record.version))
 
 
 def forget_adding(topic: Topic, version: int) -> Script[None]:
     """The topic has its new partitions: what was announced for that is over, if nothing else is."""
-    record = yield from get(REMOVED + topic.id)
+    record = yield from Get(REMOVED + topic.id)
     if record is not None and not decode_left_over(record).cleared:
-        yield from delete(record.key, version)
+        yield from DeleteRecord(record.key, version)
 
 
 def left_overs() -> Script[list[Record]]:
     """The announcements that there are."""
-    return list((yield from list_records(REMOVED)))
+    return list((yield from ListRecords(REMOVED)))
 
 
 def makers(record: Record) -> tuple[BrokerId, ...]:
@@ -123,11 +123,11 @@ def remove_left_over(
     left = decode_left_over(record)
     if left.maker is not None and left.maker not in gone:
         return False
-    live = yield from get(TOPICS + left.topic.name)
+    live = yield from Get(TOPICS + left.topic.name)
     if live is not None and decode(live).id == left.topic.id:
         if left.maker in (broker, *lost):  # another one may stand still, and looks for it
-            yield from delete(record.key, record.version)
-        if not left.cleared or not (yield from delete(live.key, live.version)):
+            yield from DeleteRecord(record.key, record.version)
+        if not left.cleared or not (yield from DeleteRecord(live.key, live.version)):
             return False
     if left.maker is not None:
         stalled = None if _has_ended(left.maker, broker, gone, lost) else left.maker
@@ -159,29 +159,29 @@ def _has_ended(
 def _cleared(record: Record, left: LeftOver) -> Script[Record | None]:
     """The topic is never to be, before anything is removed of it; None: something else happened."""
     value = encode_left_over(replace(left, cleared=True))
-    version: int | None = yield Put(record.key, value, record.version)
+    version = yield from PutRecord(record.key, value, record.version)
     return None if version is None else Record(record.key, value, version)
 
 
 def _take_off(record: Record, rest: LeftOver) -> Script[bool]:
     """The announcement is ``rest`` from now on; if that names nobody, nothing is left."""
-    if not (yield from put(record.key, encode_left_over(rest), record.version)):
+    if not (yield from PutRecord(record.key, encode_left_over(rest), record.version)):
         return False  # another broker took itself off meanwhile: the next look goes on
     if rest.brokers:
         return True
     # A leader that has not heard of the deletion may change a record after it was listed.
-    while found := (yield from list_records(f"{PARTITIONS}{rest.topic.id}/")):
-        yield from delete_many((each.key, each.version) for each in found)
-    now = yield from get(record.key)
+    while found := (yield from ListRecords(f"{PARTITIONS}{rest.topic.id}/")):
+        yield from DeleteMany([Delete(each.key, each.version) for each in found])
+    now = yield from Get(record.key)
     if now is not None and not decode_left_over(now).brokers:
-        yield from delete(now.key, now.version)
+        yield from DeleteRecord(now.key, now.version)
     return True
 
 
 def remove_own(topic: Topic, broker: BrokerId) -> Script[None]:
     """Does this broker's part for a topic that was deleted a moment ago; what fails comes later."""
     with suppress(IsologError):
-        record = yield from get(REMOVED + topic.id)
+        record = yield from Get(REMOVED + topic.id)
         if record is not None:
             yield from remove_left_over(record, broker, ())
 

@@ -23,8 +23,7 @@ from spark_stream.consistency.ids import BrokerId
 from spark_stream.consistency.partition_record import PartitionRecord
 from spark_stream.errors import UnknownBroker
 from spark_stream.scripts.left_overs import brokers_of, left_overs
-from spark_stream.scripts.steps import Refresh, Script, get, put, put_many
-from spark_stream.scripts.steps import delete as delete_record
+from spark_stream.scripts.steps import DeleteRecord, Get, PutMany, PutRecord, Refresh, Script
 
 _TRIES: Final = 10
 
@@ -53,7 +52,7 @@ def change_records(
                 puts.append((each, put_of(each, outcome, stored.version)))
         if not puts:
             return outcomes
-        versions = yield from put_many(asked for _, asked in puts)
+        versions = yield from PutMany([asked for _, asked in puts])
         yield Refresh()
         left = [each for (each, _), version in zip(puts, versions, strict=True) if version is None]
         if not left:
@@ -68,14 +67,14 @@ def mark_broker(broker: BrokerId, state: BrokerState) -> Script[None]:
         UnknownBroker: there is none of this id.
     """
     while True:
-        record = yield from get(BROKERS + broker)
+        record = yield from Get(BROKERS + broker)
         if record is None:
             raise UnknownBroker(f"there is no broker {broker!r}", broker=broker)
         known = decode(broker, record.value)
         if known.state is state:
             return
         value = encode(known) | {"state": state.value}
-        if (yield from put(record.key, value, record.version)):
+        if (yield from PutRecord(record.key, value, record.version)):
             break
     yield Refresh()
 
@@ -110,7 +109,7 @@ def move_away(
         if not isinstance(outcome, Unchanged):
             puts.append(put_of(each, outcome, found.version))
     if puts:
-        yield from put_many(puts)
+        yield from PutMany(puts)
         yield Refresh()
     return stuck
 
@@ -121,11 +120,11 @@ def remove_broker(broker: BrokerId, *, lives: bool) -> Script[bool]:
     While it ``lives`` it first removes what it has of topics that were deleted: nobody waits for
     that of a broker that is not registered (``left_overs``).
     """
-    record = yield from get(BROKERS + broker)
+    record = yield from Get(BROKERS + broker)
     if record is None or decode(broker, record.value).state is not BrokerState.LEAVING:
         return False
     if lives and any(broker in brokers_of(each) for each in (yield from left_overs())):
         return False
-    done = yield from delete_record(record.key, record.version)
+    done = yield from DeleteRecord(record.key, record.version)
     yield Refresh()
     return done

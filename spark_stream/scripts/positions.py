@@ -9,14 +9,14 @@ from spark_stream.cluster.consumers import CONSUMERS, decode_positions, encode_p
 from spark_stream.consistency.transactions import PositionOf, State, Transaction
 from spark_stream.errors import ConsumerFenced
 from spark_stream.scripts import records
-from spark_stream.scripts.steps import Script, get, put
+from spark_stream.scripts.steps import Get, PutRecord, Script
 
 Value = Mapping[str, Any]
 
 
 def read_positions(consumer: str) -> Script[list[PositionOf]]:
     """The positions, by topic and partition; empty if none was ever stored."""
-    record = yield from get(CONSUMERS + consumer)
+    record = yield from Get(CONSUMERS + consumer)
     return [] if record is None else decode_positions(record.value["positions"])
 
 
@@ -28,7 +28,7 @@ def own_name(consumer: str, instance: str) -> Script[None]:
 def check_owners(owners: Mapping[str, str]) -> Script[None]:
     """ConsumerFenced if a name is owned by another instance than this one."""
     for name, instance in owners.items():
-        record = yield from get(CONSUMERS + name)
+        record = yield from Get(CONSUMERS + name)
         _check_owner(name, {} if record is None else record.value, instance)
 
 
@@ -78,11 +78,11 @@ def _store_decided_for(name: str, mine: list[PositionOf], decided: Transaction) 
 def _change(name: str, judge: Callable[[Value], Script[Value | None]]) -> Script[None]:
     """One compare-and-set of what the judge makes of the record; None: it stays."""
     while True:
-        record = yield from get(CONSUMERS + name)
+        record = yield from Get(CONSUMERS + name)
         value = yield from judge({"positions": []} if record is None else record.value)
         if value is None:
             return
-        if (yield from put(CONSUMERS + name, value, 0 if record is None else record.version)):
+        if (yield from PutRecord(CONSUMERS + name, value, 0 if record is None else record.version)):
             return
 
 

@@ -9,14 +9,16 @@ refused. Nothing else is taken from that run: it reads on, for its own checkpoin
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec import structs
 
 from spark_stream.cluster.consumers import CONSUMERS, decode_positions
 from spark_stream.cluster.queries import QUERIES, Query, decode_query, encode_query
 from spark_stream.cluster.store import Record
 from spark_stream.consistency.transactions import PositionOf
 from spark_stream.errors import ConsumerFenced, UnknownConsumer
-from spark_stream.scripts.steps import Script, delete, get, list_records, put
+from spark_stream.scripts.steps import DeleteRecord, Get, ListRecords, PutRecord, Script
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +42,14 @@ def pin_start(name: str, query: Query, now_ms: int) -> Script[Query | None]:
         after = (
             query
             if before is None
-            else replace(before, instance=query.instance, isolation=query.isolation)
+            else structs.replace(before, instance=query.instance, isolation=query.isolation)
         )
         if after.start is None:
             if query.start is None:
                 return before
-            after = replace(after, start=query.start, starting=query.starting)
+            after = structs.replace(after, start=query.start, starting=query.starting)
         if after.started_ms is None:
-            after = replace(after, started_ms=now_ms)
+            after = structs.replace(after, started_ms=now_ms)
         if (yield from _write(name, after, record)):
             return after
 
@@ -67,21 +69,21 @@ def record_progress(name: str, query: Query, now_ms: int, *, claim: bool) -> Scr
                 f"another run of a query has taken over the name {name!r}", consumer=name
             )
         else:
-            after = replace(
+            after = structs.replace(
                 before,
                 instance=query.instance,
                 selection=query.selection,
                 isolation=query.isolation,
                 positions=query.positions,
             )
-        if (yield from _write(name, replace(after, recorded_ms=now_ms), record)):
+        if (yield from _write(name, structs.replace(after, recorded_ms=now_ms), record)):
             return
 
 
 def read_named() -> Script[Named]:
     """What there is under all names."""
-    consumers = yield from list_records(CONSUMERS)
-    queries = yield from list_records(QUERIES)
+    consumers = yield from ListRecords(CONSUMERS)
+    queries = yield from ListRecords(QUERIES)
     return Named(
         {
             each.key.removeprefix(CONSUMERS): decode_positions(each.value["positions"])
@@ -107,19 +109,20 @@ def _removed(key: str) -> Script[bool]:
     """Whether there was a record; it is gone."""
     there = False
     while True:
-        record = yield from get(key)
+        record = yield from Get(key)
         if record is None:
             return there
         there = True
-        if (yield from delete(key, record.version)):
+        if (yield from DeleteRecord(key, record.version)):
             return True
 
 
 def _read(name: str) -> Script[tuple[Record | None, Query | None]]:
-    record = yield from get(QUERIES + name)
+    record = yield from Get(QUERIES + name)
     return record, None if record is None else decode_query(record.value)
 
 
 def _write(name: str, query: Query, over: Record | None) -> Script[bool]:
     version = 0 if over is None else over.version
-    return (yield from put(QUERIES + name, encode_query(query), version))
+    put = PutRecord(QUERIES + name, encode_query(query), version)
+    return (yield from put) is not None

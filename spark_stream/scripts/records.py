@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from spark_stream.cluster.store import Record
+from spark_stream.cluster.store import Delete, Record
 from spark_stream.cluster.transactions import (
     EXPIRED,
     JOINS,
@@ -34,13 +34,13 @@ from spark_stream.consistency.transactions import (
     Transaction,
 )
 from spark_stream.scripts.steps import (
+    DeleteMany,
+    DeleteRecord,
+    Get,
+    ListRecords,
+    PutMany,
+    PutRecord,
     Script,
-    delete,
-    delete_many,
-    get,
-    list_records,
-    put,
-    put_many,
 )
 
 Rule = Callable[[Transaction], Outcome]
@@ -50,25 +50,25 @@ Judge = Callable[[Transaction], Script[Outcome]]
 
 def read(transactional_id: str) -> Script[Transaction | None]:
     """The record, or None."""
-    record = yield from get(PREFIX + transactional_id)
+    record = yield from Get(PREFIX + transactional_id)
     return None if record is None else decode(record.value)
 
 
 def read_all() -> Script[list[Transaction]]:
     """Every record, by transactional id."""
-    return [decode(record.value) for record in (yield from list_records(PREFIX))]
+    return [decode(record.value) for record in (yield from ListRecords(PREFIX))]
 
 
 def change(transactional_id: str, judge: Judge) -> Script[Outcome]:
     """Writes what the judge makes of the record, and returns it; or why that was denied."""
     key = PREFIX + transactional_id
     while True:
-        record = yield from get(key)
+        record = yield from Get(key)
         before = Transaction(transactional_id) if record is None else decode(record.value)
         after = yield from judge(before)
         if isinstance(after, Denied) or after == before:
             return after
-        if (yield from put(key, encode(after), 0 if record is None else record.version)):
+        if (yield from PutRecord(key, encode(after), 0 if record is None else record.version)):
             return after
 
 
@@ -84,10 +84,10 @@ def ruled(rule: Rule) -> Judge:
 
 def forget(finished: Transaction) -> Script[bool]:
     """Delete a record if it is still this one; return whether it was."""
-    record = yield from get(PREFIX + finished.transactional_id)
+    record = yield from Get(PREFIX + finished.transactional_id)
     if record is None or decode(record.value) != finished:
         return False
-    return (yield from delete(record.key, record.version))
+    return (yield from DeleteRecord(record.key, record.version))
 
 
 # -- sinks whose ids expired ----------------------------------------------------------------------
@@ -100,27 +100,27 @@ def expire_sink(idle: Transaction) -> Script[None]:
     finds no record finds the copy. If the record has changed, the copy says nothing that the record
     does not say, and the query's next run deletes it.
     """
-    record = yield from get(PREFIX + idle.transactional_id)
+    record = yield from Get(PREFIX + idle.transactional_id)
     if record is None or decode(record.value) != idle:
         return
     key = expired_of(idle.query) + idle.transactional_id
-    before = yield from get(key)
-    if (yield from put(key, record.value, 0 if before is None else before.version)):
-        yield from delete(record.key, record.version)
+    before = yield from Get(key)
+    if (yield from PutRecord(key, record.value, 0 if before is None else before.version)):
+        yield from DeleteRecord(record.key, record.version)
 
 
 def read_expired(query: str | None = None) -> Script[list[tuple[Record, Transaction]]]:
     """Return what queries (or one of them) committed under ids that expired, with its record."""
     prefix = EXPIRED if query is None else expired_of(query)
-    found = [(each, decode(each.value)) for each in (yield from list_records(prefix))]
+    found = [(each, decode(each.value)) for each in (yield from ListRecords(prefix))]
     return [each for each in found if query in (None, each[1].query)]
 
 
 def delete_expired(gone: Iterable[tuple[Record, Transaction]]) -> Script[None]:
     """Delete these records of expired ids, as far as they are still the same."""
-    deletes = [(record.key, record.version) for record, _ in gone]
+    deletes = [Delete(record.key, record.version) for record, _ in gone]
     if deletes:
-        yield from delete_many(deletes)
+        yield from DeleteMany(deletes)
 
 
 # -- the partitions of a transaction --------------------------------------------------------------
@@ -128,18 +128,18 @@ def delete_expired(gone: Iterable[tuple[Record, Transaction]]) -> Script[None]:
 
 def note_joins(transactional_id: str, number: int, places: Iterable[Joined]) -> Script[None]:
     """Put on record, with one write, that the partitions have joined; it may be there already."""
-    yield from put_many(join_of(transactional_id, number, at) for at in places)
+    yield from PutMany([join_of(transactional_id, number, at) for at in places])
 
 
 def read_places(number: int) -> Script[tuple[Joined, ...]]:
     """Return the partitions that have joined the transaction of this number."""
-    found = yield from list_records(joins_of(number))
+    found = yield from ListRecords(joins_of(number))
     return tuple(decode_join(each).at for each in found)
 
 
 def read_joins() -> Script[list[Join]]:
     """Return all joins of all transactions."""
-    return [decode_join(each) for each in (yield from list_records(JOINS))]
+    return [decode_join(each) for each in (yield from ListRecords(JOINS))]
 
 
 def forget_joins(ended: Iterable[tuple[int, str]]) -> Script[list[tuple[int, str]]]:
@@ -155,8 +155,9 @@ def forget_joins(ended: Iterable[tuple[int, str]]) -> Script[list[tuple[int, str
             pending.append((number, transactional_id))
         elif found is None or found.number != number or found.state is not State.OPEN:
             gone += [
-                (each.key, each.version) for each in (yield from list_records(joins_of(number)))
+                Delete(each.key, each.version)
+                for each in (yield from ListRecords(joins_of(number)))
             ]
     if gone:
-        yield from delete_many(gone)
+        yield from DeleteMany(gone)
     return pending

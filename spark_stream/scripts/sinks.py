@@ -30,7 +30,7 @@ from spark_stream.scripts import records
 from spark_stream.scripts.deciding import allot, allowed, apply_rule, conclude, judge_record
 from spark_stream.scripts.finishing import Finished, finish, mark_dropped, record_finish
 from spark_stream.scripts.records import Judge, Rule, ruled
-from spark_stream.scripts.steps import Script, find_transactions
+from spark_stream.scripts.steps import FindTransactions, Script
 from spark_stream.scripts.stopped import record_stop, stopped_until
 
 _ASKED: Final = "batch {0.batch} of {0.query}"
@@ -161,7 +161,7 @@ def drop_branch(
 def stop_run(finished: Finished, asked: Stop, now_ms: int) -> Script[None]:
     """The driver has given its batch up: nothing of it is open, or will be, from now on."""
     yield from record_stop(asked, now_ms)
-    for record in (yield from find_transactions(By.RUN, asked.run)):
+    for record in (yield from FindTransactions(By.RUN, asked.run)):
         name = record.transactional_id
         yield from _apply(finished, name, lambda found: rules.stop(found, asked))
 
@@ -171,7 +171,7 @@ def inherit_other_ids(finished: Finished, transactional_id: str, claim: Claim) -
     present = yield from records.read(transactional_id)
     if present is not None and present.instance == claim.instance:
         return
-    for record in (yield from find_transactions(By.QUERY, claim.query)):
+    for record in (yield from FindTransactions(By.QUERY, claim.query)):
         name = record.transactional_id
         if name == transactional_id:
             continue
@@ -190,7 +190,7 @@ def inherit_other_ids(finished: Finished, transactional_id: str, claim: Claim) -
 def list_sinks(finished: Finished) -> Script[list[tuple[Transaction, bool]]]:
     """Return the sinks by id, and whether each is expired."""
     kept = [each for _, each in (yield from records.read_expired())]
-    found = [finished.settled(each) for each in (yield from find_transactions(By.ANY))]
+    found = [finished.settled(each) for each in (yield from FindTransactions(By.ANY))]
     used = [each for each in found if rules.is_sink(each)]
     known = {(each.transactional_id, each.query) for each in used}
     expired = [each for each in kept if (each.transactional_id, each.query) not in known]

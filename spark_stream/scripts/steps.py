@@ -1,4 +1,4 @@
-"""The steps of scripts: each kind is a frozen dataclass, and a function that yields it.
+"""The steps of scripts: each kind is a struct, which a script yields: ``yield from Get(key)``.
 
 A step names a partition by topic, topic id and number, never by an object: whether its leader is
 this broker or another is the driver's business. A step may fail with any ``IsologError``; the
@@ -8,53 +8,58 @@ driver throws it into the script.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
-from spark_stream.cluster.store import Delete as StoreDelete
-from spark_stream.cluster.store import Put as StorePut
-from spark_stream.cluster.store import Record
+from msgspec import structs
+
+from spark_stream.cluster.store import Delete, Put, Record
 from spark_stream.cluster.topics import Topic
 from spark_stream.cluster.transactions import By
+from spark_stream.consistency.election import LogEnd
 from spark_stream.consistency.extents import SpansSnapshot
 from spark_stream.consistency.ids import BrokerId, EntryIndex, LeaderEpoch
 from spark_stream.consistency.isolation import Bounds
 from spark_stream.consistency.transactions import Joined, Transaction
 from spark_stream.errors import IsologError
+from spark_stream.structs import Positional
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 FIRST_EPOCH: Final = LeaderEpoch(0)
 
 
-class Step:
-    """What a script asks for."""
+class Step(Positional, Generic[T_co]):
+    """What a script asks for, and is answered with a ``T_co``.
 
-    __slots__ = ()
+    A kind of step is defined here, and carried out by a function of ``broker.step_table``.
+    """
+
+    def __iter__(self) -> Generator[Step[Any], Any, T_co]:
+        """Yield the step; return its answer."""
+        answer: T_co = yield self
+        return answer
 
 
-Script = Generator[Step, Any, T]
+Script = Generator[Step[Any], Any, T]
 
 
 # -- the metadata store ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Get(Step):
+class Get(Step[Record | None]):
     """The record of a key; answered with a ``Record`` or None."""
 
     key: str
 
 
-@dataclass(frozen=True, slots=True)
-class ListRecords(Step):
+class ListRecords(Step[Sequence[Record]]):
     """All records whose keys start with the prefix, in the order of their keys."""
 
     prefix: str
 
 
-@dataclass(frozen=True, slots=True)
-class Put(Step):
+class PutRecord(Step[int | None]):
     """Writes a record if its version is ``expected``; answered with the new version, or None."""
 
     key: str
@@ -62,30 +67,26 @@ class Put(Step):
     expected: int
 
 
-@dataclass(frozen=True, slots=True)
-class PutMany(Step):
-    """Writes records, each by itself as ``Put`` does; answered with their new versions or None."""
+class PutMany(Step[Sequence[int | None]]):
+    """Writes records, each by itself as ``PutRecord`` does."""
 
-    puts: tuple[StorePut, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class DeleteMany(Step):
-    """Deletes records, each by itself as ``Delete`` does; answered with whether each was."""
-
-    deletes: tuple[StoreDelete, ...]
+    puts: Sequence[Put]
 
 
-@dataclass(frozen=True, slots=True)
-class Delete(Step):
+class DeleteMany(Step[Sequence[bool]]):
+    """Deletes records, each by itself as ``DeleteRecord`` does; answered with whether each was."""
+
+    deletes: Sequence[Delete]
+
+
+class DeleteRecord(Step[bool]):
     """Deletes a record if its version is ``expected``; answered with whether it was."""
 
     key: str
     expected: int
 
 
-@dataclass(frozen=True, slots=True)
-class FindTransactions(Step):
+class FindTransactions(Step[list[Transaction]]):
     """The records of transactions that are found by this, by id; costs what it finds."""
 
     by: By
@@ -99,8 +100,7 @@ class Numbering(StrEnum):
     PRODUCERS = "producers"
 
 
-@dataclass(frozen=True, slots=True)
-class TakeNumber(Step):
+class TakeNumber(Step[int]):
     """A number above ``above`` that nobody else gets."""
 
     of: Numbering
@@ -110,48 +110,26 @@ class TakeNumber(Step):
 # -- one partition --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ReadEpochs(Step):
+class ReadEpochs(Step[Sequence[LeaderEpoch]]):
     """The leader epoch of each partition on record at this moment; 0 where there is no record."""
 
     places: tuple[Joined, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionStep(Step):
-    """A step that the leader of a partition carries out.
+class _OfAnEpoch(Step[T_co], kw_only=True):
+    least_epoch: LeaderEpoch = FIRST_EPOCH
+
+
+class PartitionStep(_OfAnEpoch[T_co], tag=True):
+    """A step that the leader of a partition carries out; it may be another broker.
 
     A leader of an epoch before ``least_epoch`` has been replaced, and refuses.
     """
 
     at: Joined
-    least_epoch: LeaderEpoch = field(default=FIRST_EPOCH, kw_only=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Seal(PartitionStep):
-    """From now on the partition takes nothing more of the transaction."""
-
-    transaction: int
-
-
-@dataclass(frozen=True, slots=True)
-class WriteMarkers(PartitionStep):
-    """Ends the transaction: commits for the producer ids ``taken``, aborts for all others.
-
-    What is ended already stays as it is. The markers of a commit are on the disk afterwards, where
-    the topic wants that at all. If the force were a step of its own, a leader could lose them in
-    between, with its power, and then force what is left and say yes.
-
-    Answered with ``Marked``.
-    """
-
-    transaction: int
-    taken: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Marked:
+class Marked(Positional):
     """Where a leader's log ended, in its epoch, when the markers were in it.
 
     ``replicated``: all of that is below the high watermark.
@@ -162,42 +140,7 @@ class Marked:
     replicated: bool
 
 
-@dataclass(frozen=True, slots=True)
-class IsReplicated(PartitionStep):
-    """Whether the entries below ``entry`` are below the high watermark.
-
-    They are those of a leader of this epoch: another one may have cut them off, and refuses.
-    """
-
-    entry: EntryIndex
-    leader_epoch: LeaderEpoch
-
-
-@dataclass(frozen=True, slots=True)
-class DropBranch(PartitionStep):
-    """Aborts what one producer id wrote in the transaction, and takes nothing more of it."""
-
-    transaction: int
-    producer_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class Force(PartitionStep):
-    """What was appended is on the disk afterwards, where the topic wants that at all."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReadBounds(PartitionStep):
-    """The partition's bounds as one observation."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReadExtents(PartitionStep):
-    """Where the partition's transactions lie."""
-
-
-@dataclass(frozen=True, slots=True)
-class Described:
+class Described(Positional):
     """A partition as its leader sees it. ``followers``: up to which entry each of them has it.
 
     ``hw_known``: the high watermark and the last stable offset are not just lower bounds of what
@@ -213,38 +156,86 @@ class Described:
     hw_known: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Describe(PartitionStep):
+class Seal(PartitionStep[None]):
+    """From now on the partition takes nothing more of the transaction."""
+
+    transaction: int
+
+
+class WriteMarkers(PartitionStep[Marked]):
+    """Ends the transaction: commits for the producer ids ``taken``, aborts for all others.
+
+    What is ended already stays as it is. The markers of a commit are on the disk afterwards, where
+    the topic wants that at all. If the force were a step of its own, a leader could lose them in
+    between, with its power, and then force what is left and say yes.
+
+    Answered with ``Marked``.
+    """
+
+    transaction: int
+    taken: tuple[int, ...]
+
+
+class IsReplicated(PartitionStep[bool]):
+    """Whether the entries below ``entry`` are below the high watermark.
+
+    They are those of a leader of this epoch: another one may have cut them off, and refuses.
+    """
+
+    entry: EntryIndex
+    leader_epoch: LeaderEpoch
+
+
+class DropBranch(PartitionStep[None]):
+    """Aborts what one producer id wrote in the transaction, and takes nothing more of it."""
+
+    transaction: int
+    producer_id: int
+
+
+class Force(PartitionStep[None]):
+    """What was appended is on the disk afterwards, where the topic wants that at all."""
+
+
+class ReadBounds(PartitionStep[Bounds]):
+    """The partition's bounds as one observation."""
+
+
+class ReadExtents(PartitionStep[SpansSnapshot]):
+    """Where the partition's transactions lie."""
+
+
+class Describe(PartitionStep[Described]):
     """How the partition is; answered with ``Described``."""
 
 
 # -- one broker -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerStep(Step):
+class BrokerStep(Step[T_co], tag=True):
     """A step that one certain broker carries out."""
 
     broker: BrokerId
 
 
-@dataclass(frozen=True, slots=True)
-class MakeFolder(BrokerStep):
+RemoteStep = PartitionStep[Any] | BrokerStep[Any]
+"""A step that another broker may have to carry out."""
+
+
+class MakeFolder(BrokerStep[None]):
     """Makes the folder of a topic, whose record may not be there yet."""
 
     topic: str
     topic_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReadLogEnd(BrokerStep):
+class ReadLogEnd(BrokerStep[LogEnd | None]):
     """Where the broker's replica of the partition ends; None: it has none that is open."""
 
     at: Joined
 
 
-@dataclass(frozen=True, slots=True)
-class ForceReplica(BrokerStep):
+class ForceReplica(BrokerStep[None]):
     """What the broker's replica has is on its disk afterwards, where the topic wants that at all.
 
     The broker has then seen all that is on record. If a move of the partition is, what it tells the
@@ -254,8 +245,7 @@ class ForceReplica(BrokerStep):
     at: Joined
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeReplica(BrokerStep):
+class ProbeReplica(BrokerStep[None]):
     """Check by a write, which is taken back, that the log of the broker's replica takes entries.
 
     Fails as a write to the log would.
@@ -267,16 +257,14 @@ class ProbeReplica(BrokerStep):
 # -- topics ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class FindTopic(Step):
+class FindTopic(Step[Topic]):
     """A topic as it is now (with ``topic_id``: this very one), whoever leads it."""
 
     name: str
     topic_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RemoveFiles(Step):
+class RemoveFiles(Step[None]):
     """Removes this broker's folder of a topic that is gone, with all that is in it."""
 
     topic: Topic
@@ -285,13 +273,11 @@ class RemoveFiles(Step):
 # -- this broker ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Refresh(Step):
+class Refresh(Step[None]):
     """This broker sees all that is in the store by now, and has acted on it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pause(Step):
+class Pause(Step[None]):
     """Time passes: so many seconds."""
 
     seconds: float
@@ -300,82 +286,21 @@ class Pause(Step):
 # -- several at once ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Together(Step):
+class Together(Step[list[Any | IsologError]]):
     """Steps whose order does not matter; answered with a list of answers or errors."""
 
-    steps: tuple[PartitionStep | BrokerStep, ...]
-
-
-# -- a typed answer for each ----------------------------------------------------------------------
-
-
-def get(key: str) -> Script[Record | None]:
-    """The record of a key, or None."""
-    found: Record | None = yield Get(key)
-    return found
-
-
-def list_records(prefix: str) -> Script[Sequence[Record]]:
-    """The records whose keys start with the prefix."""
-    found: Sequence[Record] = yield ListRecords(prefix)
-    return found
-
-
-def find_transactions(by: By, value: str = "") -> Script[list[Transaction]]:
-    """The records of transactions that are found by this."""
-    found: list[Transaction] = yield FindTransactions(by, value)
-    return found
-
-
-def put(key: str, value: Mapping[str, Any], expected: int) -> Script[bool]:
-    """Whether the record was written: its version was ``expected``."""
-    version: int | None = yield Put(key, value, expected)
-    return version is not None
-
-
-def put_many(puts: Iterable[StorePut]) -> Script[Sequence[int | None]]:
-    """The new version of each record; None for one whose version was not the expected one."""
-    versions: Sequence[int | None] = yield PutMany(tuple(puts))
-    return versions
-
-
-def delete_many(deletes: Iterable[tuple[str, int]]) -> Script[Sequence[bool]]:
-    """Whether each record was deleted: its version was the expected one."""
-    done: Sequence[bool] = yield DeleteMany(tuple(StoreDelete(*each) for each in deletes))
-    return done
-
-
-def delete(key: str, expected: int) -> Script[bool]:
-    """Whether the record was deleted: its version was ``expected``."""
-    done: bool = yield Delete(key, expected)
-    return done
-
-
-def take_number(of: Numbering, above: int = -1) -> Script[int]:
-    """A number above ``above`` that nobody else gets."""
-    number: int = yield TakeNumber(of, above)
-    return number
-
-
-def find_topic(name: str, topic_id: str | None = None) -> Script[Topic]:
-    """The topic; UnknownTopic if there is none, or it is another one by now."""
-    found: Topic = yield FindTopic(name, topic_id)
-    return found
+    steps: tuple[RemoteStep, ...]
 
 
 def together(
-    steps: Iterable[PartitionStep | BrokerStep],
+    steps: Iterable[RemoteStep],
 ) -> Script[list[Any | IsologError]]:
-    """Answers and errors, in the order of the steps."""
+    """Return answers and errors, in the order of the steps."""
     asked = tuple(steps)
-    if not asked:
-        return []
-    answers: list[Any | IsologError] = yield Together(asked)
-    return answers
+    return (yield from Together(asked)) if asked else []
 
 
-def ask_present_leaders(steps: Iterable[PartitionStep]) -> Script[list[Any | IsologError]]:
+def ask_present_leaders(steps: Iterable[PartitionStep[Any]]) -> Script[list[Any | IsologError]]:
     """As :func:`together`, of leaders that have not been replaced by now.
 
     Who was replaced may not have heard of it yet. It would answer for a log that counts no more,
@@ -384,10 +309,11 @@ def ask_present_leaders(steps: Iterable[PartitionStep]) -> Script[list[Any | Iso
     asked = tuple(steps)
     if not asked:
         return []
-    epochs: Sequence[LeaderEpoch] = yield ReadEpochs(tuple(each.at for each in asked))
+    epochs = yield from ReadEpochs(tuple(each.at for each in asked))
     return (
         yield from together(
-            replace(step, least_epoch=epoch) for step, epoch in zip(asked, epochs, strict=True)
+            structs.replace(step, least_epoch=epoch)
+            for step, epoch in zip(asked, epochs, strict=True)
         )
     )
 

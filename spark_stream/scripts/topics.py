@@ -33,17 +33,16 @@ from spark_stream.scripts.left_overs import (
     forget_making,
 )
 from spark_stream.scripts.steps import (
+    DeleteRecord,
+    Get,
+    ListRecords,
     MakeFolder,
     Pause,
-    Put,
+    PutMany,
+    PutRecord,
     ReadBounds,
     Refresh,
     Script,
-    delete,
-    get,
-    list_records,
-    put,
-    put_many,
     together,
 )
 
@@ -51,23 +50,24 @@ _PAUSE_S: Final = 0.05
 _TRIES: Final = 100  # who makes a topic waits for its leaders for five seconds at most
 
 
-def create_topic(topic: Topic, placed: Sequence[PartitionRecord], maker: BrokerId) -> Script[None]:
-    """Makes the topic's records, and waits until its leaders serve; on an error nothing is left.
+def create_topic(topic: Topic, placed: Sequence[PartitionRecord], maker: BrokerId) -> Script[Topic]:
+    """Make the topic's records, and wait until its leaders serve; on an error nothing is left.
 
-    ``placed`` has a record for each partition.
+    ``placed`` has a record for each partition. Return the topic, which is another one if an earlier
+    request with its token has made it: its answer was lost.
 
     Raises:
         TopicExists: there is one of this name.
         DiskFull, StorageFailure: a leader has no room for it.
     """
-    if (yield from get(TOPICS + topic.name)) is not None:
-        raise _exists(topic)
+    if (found := (yield from Get(TOPICS + topic.name))) is not None:
+        return (yield from _made_before(topic, found))
     brokers = _brokers(placed)
     yield from announce_making(topic, brokers, maker)
     try:
         yield from _make_folders(topic, brokers)
-        yield from put_many(_puts(topic, 0, placed))
-        if not (yield from put(TOPICS + topic.name, encode(topic), 0)):
+        yield from PutMany(_puts(topic, 0, placed))
+        if not (yield from PutRecord(TOPICS + topic.name, encode(topic), 0)):
             raise _exists(topic)
         if not (yield from forget_making(topic)):
             raise InvalidTopic(
@@ -75,11 +75,26 @@ def create_topic(topic: Topic, placed: Sequence[PartitionRecord], maker: BrokerI
                 topic=topic.name,
                 hint="Try again.",
             )
-    except IsologError:
+    except IsologError as error:
         yield from discard(topic, brokers, maker)
+        if isinstance(error, TopicExists):  # it came into being since it was looked for
+            found = yield from Get(TOPICS + topic.name)
+            if found is not None:
+                return (yield from _made_before(topic, found))
         raise
     yield Refresh()
     yield from await_leaders(topic, range(topic.partitions))
+    return topic
+
+
+def _made_before(topic: Topic, record: Record) -> Script[Topic]:
+    """Return the topic on record, if it has the token of this one."""
+    found = decode(record)
+    if not topic.token or found.token != topic.token:
+        raise _exists(topic)
+    yield Refresh()
+    yield from await_leaders(found, range(found.partitions))
+    return found
 
 
 def alter_topic(
@@ -127,7 +142,7 @@ def _claim(record: Record) -> Script[Record]:
     Records of partitions that are there by the time that somebody looks, while the claim is still
     the last one, cannot become the topic's by anybody else.
     """
-    version: int | None = yield Put(record.key, record.value, record.version)
+    version = yield from PutRecord(record.key, record.value, record.version)
     if version is None:
         raise _was_changed(decode(record).name)
     return Record(record.key, record.value, version)
@@ -135,19 +150,19 @@ def _claim(record: Record) -> Script[Record]:
 
 def _add_partitions(claimed: Record, new: Topic, added: Sequence[PartitionRecord]) -> Script[None]:
     yield from _make_folders(new, _brokers(added))
-    known = yield from list_records(f"{PARTITIONS}{new.id}/")
-    now = yield from get(claimed.key)
+    known = yield from ListRecords(f"{PARTITIONS}{new.id}/")
+    now = yield from Get(claimed.key)
     if now is None or now.version != claimed.version:
         raise _was_changed(new.name)
     versions = {each.key: each.version for each in known}
     first = new.partitions - len(added)
-    written = yield from put_many(_puts(new, first, added, versions))
+    written = yield from PutMany(_puts(new, first, added, versions))
     if None in written:
         raise _was_changed(new.name)
 
 
 def _put_altered(record: Record, new: Topic) -> Script[None]:
-    if not (yield from put(record.key, encode(new), record.version)):
+    if not (yield from PutRecord(record.key, encode(new), record.version)):
         raise _was_changed(new.name)
 
 
@@ -162,7 +177,7 @@ def delete_topic(name: str) -> Script[Topic]:
         topic = decode(record)
         brokers = yield from brokers_of(topic)
         yield from announce_removal(topic, brokers)
-        if (yield from delete(record.key, record.version)):
+        if (yield from DeleteRecord(record.key, record.version)):
             break
     yield Refresh()
     return topic
@@ -188,17 +203,17 @@ def brokers_of(topic: Topic) -> Script[set[BrokerId]]:
 
     A broker that was away while its replica moved has files still, and nothing on record tells.
     """
-    found = yield from list_records(f"{PARTITIONS}{topic.id}/")
-    registered = yield from list_records(BROKERS)
+    found = yield from ListRecords(f"{PARTITIONS}{topic.id}/")
+    registered = yield from ListRecords(BROKERS)
     named = {BrokerId(each.key.removeprefix(BROKERS)) for each in registered}
     return named | _brokers(decode_value(each.value) for each in found)
 
 
 def find_record(name: str) -> Script[Record]:
     """Return the topic's record, or raise UnknownTopic."""
-    record = yield from get(TOPICS + name)
+    record = yield from Get(TOPICS + name)
     if record is None:
-        others = yield from list_records(TOPICS)
+        others = yield from ListRecords(TOPICS)
         raise unknown(name, [each.key.removeprefix(TOPICS) for each in others])
     return record
 

@@ -1,7 +1,9 @@
 """Nothing that leaves a log is deleted: it is kept in a folder of its own, ``cut/1``, ``cut/2``, …
 
 Segments that lie behind a hole are moved there whole. Of a file that is shortened, the bytes that
-leave it are copied: ``<file>.from.<position>`` has what stood in the file from that byte on.
+leave it are copied: ``<file>.from.<position>`` has what stood in the file from that byte on. Where
+sound entries lie behind the damage, the files are kept as a whole too, by a second name: a follower
+takes from them what its leader cannot give (``kept``).
 """
 
 from __future__ import annotations
@@ -76,6 +78,10 @@ class Aside:
     def copy(self, path: Path, position: int, tail: pa.Buffer | bytes) -> None:
         """Keeps the bytes that the file has from ``position`` on."""
         self._disk.write_whole(self._place() / f"{path.name}.from.{position}", [tail])
+
+    def link(self, path: Path) -> None:
+        """Keep a whole file, which a shorter one is about to replace."""
+        self._disk.link(path, self._place() / path.name)
 
     def settle(self) -> None:
         """Forces to the disk what was done so far."""

@@ -26,6 +26,7 @@ from spark_stream.storage.disk import HOST_DISK, Disk
 from spark_stream.storage.endings import Endings
 from spark_stream.storage.filtering import Filtering, RowFilter
 from spark_stream.storage.flush_timer import FlushTimer
+from spark_stream.storage.kept import KeptSegments
 from spark_stream.storage.locating import located_in, segment_with
 from spark_stream.storage.log_format import UNLIMITED, LogFormat, Prepared, marker_at
 from spark_stream.storage.message import Message
@@ -55,6 +56,7 @@ class PartitionLog:
         self._forcing = opened.forcing
         self._flush_timer = FlushTimer()
         self._damage = Damage()
+        self._kept = KeptSegments(disk, directory, log_format)
         self._truncation = Truncation(disk, directory, log_format, opened.forcing)
         self._put(opened.found.closed, opened.found.active)
         self._endings = Endings(self.segments)
@@ -182,6 +184,7 @@ class PartitionLog:
             codec = self.format.codec_of(lone.schema) if lone.count else None
             self._make_room(data.size, lone.appended, codec)
             self._write(lone, Message.of(data) if data.size else None)
+            self._kept.drop_healed(self._segments)
             return [lone]
         check_entries(rows, data, end, epoch, str(self.directory))
         taken = read = 0
@@ -206,7 +209,12 @@ class PartitionLog:
         entries = entries_of(rows[:taken])
         for entry in entries:
             self._endings.appended(entry, self._segments)
+        self._kept.drop_healed(self._segments)
         return entries
+
+    def take_back(self) -> list[Entry]:
+        """:meth:`ReplicaLog.take_back`."""
+        return self._kept.take_back(lambda: self._segments, self.append_entries)
 
     def _fitting(self, rows: Table) -> int:
         """How many of these rows fit into the active segment."""
@@ -232,6 +240,8 @@ class PartitionLog:
         boundary = self.boundary_of(to)
         if boundary == self.end:
             return boundary
+        if self.hole is not None:
+            self._kept.keep([each for each in self._segments if each.end.entry > to])
         gone = [each.table[max(0, to - each.first.entry) :] for each in self._segments]
         self._put(*self._truncation.cut(self._closed, self._active, boundary))
         self._damage.forget_from(boundary.entry)
@@ -242,6 +252,8 @@ class PartitionLog:
     def reset(self, start: Boundary) -> None:
         """:meth:`ReplicaLog.reset`; the steps are in ``truncation``."""
         self._forcing.check()
+        if self.hole is not None:
+            self._kept.keep(self._segments)
         self._put((), self._truncation.empty(self._closed, self._active, start))
         self._damage.forget_from(EntryIndex(0))
         self._endings.derive(self._segments)
@@ -454,9 +466,7 @@ class PartitionLog:
     def _let_go(self, now: int, last_stable_offset: Offset) -> int:
         """Removes the segments that retention lets go; how many."""
         settings, closed = self.format.settings, self._closed
-        facts = [
-            SegmentFacts(each.size, each.last_appended, int(each.end.offset)) for each in closed
-        ]
+        facts = [SegmentFacts(s.size, s.last_appended, int(s.end.offset)) for s in closed]
         gone = removable(facts, self._active.size, settings, now, int(last_stable_offset))
         for place, segment in enumerate(closed[:gone], 1):
             if place == len(closed):

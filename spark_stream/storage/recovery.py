@@ -240,6 +240,9 @@ class Recovery:
         for tail in tails:
             if tail.gone.to_pybytes().strip(b"\0"):
                 aside.copy(tail.path, tail.kept.size, tail.gone)
+        if intact_rows(found.table[found.good + 1 :]).any():  # a follower may take them back
+            for tail in tails:
+                aside.link(tail.path)
         aside.settle()
         for tail in tails:
             self.disk.write_whole(tail.path, [tail.kept])

@@ -95,8 +95,21 @@ class ReplicaLog(Protocol):
                 ``failed``.
         """
 
+    def take_back(self) -> list[Entry]:
+        """Append sound entries that were cut at damage and follow the log's end; return them.
+
+        For a follower whose leader's copy of the next entry is damaged. What a later leader does
+        not have of them, :meth:`truncate` takes out again.
+
+        Raises:
+            DiskFull, StorageFailure: As :meth:`append_entries`.
+        """
+
     def truncate(self, to: EntryIndex) -> Boundary:
         """Takes the entry with this index and all behind it out of the log; returns the new end.
+
+        While damage is known, what is taken out is kept for :meth:`take_back`, until the log has
+        it again.
 
         Readers under way go on with what they have. A crash leaves a log that ends here or at a
         later entry which it had.
@@ -108,6 +121,8 @@ class ReplicaLog(Protocol):
 
     def reset(self, start: Boundary) -> None:
         """Takes everything out of the log; it is empty then, and begins at ``start``.
+
+        While damage is known, that is kept as by :meth:`truncate`.
 
         A crash leaves an older part of the log, or an empty log that begins at ``start`` or at 0.
 

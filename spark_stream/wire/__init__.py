@@ -4,7 +4,6 @@
 ``fetch_messages``  tickets, and what comes with the records
 ``transaction_messages``, ``sink_messages``  what producers and sinks ask about transactions
 ``consumer_messages``  what is asked about consumers' names
-``step_messages``  steps of a script that one broker asks of another
 ``actions``        every action with its messages: the one table
 ``flight``         errors as Flight carries them
 ``schemas``        the default schema, which types a topic may have, how a batch is made to fit

@@ -6,20 +6,20 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from spark_stream.structs import Name, PartitionField
-from spark_stream.wire.messages import Message
+from spark_stream.wire.messages import Description, Message
 
 
-class BrokerFacts(Message):
-    """A broker of the cluster.
+class BrokerDescription(Description, kw_only=False):
+    """A broker of a cluster.
 
-    ``state`` is "active", or "leaving" for one that was decommissioned. ``leaders``, ``replicas``
-    and ``in_sync`` count partitions.
+    ``state`` is "active", or "leaving" for one that was decommissioned and still has replicas.
+    ``leaders``, ``replicas`` and ``in_sync`` say of how many partitions.
     """
 
     id: str
     address: str
     release: str
-    rack: str | None = None
+    rack: str | None
     state: str
     alive: bool
     leaders: int
@@ -51,18 +51,24 @@ class Problem:
     names: tuple[str, ...] = ()
 
 
-class ClusterFacts(Message):
-    """The cluster as the broker that was asked sees it."""
+class ClusterDescription(Description, kw_only=False):
+    """A cluster.
+
+    ``controller`` is the id of the broker that elects leaders. ``without_leader`` counts partitions
+    that nobody can use at the moment, ``under_replicated`` those with replicas that are not in
+    sync, ``moving`` those whose replicas are on their way to other brokers. ``problems``: what is
+    amiss, the worst first; where there is any, `isolog cluster status` ends with exit code 1.
+    """
 
     cluster_id: str
-    controller: str | None = None
-    brokers: list[BrokerFacts]
+    controller: str | None
+    brokers: tuple[BrokerDescription, ...]
     topics: int
     partitions: int
     without_leader: int
     under_replicated: int
     moving: int
-    problems: list[Problem]
+    problems: tuple[Problem, ...] = ()
 
 
 class MoveReplicas(Message):

@@ -10,21 +10,13 @@ from typing import Annotated
 from msgspec import Meta
 
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.structs import Name, OffsetField, PartitionField
+from spark_stream.consistency.transactions import ReadPosition
+from spark_stream.structs import Name
 from spark_stream.wire.messages import Message
 
 TextField = Annotated[str, Meta(max_length=1 << 20)]
 StartField = Annotated[str, Meta(max_length=1 << 24)]
 """A start has some 50 characters a partition, and a name for each topic."""
-
-
-class ReadPosition(Message):
-    """All records of a partition below the offset are read."""
-
-    topic: Name
-    topic_id: str
-    partition: PartitionField
-    offset: OffsetField
 
 
 class PinStart(Message):

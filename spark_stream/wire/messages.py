@@ -16,8 +16,7 @@ the rest           bodies and results of DoAction, by the action's name (``wire.
 =================  ====================================================================
 
 The first three are in ``fetch_messages``. Messages of the same kind about transactions and
-consumers are in ``transaction_messages``, about sinks in ``sink_messages``, and about steps that
-one broker asks of another in ``step_messages``.
+consumers are in ``transaction_messages``, about sinks in ``sink_messages``.
 """
 
 from __future__ import annotations
@@ -28,13 +27,16 @@ import threading
 from typing import Annotated, Any, Final, Self
 
 import msgspec
+import pyarrow as pa
 from msgspec import Meta
 
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.producers import Stamp
 from spark_stream.errors import InvalidRequest, IsologError, from_wire
 from spark_stream.structs import INT64_MAX, Name, OffsetField, PartitionField, Struct
+from spark_stream.wire.keys import DEFAULT_KEY, PARTITION_BY, split_names
 from spark_stream.wire.limits import CONTROL_BYTES_MAX, TRANSACTION_TIMEOUT_MS_MAX
+from spark_stream.wire.schemas import is_default, schema_from_text, schema_to_text
 
 LineageField = tuple[tuple[OffsetField, OffsetField], ...]
 TransactionalId = Annotated[str, Meta(min_length=1, max_length=255)]
@@ -70,6 +72,10 @@ class Message(Struct):
             raise _refused(cls.__name__, error) from None
 
 
+class Description(Message, kw_only=False, omit_defaults=False):
+    """A message that users get as it is: all of its fields travel, also with their defaults."""
+
+
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 _decoders_lock = threading.RLock()
 
@@ -87,7 +93,7 @@ def decoder(kind: Any) -> msgspec.json.Decoder[Any]:
     return found
 
 
-def decoded(data: bytes, by: msgspec.json.Decoder[Any], name: str) -> Any:
+def decoded(data: bytes, by: Any, name: str) -> Any:
     """Return the message that the decoder finds; ``name`` is for the error.
 
     Raises:
@@ -115,6 +121,8 @@ def to_plain(value: Any) -> Any:
     """Return what travels of a value that is no struct: an encoder's hook."""
     if isinstance(value, IsologError):
         return value.to_wire()
+    if isinstance(value, pa.Schema):
+        return schema_to_text(value)
     raise NotImplementedError(f"{type(value).__name__} does not travel")
 
 
@@ -125,6 +133,11 @@ def from_plain(kind: type, value: Any) -> Any:
             return from_wire(value)
         except (AttributeError, TypeError):
             raise ValueError("Expected the object of an error") from None
+    if kind is pa.Schema:
+        try:
+            return schema_from_text(value)
+        except InvalidRequest as error:
+            raise ValueError(error.message) from None
     raise NotImplementedError(f"{kind.__name__} does not travel")
 
 
@@ -235,25 +248,27 @@ class Empty(Message):
 
 
 class CreateTopic(Message):
-    """``schema_ipc``: base64 of the Arrow IPC schema message; None means the default schema.
+    """``schema`` travels as base64 of the Arrow IPC schema message; None means the default schema.
 
     ``replication_factor``: None means the cluster's default.
     ``assignment``: the ids of the brokers of each partition, the preferred leader first; None: they
     are spread over the brokers that are alive. It says how many partitions and replicas there are.
+    ``token``: a text that no other request has; the request succeeds if it made the topic before.
     """
 
     topic: Name
     partitions: int = 1
     replication_factor: int | None = None
     assignment: list[list[str]] | None = None
-    schema_ipc: str | None = None
+    schema: pa.Schema | None = msgspec.field(default=None, name="schema_ipc")
     config: dict[str, str] = {}
+    token: str = ""
 
 
 class AlterTopic(Message):
     """``partitions``: how many there will be (None: as now). ``config``: the settings to change.
 
-    ``schema_ipc``: the next schema, as a whole (None: as now). ``assignment``: the ids of the
+    ``schema``: the next schema, as a whole (None: as now). ``assignment``: the ids of the
     brokers of each partition that is added; None: they are spread.
     """
 
@@ -261,7 +276,7 @@ class AlterTopic(Message):
     partitions: int | None = None
     assignment: list[list[str]] | None = None
     config: dict[str, str] = {}
-    schema_ipc: str | None = None
+    schema: pa.Schema | None = msgspec.field(default=None, name="schema_ipc")
 
 
 class NamedTopic(Message):
@@ -270,50 +285,57 @@ class NamedTopic(Message):
     topic: Name
 
 
-class PartitionFacts(Message):
-    """A partition as its leader sees it. ``error`` says why it cannot be used, if so.
+class PartitionDescription(Description, kw_only=False):
+    """A partition as its leader sees it. ``error`` is None unless the partition cannot be used.
 
-    Brokers are named by their ids. ``leader`` is None while nobody can lead. ``lag``: how many
-    entries each follower lacks. A move brings ``adding`` and takes ``removing`` away: both are
-    among the ``replicas`` until it ends. In both is what it takes away that a move which it
-    replaced has brought. ``high_watermark`` and ``last_stable_offset`` are None while a new leader
-    does not know them yet. They, the other offsets, ``size`` and ``open_transactions`` are None
-    where there is an error.
+    ``leader``, ``replicas`` and ``isr`` are broker ids; there is no leader while nobody can lead.
+    ``lag``: how many entries each follower lacks. A move brings ``adding`` and takes ``removing``
+    away: both are among the ``replicas`` until it ends. In both is what it takes away that a move
+    which it replaced has brought. ``high_watermark`` and ``last_stable_offset`` are None while a
+    new leader does not know them yet. They, the other offsets, ``size`` and ``open_transactions``
+    are None where there is an error.
     """
 
     partition: int
-    leader: str | None = None
+    leader: str | None
     leader_epoch: int
-    replicas: list[str]
-    isr: list[str]
-    log_start_offset: int | None = None
-    log_end_offset: int | None = None
-    high_watermark: int | None = None
-    last_stable_offset: int | None = None
-    size: int | None = None
-    open_transactions: int | None = None
-    lag: dict[str, int]
-    adding: list[str]
-    removing: list[str]
+    replicas: tuple[str, ...]
+    isr: tuple[str, ...]
+    log_start_offset: int | None
+    log_end_offset: int | None
+    high_watermark: int | None
+    last_stable_offset: int | None
+    size: int | None = 0
+    open_transactions: int | None = 0
+    lag: dict[str, int] = {}
+    adding: tuple[str, ...] = ()
+    removing: tuple[str, ...] = ()
     error: IsologError | None = None
 
 
-class TopicFacts(Message):
-    """A topic with its partitions.
+class TopicDescription(Description, kw_only=False):
+    """A topic with its partitions; ``config`` has every setting, defaults included.
 
-    ``schema_version``: how often its schema was altered; ``added``: the columns that it got so.
-    ``warning``: what its maker should know, such as that it has a single replica on a cluster.
+    ``schema_version``: how often its schema was altered. ``added``: the columns that it got so.
+    ``warning``: what its maker should know, such as that it has one replica on a cluster.
     """
 
     name: str
     id: str
-    schema_ipc: str
+    schema: pa.Schema = msgspec.field(name="schema_ipc")
     config: dict[str, str]
-    partitions: list[PartitionFacts]
-    replication_factor: int
-    schema_version: int
-    added: list[str]
+    partitions: tuple[PartitionDescription, ...]
+    replication_factor: int = 1
+    schema_version: int = 0
+    added: tuple[str, ...] = ()
     warning: str | None = None
+
+    @property
+    def partition_by(self) -> tuple[str, ...]:
+        """The columns that place the topic's records; none where each batch takes its turn."""
+        if is_default(self.schema):
+            return DEFAULT_KEY
+        return split_names(self.config.get(PARTITION_BY, ""))
 
 
 class TopicNames(Message):
@@ -425,13 +447,14 @@ class ListedOffsets(Message):
     names: list[str] | None = None
 
 
-class Status(Message):
-    """The broker itself. Memory in bytes: what the process holds that is not a mapped file.
+class BrokerStatus(Description, kw_only=False):
+    """A broker's own account of itself; ``memory`` in bytes, without mapped files.
 
     ``flight``: the address at which it serves Flight; empty if it does not.
 
     ``checked_ms``: when the last look at all segments ended, in ms since the epoch; None:
-    none has. ``damaged``: the first offset that is known to be damaged, of each replica with one.
+    none has. ``damaged``: the first offset that is known to be damaged in each of its replicas
+    that has damage, by ``"topic/partition"``.
     """
 
     version: str
@@ -443,10 +466,10 @@ class Status(Message):
     partitions: int
     uptime_s: float
     memory: int
-    broker_id: str
+    broker_id: str = ""
     flight: str = ""
     checked_ms: int | None = None
-    damaged: dict[str, int]
+    damaged: dict[str, int] = {}
 
 
 def json_bytes(value: object) -> bytes:

@@ -38,7 +38,7 @@ from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE, Table
 from spark_stream.consistency.epochs import EpochHistory
 from spark_stream.errors import InvalidRequest, IsologError
 from spark_stream.protocol import Bytes
-from spark_stream.structs import OffsetField, Struct
+from spark_stream.structs import OffsetField, Positional
 from spark_stream.wire.messages import Message, from_plain, to_plain
 
 REPLICATION_VERSION: Final = 1
@@ -61,7 +61,7 @@ class OpenReplication(Message):
     window_bytes: int
 
 
-class Packed(Struct, array_like=True, kw_only=False):
+class Packed(Positional, array_like=True):
     """A message without a body."""
 
     def pack(self) -> bytes:
@@ -69,14 +69,14 @@ class Packed(Struct, array_like=True, kw_only=False):
         return _ENCODER.encode(self)
 
 
-class Welcome(Packed, tag=1, kw_only=False):
+class Welcome(Packed, tag=1):
     """The leader takes the stream, and proves that it is the broker that was called."""
 
     version: int
     proof: str
 
 
-class Follow(Packed, tag=2, kw_only=False):
+class Follow(Packed, tag=2):
     """Start a session; ``history`` tells what the follower's log holds."""
 
     slot: int
@@ -87,7 +87,7 @@ class Follow(Packed, tag=2, kw_only=False):
     history: EpochHistory
 
 
-class Unfollow(Packed, tag=3, kw_only=False):
+class Unfollow(Packed, tag=3):
     """End a slot's session, and say why if its leader can do something about that.
 
     Attributes:
@@ -101,19 +101,19 @@ class Unfollow(Packed, tag=3, kw_only=False):
     refuses_writes: bool = False
 
 
-class Acked(Packed, tag=4, kw_only=False):
+class Acked(Packed, tag=4):
     """The follower's log holds all entries of a slot before this one."""
 
     entries: Pairs
 
 
-class Room(Packed, tag=5, kw_only=False):
+class Room(Packed, tag=5):
     """At most so many bytes of frames may be on their way or unacknowledged; one frame always."""
 
     window_bytes: int
 
 
-class Agreed(Packed, tag=6, kw_only=False):
+class Agreed(Packed, tag=6):
     """A slot's first frame will begin at ``entry``.
 
     ``reset_offset`` None: both logs hold the same entries before it, and the follower cuts the rest
@@ -127,13 +127,13 @@ class Agreed(Packed, tag=6, kw_only=False):
     high_watermark: OffsetField
 
 
-class HighWatermarks(Packed, tag=7, kw_only=False):
+class HighWatermarks(Packed, tag=7):
     """The high watermarks of slots, as entry indexes."""
 
     entries: Pairs
 
 
-class Refused(Packed, tag=8, kw_only=False):
+class Refused(Packed, tag=8):
     """A slot's session has not begun, or has ended."""
 
     slot: int
@@ -148,7 +148,7 @@ class Bye(Packed, tag=10):
     """The leader is about to stop."""
 
 
-class FrameFacts(Packed, tag=11, kw_only=False):
+class FrameFacts(Packed, tag=11):
     """What a frame says beside its body; ``rows`` are the bytes of the entries table."""
 
     slot: int

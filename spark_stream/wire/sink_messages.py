@@ -6,9 +6,9 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from spark_stream.consistency.transactions import Content
 from spark_stream.structs import Name, OffsetField
-from spark_stream.wire.messages import Message, TimeoutField, TransactionalId
-from spark_stream.wire.transaction_messages import TopicContent
+from spark_stream.wire.messages import Description, Message, TimeoutField, TransactionalId
 
 
 class OpenBranch(Message):
@@ -33,13 +33,14 @@ class SettledBatch(Message):
     """Whether a sink's batch is committed, and what it wrote (None: it is not known)."""
 
     committed: bool
-    content: list[TopicContent] | None = None
+    content: list[Content] | None = None
 
 
-class SinkFacts(Message):
-    """A sink's id. ``state``: of its last transaction, or expired. Times in ms since the epoch.
+class SinkDescription(Description, kw_only=False):
+    """A sink: its id, and the query that writes under it. Times in ms since the epoch.
 
-    ``committed_batch`` is -1 where no batch was committed.
+    ``state`` is that of its last transaction, or ``expired``: its id was not used for long, and
+    only its last committed batch is remembered. ``committed_batch`` is -1 where none was committed.
     """
 
     transactional_id: str
@@ -52,7 +53,7 @@ class SinkFacts(Message):
 class SinkList(Message):
     """All sinks, by id."""
 
-    sinks: list[SinkFacts]
+    sinks: list[SinkDescription]
 
 
 class RenewBatch(Message):

@@ -5,15 +5,13 @@ They are bodies and results of DoAction, by the action's name (``wire.actions``)
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated
 
 from msgspec import Meta
 
-from spark_stream.structs import INT64_MAX, Name, OffsetField, PartitionField
-from spark_stream.wire.messages import LineageField, Message, TimeoutField, TransactionalId
-
-DIGEST_MAX: Final = (1 << 64) - 1
-DigestField = Annotated[int, Meta(ge=0)]
+from spark_stream.consistency.transactions import Content, PositionOf
+from spark_stream.structs import INT64_MAX, Name, OffsetField
+from spark_stream.wire.messages import Description, Message, TimeoutField, TransactionalId
 
 
 class ProducerFacts(Message):
@@ -52,37 +50,6 @@ class BranchFacts(Message):
     committed: bool
 
 
-class TopicContent(Message):
-    """What a batch put into a topic: it tells a replay with the same rows from one with others.
-
-    ``floats``: a digest of its floating-point values; ``digest``: of all others.
-    """
-
-    topic: Name
-    rows: OffsetField
-    digest: DigestField
-    floats: DigestField = 0
-
-    def __post_init__(self) -> None:
-        if max(self.digest, self.floats) > DIGEST_MAX:
-            raise ValueError(f"Expected digests <= {DIGEST_MAX}")
-
-
-class ConsumerPosition(Message):
-    """Where a named consumer goes on in one partition.
-
-    ``lineage``: that of the offset, where it is known: if records below the offset are cut off
-    later, the consumer finds out.
-    """
-
-    consumer: Name
-    topic: Name
-    topic_id: str
-    partition: PartitionField
-    offset: OffsetField
-    lineage: LineageField = ()
-
-
 class CommitTransaction(Message):
     """Commits transaction ``number`` with the ``branches`` (producer ids) it takes.
 
@@ -96,8 +63,8 @@ class CommitTransaction(Message):
     number: OffsetField
     branches: list[OffsetField]
     batch: OffsetField | None = None
-    content: list[TopicContent] | None = None
-    positions: list[ConsumerPosition] = []
+    content: list[Content] | None = None
+    positions: list[PositionOf] = []
     owners: dict[Name, Name] = {}
 
 
@@ -122,19 +89,19 @@ class KillTransaction(Message):
     number: OffsetField | None = None
 
 
-class TransactionPartition(Message):
-    """A partition that a transaction has written to."""
+class TransactionPartition(Description, kw_only=False):
+    """A partition a transaction wrote to; ``first_offset`` while it is open there."""
 
     topic: str
     partition: int
     first_offset: int | None = None
 
 
-class TransactionFacts(Message):
-    """A transactional id and its present or last transaction. Times in ms since the epoch.
+class TransactionDescription(Description, kw_only=False):
+    """A transactional id with its present or last transaction. Times in ms since the epoch.
 
-    ``state``: empty | open | committing | aborting | committed | aborted. ``number`` is -1 before
-    the first transaction, ``committed_batch`` -1 where no sink's batch was committed.
+    ``state``: empty, open, committing, aborting, committed or aborted. ``number`` is -1 before the
+    first transaction, ``committed_batch`` -1 where no sink's batch was committed.
     """
 
     transactional_id: str
@@ -143,8 +110,8 @@ class TransactionFacts(Message):
     producer_id: int
     epoch: int
     query: str
-    branches: list[int]
-    partitions: list[TransactionPartition]
+    branches: tuple[int, ...]
+    partitions: tuple[TransactionPartition, ...]
     timeout_ms: int
     began_ms: int
     deadline_ms: int
@@ -154,7 +121,7 @@ class TransactionFacts(Message):
 class TransactionList(Message):
     """All transactional ids, by name."""
 
-    transactions: list[TransactionFacts]
+    transactions: list[TransactionDescription]
 
 
 # -- consumers ------------------------------------------------------------------------------------
@@ -176,5 +143,5 @@ class OwnedConsumer(Message):
 class Positions(Message):
     """Where named consumers go on. ``owners``: by name, the instance that must own it."""
 
-    positions: list[ConsumerPosition]
+    positions: list[PositionOf]
     owners: dict[Name, Name] = {}

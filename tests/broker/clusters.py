@@ -24,7 +24,7 @@ def make(asked: LocalBroker, topic: str, *assignment: str, **config: str) -> Non
 
     Brokers are named by one letter each. All of them see it at once.
     """
-    asked.desk.create(topic, 1, 1, NUMBERS, config, [list(each) for each in assignment])
+    asked.topics.create(topic, 1, 1, NUMBERS, config, [list(each) for each in assignment])
     see(asked.around)
 
 

@@ -11,30 +11,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from spark_stream.broker.controlling import Controlling
-from spark_stream.broker.driver import Driver, Peers, RemoteStep
-from spark_stream.broker.host import Host
+from spark_stream.broker.core import BrokerCore, BrokerDisk, CoreSettings
+from spark_stream.broker.driver import Peers
 from spark_stream.broker.links import Followed, LedPartitions, Session
-from spark_stream.broker.members import Members
 from spark_stream.broker.partition import Partition
-from spark_stream.broker.proposals import Proposals
-from spark_stream.broker.step_table import StepTable
-from spark_stream.broker.tenure import Tenure
-from spark_stream.broker.topics import TopicDesk
 from spark_stream.cluster.brokers import Brokers, RegisteredBroker
-from spark_stream.cluster.controller import ControllerSeat
 from spark_stream.cluster.leases import Leases
 from spark_stream.cluster.partitions import PartitionId, Partitions
 from spark_stream.cluster.store import MetadataStore
-from spark_stream.cluster.view import ClusterView
 from spark_stream.consistency.ids import BrokerId, Generation
-from spark_stream.consistency.partition_record import Member, PartitionRecord
-from spark_stream.environment import Clock, SystemIds
+from spark_stream.consistency.partition_record import PartitionRecord
+from spark_stream.environment import Clock, SystemIds, SystemMachine
 from spark_stream.errors import DiskFull, IsologError, LeaderUnavailable, StorageFailure
-from spark_stream.scripts.electing import resume
+from spark_stream.scripts.steps import RemoteStep
 from spark_stream.storage.directory import LogDirectory, RunFile
 from spark_stream.storage.logs import Logs
-from spark_stream.storage.settings import LogSettings
 from spark_stream.testing.simulation.leases import MemoryBoard
 from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
 from tests.clocks import FakeClock
@@ -94,6 +85,20 @@ class NotedLinks:
         self.followed.pop(partition.name, None)
 
 
+@dataclass
+class LocalNetwork:
+    """Peers that are asked by plain calls, and links that are only noted."""
+
+    asked: Peers
+    noted: NotedLinks = field(default_factory=NotedLinks)
+
+    def peers(self, core: BrokerCore) -> Peers:
+        return self.asked
+
+    def links(self, core: BrokerCore) -> NotedLinks:
+        return self.noted
+
+
 def replicate(leader: LocalBroker, follower: LocalBroker, topic: str, number: int = 0) -> Session:
     """The follower gets all that it lacks and says that it has it, as a stream does it."""
     replica = follower.replica(topic, number)
@@ -119,8 +124,8 @@ def replicate(leader: LocalBroker, follower: LocalBroker, topic: str, number: in
     return session
 
 
-class LocalBroker:
-    """One broker, from its start to :meth:`end` or :meth:`die`."""
+class LocalBroker(BrokerCore):
+    """One broker in a given generation, from its start to :meth:`end` or :meth:`die`."""
 
     def __init__(
         self,
@@ -136,42 +141,33 @@ class LocalBroker:
         self.around = around
         self.id = BrokerId(name)
         around.starts += 1
-        self.incarnation = incarnation = f"start {around.starts}"
+        self.incarnation = f"start {around.starts}"
         self.path = around.path / name if folder is None else folder
         self.path.mkdir(exist_ok=True)
-        self.store = around.store() if store is None else store
-        self.leases = Leases(around.board, around.clock, LEASE_S)
-        view = ClusterView(self.store)
-        self.members = Members(view, self.leases)
-        self.proposals = Proposals()
-        self.host = Host(
-            LogDirectory(self.path, "cluster", name),
-            view,
-            LogSettings(),
+        self.network = LocalNetwork(LocalPeers(around) if peers is None else peers)
+        super().__init__(
+            around.store() if store is None else store,
+            Leases(around.board, around.clock, LEASE_S),
             around.clock,
-            logs=logs,
-            losing=RunFile(self.path).forget_run,
-            proposed=self.proposals.note,
-            generation_of=self.members.generation_of,
+            SystemIds(),
+            SystemMachine(),
+            BrokerDisk(LogDirectory(self.path, "cluster", name), RunFile(self.path), logs),
+            self.network,
+            CoreSettings(),
         )
-        self.table = StepTable(self.store, self.host)
-        self.driver = Driver(self.table, LocalPeers(around) if peers is None else peers)
-        self.desk = TopicDesk(self.driver, self.host, self.members, LogSettings(), SystemIds())
         self.generation = self.host.generation = Generation(generation)
         Brokers(self.store).register(
-            RegisteredBroker(name, f"{name}:1", incarnation, "1", self.generation)
+            RegisteredBroker(name, f"{name}:1", self.incarnation, "1", self.generation)
         )
-        self.tenure = Tenure(self.leases, name, incarnation, self.host.refresh)
-        seat = ControllerSeat(self.store, self.id, incarnation)
-        self.controlling = Controlling(self.host, self.members, seat)
-        self.links = NotedLinks()
-        self.host.refresh()
-        self.members.look()
-        me = Member(self.id, self.generation)
-        self.resumed = self.driver.run(resume(self.host.placed(), me, self.host.log_end))
-        self.host.begin(self.tenure.serves, self.links)
-        self.left_over = self.desk.remove_left_overs()
+        self.take_lease(self.incarnation)
+        self.resumed = self.driver.run(self.beginning())
+        self.left_over = self.topics.remove_left_overs()
         around.up[name] = self
+
+    @property
+    def links(self) -> NotedLinks:
+        """Whom its replicas follow."""
+        return self.network.noted
 
     # -- what is asked of it -----------------------------------------------------------------------
 
@@ -199,12 +195,9 @@ class LocalBroker:
 
     # -- what it does by itself --------------------------------------------------------------------
 
-    def control(self) -> None:
-        """A round of its controller's thread."""
-        if self.members.look():
-            self.host.tick_all()
-        self.host.upkeep.tick_due()
-        self.driver.run(self.controlling.rounds())
+    def control_once(self) -> None:
+        """A round of its controller's threads."""
+        self.driver.run(self.control())
         self.driver.run(self.controlling.finishing())
 
     def put_proposals(self) -> None:

@@ -10,4 +10,4 @@ def test_a_broker_lists_the_actions_of_the_table(shared: BrokerProcess):
     with shared.flight() as flight:
         listed = {each.type: each.description for each in flight.list_actions()}
     assert listed == {name: str(action) for name, action in ACTIONS.items()}
-    assert listed["commit-transaction"] == "CommitTransaction → TransactionFacts"
+    assert listed["commit-transaction"] == "CommitTransaction → TransactionDescription"

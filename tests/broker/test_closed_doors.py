@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
+import msgspec
 import pyarrow.flight as fl
 import pytest
 
-from spark_stream.broker.serving import REPLICATE, RUN_STEPS
+from spark_stream.broker.step_table import REMOTE_STEPS
+from spark_stream.broker.steps import RunSteps, pack_steps
+from spark_stream.consistency.transactions import Joined
 from spark_stream.errors import Unauthenticated
+from spark_stream.scripts.steps import RemoteStep
 from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.failures import failure_of
 from spark_stream.transport.streams import CallFailed
+from spark_stream.wire.methods import REPLICATE, RUN_STEPS
 from spark_stream.wire.replication_messages import OpenReplication
-from spark_stream.wire.step_messages import RunSteps, StepFacts, StepKind
 from tests.broker.stamped import Owner, seen
 from tests.support import CALL, NUMBERS, BrokerProcess, act
 
@@ -30,29 +32,38 @@ def refused(broker: BrokerProcess, method: str, body: bytes) -> None:
     channel.close()
 
 
-@pytest.mark.parametrize("kind", get_args(StepKind))
+@pytest.mark.parametrize("kind", REMOTE_STEPS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("proof", ["", FORGED])
 def test_no_client_runs_a_step(
-    shared: BrokerProcess, flight: fl.FlightClient, log, topic: str, kind: str, proof: str
+    shared: BrokerProcess,
+    flight: fl.FlightClient,
+    log,
+    topic: str,
+    kind: type[RemoteStep],
+    proof: str,
 ) -> None:
     log.create_topic(topic, schema=NUMBERS)
     owner = Owner(flight).begin()
     owner.put(topic, 2, 2)
     facts = act(flight, "describe-topic", topic=topic)
     before = sorted(shared.directory.rglob("*"))
-    step = StepFacts(
-        kind=kind,
-        topic=ESCAPE if kind == "make-folder" else topic,
-        topic_id=facts["id"],
-        transaction=owner.number,
-        producer_id=owner.producer,
-        entry=1,
-        leader_epoch=0,
-        taken=(owner.producer,),
-    )
     me = act(flight, "status")["broker_id"]
-    asked = RunSteps(caller=me, proof=proof, nonce="n", steps=[step])
-    refused(shared, RUN_STEPS, asked.to_bytes())
+    values = {
+        "at": Joined(topic, facts["id"], 0),
+        "broker": me,
+        "topic": ESCAPE,
+        "topic_id": facts["id"],
+        "transaction": owner.number,
+        "producer_id": owner.producer,
+        "entry": 1,
+        "leader_epoch": 0,
+        "least_epoch": 0,
+        "taken": (owner.producer,),
+    }
+    step = kind(**{name: values[name] for name in kind.__struct_fields__})
+    asked = RunSteps(caller=me, proof=proof, nonce="n", steps=pack_steps([step]))
+    body = msgspec.msgpack.encode(asked)
+    refused(shared, RUN_STEPS, body)
     assert sorted(shared.directory.rglob("*")) == before
     assert seen(flight, topic, "read_committed") == []
     owner.commit()

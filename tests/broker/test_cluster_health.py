@@ -5,7 +5,7 @@ from __future__ import annotations
 from spark_stream.broker.cluster_health import Watched, find_problems
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
 from spark_stream.consistency.partition_record import Member, PartitionRecord
-from spark_stream.wire.cluster_messages import BrokerFacts, Problem, ProblemKind
+from spark_stream.wire.cluster_messages import BrokerDescription, Problem, ProblemKind
 
 GENERATION = Generation("g")
 
@@ -27,10 +27,11 @@ def partition(
 def problems(*partitions: Watched, dead: str = "", leaving: str = "") -> list[Problem]:
     names = [each for each in "abcd" if any(each in p.record.replicas for p in partitions)]
     brokers = [
-        BrokerFacts(
+        BrokerDescription(
             id=each,
             address="",
             release="",
+            rack=None,
             state="leaving" if each in leaving else "active",
             alive=each not in dead,
             leaders=0,

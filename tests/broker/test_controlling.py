@@ -36,7 +36,7 @@ def rounds(around: Surroundings, count: int = 2) -> None:
     for _ in range(count):
         for each in list(around.up.values()):
             each.host.refresh()
-            each.control()
+            each.control_once()
             each.put_proposals()
 
 
@@ -67,7 +67,7 @@ def test_a_broker_that_starts_again_is_another_controller(three):
     a = three[0]
     a.die()
     again = a.around.start("a")
-    again.control()
+    again.control_once()
     assert (controller(again), again.host.view.now.controller.term) == ("a", 1)
 
 
@@ -83,11 +83,11 @@ def test_a_controller_that_stands_still_is_replaced_and_does_no_harm(three):
     a.around.clock.pass_us(int(LEASE_S * 0.6 * 1e6))
     b.tenure.renew()
     b.host.refresh()
-    b.control()
+    b.control_once()
     assert controller(b) == "b"
     assert b.record("t").leader == "b"
     elected = b.record("t")
-    a.control()  # by what it knew, c led
+    a.control_once()  # by what it knew, c led
     assert b.record("t") == elected
 
 
@@ -99,7 +99,7 @@ def test_dead_leaders_are_replaced_in_one_round_and_their_partitions_served(thre
     for other in (a, b):
         replicate(c, other, "t", 0)
     c.die()
-    a.control()
+    a.control_once()
     see(a.around)
     assert a.partition("t", 0).leader_epoch == 1
     assert b.partition("t", 1).leader_epoch == 1
@@ -112,7 +112,7 @@ def test_a_death_is_a_line_in_the_log_however_many_partitions_were_led(three, ca
     make(a, "t", *["cab", "cba"] * 10)
     c.die()
     with caplog.at_level(logging.INFO, logger=controlling.__name__):
-        a.control()
+        a.control_once()
     assert [each.getMessage() for each in caplog.records] == [
         "20 partitions (t/0, t/1, t/2, and 17 more): led by broker a (10), broker b (10) now;"
         " after broker c"
@@ -237,5 +237,5 @@ def test_a_replica_whose_log_nobody_could_ask_for_is_asked_again(three):
     assert replace(a.record("t"), isr=()).leader_epoch == 0
     a.around.up = silent
     for _ in range(12):
-        a.control()
+        a.control_once()
     assert a.record("t").leader_epoch == 1

@@ -11,12 +11,11 @@ from rich.console import Console
 from spark_stream.broker.topic_actions import partition_facts
 from spark_stream.cli.options import Listing
 from spark_stream.cli.output.show import show_topic
-from spark_stream.client.values import PartitionDescription, TopicDescription
 from spark_stream.consistency.leader import LeaderState
 from spark_stream.consistency.transactions import Joined
 from spark_stream.errors import LeaderUnavailable
 from spark_stream.scripts.steps import Describe
-from spark_stream.wire.messages import PartitionFacts
+from spark_stream.wire.messages import PartitionDescription, TopicDescription
 from tests.broker.clusters import around, make, see
 from tests.broker.local_broker import LocalBroker, Surroundings, replicate
 from tests.support import NUMBERS, numbers
@@ -24,7 +23,7 @@ from tests.support import NUMBERS, numbers
 __all__ = ["around"]
 
 
-def described(broker: LocalBroker) -> PartitionFacts:
+def described(broker: LocalBroker) -> PartitionDescription:
     topic = broker.host.find("t")
     answer = broker.table.run_here(Describe(Joined("t", topic.id, 0)))
     return partition_facts(0, broker.host.record(topic, 0), answer)
@@ -46,7 +45,7 @@ def test_a_new_leader_tells_no_high_watermark_before_it_knows_it(around: Surroun
     assert seen == [4]
     b.replica("t").core.bounds_state = _without_high_watermark(b)
     a.die()
-    b.control()
+    b.control_once()
     see(around)
     facts = described(b)
     assert (facts.high_watermark, facts.last_stable_offset) == (None, None)
@@ -67,7 +66,7 @@ def test_of_a_partition_that_cannot_be_asked_no_number_is_made_up(around: Surrou
     make(a, "t", "a")
     error = LeaderUnavailable("nobody leads it")
     facts = partition_facts(0, a.host.record(a.host.find("t"), 0), error)
-    found = PartitionFacts.from_bytes(facts.to_bytes())  # as a client gets it
+    found = PartitionDescription.from_bytes(facts.to_bytes())  # as a client gets it
     assert (found.log_start_offset, found.log_end_offset) == (None, None)
     assert (found.high_watermark, found.last_stable_offset) == (None, None)
     assert (found.size, found.open_transactions) == (None, None)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
+from spark_stream.cluster.backup import back_up, put_back
 from spark_stream.cluster.sqlite import SqliteStore
 from spark_stream.errors import DamagedSegment, DirectoryInUse, WrongCluster
 from tests.broker.stamped import Appender, Owner, refused, seen
@@ -238,3 +240,30 @@ def test_a_broker_whose_lease_was_removed_takes_another(tmp_path: Path):
         shutil.rmtree(leases)
         eventually(lambda: lease.exists() and int(lease.read_text().split()[1]) > 0)
         assert broker.said().count("the lease was over") == 1
+
+
+@pytest.mark.parametrize("was_open", [False, True])
+def test_a_transactional_id_writes_at_once_after_an_older_backup_is_put_back(tmp_path, was_open):
+    """The log has later epochs of the producer id that it had by the backup."""
+    store, backup = tmp_path / "a" / "metadata.sqlite", tmp_path / "backup"
+
+    def write(broker: BrokerProcess, *values: int) -> None:
+        with broker.connect() as log, log.producer(transactional_id="tx") as producer:
+            for value in values:
+                with producer.transaction():
+                    producer.append("t", pa.table({"n": [value]}, schema=NUMBERS))
+                    if was_open and value == 2:
+                        producer.flush()
+                        back_up(store, backup)
+                if not was_open and value == 2:
+                    back_up(store, backup)
+
+    with BrokerProcess(tmp_path / "a") as broker:
+        make_topic(broker)
+        write(broker, 1, 2, 3, 4)
+        write(broker, 5)
+        broker.terminate()
+        put_back(backup, store, force=True)
+        broker.start()
+        write(broker, 6, 7)
+        assert read(broker) == [1, 2, 3, 4, 5, 6, 7]

@@ -46,7 +46,7 @@ class OneBroker:
         self.logs = DiskLogs(path, lambda: None)
         self._broker = self._around.start("b", logs=self.logs)
         config = {"flush": "interval", "flush.ms": "60000"}
-        self._broker.desk.create("t", 1, 1, NUMBERS, config)
+        self._broker.topics.create("t", 1, 1, NUMBERS, config)
 
     @property
     def host(self) -> Host:
@@ -104,7 +104,7 @@ def test_a_power_cut_after_a_move_takes_nothing_of_a_commit(tmp_path, before, se
     replicate(a, b, "t")
     for _ in range(2):
         a.put_proposals()
-        a.control()
+        a.control_once()
         see(around)
     assert b.record("t").replicas == (b.id,)
     logs.end_process()

@@ -53,7 +53,7 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 
 
 def partition_of(broker: Broker, number: int) -> Partition:
-    return broker._host.topic("t").partition(number)
+    return broker.core.host.topic("t").partition(number)
 
 
 def test_a_held_partition_holds_up_no_other_of_its_stream(broker):
@@ -97,7 +97,7 @@ def test_a_held_partition_holds_up_no_other_of_a_transaction(broker):
 def test_partitions_that_join_together_leave_out_one_that_is_held(broker):
     owner, partitions, script = joining_together(broker)
     with partitions[1]._state.lock:
-        broker._desk.run(script)
+        broker.core.driver.run(script)
     joined = [each.transactions.has_joined(owner.number, owner.producer) for each in partitions]
     assert joined == [True, False, True]
 
@@ -115,7 +115,7 @@ def test_a_partition_that_is_held_when_its_join_is_on_record_confirms_it_once_it
             except StopIteration:
                 return
 
-    broker._desk.run(held(script))
+    broker.core.driver.run(held(script))
     joined = [each.transactions.has_joined(owner.number, owner.producer) for each in partitions]
     assert joined == [True, False, True]
     partitions[1]._state.lock.release()
@@ -126,7 +126,7 @@ def test_partitions_that_may_not_join_together_remember_nothing_of_it(broker):
     owner, partitions, script = joining_together(broker)
     owner.abort()
     with pytest.raises(IsologError):
-        broker._desk.run(script)
+        broker.core.driver.run(script)
     assert [len(each.core.joins) for each in partitions] == [0, 0, 0]
 
 
@@ -135,7 +135,11 @@ def joining_together(broker: Broker) -> tuple[Owner, list[Partition], Script[Non
     owner = Owner(flight_client(broker.address)).begin()
     stamp = Stamp(owner.producer, owner.epoch, 0, owner.number)
     partitions = [partition_of(broker, number) for number in range(3)]
-    return owner, partitions, join_together(broker._desk.finished, partitions, stamp, owner.name)
+    return (
+        owner,
+        partitions,
+        join_together(broker.core.transactions.finished, partitions, stamp, owner.name),
+    )
 
 
 def test_a_stream_ends_after_its_last_batch_was_acknowledged(broker):

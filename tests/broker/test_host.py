@@ -122,14 +122,14 @@ def test_a_topic_that_others_made_or_deleted_comes_and_goes_with_a_look(pair):
     make(a, "t", "b")
     b.partition("t").append(numbers(0, 1))
     assert list(b.path.glob("topics/t/*/0"))
-    a.desk.delete("t")
+    a.topics.delete("t")
     assert hosted(b) == {"t": [0]}
     replica = b.replica("t")
     b.host.refresh()
     assert hosted(b) == {}
     with pytest.raises(UnknownTopic):
         replica.append(numbers(1, 1))
-    b.desk.remove_left_overs_of_others()
+    b.topics.remove_left_overs_of_others()
     assert list(b.path.glob("topics/t*")) == []
 
 
@@ -138,7 +138,7 @@ def test_a_topic_made_anew_under_a_name_is_another(pair):
     make(a, "t", "b")
     old = b.host.topic("t").topic.id
     b.partition("t").append(numbers(0, 5))
-    a.desk.delete("t")
+    a.topics.delete("t")
     make(a, "t", "b")
     assert b.partition("t").bounds().log_end_offset == 0
     with pytest.raises(UnknownTopic, match="made anew"):
@@ -150,7 +150,7 @@ def test_a_topic_made_anew_under_a_name_is_another(pair):
 def test_partitions_that_are_added_open_where_they_belong(pair):
     a, b = pair
     make(a, "t", "a")
-    a.desk.alter("t", 3, {}, [["b"], ["a"]])
+    a.topics.alter("t", 3, {}, [["b"], ["a"]])
     see(a.around)
     assert (hosted(a), hosted(b)) == ({"t": [0, 2]}, {"t": [1]})
     assert b.partition("t", 1).append(numbers(0, 1)).offset == 0
@@ -161,7 +161,7 @@ def test_a_partition_that_was_added_a_moment_ago_elsewhere_is_not_unknown(pair):
     a, b = pair
     make(a, "t", "b")
     asked = b.host.topic("t")
-    a.desk.alter("t", 2, {}, [["b"]])
+    a.topics.alter("t", 2, {}, [["b"]])
     assert asked.partition(1).leads  # whoever adds partitions asks their leaders
     assert b.partition("t", 1).leads
     with pytest.raises(UnknownPartition):
@@ -171,7 +171,7 @@ def test_a_partition_that_was_added_a_moment_ago_elsewhere_is_not_unknown(pair):
 def test_settings_that_change_reach_all_replicas(pair):
     a, _ = pair
     make(a, "t", "ab")
-    a.desk.alter("t", None, {"segment.ms": "777"})
+    a.topics.alter("t", None, {"segment.ms": "777"})
     see(a.around)
     for each in pair:
         assert each.replica("t").log.format.settings.segment_ms == 777
@@ -213,7 +213,7 @@ def test_what_is_asked_of_a_partition_that_is_not_there_is_refused(pair):
 def test_a_topic_made_a_moment_ago_elsewhere_is_found(pair):
     """Nobody has to wait for the next look."""
     a, b = pair
-    a.desk.create("t", 1, 1, NUMBERS, {}, [["b"]])
+    a.topics.create("t", 1, 1, NUMBERS, {}, [["b"]])
     assert b.host.find("t").name == "t"
     assert b.partition("t").leads
 
@@ -264,7 +264,7 @@ def test_what_was_removed_here_is_no_loss_where_its_topic_comes_back_on_record_f
     make(a, "t", "b")
     topic = a.host.find("t")
     partition, record = PartitionId(topic.id, 0), a.record("t")
-    a.desk.delete("t")
+    a.topics.delete("t")
     see(a.around)
     b.host.remove_files(topic)
     assert not b.path.joinpath("topics", "t").exists()
@@ -295,7 +295,7 @@ def test_an_only_copy_that_is_missing_is_no_empty_log_beside_what_others_have(pa
 def grow(asked: LocalBroker, topic: str, *assignment: str) -> None:
     """Adds partitions on these brokers."""
     partitions = asked.host.find(topic).partitions + len(assignment)
-    asked.desk.alter(topic, partitions, {}, [list(each) for each in assignment])
+    asked.topics.alter(topic, partitions, {}, [list(each) for each in assignment])
     see(asked.around)
 
 

@@ -43,14 +43,14 @@ def fail_over(around: Surroundings, disks: dict[str, SimulatedDisk]) -> None:
     around.up["a"].die()
     for _ in range(2):
         b.host.refresh()
-        b.control()
+        b.control_once()
         b.put_proposals()
     see(around)
     assert leader(b) == "b"
     b.partition("t").append(numbers(3, 1))
     back = around.start("a", "a's other logs", logs=FileLogs(disks["a"]))
     see(around)
-    b.control()
+    b.control_once()
     replicate(b, back, "t")
     b.put_proposals()
     see(around)

@@ -287,6 +287,33 @@ def test_a_damaged_follower_tells_its_leader_only_what_is_sound_before_the_damag
     assert [n for each in chunks for n in each.batch.column("n").to_pylist()] == list(range(40))
 
 
+def test_a_follower_takes_back_what_it_cut_where_its_leader_is_damaged_too(pair, caplog):
+    """Entry 1 is damaged at the follower, entry 3 at the leader: each has a sound copy."""
+    a, b = pair
+    for first in range(0, 60, 10):
+        a.partition("t").append(numbers(first, 10))
+    replicate(a, b, "t")
+    replica = b.replica("t")
+    flip_last_byte(b, 1)
+    with pytest.raises(DamagedSegment):
+        replica.log.read_entries(EntryIndex(1), 1 << 20)
+    flip_last_byte(a, 3)
+    with pytest.raises(DamagedSegment) as caught:
+        replicate(a, b, "t")
+    assert replica.log.end.entry == 3
+    Followed.now(replica, b.generation).refused(caught.value)
+    assert "the leader's entry 3 is damaged: entries 3 to 5 are taken" in caplog.text
+    assert Followed.now(replica, b.generation).history().end == 6
+    let_lead(a, "b")
+    with pytest.raises(DamagedSegment):
+        a.replica("t").log.read_entries(EntryIndex(3), 1 << 20)
+    replicate(b, a, "t")
+    for each in (a, b):
+        chunks = list(each.replica("t").log.read(0, 60))
+        found = [n for chunk in chunks for n in chunk.batch.column("n").to_pylist()]
+        assert found == list(range(60))
+
+
 def test_a_leader_that_is_back_gives_up_what_nobody_else_had(pair, caplog):
     """It was never replicated: the new leader's records are in its place."""
     a, b = pair

@@ -84,8 +84,8 @@ def test_a_topic_that_is_removed_here_takes_no_more_though_its_deletion_was_not_
     a, b = around.start("a"), around.start("b")
     make(a, "t", "a")
     partition = a.partition("t")
-    b.desk.delete("t")
-    a.desk.remove_left_overs_of_others()
+    b.topics.delete("t")
+    a.topics.remove_left_overs_of_others()
     with pytest.raises(UnknownTopic):
         partition.append(numbers(0, 1))
     assert list(a.path.glob("topics/t/*")) == []
@@ -103,8 +103,8 @@ def test_files_of_a_replica_that_moved_go_though_its_topic_was_deleted_while_the
     stored = Partitions(b.store).of_topic(b.host.find("t").id)[0]
     moved = replace(stored.record, replicas=("b",), leader="b", isr=(Member("b", "b-logs"),))
     assert b.store.put(*put_of(stored.id, moved, stored.version)) is not None
-    b.desk.delete("t")
-    b.desk.remove_left_overs_of_others()
+    b.topics.delete("t")
+    b.topics.remove_left_overs_of_others()
     again = around.start("a")
     assert list(again.path.glob("topics/t/*")) == []
     assert again.store.list(REMOVED) == []
@@ -120,10 +120,10 @@ def test_files_that_cannot_be_removed_keep_no_broker_from_starting(around: Surro
     b.die()
     logs.end_process()
     for name in ("t", "u"):
-        a.desk.delete(name)
+        a.topics.delete(name)
     logs.fail_next_force()
     b = around.start("b", logs=logs)
     assert len(b.store.list(REMOVED)) == 1
-    b.desk.remove_left_overs_of_others()
+    b.topics.remove_left_overs_of_others()
     assert b.store.list(REMOVED) == []
     assert logs.folders() == set()

@@ -31,7 +31,7 @@ def replicas(broker: LocalBroker, topic: str) -> list[str]:
 
 
 def create(asked: LocalBroker, partitions: int, factor: int | None, assignment=None) -> None:
-    asked.desk.create("t", partitions, factor, NUMBERS, {}, assignment)
+    asked.topics.create("t", partitions, factor, NUMBERS, {}, assignment)
 
 
 def test_replicas_and_leaders_are_spread(a):
@@ -57,7 +57,7 @@ def test_a_topic_that_names_no_factor_gets_as_many_replicas_as_brokers_up_to_thr
     for name in "abcd":
         broker = around.start(name)
         see(around)
-        found.append(broker.desk.plan("t", 1, None, NUMBERS, {})[0].replication_factor)
+        found.append(broker.topics.plan("t", 1, None, NUMBERS, {})[0].replication_factor)
     assert found == [1, 2, 3, 3]
 
 
@@ -138,7 +138,7 @@ def test_an_assignment_of_no_partition_is_refused(a):
 
 def test_added_partitions_are_spread_too(a):
     make(a, "t", "ab", "bc")
-    a.desk.alter("t", 5, {})
+    a.topics.alter("t", 5, {})
     found = replicas(a, "t")
     assert found[:2] == ["ab", "bc"]
     leaders = Counter(each[0] for each in found)
@@ -148,8 +148,8 @@ def test_added_partitions_are_spread_too(a):
 def test_an_operator_places_each_partition_that_is_added_and_no_other(a):
     make(a, "t", "ab")
     with pytest.raises(InvalidTopic, match="1 new partitions are assigned, and 2 are added"):
-        a.desk.alter("t", 3, {}, [["b", "c"]])
+        a.topics.alter("t", 3, {}, [["b", "c"]])
     with pytest.raises(InvalidAssignment, match="partition 2: there is no broker 'x'"):
-        a.desk.alter("t", 3, {}, [["b", "c"], ["x", "a"]])
-    a.desk.alter("t", 3, {}, [["b", "c"], ["c", "a"]])
+        a.topics.alter("t", 3, {}, [["b", "c"], ["x", "a"]])
+    a.topics.alter("t", 3, {}, [["b", "c"], ["c", "a"]])
     assert replicas(a, "t") == ["ab", "bc", "ca"]

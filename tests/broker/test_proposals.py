@@ -57,7 +57,7 @@ def hw(broker: LocalBroker) -> int:
 def dies(a: LocalBroker, b: LocalBroker) -> None:
     """The follower is gone; the leader notices."""
     b.die()
-    a.control()
+    a.control_once()
 
 
 def write(a: LocalBroker, record: PartitionRecord) -> None:
@@ -89,7 +89,7 @@ def test_a_follower_that_caught_up_joins_again(pair):
     a.partition("t").append(numbers(1, 1))
     again = a.around.start("b")
     see(a.around)
-    a.control()
+    a.control_once()
     replicate(a, again, "t")
     assert a.proposals.noted.is_set()
     a.put_proposals()
@@ -148,7 +148,7 @@ def test_a_proposal_that_loses_a_race_is_made_again_for_the_record_as_it_is(pair
     a.driver.run(after_putting(a, lambda: write(a, moving)))
     assert a.record("t") == moving
     assert hw(a) == 1
-    a.control()
+    a.control_once()
     a.put_proposals()
     assert (isr(a), hw(a)) == (["a"], 2)
     assert a.record("t").adding == ("c",)
@@ -172,7 +172,7 @@ def test_a_leader_that_was_replaced_learns_it_from_its_proposal(pair):
 def test_proposals_of_a_topic_that_was_deleted_come_to_nothing(pair):
     a, b = pair
     dies(a, b)
-    a.desk.delete("t")
+    a.topics.delete("t")
     a.put_proposals()
     assert Partitions(a.store).of_topic("t") == []
 
@@ -185,7 +185,7 @@ def test_a_follower_that_lags_for_too_long_leaves(around):
         around.clock.pass_us(4_000_000)
         for each in (a, b):
             each.tenure.renew()
-        a.control()
+        a.control_once()
         a.put_proposals()
     assert LEASE_S > 8
     assert (isr(a), hw(a)) == (["a"], 1)
@@ -205,8 +205,8 @@ def test_who_comes_back_while_the_leader_may_not_serve_joins_all_the_same(pair):
     assert isr(a) == ["a"]
     a.around.clock.pass_us(int(0.99 * LEASE_S * 1_000_000))  # the lease is nearly over
     b.tenure.renew()
-    a.control()
+    a.control_once()
     a.tenure.renew()
-    a.control()
+    a.control_once()
     a.put_proposals()
     assert isr(a) == ["a", "b"]

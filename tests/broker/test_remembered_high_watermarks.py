@@ -34,7 +34,7 @@ def test_of_three_brokers_that_died_one_is_back_and_committed_records_are_readab
     for each in brokers:
         each.die()
     b = around.start("b")
-    b.control()
+    b.control_once()
     see(around)
     partition = b.partition("t")
     partition.check_hw_known()
@@ -119,7 +119,7 @@ def test_the_marks_of_a_deleted_topic_are_dropped(around):
     a = three(around)[0]
     a.host.upkeep.housekeep()
     topic = a.host.find("t").id
-    a.desk.delete("t")
+    a.topics.delete("t")
     a.host.refresh()
     a.host.upkeep.housekeep()
     assert CommittedMarks(a.path).recall(f"{topic}/0") is None

@@ -143,7 +143,7 @@ def test_a_leader_leaves_and_its_follower_leads_and_it_heals_without_a_loss(pair
         leave(a, "a's next logs")
         assert not replicas.need_to_leave(member(a))  # it has left, and heals
     see(a.around)
-    b.control()
+    b.control_once()
     see(a.around)
     assert a.record("t").leader == "b"
     assert a.replica("t").following.sound_end()[1] == 0

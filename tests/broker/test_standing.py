@@ -176,7 +176,7 @@ def test_after_a_force_that_failed_another_leads_and_the_next_start_does_not_vou
     with pytest.raises(IsologError):
         a.partition("t")
     for each in a.around.up.values():
-        each.control()
+        each.control_once()
     assert a.record("t").leader == "b"
     failed = found.me
     assert standing(a).me != failed

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
 from spark_stream.broker.identity import Identity
-from spark_stream.broker.steps import answers_of, facts_of, run_steps, step_of
+from spark_stream.broker.step_table import REMOTE_STEPS
+from spark_stream.broker.steps import (
+    RunSteps,
+    answers_of,
+    asked_of,
+    pack_steps,
+    run_steps,
+    unpack_steps,
+)
 from spark_stream.cluster.identity import ClusterSecret
 from spark_stream.consistency.election import LogEnd
 from spark_stream.consistency.extents import Block, SpansSnapshot
 from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, LeaderEpoch, Offset
 from spark_stream.consistency.isolation import Bounds
 from spark_stream.consistency.transactions import Joined
-from spark_stream.errors import InvalidRequest, IsologError, Unauthenticated, UnknownTopic
+from spark_stream.errors import (
+    InternalError,
+    InvalidRequest,
+    IsologError,
+    Unauthenticated,
+    UnknownTopic,
+)
 from spark_stream.scripts import steps
 from spark_stream.scripts.steps import (
     BrokerStep,
@@ -30,10 +45,10 @@ from spark_stream.scripts.steps import (
     ReadBounds,
     ReadExtents,
     ReadLogEnd,
+    RemoteStep,
     Seal,
     WriteMarkers,
 )
-from spark_stream.wire.step_messages import RunSteps, StepAnswer, StepAnswers, StepFacts
 
 A, B = BrokerId("a"), BrokerId("b")
 SECRET = ClusterSecret(b"s" * 32)
@@ -57,16 +72,17 @@ STEPS = (
 )
 BOUNDS = Bounds(Offset(1), Offset(2), Offset(3), Offset(4))
 ANSWERS = (
-    None,
-    True,
-    False,
-    BOUNDS,
-    Marked(EntryIndex(5), LeaderEpoch(1), True),
-    Marked(EntryIndex(0), LeaderEpoch(0), False),
-    LogEnd(Generation("g"), -1, EntryIndex(0)),
-    LogEnd(Generation("g"), 3, EntryIndex(10)),
-    Described(BOUNDS, LeaderEpoch(2), EntryIndex(6), 1_000, 2, {BrokerId("f"): EntryIndex(4)}),
-    Described(BOUNDS, LeaderEpoch(2), EntryIndex(6), 1_000, 2, {}, hw_known=False),
+    (Force(AT), None),
+    (IsReplicated(AT, EntryIndex(9), LeaderEpoch(2)), True),
+    (IsReplicated(AT, EntryIndex(9), LeaderEpoch(2)), False),
+    (ReadBounds(AT), BOUNDS),
+    (WriteMarkers(AT, 7, ()), Marked(EntryIndex(5), LeaderEpoch(1), True)),
+    (WriteMarkers(AT, 7, ()), Marked(EntryIndex(0), LeaderEpoch(0), False)),
+    (ReadLogEnd(B, AT), None),
+    (ReadLogEnd(B, AT), LogEnd(Generation("g"), -1, EntryIndex(0))),
+    (ReadLogEnd(B, AT), LogEnd(Generation("g"), 3, EntryIndex(10))),
+    (Describe(AT), Described(BOUNDS, LeaderEpoch(2), EntryIndex(6), 1_000, 2, {B: EntryIndex(4)})),
+    (Describe(AT), Described(BOUNDS, LeaderEpoch(2), EntryIndex(6), 1_000, 2, {}, hw_known=False)),
 )
 
 
@@ -85,23 +101,21 @@ class Table:
         return answer
 
 
-def travelled(*answers: object) -> list[object]:
-    """The answers, after they came back from another broker."""
-    asked = asking(*(Force(AT) for _ in answers))
-    message, columns = run_steps(Table(*answers), CALLED, RunSteps.from_bytes(asked.to_bytes()))
-    return answers_of([message.to_bytes(), *columns], CALLER, asked, "b")
+def travelled(*asked_and_answered: tuple[RemoteStep, object]) -> list[object]:
+    """The answers to steps, after they came back from another broker."""
+    asked = [step for step, _ in asked_and_answered]
+    table = Table(*(answer for _, answer in asked_and_answered))
+    return answers_of(run_steps(table, CALLED, asking(*asked)), CALLER, "b", "n", asked)
 
 
-def asking(*steps: object, **fields: str) -> RunSteps:
+def asking(*steps: RemoteStep, nonce: str = "n") -> bytes:
     """What broker a asks of broker b."""
-    proven = {"caller": "a", "proof": CALLER.call_proof("b", "start of b"), "nonce": "n"}
-    return RunSteps(**(proven | fields), steps=[facts_of(each) for each in steps])
+    return asked_of(CALLER, "b", "start of b", nonce, steps)
 
 
 @pytest.mark.parametrize("step", STEPS, ids=str)
 def test_a_step_is_the_same_there(step):
-    facts = StepFacts.from_bytes(facts_of(step).to_bytes())
-    assert step_of(facts, B) == step
+    assert unpack_steps(pack_steps([step])) == [step]
 
 
 def test_every_step_of_a_partition_or_a_broker_can_travel():
@@ -112,25 +126,37 @@ def test_every_step_of_a_partition_or_a_broker_can_travel():
         and issubclass(each, PartitionStep | BrokerStep)
         and each not in (PartitionStep, BrokerStep)
     }
-    assert kinds == {type(each) for each in STEPS}
+    assert kinds == {type(each) for each in STEPS} == set(REMOTE_STEPS)
 
 
-@pytest.mark.parametrize("kind", ["seal", "write-markers", "drop-branch", "is-replicated"])
+@pytest.mark.parametrize("kind", ["Seal", "WriteMarkers", "DropBranch", "IsReplicated"])
 def test_a_step_that_lacks_a_field_is_refused_by_its_name(kind):
-    with pytest.raises(InvalidRequest, match=f"{kind} needs a"):
-        step_of(StepFacts(kind=kind, topic="t", topic_id="id"), B)
+    at = {"topic": "t", "topic_id": "id", "partition": 0}
+    with pytest.raises(InvalidRequest, match="missing required field"):
+        unpack_steps(msgspec.Raw(msgspec.msgpack.encode([{"type": kind, "at": at}])))
 
 
-@pytest.mark.parametrize("answer", ANSWERS, ids=str)
-def test_an_answer_is_the_same_here(answer):
-    assert travelled(answer) == [answer]
+@pytest.mark.parametrize("packed", [b"", b"\x90" * 9, b"\x91\x81\xa4type\xa4Rest", b"\xc1"])
+def test_steps_that_are_none_are_refused(packed):
+    with pytest.raises(InvalidRequest, match="RunSteps: steps: "):
+        unpack_steps(msgspec.Raw(packed))
+
+
+@pytest.mark.parametrize(("step", "answer"), ANSWERS, ids=str)
+def test_an_answer_is_the_same_here(step, answer):
+    assert travelled((step, answer)) == [answer]
 
 
 def test_extents_and_errors_come_back_beside_other_answers():
     block = Block(*(np.array(each) for each in ([7, 8], [1, 2], [0, 10], [9, 19])))
     extents = SpansSnapshot((block,), {})
     error = UnknownTopic("there is no topic 't'", topic="t")
-    first, refusal, bounds, second = travelled(extents, error, BOUNDS, SpansSnapshot((), {}))
+    first, refusal, bounds, second = travelled(
+        (ReadExtents(AT), extents),
+        (Force(AT), error),
+        (ReadBounds(AT), BOUNDS),
+        (ReadExtents(AT), SpansSnapshot((), {})),
+    )
     (found,) = first.blocks
     for one, other in zip(vars_of(found), vars_of(block), strict=True):
         assert one.tolist() == other.tolist()
@@ -145,7 +171,7 @@ def vars_of(block: Block) -> list[np.ndarray]:
 
 
 def test_a_step_that_fails_holds_up_no_other():
-    table = Table(UnknownTopic("gone"), True)
+    table = Table(UnknownTopic("gone"), None)
     run_steps(table, CALLED, asking(Force(AT), Seal(AT, 1)))
     assert table.asked == [Force(AT), Seal(AT, 1)]
 
@@ -162,18 +188,31 @@ def test_a_step_that_fails_holds_up_no_other():
 )
 def test_steps_are_carried_out_only_for_a_broker_that_means_this_start_of_this_one(fields):
     table = Table()
+    sent = {"caller": "a", "proof": CALLER.call_proof("b", "start of b"), "nonce": "n"} | fields
+    asked = RunSteps(**sent, steps=pack_steps([Force(AT)]))
     with pytest.raises(Unauthenticated, match="broker b as it runs now"):
-        run_steps(table, CALLED, asking(Force(AT), **fields))
+        run_steps(table, CALLED, msgspec.msgpack.encode(asked))
     assert table.asked == []
 
 
 def test_answers_of_something_else_in_the_place_of_a_broker_are_refused():
-    asked = asking(Seal(AT, 1))
-    other = asking(Seal(AT, 1), nonce="another")
+    asked = Seal(AT, 1)
     for proof in ("", CALLED.answer_proof("another"), CALLER.answer_proof("n")):
-        said = StepAnswers(proof=proof, answers=[StepAnswer()])
+        said = msgspec.msgpack.encode({"proof": proof, "answers": [{"value": None}]})
         with pytest.raises(Unauthenticated, match="in the place of broker b"):
-            answers_of([said.to_bytes()], CALLER, asked, "b")
-    replayed, _ = run_steps(Table(None), CALLED, other)
+            answers_of(said, CALLER, "b", "n", [asked])
+    replayed = run_steps(Table(None), CALLED, asking(asked, nonce="another"))
     with pytest.raises(Unauthenticated):
-        answers_of([replayed.to_bytes()], CALLER, asked, "b")
+        answers_of(replayed, CALLER, "b", "n", [asked])
+
+
+@pytest.mark.parametrize("result", [b"", b"{}", b"\xc1"])
+def test_what_is_no_answer_is_an_error_of_its_broker(result):
+    with pytest.raises(InternalError, match="broker b sends what is no answer"):
+        answers_of(result, CALLER, "b", "n", [Seal(AT, 1)])
+
+
+def test_as_many_answers_come_as_steps_were_asked():
+    result = run_steps(Table(None), CALLED, asking(Seal(AT, 1)))
+    with pytest.raises(InternalError, match="2 steps have 1 answers"):
+        answers_of(result, CALLER, "b", "n", [Seal(AT, 1), Force(AT)])

@@ -13,7 +13,7 @@ from spark_stream.consistency.producers import Stamp
 from spark_stream.consistency.transactions import Joined, State, Transaction
 from spark_stream.scripts import deciding, records
 from spark_stream.scripts.finishing import record_finish
-from spark_stream.scripts.steps import Put, Script
+from spark_stream.scripts.steps import PutRecord, Script
 from tests.broker.local_broker import LEASE_S, Surroundings
 from tests.broker.pairs import brokers as two_brokers
 from tests.broker.pairs import make_topic
@@ -30,7 +30,7 @@ class OneBroker:
 
     def __init__(self, around: Surroundings, name: str) -> None:
         self._broker = around.start(name)
-        self.host, self.topics = self._broker.host, self._broker.desk
+        self.host, self.topics = self._broker.host, self._broker.topics
         self.renew = self._broker.tenure.renew
         self.desk = TransactionDesk(
             self._broker.driver, self.host, around.clock, name, self._broker.leases
@@ -107,7 +107,7 @@ def renew_at_a_change(script: Script[None], renew: Callable[[], None]) -> Script
     """The same script; the lease is renewed as soon as a record is to be changed."""
     step = next(script)
     while True:
-        if isinstance(step, Put):
+        if isinstance(step, PutRecord):
             renew()
         answer = yield step
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -10,6 +11,7 @@ import pytest
 
 from spark_stream.cluster.topics import TOPICS
 from spark_stream.errors import IsologError, StorageFailure, TopicExists, UnknownTopic
+from spark_stream.scripts.topics import create_topic
 from spark_stream.storage.logs import FileLogs
 from spark_stream.testing.simulation.disk import SimulatedDisk
 from tests.broker.topic_desk import Died, LocalTopics
@@ -44,6 +46,35 @@ def test_a_death_while_a_topic_is_made_leaves_all_of_it_or_nothing(tmp_path: Pat
     assert third.left_over == []
     assert third.topic("t").partition(0).bounds().log_end_offset == 1
     third.close()
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_a_topic_whose_making_is_asked_for_again_is_the_one_that_was_made(
+    tmp_path: Path, when: str
+):
+    """The first answer was lost, and the second broker had better not call it another's."""
+    desk = LocalTopics(tmp_path)
+    made = []
+
+    def make() -> None:
+        made.append(desk.desk._driver.run(create_topic(first, records, desk.host.broker_id)).id)
+
+    plan, records = desk.desk.plan("t", 2, 1, NUMBERS, {})
+    first = replace(plan, token="mine")
+    if when == "before":
+        make()
+    else:
+        desk.store.meanwhile = make
+    again = desk.create("t", 2, 1, NUMBERS, {}, token="mine")
+    assert [again.topic.id] == made
+    assert again.partition(1).append(numbers(0, 1)).offset == 0
+    for token in ("other", ""):
+        with pytest.raises(TopicExists):
+            desk.create("t", 2, 1, NUMBERS, {}, token=token)
+    desk.close()
+    again_opened = LocalTopics(tmp_path)
+    assert again_opened.left_over == []
+    again_opened.close()
 
 
 class CountingDisk(FaultyDisk):

@@ -278,7 +278,7 @@ def test_a_replica_in_trouble_is_reported_again_when_its_part_changes(cluster, c
             cluster.pass_us(RETRY_US)
         assert caplog.text.count("t/0: the log refuses writes") == 1
         a.die()
-        b.control()
+        b.control_once()
         see(cluster.around)
         for _ in range(2):
             cluster.look("b")
@@ -317,7 +317,7 @@ def test_a_follower_that_refused_a_write_hands_over_when_it_is_elected(cluster):
     with pytest.raises(StorageFailure):
         replicate(a, b, "t")
     a.die()
-    b.control()
+    b.control_once()
     see(cluster.around)
     assert b.record("t").leader == "b"
     cluster.look("b")
@@ -350,12 +350,16 @@ LOSSES = {
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_a_removed_file_of_the_log_is_noticed_by_the_next_round_of_housekeeping(of_files, loss):
+def test_a_removed_file_of_the_log_is_noticed_by_the_next_round_of_housekeeping(
+    of_files, loss, caplog
+):
     """An append succeeds meanwhile, and would be lost when the broker ends."""
     a = of_files.brokers["a"]
     LOSSES[loss](a.partition("t").log.segments[-1].name.arrow)
     of_files.append("a", 1)
     a.host.upkeep.housekeep()
+    assert "housekeeping: [STORAGE_FAILURE]" in caplog.text
+    assert "Traceback" not in caplog.text
     with pytest.raises(StorageFailure, match="would be lost"):
         of_files.append("a", 2)
     of_files.look("a")

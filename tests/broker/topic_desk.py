@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from spark_stream.broker.driver import RemoteStep
 from spark_stream.cluster.sqlite import SqliteStore
 from spark_stream.environment import SystemClock
+from spark_stream.scripts.steps import RemoteStep
 from spark_stream.storage.logs import Logs
 from tests.broker.local_broker import LocalBroker, Surroundings
 
@@ -63,7 +63,7 @@ class LocalTopics:
         self._broker = LocalBroker(
             around, "broker", "logs", logs=logs, store=self.store, folder=path
         )
-        self.host, self.desk = self._broker.host, self._broker.desk
+        self.host, self.desk = self._broker.host, self._broker.topics
         self.left_over = self._broker.left_over
         self.create, self.alter, self.delete = self.desk.create, self.desk.alter, self.desk.delete
         self.topic = self.host.topic

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from spark_stream.cluster import sqlite
+from spark_stream.cluster import sqlite, store_files
 from spark_stream.cluster.backup import back_up, put_back
 from spark_stream.cluster.identity import CLUSTER
 from spark_stream.cluster.sqlite import SqliteStore
-from spark_stream.errors import InvalidRequest, MetadataLost, WrongCluster
+from spark_stream.errors import InvalidRequest, MetadataLost, StorageFailure, WrongCluster
 
 
 @pytest.fixture
@@ -140,21 +143,138 @@ def test_a_part_of_an_earlier_copy_does_not_keep_a_lost_store_from_being_saved(p
     assert [each.name for each in path.parent.glob("*.saved*")] == [f"{path.name}.saved"]
 
 
-def test_the_note_of_a_copy_goes_when_another_file_is_opened_in_its_place(path):
-    """A later file may get the inode that the note names."""
-    store, note = SqliteStore(path), path.with_name(path.name + "-restored")
-    late = SqliteStore(path)
+def test_a_copy_is_known_until_all_have_taken_it_and_another_file_is_none(path):
+    """A later file may get the inode of one that was open."""
+    store, late = SqliteStore(path), SqliteStore(path)
     path.unlink()
     store.write_back()
     SqliteStore(path).close()
-    assert note.exists(), "brokers that have not seen the copy need it"
     late.changes(0)
     assert late.lost is None
     late.close()
     store.close()
     path.rename(path.with_name("away"))
-    SqliteStore(path).close()
-    assert not note.exists()
+    with closing(SqliteStore(path)) as other:
+        assert not other._place.is_copy()
+
+
+def full_store(path: Path) -> SqliteStore:
+    """A store with a cluster's record whose tables are in its file, not only in the log."""
+    store = SqliteStore(path)
+    store.put(CLUSTER, {"id": "c"}, 0)
+    store.close()
+    return SqliteStore(path)
+
+
+def records(connected_to: Path) -> list[str]:
+    with closing(SqliteStore(connected_to)) as store:
+        return [each.key for each in store.list("")]
+
+
+def test_another_file_in_the_place_of_an_open_store_is_not_opened(path, tmp_path):
+    """SQLite would apply the log of the open file to it, and damage both."""
+    store, copy = full_store(path), tmp_path / "copy"
+    back_up(path, copy)
+    store.put("later", {}, 0)
+    os.rename(path, tmp_path / "away")
+    shutil.copyfile(copy, path)
+    with pytest.raises(MetadataLost, match="is not the file that running brokers have open"):
+        SqliteStore(path)
+    with pytest.raises(MetadataLost, match="is not the file that running brokers have open"):
+        back_up(path, tmp_path / "another")
+    assert path.read_bytes() == copy.read_bytes()
+    path.unlink()
+    store.write_back()
+    assert records(path) == [CLUSTER, "later"]
+    store.close()
+    assert records(path) == [CLUSTER, "later"]
+
+
+@pytest.mark.parametrize("raw", [True, False])
+def test_an_overwritten_store_is_noticed_and_nothing_is_written_into_it(path, tmp_path, raw):
+    """The file is the same one, with the content of a backup or of an older copy by ``cp``."""
+    store, copy = full_store(path), tmp_path / "copy"
+    shutil.copyfile(path, copy) if raw else back_up(path, copy)
+    other = SqliteStore(path)
+    version = store.put("later", {}, 0)
+    store._writer.execute("pragma wal_checkpoint")
+    store.changes(0)
+    assert store.lost is None, "brokers write into the file themselves"
+    written = path.stat().st_mtime_ns
+    with path.open("r+b") as file:
+        file.write(copy.read_bytes())
+        file.truncate()
+    os.utime(path, ns=(written + 1, written + 1))
+    assert store.changes(version).changed == {}
+    for each in (store, other):
+        with pytest.raises(MetadataLost, match="was overwritten while brokers"):
+            each.put("more", {}, 0)
+        with pytest.raises(MetadataLost, match="was overwritten"):
+            each.get("later")
+    with pytest.raises(MetadataLost, match="was overwritten"):
+        store.write_back()
+    with pytest.raises(MetadataLost, match="was overwritten"):
+        SqliteStore(path)
+    store.close()
+    other.close()
+    assert path.read_bytes() == copy.read_bytes()
+    with pytest.raises(MetadataLost, match="is of another file"):
+        SqliteStore(path)
+    for suffix in ("-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink()
+    assert records(path) == [CLUSTER]
+
+
+def test_a_file_that_cannot_be_read_for_now_is_not_taken_for_an_overwritten_one(path, monkeypatch):
+    """A process may be short of descriptors."""
+    store = full_store(path)
+
+    def refused(path: Path) -> sqlite3.Connection:
+        return sqlite3.connect(f"{path.parent.as_uri()}?mode=ro", uri=True)  # a folder is no file
+
+    monkeypatch.setattr(store_files, "_connected_to_file", refused)
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(StorageFailure, match=r"unable to open|I/O error"):
+        store.put("k", {}, 0)
+    monkeypatch.undo()
+    assert store.put("k", {}, 0) is not None
+    assert store.lost is None
+    store.close()
+
+
+def test_a_backup_is_not_opened_with_the_log_of_the_store_that_it_replaces(path, tmp_path):
+    store, copy = full_store(path), tmp_path / "copy"
+    back_up(path, copy)
+    store.put("later", {}, 0)
+    log = path.with_name(path.name + "-wal")
+    left = log.read_bytes()
+    store.close()
+    log.write_bytes(left)  # as brokers leave it that are killed
+    shutil.copyfile(copy, path)
+    with pytest.raises(MetadataLost, match=r"metadata\.sqlite-wal beside it is of another file"):
+        SqliteStore(path)
+    assert path.read_bytes() == copy.read_bytes()
+    put_back(copy, path, force=True)
+    assert records(path) == [CLUSTER]
+
+
+def test_a_damaged_copy_is_not_written_back(path, monkeypatch):
+    store = full_store(path)
+    remove(path)
+    damaged = sqlite3.connect(":memory:")
+    damaged.executescript(
+        "create table a (b); pragma writable_schema = on;"
+        " update sqlite_master set rootpage = 77 where name = 'a'"
+    )
+    monkeypatch.setattr(store, "_reader", damaged)
+    with pytest.raises(StorageFailure, match="damaged"):
+        store.write_back()
+    assert not path.exists()
+    monkeypatch.undo()
+    damaged.close()
+    store.write_back()
+    assert store.lost is None
+    store.close()
 
 
 def saved_as_cluster(path: Path) -> tuple[Path, Path]:

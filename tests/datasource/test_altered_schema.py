@@ -5,9 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from spark_stream.client.values import TopicDescription
 from spark_stream.datasource.planning import planned_view
 from spark_stream.errors import SchemaMismatch
+from spark_stream.wire.messages import TopicDescription
 from spark_stream.wire.schemas import OFFSET
 
 FIRST = pa.schema([pa.field("id", pa.int32(), nullable=False), ("x", pa.int16())])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from spark_stream.consistency.transactions import Content
 from spark_stream.datasource.branches import (
     TaskBranch,
     Written,
@@ -30,7 +31,7 @@ from spark_stream.errors import (
     UnknownTransaction,
 )
 from spark_stream.wire.sink_messages import OpenBranch, SettledBatch
-from spark_stream.wire.transaction_messages import BranchFacts, TopicContent
+from spark_stream.wire.transaction_messages import BranchFacts
 
 FIRST = TaskBranch("query/q", "run", number=5, producer_id=10, epoch=0, batch=3)
 SECOND = replace(FIRST, producer_id=11)
@@ -60,7 +61,9 @@ class Calls:
     def open_branch(self, asked: OpenBranch) -> BranchFacts:
         self._note("open", asked)
         name = asked.transactional_id
-        return BranchFacts(transactional_id=name, number=5, producer_id=10, epoch=0)
+        return BranchFacts(
+            transactional_id=name, number=5, producer_id=10, epoch=0, committed=False
+        )
 
     def settle_batch(self, asked: OpenBranch) -> SettledBatch:
         self._note("settle", asked.transactional_id, asked.instance, asked.batch)
@@ -74,7 +77,7 @@ class Calls:
         taken: list[int],
         *,
         batch: int,
-        content: list[TopicContent] | None,
+        content: list[Content] | None,
     ) -> None:
         self._note("commit", name, instance, number, taken, batch, content)
 
@@ -89,7 +92,7 @@ class Calls:
 
 
 def committed(rows: int = 8, digest: int = 88) -> SettledBatch:
-    content = [TopicContent(topic="t", rows=rows, digest=digest)]
+    content = [Content(topic="t", rows=rows, digest=digest)]
     return SettledBatch(committed=True, content=content)
 
 
@@ -112,7 +115,7 @@ def test_a_branch_is_opened_for_the_batch_as_it_was_planned() -> None:
 def test_a_commit_takes_the_branches_of_the_messages_and_no_others() -> None:
     calls = Calls()
     commit(calls, [wrote(FIRST), wrote(SECOND), wrote(None, {})], 3)  # type: ignore[arg-type]
-    content = [TopicContent(topic="t", rows=8, digest=88)]
+    content = [Content(topic="t", rows=8, digest=88)]
     assert calls.made == [("commit", "query/q", "run", 5, [10, 11], 3, content)]
 
 
@@ -168,7 +171,7 @@ def test_another_replay_is_refused_or_kept_out_with_a_warning(
 
 def test_a_replay_of_other_floats_alone_may_be_taken_for_the_same() -> None:
     tasks = [wrote(DONE), wrote(DONE)]
-    content = [TopicContent(topic="t", rows=8, digest=88, floats=1)]
+    content = [Content(topic="t", rows=8, digest=88, floats=1)]
     known = Calls(settled=SettledBatch(committed=True, content=content))
     with pytest.raises(DifferentReplay, match="of other floating-point values") as caught:
         commit(known, tasks, 3)  # type: ignore[arg-type]

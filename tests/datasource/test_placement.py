@@ -137,7 +137,8 @@ def test_a_writer_that_contradicts_the_topic_is_refused_and_writes_nothing(
 def test_a_topic_that_the_sink_makes_keeps_the_key_for_every_writer(
     shared: BrokerProcess, log: isolog.Log, topic: str
 ) -> None:
-    writer = sink(shared, topic, partitionBy="id", createTopic="true", partitions="5")
+    """Column names in another case are the same ones, as everywhere in Spark."""
+    writer = sink(shared, topic, partitionBy="Id", createTopic="true", partitions="5")
     writer.commit([writer.write(iter([rows(300)]))])
     assert log.describe(topic).config["partition.by"] == "id"
     assert log.describe(topic).partition_by == ("id",)

@@ -13,10 +13,10 @@ import pytest
 
 import spark_stream as isolog
 from spark_stream.wire.actions import ACTIONS
-from spark_stream.wire.cluster_messages import ClusterFacts
+from spark_stream.wire.cluster_messages import ClusterDescription
 from spark_stream.wire.fetch_messages import Fetch
-from spark_stream.wire.messages import Message, PartitionFacts, Status, TopicFacts
-from spark_stream.wire.transaction_messages import TransactionFacts
+from spark_stream.wire.messages import BrokerStatus, Message, PartitionDescription, TopicDescription
+from spark_stream.wire.transaction_messages import TransactionDescription
 from tests.conftest import ROOT
 
 PAGE = (ROOT / "docs" / "flight.md").read_text()
@@ -63,7 +63,8 @@ def test_the_examples_run_without_isolog(log_dir: Path, tmp_path: Path) -> None:
             "numbers 0 records in 1 partitions",
             "10 rows: ['key', 'value', 'headers', 'timestamp']",
             "offset 0 count 3",
-            "{'n': [1, 2, 3], '_offset': [0, 1, 2]} {'base': 0, 'next': 3, 'lineage': [[0, 3]]}",
+            "{'n': [1, 2, 3], '_offset': [0, 1, 2]}"
+            " {'kind': 'rows', 'base': 0, 'next': 3, 'lineage': [[0, 3]]}",
         ]
         assert log.read("numbers")["n"].to_pylist() == [1, 2, 3]
 
@@ -76,7 +77,7 @@ def column(heading: str) -> set[str]:
 
 
 def test_the_ticket_has_the_fields_of_the_page() -> None:
-    assert column("## DoGet") == set(Fetch.model_fields)
+    assert column("## DoGet") == set(Fetch.__struct_fields__)
 
 
 def test_the_actions_are_those_of_the_page() -> None:
@@ -84,8 +85,15 @@ def test_the_actions_are_those_of_the_page() -> None:
 
 
 @pytest.mark.parametrize(
-    "message", [ClusterFacts, PartitionFacts, Status, TopicFacts, TransactionFacts]
+    "message",
+    [
+        ClusterDescription,
+        PartitionDescription,
+        BrokerStatus,
+        TopicDescription,
+        TransactionDescription,
+    ],
 )
 def test_the_fields_of_an_answer_are_on_the_page(message: type[Message]) -> None:
     actions = PAGE.partition("## DoAction")[2].partition("\n## ")[0]
-    assert set(message.model_fields) <= set(re.findall(r"`([a-z_]+)`", actions))
+    assert set(message.__struct_encode_fields__) <= set(re.findall(r"`([a-z_]+)`", actions))

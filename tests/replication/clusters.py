@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow as pa
 
 import spark_stream as isolog
-from spark_stream.client.values import PartitionDescription
 from spark_stream.consistency.entries import ENTRY
 from spark_stream.errors import IsologError
 from spark_stream.storage.codec import first_broken_batch, intact_entries
 from spark_stream.storage.looking import base_of, whole_rows
 from spark_stream.storage.stored import digest
 from spark_stream.testing import LocalCluster
+from spark_stream.wire.messages import PartitionDescription
 from tests.support import eventually, numbers
 
 # Others take over from a broker that stands still after this time: the default would make most

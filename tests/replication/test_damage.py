@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,39 @@ def test_a_leader_whose_active_segment_changed_leaves_and_heals_whoever_meets_it
             assert read(log, topic) == ALL  # another leads before a wrong value could be given
         healed(cluster, log, topic, leader)
         assert cluster.leader(topic) != leader
+
+
+def flip_entry(folder: Path, index: int) -> None:
+    """Changes one byte of this entry's batch, in a log of one segment."""
+    (file,) = folder.glob("*.arrow")
+    row = entries(folder)[index]
+    with file.open("r+b") as opened:
+        opened.seek(int(row["position"] + row["length"]) - 1)
+        byte = opened.read(1)[0]
+        opened.seek(-1, 1)
+        opened.write(bytes([byte ^ 0x10]))
+
+
+def test_nothing_is_lost_if_each_copy_is_damaged_in_another_record(topic):
+    """Each broker cuts away sound copies of what another one turns out to have damaged."""
+    with LocalCluster(3, conf=CONF | NO_SCRUB) as cluster, cluster.connect() as log:
+        fill(log, topic, 3, {})
+        found = folders(cluster, topic)
+        for turn, broker in enumerate(partition(log, topic).replicas, 1):  # as they will lead
+            flip_entry(found[int(broker)], 10 * turn)
+
+        def is_read() -> bool:
+            with suppress(DamagedSegment):  # so it fails while the last one is alone in sync
+                return patiently(lambda: read(log, topic)) == ALL
+            return False
+
+        eventually(is_read, WAIT_S)
+        in_sync(log, topic)
+        kept = [folder / "cut" for folder in found.values()]
+        eventually(lambda: not any(each.exists() for each in kept), WAIT_S)
+        said = [broker.log_text() for broker in cluster.brokers.values()]
+        assert any("are taken from what was kept here" in text for text in said)
+        assert not any("they are lost" in text for text in said)
 
 
 def test_a_mapped_reader_tells_a_follower_of_its_damage_and_gets_the_leaders_records(topic):

@@ -11,8 +11,8 @@ from spark_stream.consistency.ids import BrokerId
 from spark_stream.errors import IsologError, LeaderUnavailable
 from spark_stream.scripts.steps import (
     BrokerStep,
-    Delete,
     DeleteMany,
+    DeleteRecord,
     FindTransactions,
     ForceReplica,
     Get,
@@ -20,8 +20,8 @@ from spark_stream.scripts.steps import (
     MakeFolder,
     PartitionStep,
     Pause,
-    Put,
     PutMany,
+    PutRecord,
     ReadBounds,
     ReadLogEnd,
     Refresh,
@@ -31,7 +31,7 @@ from spark_stream.scripts.steps import (
     Together,
 )
 
-StoreStep = FindTransactions | Get | ListRecords | Put | PutMany | Delete | DeleteMany
+StoreStep = FindTransactions | Get | ListRecords | PutRecord | PutMany | DeleteRecord | DeleteMany
 
 
 @dataclass
@@ -70,7 +70,7 @@ class OnStore:
     def carry_out(self, step: Step) -> Any:
         self.steps.append(step)
         match step:
-            case Get() | ListRecords() | Put() | PutMany() | Delete() | DeleteMany():
+            case Get() | ListRecords() | PutRecord() | PutMany() | DeleteRecord() | DeleteMany():
                 return answer_of(self.store, step)
             case FindTransactions():
                 return answer_of(self.store, step)
@@ -119,11 +119,11 @@ def answer_of(store: MetadataStore, step: StoreStep) -> Any:
             return [each for each in found if (by, value) in keys_of(each)]
         case ListRecords(prefix):
             return store.list(prefix)
-        case Put(key, value, expected):
+        case PutRecord(key, value, expected):
             return store.put(key, value, expected)
         case PutMany(puts):
             return store.put_many(puts)
-        case Delete(key, expected):
+        case DeleteRecord(key, expected):
             return store.delete(key, expected)
         case DeleteMany(deletes):
             return store.delete_many(deletes)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from spark_stream.cluster.partitions import PartitionId, Partitions, StoredPartition, put_of
 from spark_stream.consistency.election import LogEnd
@@ -53,7 +54,7 @@ class Clustered:
         (new,) = self.on.store.put_many([put])
         assert new is not None
         stored = StoredPartition(PartitionId("id", number), record, new)
-        return Placed(replace(AT, partition=number), stored, unclean)
+        return Placed(structs.replace(AT, partition=number), stored, unclean)
 
     def record(self, number: int = 0) -> PartitionRecord:
         found = self.partitions.get(PartitionId("id", number))

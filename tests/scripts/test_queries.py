@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec import structs
 
-from spark_stream.cluster.queries import Query, ReadUpTo, decode_query, encode_query
+from spark_stream.cluster.queries import Query, decode_query, encode_query
+from spark_stream.consistency.transactions import ReadPosition
 from spark_stream.errors import ConsumerFenced, UnknownConsumer
 from spark_stream.scripts.positions import store_positions
 from spark_stream.scripts.queries import forget_name, pin_start, read_named, record_progress
@@ -15,7 +15,7 @@ from tests.scripts.on_store import OnStore
 from tests.scripts.test_positions import position
 
 OLD = Query("old", "subscribe t", "read_committed", "startingOffsets=latest", "start of old")
-NEW = replace(OLD, instance="new", start="start of new")
+NEW = structs.replace(OLD, instance="new", start="start of new")
 
 
 @pytest.fixture
@@ -27,23 +27,23 @@ def query(on: OnStore, name: str = "c") -> Query:
     return on.run(read_named()).queries[name]
 
 
-def at(offset: int) -> tuple[ReadUpTo, ...]:
-    return (ReadUpTo("t", "id", 0, offset),)
+def at(offset: int) -> tuple[ReadPosition, ...]:
+    return (ReadPosition("t", "id", 0, offset),)
 
 
 def test_a_record_comes_back_as_it_was_written() -> None:
-    full = replace(OLD, started_ms=1, recorded_ms=2, positions=at(5))
+    full = structs.replace(OLD, started_ms=1, recorded_ms=2, positions=at(5))
     assert decode_query(encode_query(full)) == full
 
 
 def test_who_only_asks_pins_nothing(on):
-    assert on.run(pin_start("c", replace(OLD, start=None), 1)) is None
+    assert on.run(pin_start("c", structs.replace(OLD, start=None), 1)) is None
     assert on.run(read_named()).queries == {}
 
 
 def test_a_start_is_pinned_once(on):
-    assert on.run(pin_start("c", OLD, 1)) == replace(OLD, started_ms=1)
-    assert on.run(pin_start("c", NEW, 2)) == replace(OLD, instance="new", started_ms=1)
+    assert on.run(pin_start("c", OLD, 1)) == structs.replace(OLD, started_ms=1)
+    assert on.run(pin_start("c", NEW, 2)) == structs.replace(OLD, instance="new", started_ms=1)
 
 
 def test_of_two_that_pin_at_once_the_second_gets_the_firsts_start(on):
@@ -57,16 +57,17 @@ def test_of_two_that_pin_at_once_the_second_gets_the_firsts_start(on):
 def test_another_selection_changes_nothing(on):
     on.run(pin_start("c", OLD, 1))
     assert (
-        on.run(pin_start("c", replace(NEW, selection="subscribe u"), 2)).selection == "subscribe t"
+        on.run(pin_start("c", structs.replace(NEW, selection="subscribe u"), 2)).selection
+        == "subscribe t"
     )
-    assert query(on) == replace(OLD, started_ms=1)
+    assert query(on) == structs.replace(OLD, started_ms=1)
 
 
 def test_only_the_latest_run_tells_of_progress(on):
     on.run(pin_start("c", OLD, 1))
-    late = on.start(record_progress("c", replace(OLD, positions=at(5)), 2, claim=False))
+    late = on.start(record_progress("c", structs.replace(OLD, positions=at(5)), 2, claim=False))
     late.advance()  # it has read
-    on.run(record_progress("c", replace(NEW, positions=at(7)), 3, claim=True))
+    on.run(record_progress("c", structs.replace(NEW, positions=at(7)), 3, claim=True))
     with pytest.raises(ConsumerFenced, match="'c'"):
         late.end()
     found = query(on)
@@ -75,7 +76,7 @@ def test_only_the_latest_run_tells_of_progress(on):
 
 
 def test_progress_without_a_start_leaves_the_start_open(on):
-    on.run(record_progress("c", replace(OLD, start=None, positions=at(5)), 2, claim=True))
+    on.run(record_progress("c", structs.replace(OLD, start=None, positions=at(5)), 2, claim=True))
     assert on.run(pin_start("c", NEW, 3)).start == "start of new"
     assert query(on).positions == at(5)
 
@@ -87,7 +88,7 @@ def test_a_name_is_forgotten_as_a_whole(on):
     assert on.run(read_named()).consumers == {"c": [position(5)]}
     late = on.start(forget_name("c"))
     late.advance()  # it has read
-    on.run(record_progress("c", replace(OLD, positions=at(5)), 2, claim=True))
+    on.run(record_progress("c", structs.replace(OLD, positions=at(5)), 2, claim=True))
     late.end()
     found = on.run(read_named())
     assert (list(found.queries), found.consumers) == (["d"], {})

@@ -11,7 +11,14 @@ from spark_stream.cluster.partitions import Partitions
 from spark_stream.cluster.topics import Topics
 from spark_stream.errors import InvalidTopic, LeaderUnavailable, TopicExists, UnknownTopic
 from spark_stream.scripts.left_overs import left_overs, remove_left_over
-from spark_stream.scripts.steps import Delete, MakeFolder, Put, PutMany, ReadBounds, Together
+from spark_stream.scripts.steps import (
+    DeleteRecord,
+    MakeFolder,
+    PutMany,
+    PutRecord,
+    ReadBounds,
+    Together,
+)
 from spark_stream.scripts.topics import alter_topic, create_topic, delete_topic
 from tests.scripts.on_store import OnStore
 from tests.scripts.topic_stories import (
@@ -72,7 +79,7 @@ def test_of_two_that_make_a_topic_at_once_one_does(on, other, steps):
 @pytest.mark.parametrize("partitions", [1, 1_000])
 def test_a_creation_changes_the_store_as_often_however_many_partitions_there_are(on, partitions):
     on.run(creation(replace(MADE, partitions=partitions)))
-    changes = [each for each in on.steps if isinstance(each, Put | PutMany | Delete)]
+    changes = [each for each in on.steps if isinstance(each, PutRecord | PutMany | DeleteRecord)]
     together = [each for each in on.steps if isinstance(each, Together)]
     assert (len(changes), len(together)) == (4, 2)
 
@@ -82,7 +89,7 @@ def test_every_broker_that_gets_a_replica_makes_one_folder_before_the_topic_is_t
     first = next(each for each in on.steps if isinstance(each, Together))
     assert first.steps == tuple(MakeFolder(each, "flights", "id1") for each in (B1, B2))
     kinds = [type(each) for each in on.steps]
-    assert kinds.index(Together) < kinds.index(PutMany) < len(kinds) - kinds[::-1].index(Put)
+    assert kinds.index(Together) < kinds.index(PutMany) < len(kinds) - kinds[::-1].index(PutRecord)
 
 
 def test_a_topic_whose_broker_cannot_be_reached_is_not_made(on):

@@ -22,8 +22,8 @@ from spark_stream.consistency.transactions import COMMITS, DECIDED, Joined, Stat
 from spark_stream.errors import InvalidTransaction, IsologError
 from spark_stream.scripts.finishing import Finished
 from spark_stream.scripts.steps import (
-    Delete,
     DeleteMany,
+    DeleteRecord,
     DropBranch,
     FindTransactions,
     Force,
@@ -33,8 +33,8 @@ from spark_stream.scripts.steps import (
     Marked,
     PartitionStep,
     Pause,
-    Put,
     PutMany,
+    PutRecord,
     ReadEpochs,
     Script,
     Seal,
@@ -50,8 +50,7 @@ BLOCK = 3
 EPOCH = LeaderEpoch(4)
 
 
-@dataclass(frozen=True)
-class Append(PartitionStep):
+class Append(PartitionStep[Any]):
     """A batch arrives at the partition (no script of ours asks for it; tests do)."""
 
     transaction: int
@@ -248,7 +247,7 @@ class World:
         match step:
             case FindTransactions() | Get() | ListRecords():
                 return answer_of(self.store, step)
-            case Put() | PutMany() | Delete() | DeleteMany():
+            case PutRecord() | PutMany() | DeleteRecord() | DeleteMany():
                 return answer_of(self.store, step)
             case Pause():
                 return None

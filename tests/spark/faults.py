@@ -20,11 +20,12 @@ from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from spark_stream.client.transactions import TransactionsClient
+from spark_stream.consistency.transactions import Content
 from spark_stream.datasource import task
 from spark_stream.datasource.options import SinkOptions, sink_options
 from spark_stream.datasource.source import IsologDataSource
 from spark_stream.datasource.writer import IsologStreamWriter
-from spark_stream.wire.transaction_messages import CommitTransaction, TopicContent
+from spark_stream.wire.transaction_messages import CommitTransaction
 
 AT_BATCH = 1
 """Faults of a commit come at this batch: there is one before it, and one after."""
@@ -139,7 +140,7 @@ def _leave_unanswered(fault: Fault) -> None:
         name: str,
         *where: Any,
         batch: int,
-        content: list[TopicContent] | None,
+        content: list[Content] | None,
     ) -> None:
         instance, number, taken = where
         asked = CommitTransaction(

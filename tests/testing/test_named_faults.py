@@ -6,6 +6,7 @@ import pytest
 
 from spark_stream.broker.handover import Withdrawals
 from spark_stream.storage import segment
+from spark_stream.storage.kept import KeptSegments
 from spark_stream.testing.simulation.form import Form
 from spark_stream.testing.simulation.runs import ACTORS, run
 from spark_stream.testing.simulation.world import World
@@ -28,6 +29,28 @@ def test_whatever_byte_changes_all_that_holds_goes_on_to_hold():
         world.run()
         changed += any("a byte changes" in line for line in world.story or ())
     assert changed > len(SEEDS) // 2
+
+
+def changed_bytes(seed: int) -> Form:
+    """Three brokers, each of whose copies of one partition is damaged in another entry."""
+    return Form(seed, 3, True, 1, (*CLIENTS, "changed-bytes-5"))
+
+
+def test_nothing_is_lost_if_bytes_change_on_all_disks_each_in_another_entry():
+    taken = 0
+    for seed in SEEDS:
+        world = World(changed_bytes(seed), tells=True)
+        world.begin(ACTORS)
+        world.run()
+        taken += sum("a byte changes" in line for line in world.story or ())
+    assert taken > len(SEEDS)
+
+
+def test_a_log_that_keeps_nothing_of_what_it_cuts_at_damage_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(KeptSegments, "keep", lambda *_: None)
+    assert any(run(changed_bytes(seed)).finding for seed in range(100))  # the first found ends it
 
 
 def test_a_read_that_checks_nothing_is_found(monkeypatch: pytest.MonkeyPatch):

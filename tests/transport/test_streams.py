@@ -16,7 +16,12 @@ from spark_stream.protocol import StreamOver
 from spark_stream.transport.client import ClientChannel, connected
 from spark_stream.transport.loop import Loop
 from spark_stream.transport.server import SERVER_LIMITS, Door, Server
-from spark_stream.transport.streams import BlockingStream, CallFailed, ConnectionLost
+from spark_stream.transport.streams import (
+    BlockingStream,
+    CallFailed,
+    ConnectionLost,
+    StreamCancelled,
+)
 from tests.support import eventually
 from tests.transport.conftest import FAST, Place, echo
 
@@ -90,7 +95,7 @@ def test_a_stream_that_nobody_reads_holds_up_no_other(place: Place) -> None:
 
 
 def _send_until_it_fails(stream: BlockingStream) -> None:
-    with suppress(ConnectionLost, StreamOver):
+    with suppress(ConnectionLost, StreamCancelled, StreamOver):
         while True:
             stream.send(b"", bytes(50_000), timeout_s=20)
 

@@ -31,7 +31,7 @@ from spark_stream.wire.messages import (
     BatchRefused,
     Envelope,
     ListOffsets,
-    PartitionFacts,
+    PartitionDescription,
     ack_from_bytes,
 )
 
@@ -39,22 +39,19 @@ FETCH = {"topic": "t", "partition": 0}
 
 
 def test_a_partition_that_nobody_leads_travels():
-    facts = PartitionFacts(
+    facts = PartitionDescription(
         partition=0,
         leader=None,
         leader_epoch=3,
-        replicas=["a"],
-        isr=["a"],
+        replicas=("a",),
+        isr=("a",),
         log_start_offset=0,
         log_end_offset=0,
         high_watermark=0,
         last_stable_offset=0,
         size=0,
-        lag={},
-        adding=[],
-        removing=[],
     )
-    assert PartitionFacts.from_bytes(facts.to_bytes()) == facts
+    assert PartitionDescription.from_bytes(facts.to_bytes()) == facts
 
 
 @pytest.mark.parametrize(

@@ -315,11 +315,11 @@ class FollowerStream:
         return True
 
     def _take_refusal(self, refused: Refused, following: Following) -> None:
+        following.partition.refused(refused.error)  # before the next session begins
         with self._changed:
             self._slots.pop(refused.slot, None)
             following.fail(self._clock.monotonic())
             self._lost_session(following)
-        following.partition.refused(refused.error)
 
     def _fail(self, following: Following, error: IsologError) -> None:
         """A session ends because the follower cannot go on; the others do."""

@@ -149,7 +149,7 @@ def restore(
             raise InvalidOption("--metadata and --force belong to a FILE", hint="Name the backup.")
         with connection(bootstrap, path) as opened:
             ClusterClient(opened).restore_metadata()
-        note("the brokers have written the metadata store back")
+        note("the metadata store is written back, and all running brokers have taken it")
         return
     if bootstrap is not None:
         raise InvalidOption(

@@ -18,12 +18,12 @@ from spark_stream.cli.input.formats import TEXT, Format, Reading, format_of, rec
 from spark_stream.cli.input.placing import Placing, metadata_of, stored_columns
 from spark_stream.cli.options import Bootstrap, LogPath, Topic, log, note, note_warning
 from spark_stream.client.log import Log
-from spark_stream.client.values import TopicDescription
 from spark_stream.consistency.isolation import PRODUCER_LEVELS
 from spark_stream.errors import InvalidOption, UnknownPartition, UnknownTopic
 from spark_stream.sql.ddl import parse_schema
 from spark_stream.wire.keys import PARTITION_BY, key_columns, split_names
 from spark_stream.wire.limits import TRANSACTION_TIMEOUT_MS_MAX
+from spark_stream.wire.messages import TopicDescription
 from spark_stream.wire.schemas import is_default, of_topic
 
 _INPUT = "The input"

@@ -18,7 +18,7 @@ from spark_stream.cli.input.placing import Placing
 from spark_stream.cli.options import counted, note
 from spark_stream.cli.progress import bar
 from spark_stream.client.log import Log
-from spark_stream.client.values import TopicDescription, Written
+from spark_stream.client.values import Written
 from spark_stream.client.writing.producer import Producer
 from spark_stream.errors import (
     ForeignBranch,
@@ -28,6 +28,7 @@ from spark_stream.errors import (
     TransactionAborted,
     UnknownTransaction,
 )
+from spark_stream.wire.messages import TopicDescription
 
 _LOOK_S: Final = 0.2  # so often signals are looked for while the broker is waited for
 _BYTES: Final = 4096

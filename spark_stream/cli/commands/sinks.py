@@ -6,7 +6,6 @@ the option ``sinkId``.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 from typing import Annotated
@@ -18,7 +17,8 @@ from rich.table import Table
 from spark_stream.cli.options import Bootstrap, Listing, LogPath, Output, Yes, confirm, log, note
 from spark_stream.cli.output.show import console
 from spark_stream.cli.output.show_transactions import duration
-from spark_stream.client.values import SinkDescription
+from spark_stream.cli.texts import as_json
+from spark_stream.wire.sink_messages import SinkDescription
 
 app = typer.Typer(no_args_is_help=True, help="List and delete the sinks of queries.")
 
@@ -41,7 +41,7 @@ def list_sinks(
     with log(bootstrap, path) as opened:
         found = opened.sinks()
     if output is Listing.JSON:
-        print(json.dumps([dataclasses.asdict(each) for each in found], indent=2))
+        print(json.dumps(as_json(found), indent=2))
         return
     now_ms = time.time_ns() // 1_000_000
     table = Table()

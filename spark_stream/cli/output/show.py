@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from collections.abc import Iterable
@@ -16,8 +15,9 @@ from rich.table import Table
 
 from spark_stream.cli.options import Listing, counted
 from spark_stream.cli.output.show_replicas import show_replicas
-from spark_stream.client.values import BrokerStatus, PartitionDescription, TopicDescription
+from spark_stream.cli.texts import as_json
 from spark_stream.sql.ddl import schema_text
+from spark_stream.wire.messages import BrokerStatus, TopicDescription
 from spark_stream.wire.type_names import type_name
 
 _UNITS: Final = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"))
@@ -77,7 +77,7 @@ def _sum_known(numbers: Iterable[int | None]) -> int | None:
 
 def show_status(status: BrokerStatus, shape: Listing) -> None:
     """A broker's own account of itself."""
-    facts = dataclasses.asdict(status)
+    facts = as_json(status)
     if shape is Listing.JSON:
         print(json.dumps(facts, indent=2))
         return
@@ -179,11 +179,5 @@ def _topic_facts(topic: TopicDescription) -> dict[str, Any]:
         "replication_factor": topic.replication_factor,
         "warning": topic.warning,
         "config": dict(topic.config),
-        "partitions": [_partition_facts(each) for each in topic.partitions],
+        "partitions": as_json(topic.partitions),
     }
-
-
-def _partition_facts(partition: PartitionDescription) -> dict[str, Any]:
-    facts = dataclasses.asdict(dataclasses.replace(partition, error=None))
-    facts["error"] = None if partition.error is None else partition.error.to_wire()
-    return facts

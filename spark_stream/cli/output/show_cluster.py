@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
 from rich import box
@@ -12,7 +11,8 @@ from rich.table import Table
 
 from spark_stream.cli.options import Listing
 from spark_stream.cli.output.show import console
-from spark_stream.client.values import BrokerDescription, ClusterDescription
+from spark_stream.cli.texts import as_json
+from spark_stream.wire.cluster_messages import BrokerDescription, ClusterDescription
 
 
 def show_cluster(
@@ -20,7 +20,7 @@ def show_cluster(
 ) -> None:
     """A cluster with its brokers, and what is amiss."""
     if shape is Listing.JSON:
-        print(json.dumps(dataclasses.asdict(cluster), indent=2))
+        print(json.dumps(as_json(cluster), indent=2))
         return
     screen = screen or console()
     alive = sum(each.alive for each in cluster.brokers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +12,7 @@ from rich.table import Table
 from spark_stream.cli.options import Listing
 from spark_stream.cli.output.show import console
 from spark_stream.cli.output.show_transactions import duration
+from spark_stream.cli.texts import as_json
 from spark_stream.client.values import ConsumerDescription
 
 
@@ -78,7 +78,7 @@ def _partitions(consumer: ConsumerDescription) -> Table:
 
 
 def _as_json(found: ConsumerDescription) -> dict[str, Any]:
-    shown = dataclasses.asdict(found) | {"lag": found.lag}
+    shown: dict[str, Any] = as_json(found) | {"lag": found.lag}
     for place, each in zip(shown["partitions"], found.partitions, strict=True):
         place["lag"] = each.lag
     return shown

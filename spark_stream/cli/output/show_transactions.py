@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,7 +15,8 @@ from rich.table import Table
 from spark_stream.cli.options import Listing
 from spark_stream.cli.output.show import console
 from spark_stream.cli.output.show_replicas import drawn_together
-from spark_stream.client.values import TransactionDescription, TransactionPartition
+from spark_stream.cli.texts import as_json
+from spark_stream.wire.transaction_messages import TransactionDescription, TransactionPartition
 
 _UNDECIDED: Final = "open"
 _UNFINISHED: Final = ("open", "committing", "aborting")
@@ -55,7 +55,8 @@ class Aged:
         )
 
     def as_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self.facts) | {
+        shown: dict[str, Any] = as_json(self.facts)
+        return shown | {
             "age_s": self.age_s,
             "deadline_in_s": self.left_s,
             "hangs": self.hangs,

@@ -45,6 +45,7 @@ KAFKA_COLUMNS: Final = pa.schema(
         pa.field("timestampType", pa.int32()),
     ]
 )
+_KAFKA_METADATA: Final = ("topic", "partition", "offset", "timestamp", "timestampType")
 HEADERS: Final = pa.field("headers", HEADERS_TYPE)
 
 
@@ -125,8 +126,10 @@ class View:
                 f"columns takes a list of names, not {columns!r}", hint=f"Give [{columns!r}]."
             )
         everything = shown_schema(stored, metadata=True, headers=True)
-        optional = {*shown.names} - {*shown_schema(stored).names, *columns}
-        columns = [*columns, *(name for name in shown.names if name in optional)]
+        chosen = {*shown_schema(stored).names, *columns}
+        if metadata and is_default(stored):  # Kafka's columns have it, where all are shown
+            chosen -= {*_KAFKA_METADATA} - {*columns}
+        columns = [*columns, *(name for name in shown.names if name not in chosen)]
         for name in columns:
             if name not in everything.names:
                 raise SchemaMismatch(

@@ -39,9 +39,11 @@ from spark_stream.client.transactions import TransactionsClient
 from spark_stream.client.values import Record
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.lineage import NOTHING_KNOWN, Lineage
+from spark_stream.consistency.transactions import PositionOf
 from spark_stream.errors import InvalidOption, InvalidRequest, Unsupported
 from spark_stream.structs import INT64_MAX
-from spark_stream.wire.transaction_messages import ConsumerPosition, NamedConsumer
+from spark_stream.wire.messages import EARLIEST, LATEST
+from spark_stream.wire.transaction_messages import NamedConsumer
 
 _CUT_PAUSE_FIRST_S: Final = 0.05
 _CUT_PAUSE_MAX_S: Final = 0.5
@@ -134,13 +136,15 @@ class Consumer(Closing):
     def records(self, until: str | None = None, timeout: float | None = None) -> Iterator[Record]:
         """Every record, as it comes; with ``until="latest"`` up to the isolation's present bound.
 
-        With a ``timeout`` it ends once no record came for so many seconds. The position counts a
-        record once it is given.
+        With a ``timeout`` it ends once no record came for so many seconds; with 0 at once, as
+        nothing has come then. The position counts a record once it is given.
 
         Raises:
             InvalidOption: ``until`` or ``timeout`` has a value that it does not take.
+            InvalidRequest: the consumer is closed.
             SchemaMismatch: a topic is typed (use :meth:`batches`).
         """
+        self._check_open()
         position = self._position
         views = self._subscription.record_views(self._filter)
         for key, fetched in self._fetched(views, until, timeout):
@@ -158,6 +162,7 @@ class Consumer(Closing):
         self, until: str | None = None, timeout: float | None = None
     ) -> Iterator[pa.RecordBatch]:
         """Arrow batches, each of one partition, as they come; the rest as in :meth:`records`."""
+        self._check_open()
         for key, fetched in self._fetched(self._subscription.views.__getitem__, until, timeout):
             self._reached(key, fetched)
             self._position[key] = fetched.next
@@ -176,8 +181,7 @@ class Consumer(Closing):
             InvalidRequest: the consumer is closed.
             SchemaMismatch: a topic is typed (use :meth:`batches`).
         """
-        if self._closed.is_set():
-            raise InvalidRequest("the consumer is closed", hint="Make another one.")
+        self._check_open()
         if not isinstance(max_records, Integral) or max_records < 1:
             raise InvalidOption(
                 f"max_records is at least 1, not {max_records!r}", option="max_records"
@@ -221,7 +225,7 @@ class Consumer(Closing):
             self._transactions.check_consumer(self._name, self._instance)
             self._checked = time.monotonic()
 
-    def places(self, connection: Connection) -> list[ConsumerPosition]:
+    def places(self, connection: Connection) -> list[PositionOf]:
         """The position as it is stored, by whoever writes through this connection.
 
         Raises:
@@ -234,9 +238,13 @@ class Consumer(Closing):
                 hint="Give it one: log.consumer(topics, name=...).",
             )
         if connection.cluster_id != self._connection.cluster_id:
-            raise InvalidOption(f"consumer {self._name!r} reads another log", option="name")
+            raise InvalidOption(
+                f"consumer {self._name!r} reads another log",
+                option="name",
+                hint="A transaction stores positions of consumers of its own log only.",
+            )
         return [
-            ConsumerPosition(
+            PositionOf(
                 consumer=self._name,
                 topic=topic,
                 topic_id=self._subscription.ids[topic],
@@ -247,18 +255,32 @@ class Consumer(Closing):
             for (topic, number), offset in self._position.items()
         ]
 
-    def seek(self, position: Mapping[Key, int]) -> None:
-        """Goes on from these offsets; partitions that are not named stay where they are."""
+    def seek(self, position: str | Mapping[Key, int]) -> None:
+        """Go on from ``"earliest"`` or ``"latest"``, or from the offset of each named partition.
+
+        Partitions that are not named stay where they are.
+        """
+        if position in ("earliest", "latest"):
+            at = EARLIEST if position == "earliest" else LATEST
+            found = self._cut({}) if at == LATEST and self._atomic else self._bounds(at)
+            position = {key: offset for key, offset in found.items() if key in self._position}
         if not isinstance(position, Mapping):
             raise InvalidOption(
-                f"a position is {{(topic, partition): offset}}, not {position!r}",
+                "a position is 'earliest', 'latest' or {(topic, partition): offset}, not"
+                f" {position!r}",
                 hint="`consumer.position()` shows the present one.",
             )
         for key, offset in position.items():
             if key not in self._position:
-                raise InvalidOption(f"{key} is not a (topic, partition) of this consumer")
+                raise InvalidOption(
+                    f"{key} is not a (topic, partition) of this consumer",
+                    hint="`consumer.position()` shows those that it reads.",
+                )
             if not isinstance(offset, Integral) or not 0 <= offset <= INT64_MAX:
-                raise InvalidOption(f"an offset is at least 0, not {offset!r}")
+                raise InvalidOption(
+                    f"an offset is at least 0, not {offset!r}",
+                    hint='seek("earliest") goes to the first records, seek("latest") to the end.',
+                )
         self._position.update({key: int(offset) for key, offset in position.items()})
         for key in position:
             self._lineages.pop(key, None)
@@ -285,6 +307,10 @@ class Consumer(Closing):
             "asyncio comes later: a consumer is used with `with` and `for`",
             hint="Poll in a thread: `await asyncio.to_thread(consumer.poll, 1.0)`.",
         )
+
+    def _check_open(self) -> None:
+        if self._closed.is_set():
+            raise InvalidRequest("the consumer is closed", hint="Make another one.")
 
     def _fetched(
         self, view_of: Callable[[str], View], until: str | None, timeout: float | None
@@ -399,13 +425,13 @@ class Consumer(Closing):
         """The level of the fetches: what lies below a cut is decided."""
         return Isolation.READ_COMMITTED if self._atomic else self._isolation
 
-    def _bounds(self) -> dict[Key, int]:
+    def _bounds(self, at: int = LATEST) -> dict[Key, int]:
         return self._subscription.chosen(
             {
                 (name, number): end
                 for name in self._subscription.ids
                 for number, end in self._topics.offsets(
-                    name, isolation=self._isolation
+                    name, at=at, isolation=self._isolation
                 ).offsets.items()
             }
         )

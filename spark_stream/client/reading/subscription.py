@@ -73,7 +73,10 @@ class Subscription:
         else:
             names = [asked] if isinstance(asked, str) else list(asked)
             if not names:
-                raise InvalidOption("a consumer needs at least one topic")
+                raise InvalidOption(
+                    "a consumer needs at least one topic",
+                    hint='Such as log.consumer("orders"), or a list of names.',
+                )
         for name in names:
             self._add(name)
         self._added.clear()
@@ -156,10 +159,14 @@ class Subscription:
 
 def _numbers(partitions: Iterable[int]) -> frozenset[int]:
     found = () if isinstance(partitions, str | Integral) else tuple(partitions)
-    if not found or not all(isinstance(each, Integral) and each >= 0 for each in found):
+    if not found or not all(_is_number(each) for each in found):
         raise InvalidOption(
             f"partitions takes a list of numbers from 0 on, not {partitions!r}",
             option="partitions",
             hint="Leave it out to read all partitions.",
         )
     return frozenset(map(int, found))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 0

@@ -18,12 +18,11 @@ import pyarrow as pa
 from msgspec import structs
 
 from spark_stream.client.connecting.shared import SharedChannel
-from spark_stream.client.values import TopicDescription
 from spark_stream.errors import BrokerUnavailable, InternalError, InvalidRequest, IsologError
 from spark_stream.protocol import Bytes, Credited, Received, StreamOver
 from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
 from spark_stream.transport.streams import Handle, Stream, StreamEvent, error_of
-from spark_stream.wire.messages import Ack, AppendTo, ack_from_bytes
+from spark_stream.wire.messages import Ack, AppendTo, TopicDescription, ack_from_bytes
 from spark_stream.wire.methods import APPEND
 
 # How much earlier than the client the leader gives up a batch: so that its answer, which knows the

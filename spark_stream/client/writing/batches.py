@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_stream.client.moments import timestamp_us
-from spark_stream.client.values import TopicDescription
 from spark_stream.client.writing.frames import eased, is_arrow, table_of
 from spark_stream.errors import (
     BatchTooLarge,
@@ -21,6 +20,7 @@ from spark_stream.errors import (
     UnknownPartition,
 )
 from spark_stream.wire.limits import BATCH_BYTES_MAX
+from spark_stream.wire.messages import TopicDescription
 from spark_stream.wire.schemas import (
     DEFAULT_SCHEMA,
     TIMESTAMP_COLUMN,
@@ -87,7 +87,7 @@ def as_columns(key: str | Sequence[str] | None) -> tuple[str, ...]:
     """Return the names of key columns; TypeError for one that is no text."""
     if key is None or isinstance(key, str):
         return () if key is None else (key,)
-    names = tuple(key)
+    names = tuple(key) if isinstance(key, Iterable) else (key,)
     for name in names:
         if not isinstance(name, str):
             raise TypeError(f"key is a column's name or several, not {type(name).__name__}")

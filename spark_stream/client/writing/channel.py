@@ -21,11 +21,10 @@ from msgspec import structs
 from spark_stream.client.connecting.link import BrokerLink
 from spark_stream.client.connecting.router import Router
 from spark_stream.client.connecting.routes import Route
-from spark_stream.client.values import TopicDescription
 from spark_stream.client.writing.appending import AppendStream
 from spark_stream.client.writing.lanes import Identity, Lane, Outgoing
 from spark_stream.errors import BrokerUnavailable, IsologError
-from spark_stream.wire.messages import Ack, AppendTo, Envelope
+from spark_stream.wire.messages import Ack, AppendTo, Envelope, TopicDescription
 
 _PAUSE_FIRST_S: Final = 0.05
 _PAUSE_MAX_S: Final = 1.0

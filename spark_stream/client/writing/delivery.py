@@ -27,7 +27,6 @@ from typing import Final
 import pyarrow as pa
 
 from spark_stream.client.connecting.router import Router
-from spark_stream.client.values import TopicDescription
 from spark_stream.client.writing.appending import AppendStream
 from spark_stream.client.writing.batches import fitted_to
 from spark_stream.client.writing.channel import Author, Channel, PlacedLane
@@ -45,7 +44,7 @@ from spark_stream.errors import (
     UnknownLeaderEpoch,
     UnknownOutcome,
 )
-from spark_stream.wire.messages import Ack, AppendTo, BatchRefused
+from spark_stream.wire.messages import Ack, AppendTo, BatchRefused, TopicDescription
 
 _FIND_S: Final = 5.0
 # A batch that is answered by one of these is sent again, where it belongs. It is not in the log,

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.topics import TopicsClient
-from spark_stream.client.values import TopicDescription, Written
+from spark_stream.client.values import Written
 from spark_stream.client.writing.batches import fitted_to, joining_bytes
 from spark_stream.client.writing.buffer import Buffer, Share
 from spark_stream.client.writing.channel import Author
@@ -38,7 +38,7 @@ from spark_stream.errors import (
     IsologError,
     UnknownTopic,
 )
-from spark_stream.wire.messages import AppendTo
+from spark_stream.wire.messages import AppendTo, TopicDescription
 
 _TICK_S: Final = 0.25
 # A batch counts as this part of the buffer at least: who appends tiny ones in a loop then waits

@@ -25,6 +25,7 @@ from spark_stream.client.values import Branch, Written
 from spark_stream.client.writing.batches import AnyHeaders
 from spark_stream.client.writing.frames import ArrowData
 from spark_stream.client.writing.producer import Producer, author_of, check_setting
+from spark_stream.consistency.transactions import PositionOf
 from spark_stream.errors import (
     ConsumerFenced,
     InvalidOption,
@@ -35,7 +36,7 @@ from spark_stream.errors import (
     UnknownTransaction,
 )
 from spark_stream.wire.limits import TRANSACTION_TIMEOUT_MS_MAX
-from spark_stream.wire.transaction_messages import BranchFacts, ConsumerPosition
+from spark_stream.wire.transaction_messages import BranchFacts
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ _DECIDED: Final = (TransactionAborted, InvalidTransaction, UnknownTransaction)
 class Positioned(Protocol):
     """A named consumer, as far as the transaction that stores its position has to know it."""
 
-    def places(self, connection: Connection) -> list[ConsumerPosition]:
+    def places(self, connection: Connection) -> list[PositionOf]:
         """Its position, one partition each; an error if it is of another log, or has no name."""
 
     def check_owner(self) -> None:
@@ -99,7 +100,7 @@ class TransactionalProducer(Producer):
         self._committing = False
         self._fenced: IsologError | None = None
         self._owners: dict[str, str] = {}
-        self._positions: dict[tuple[str, str, int], ConsumerPosition] = {}
+        self._positions: dict[tuple[str, str, int], PositionOf] = {}
         self._timeout_ms = transaction_timeout_ms
         try:
             self._take_over()

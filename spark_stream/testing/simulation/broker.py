@@ -1,9 +1,9 @@
-"""A broker of a simulated run: the broker's own host, desks and steps, on a machine of its own.
+"""A broker of a simulated run: ``broker.core`` on a machine of its own.
 
-It starts as ``broker.process`` does, and its keepers do the same at the same times. What differs:
-its tasks belong to a schedule, which may end them all between any two events; its calls come over a
-simulated network; it looks at the store when something has changed there, and not forty times a
-second; and its machine may lose power, fail a force, or be full.
+It starts as ``broker.process`` does, and does the same again and again. What differs: its tasks
+belong to a schedule, which may end them all between any two events; its calls come over a simulated
+network; it looks at the store when something has changed there, and not forty times a second; and
+its machine may lose power, fail a force, or be full.
 """
 
 from __future__ import annotations
@@ -18,37 +18,26 @@ from typing import Any, Final
 import pyarrow as pa
 
 from spark_stream.broker.append import Append, AppendStream
-from spark_stream.broker.controlling import Controlling
-from spark_stream.broker.driver import Driver, RemoteStep
-from spark_stream.broker.handover import Balance, Withdrawals, handing_over
+from spark_stream.broker.core import BrokerCore, BrokerDisk, CoreSettings
+from spark_stream.broker.driver import Peers
 from spark_stream.broker.host import Host
 from spark_stream.broker.leader_actions import leaders_of
 from spark_stream.broker.links import LedPartitions
-from spark_stream.broker.members import Members
-from spark_stream.broker.partition import Partition
-from spark_stream.broker.proposals import Proposals
-from spark_stream.broker.standing import Standing
-from spark_stream.broker.step_table import Answer, StepTable
-from spark_stream.broker.steps import facts_of, step_of
-from spark_stream.broker.tenure import Tenure
-from spark_stream.broker.topics import TopicDesk
+from spark_stream.broker.step_table import Answer
+from spark_stream.broker.steps import pack_steps, unpack_steps
 from spark_stream.broker.transactions import TransactionDesk
 from spark_stream.cluster.brokers import BrokerState, RegisteredBroker
-from spark_stream.cluster.controller import ControllerSeat
 from spark_stream.cluster.partitions import PartitionId
 from spark_stream.cluster.topics import Topic
-from spark_stream.cluster.view import ClusterView
 from spark_stream.consistency import election
-from spark_stream.consistency.effects import ProposeIsr, ProposeRecord
 from spark_stream.consistency.election import Outcome
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.consistency.partition_record import PartitionRecord
 from spark_stream.errors import IsologError, LeaderUnavailable, StorageFailure
 from spark_stream.scripts import moving
 from spark_stream.scripts import topics as topic_scripts
-from spark_stream.scripts.steps import Script
+from spark_stream.scripts.steps import RemoteStep, Script
 from spark_stream.storage.directory import LogDirectory
-from spark_stream.storage.settings import LogSettings
 from spark_stream.testing.simulation.clock import SeededIds, VirtualClock
 from spark_stream.testing.simulation.driving import SimulatedDriver
 from spark_stream.testing.simulation.leases import LEASE_S, MemoryBoard, WatchedLeases
@@ -134,17 +123,14 @@ class SimulatedBroker:
         """Whether it can renew its lease."""
         self._around = around
         self._changing: set[str] = set()
+        self.core: BrokerCore
         self.host: Host
         self.desk: TransactionDesk
-        self.topic_desk: TopicDesk
-        self.tenure: Tenure
         self.driver: SimulatedDriver
         self.leases: WatchedLeases
         self.led: LedPartitions
         self._store: MortalStore
-        self._proposals: Proposals
         self._proposed: Signal
-        self._standing: Standing
         self.ended_in_order = False
         """As its last process did."""
         self.opened_in = 0  # the last life that came as far as open logs
@@ -209,44 +195,67 @@ class SimulatedBroker:
     def _start(self) -> Body:
         around = self._around
         yield NOW
-        store = self._store = MortalStore(around.records, self._count_down)
+        self._store = MortalStore(around.records, self._count_down)
         self.leases = WatchedLeases(around.board, around.clock, around.found_over)
-        view = ClusterView(store)
-        members = Members(view, self.leases)
-        self._proposals, self._proposed = Proposals(), Signal(around.schedule)
+        self._proposed = Signal(around.schedule)
         while True:
             try:
-                self.host = Host(
-                    self._directory,
-                    view,
-                    LogSettings(),
-                    around.clock,
-                    logs=self.logs,
-                    losing=self.logs.forget_run,
-                    proposed=self._note_proposal,
-                    generation_of=members.generation_of,
-                    marks=self.logs.marks(),
-                )
+                core = self.core = self._opened()
+                self.host, self.desk, self.members = core.host, core.transactions, core.members
                 self.opened_in = self.lives
                 yield NOW
-                self._standing = Standing(store, self.host, members, around.ids, self, self.logs)
-                self._standing.vouch()
+                core.standing.vouch()
                 break
             except IsologError:
                 yield _RETRY_S
         yield NOW
         incarnation = around.ids.new_id()
-        table = StepTable(store, self.host)
-        table.pass_over_used_numbers()
+        core.table.pass_over_used_numbers()
         self.driver = SimulatedDriver(
-            table, around.schedule, self._ask_peer, around.chance, self._carried_out
+            core.table, around.schedule, self._ask_peer, around.chance, self._carried_out
         )
-        threads = Driver(table, _NoPeers())
         self._changing = set()
-        self.topic_desk = TopicDesk(threads, self.host, members, LogSettings(), around.ids)
-        self.desk = TransactionDesk(threads, self.host, around.clock, self.broker_id, self.leases)
-        self.led = LedPartitions(self.host)
-        links = SimulatedLinks(
+        self.led = LedPartitions(core.host)
+        core.standing.register(RegisteredBroker(self.broker_id, self.broker_id, incarnation, "1"))
+        self.registered_in = self.lives
+        yield NOW
+        core.take_lease(incarnation)
+        self._keep("lease", LEASE_S / 3, lambda: core.tenure.renew() if self.renews else None)
+        self.serves = True
+        yield NOW
+        yield from self.run(core.beginning())
+        self._start_task("watcher", self._watch())
+        self._start_task("proposals", self._put_proposals())
+        self._keep("controller", CONTROL_S, lambda: self.run(core.control()))
+        self._keep("moves", CONTROL_S, lambda: self.run(core.controlling.finishing()))
+        self._keep("withdrawals", CONTROL_S, self._hand_over)
+        yield from self.run(core.recovering())
+        self._keep("left-overs", LEFT_OVERS_S, lambda: self.run(core.topics.removing_left_overs()))
+        self._keep("sweep", SWEEP_S, lambda: self.run(core.transactions.sweeping()))
+        self._keep("flush", FLUSH_S, core.host.upkeep.flush_due)
+        self._keep("housekeeping", HOUSEKEEPING_S, core.host.upkeep.housekeep)
+
+    def _opened(self) -> BrokerCore:
+        return BrokerCore(
+            self._store,
+            self.leases,
+            self._around.clock,
+            self._around.ids,
+            self,
+            BrokerDisk(self._directory, self.logs, self.logs, self.logs.marks()),
+            self,
+            CoreSettings(leader_balance_s=SETTLE_S),
+            lambda: self._proposed.give(),
+        )
+
+    def peers(self, core: BrokerCore) -> Peers:
+        """No thread asks a peer: ``driver`` does, by the schedule."""
+        return _NoPeers()
+
+    def links(self, core: BrokerCore) -> SimulatedLinks:
+        """Streams over the simulated network."""
+        around = self._around
+        return SimulatedLinks(
             BrokerId(self.broker_id),
             self.owner,
             around.brokers,
@@ -254,35 +263,6 @@ class SimulatedBroker:
             around.network,
             around.chance,
         )
-        self._standing.register(RegisteredBroker(self.broker_id, self.broker_id, incarnation, "1"))
-        self.registered_in = self.lives
-        yield NOW
-        self.members = members
-        self.tenure = Tenure(self.leases, self.broker_id, incarnation, self.host.refresh)
-        seat = ControllerSeat(store, BrokerId(self.broker_id), incarnation)
-        controlling = Controlling(self.host, members, seat)
-        self._keep("lease", LEASE_S / 3, lambda: self.tenure.renew() if self.renews else None)
-        self.serves = True
-        yield NOW
-        self.host.refresh()
-        members.look()
-        yield from self.run(self._standing.leading_again())
-        self.host.begin(self.tenure.serves, links)
-        self._start_task("watcher", self._watch())
-        self._start_task("proposals", self._put_proposals())
-        self._keep("controller", CONTROL_S, lambda: self._control(controlling))
-        self._keep("moves", CONTROL_S, lambda: self.run(controlling.finishing()))
-        withdrawals = Withdrawals(self.host, members, around.clock)
-        balance = Balance(self.host, members, around.clock, SETTLE_S)
-        self._keep("withdrawals", CONTROL_S, lambda: self._hand_over(withdrawals, balance))
-        yield from self.run(self.topic_desk.removing_left_overs(starts=True))
-        yield from self.run(self.desk.recovering())
-        self._keep(
-            "left-overs", LEFT_OVERS_S, lambda: self.run(self.topic_desk.removing_left_overs())
-        )
-        self._keep("sweep", SWEEP_S, lambda: self.run(self.desk.sweeping()))
-        self._keep("flush", FLUSH_S, self.host.upkeep.flush_due)
-        self._keep("housekeeping", HOUSEKEEPING_S, self.host.upkeep.housekeep)
 
     def boot_id(self) -> str:
         """Tells the starts of its machine apart."""
@@ -291,14 +271,14 @@ class SimulatedBroker:
     def end_in_order(self) -> Body:
         """A body that ends the process as an operator does who waits for it."""
         with contextlib.suppress(IsologError):
-            yield from self.run(handing_over(self.host, self.members))
+            yield from self.run(self.core.leaving())
         in_order = self.host.close()
         self.serves = False
         yield NOW
         self.ended_in_order = in_order
         if in_order:
-            self._standing.end()
-        self.tenure.end()
+            self.core.standing.end()
+        self.core.tenure.end()
         self.crash()
 
     def _start_task(self, name: str, body: Body) -> None:
@@ -333,30 +313,19 @@ class SimulatedBroker:
                     self.host.refresh()
                 self._around.look_at(self)  # it may have led by that, and will follow in a moment
 
-    def _note_proposal(self, partition: Partition, proposal: ProposeIsr | ProposeRecord) -> None:
-        self._proposals.note(partition, proposal)
-        self._proposed.give()
-
     def _put_proposals(self) -> Body:
         while True:
             yield self._proposed
             self._proposed = Signal(self._around.schedule)
             try:
-                yield from self.run(self._proposals.putting())
+                yield from self.run(self.core.proposals.putting())
             except IsologError:
                 yield _RETRY_S
                 self._proposed.give()
 
-    def _control(self, controlling: Controlling) -> Body:
-        if self.members.look():
-            self.host.tick_all()
-        yield from self.run(self._standing.looking())
-        self.host.upkeep.tick_due()
-        yield from self.run(controlling.rounds())
-
-    def _hand_over(self, withdrawals: Withdrawals, balance: Balance) -> Body:
-        yield from self.run(withdrawals.looking())
-        yield from self.run(balance.looking())
+    def _hand_over(self) -> Body:
+        yield from self.run(self.core.withdrawals.looking())
+        yield from self.run(self.core.balance.looking())
 
     def _carried_out(self, step: RemoteStep, answer: Answer) -> None:
         self._around.carried_out(self, step, answer)
@@ -404,7 +373,7 @@ class SimulatedBroker:
         self, name: str, partitions: int, replicas: int, config: Mapping[str, str]
     ) -> Body:
         """A body that makes a topic, and returns it."""
-        topic, records = self.topic_desk.plan(name, partitions, replicas, SCHEMA, config)
+        topic, records = self.core.topics.plan(name, partitions, replicas, SCHEMA, config)
         made = topic_scripts.create_topic(topic, records, BrokerId(self.broker_id))
         yield from self._alone_with(name, made)
         return topic
@@ -412,8 +381,8 @@ class SimulatedBroker:
     def alter_topic(self, name: str, partitions: int) -> Body:
         """A body that gives a topic more partitions."""
         self.host.topic(name)
-        change = self.topic_desk.plan_change(name, partitions, {})
-        placed = self.topic_desk.plan_added()
+        change = self.core.topics.plan_change(name, partitions, {})
+        placed = self.core.topics.plan_added()
         yield from self._alone_with(name, topic_scripts.alter_topic(name, change, placed))
 
     def find_leaders(self, topic: str, topic_id: str) -> Body:
@@ -468,7 +437,7 @@ class SimulatedBroker:
         peer = self._around.brokers.get(broker_id)
         if peer is None or peer is self:
             raise LeaderUnavailable(f"broker {broker_id} is not registered", leader=broker_id)
-        sent = [step_of(facts_of(step), BrokerId(broker_id)) for step in steps]
+        sent = unpack_steps(pack_steps(steps))
         name = (
             f"{broker_id} for {self.broker_id}: {', '.join(type(each).__name__ for each in sent)}"
         )

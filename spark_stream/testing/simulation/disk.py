@@ -248,6 +248,10 @@ class SimulatedDisk(Disk):
         self._exists(new.parent)
         self._rename(_Renaming(new, self.content(path), freed=path))
 
+    def link(self, path: Path, new: Path) -> None:
+        self._exists(new.parent)
+        self._rename(_Renaming(new, self.content(path)))
+
     def remove(self, path: Path) -> None:
         if path in self._names:
             self._rename(_Renaming(path, None))

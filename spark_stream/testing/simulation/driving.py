@@ -11,11 +11,19 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, Final
 
-from spark_stream.broker.driver import RemoteStep, elsewhere
+from spark_stream.broker.driver import elsewhere
 from spark_stream.broker.joining import AwaitAcknowledgement
 from spark_stream.broker.step_table import Answer, StepTable
 from spark_stream.errors import IsologError, NotLeader
-from spark_stream.scripts.steps import BrokerStep, PartitionStep, Pause, Refresh, Script, Step
+from spark_stream.scripts.steps import (
+    BrokerStep,
+    PartitionStep,
+    Pause,
+    Refresh,
+    RemoteStep,
+    Script,
+    Step,
+)
 from spark_stream.scripts.steps import Together as TogetherStep
 from spark_stream.testing.simulation.schedule import NOW, Body, Schedule, Signal, Within
 
@@ -90,7 +98,7 @@ class SimulatedDriver:
         self._carried_out(step, answer)
         return answer
 
-    def _answer(self, step: Step) -> Body:
+    def _answer(self, step: Step[Any]) -> Body:
         if isinstance(step, TogetherStep):
             return (yield from self._together(step.steps))
         if isinstance(step, PartitionStep | BrokerStep):

@@ -37,7 +37,7 @@ FAULTS: Final = {
     "lone-leader": 10,
 }
 """Kinds of faults, and how likely each is next to the others."""
-NAMED_FAULTS: Final = ("changed-byte", "dead-disk")
+NAMED_FAULTS: Final = ("changed-byte", "changed-bytes", "dead-disk")
 """Kinds of faults that no seed draws: a form has to name them."""
 DISK_FAULTS: Final = ("power-cut", "power-cut", "sudden-end", "failed-force", "full-disk")
 

@@ -6,7 +6,7 @@ of the rest, what chance decides; so what happens to a machine happens to all it
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from random import Random
 from typing import Final, Protocol
@@ -60,8 +60,19 @@ class MachineLogs(Logs, Protocol):
     def refuse_writes(self, why: type[IsologError] | None) -> None:
         """The disk takes nothing more, for this reason, or (None) takes writes again."""
 
-    def change_a_byte(self, chance: Random, topic_id: str) -> Path | None:
-        """Change a bit of a stored batch of a topic; return its file, None if it has no batch."""
+    def change_a_byte(
+        self, chance: Random, topic_id: str, spared: Container[tuple[str, int]] = ()
+    ) -> tuple[Path, int] | None:
+        """Change a bit of a stored batch of a topic; return its file and its entry.
+
+        Args:
+            chance: What decides which.
+            topic_id: The topic.
+            spared: Partitions' folder names with entries which are not to be changed.
+
+        Returns:
+            None if there is no batch.
+        """
 
     def mend(self) -> None:
         """Nothing fails from now on."""
@@ -173,7 +184,9 @@ class ListLogs:
     def refuse_writes(self, why: type[IsologError] | None) -> None:
         self._refusal = why
 
-    def change_a_byte(self, chance: Random, topic_id: str) -> Path | None:
+    def change_a_byte(
+        self, chance: Random, topic_id: str, spared: Container[tuple[str, int]] = ()
+    ) -> tuple[Path, int] | None:
         return None
 
     def mend(self) -> None:
@@ -237,18 +250,24 @@ class DiskLogs(FileLogs):
     def refuse_writes(self, why: type[IsologError] | None) -> None:
         self.disk.refusal = why
 
-    def change_a_byte(self, chance: Random, topic_id: str) -> Path | None:
+    def change_a_byte(
+        self, chance: Random, topic_id: str, spared: Container[tuple[str, int]] = ()
+    ) -> tuple[Path, int] | None:
         found = []
         for path, raw in self.disk.files().items():
-            if path.suffix == ".entries" and topic_id in str(path):
+            if path.suffix == ".entries" and path.parts[-3] == topic_id:
                 table = np.frombuffer(raw[: len(raw) // ENTRY_SIZE * ENTRY_SIZE], ENTRY)
-                found += [(path.with_suffix(".arrow"), row) for row in table if row["length"]]
+                found += [
+                    (path.with_suffix(".arrow"), row)
+                    for row in table
+                    if row["length"] and (path.parent.name, int(row["entry_index"])) not in spared
+                ]
         if not found:
             return None
         path, row = chance.choice(found)
         place = int(row["position"]) + chance.randrange(int(row["length"]))
         self.disk.flip(path, place, chance.randrange(8))
-        return path
+        return path, int(row["entry_index"])
 
     def mend(self) -> None:
         self.disk.refusal = None

@@ -9,7 +9,6 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from spark_stream.broker.driver import RemoteStep
 from spark_stream.broker.partition import Partition
 from spark_stream.broker.step_table import Answer
 from spark_stream.cluster.brokers import BROKERS
@@ -23,7 +22,7 @@ from spark_stream.cluster.view import PREFIXES
 from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.partition_record import PartitionRecord
 from spark_stream.errors import IsologError
-from spark_stream.scripts.steps import PartitionStep, ReadBounds, Seal, WriteMarkers
+from spark_stream.scripts.steps import PartitionStep, ReadBounds, RemoteStep, Seal, WriteMarkers
 from spark_stream.storage.settings import Flush, parse_settings
 from spark_stream.testing.simulation.broker import (
     News,

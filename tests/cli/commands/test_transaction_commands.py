@@ -13,9 +13,9 @@ import pytest
 
 from spark_stream import errors
 from spark_stream.cli.output.show_transactions import Aged, duration, places
-from spark_stream.client.values import TransactionDescription, TransactionPartition
 from spark_stream.client.writing.producer import Producer
 from spark_stream.sql.ddl import parse_schema
+from spark_stream.wire.transaction_messages import TransactionDescription, TransactionPartition
 from tests.cli.commands.test_produce_consume import ROWS, SCHEMA, ended, files
 from tests.cli.conftest import TIMEOUT_S, Call, Served
 

@@ -12,14 +12,14 @@ from rich.console import Console
 from spark_stream.cli.options import Listing
 from spark_stream.cli.output.show_cluster import show_cluster
 from spark_stream.cli.output.show_replicas import show_replicas
-from spark_stream.client.values import (
+from spark_stream.errors import LeaderUnavailable
+from spark_stream.wire.cluster_messages import (
     BrokerDescription,
     ClusterDescription,
-    PartitionDescription,
-    TopicDescription,
+    Problem,
+    ProblemKind,
 )
-from spark_stream.errors import LeaderUnavailable
-from spark_stream.wire.cluster_messages import Problem, ProblemKind
+from spark_stream.wire.messages import PartitionDescription, TopicDescription
 
 
 def partition(

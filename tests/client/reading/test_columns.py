@@ -131,6 +131,14 @@ def test_metadata_and_headers_come_behind_a_choice_of_columns():
         "value",
         "headers",
     ]
+    assert View.of("t", DEFAULT_SCHEMA, ["value", "offset"], metadata=True).schema.names == [
+        "value",
+        "offset",
+        "topic",
+        "partition",
+        "timestamp",
+        "timestampType",
+    ]
 
 
 def test_one_text_is_no_choice_of_columns():

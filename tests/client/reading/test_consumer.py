@@ -132,6 +132,20 @@ def test_seek_within_batches(log, topic):
         assert seen == [list(range(10)), [7, 8, 9], [4, 5, 6, 7, 8, 9]]
 
 
+@pytest.mark.parametrize("isolation", ["read_committed", "read_atomic"])
+def test_a_seek_by_name_goes_to_the_first_records_or_to_the_end(log, topic, isolation):
+    fill(log, topic, 3)
+    with log.consumer(topic, isolation=isolation) as consumer:
+        consumer.seek("latest")
+        assert consumer.position() == {(topic, 0): 3}
+        assert list(consumer.records(until="latest")) == []
+        consumer.seek("earliest")
+        assert consumer.position() == {(topic, 0): 0}
+        assert len(list(consumer.records(until="latest"))) == 3
+        with pytest.raises(InvalidOption, match="a position is 'earliest', 'latest' or"):
+            consumer.seek("first")
+
+
 @pytest.mark.parametrize("wrong", [-1, 1 << 63, "0", None])
 def test_a_seek_to_no_offset_is_refused_and_changes_nothing(log, topic, wrong):
     fill(log, topic, 3)

@@ -108,6 +108,9 @@ def test_typed_topics_and_closed_consumers_are_refused(log, topic):
         consumer.poll()
     with pytest.raises(InvalidRequest, match="closed"):
         consumer.poll()
+    for read in (consumer.records, consumer.batches):
+        with pytest.raises(InvalidRequest, match="closed"):
+            next(read())
 
 
 def test_asyncio_is_refused_with_what_to_do_instead(log, topic):

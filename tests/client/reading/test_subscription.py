@@ -121,6 +121,7 @@ def test_a_typed_topic_that_comes_later_is_named_in_the_error(log, topic):
         ({"partitions": 1}, InvalidOption, "partitions takes a list"),
         ({"partitions": "1"}, InvalidOption, "partitions takes a list"),
         ({"partitions": [-1]}, InvalidOption, "partitions takes a list"),
+        ({"partitions": [True]}, InvalidOption, "partitions takes a list"),
         ({"partitions": [0, 2]}, UnknownPartition, "has partitions 0 to 1, not 2"),
         ({"partition": [0]}, InvalidOption, "no option 'partition' .is 'partitions' meant"),
     ],

@@ -284,6 +284,8 @@ def test_what_is_no_batch_is_the_callers_mistake(log, topic):
     log.create_topic(topic)
     with log.producer() as producer, pytest.raises(TypeError, match="list"):
         producer.append(topic, [{"value": b"v"}])
+    with log.producer() as producer, pytest.raises(TypeError, match="key is a column's name"):
+        producer.append(topic, values("v"), key=5)
 
 
 def test_unknown_topics_and_partitions_are_told_by_the_future(log, topic):

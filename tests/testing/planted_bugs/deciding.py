@@ -19,7 +19,7 @@ from spark_stream.scripts import (
     sweeping,
 )
 from spark_stream.scripts.finishing import Finished
-from spark_stream.scripts.steps import Put, WriteMarkers, together
+from spark_stream.scripts.steps import PutRecord, WriteMarkers, together
 from tests.testing.planted_bugs.planting import Patch, bug, no_steps
 
 # -- deciding and finishing ------------------------------------------------------------------------
@@ -121,10 +121,10 @@ def what_others_decided_counts_as_finished(patch: Patch) -> None:
 @bug
 def a_lost_race_is_not_noticed(patch: Patch) -> None:
     def put(key: str, value: Any, expected: int) -> Any:
-        yield Put(key, value, expected)
+        yield PutRecord(key, value, expected)
         return True
 
-    patch.setattr(records, "put", put)
+    patch.setattr(records, "PutRecord", put)
 
 
 @bug
@@ -140,10 +140,10 @@ def numbers_are_not_above_the_last(patch: Patch) -> None:
 
 
 def _allot_anything(found: Any, spare: Any, *, producer_id: bool = True) -> Any:
-    number = yield from deciding.take_number(deciding.Numbering.TRANSACTIONS)
+    number = yield from deciding.TakeNumber(deciding.Numbering.TRANSACTIONS)
     producer = spare.producer_id
     if producer_id and producer < 0:
-        producer = yield from deciding.take_number(deciding.Numbering.PRODUCERS)
+        producer = yield from deciding.TakeNumber(deciding.Numbering.PRODUCERS)
     return rules.Allotted(number, producer, spare.coordinator)
 
 

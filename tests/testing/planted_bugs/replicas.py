@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from msgspec import structs
+
 from spark_stream.broker import following
 from spark_stream.broker.folders import TopicFolders
 from spark_stream.broker.followers import Followers
@@ -152,7 +154,7 @@ def a_new_leader_tells_what_it_knows(patch: Patch) -> None:
 def a_new_leader_describes_what_it_has(patch: Patch) -> None:
     original = Partition.described
     patch.setattr(
-        Partition, "described", lambda self: dataclasses.replace(original(self), hw_known=True)
+        Partition, "described", lambda self: structs.replace(original(self), hw_known=True)
     )
 
 

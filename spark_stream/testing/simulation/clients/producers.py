@@ -5,7 +5,7 @@ from __future__ import annotations
 from spark_stream.consistency.ids import NO_TRANSACTION
 from spark_stream.consistency.isolation import PRODUCER_LEVELS
 from spark_stream.errors import IsologError
-from spark_stream.scripts.steps import Numbering, take_number
+from spark_stream.scripts.steps import Numbering, TakeNumber
 from spark_stream.testing.simulation.clients.asking import Session
 from spark_stream.testing.simulation.network import NoAnswer
 from spark_stream.testing.simulation.schedule import Body
@@ -26,7 +26,7 @@ def write_plainly(world: World, name: str) -> Body:
         try:
             if producer < 0 and session.chance.random() < 0.7:
                 producer = yield from session.run(
-                    "a producer id", lambda _: take_number(Numbering.PRODUCERS)
+                    "a producer id", lambda _: iter(TakeNumber(Numbering.PRODUCERS))
                 )
             stamp = None
             if producer >= 0:

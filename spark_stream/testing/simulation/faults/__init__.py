@@ -26,6 +26,7 @@ FAULTS: Final[Mapping[str, Callable[[World, str], Body]]] = {
     "clock-step": between.step_the_clock,
     "lone-leader": leaders.leave_a_leader_alone,
     "changed-byte": machines.change_a_byte,
+    "changed-bytes": machines.change_a_byte_on_each,
     "dead-disk": machines.ruin_a_disk,
 }
 """By the kinds of ``form.FAULTS`` and ``form.NAMED_FAULTS``."""

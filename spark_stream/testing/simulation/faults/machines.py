@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+from random import Random
 from typing import Final
 
 from spark_stream.cluster.topics import Topic
@@ -193,12 +195,57 @@ def change_a_byte(world: World, name: str) -> Body:
         topic = chance.choice(sound)
         owners = [each for each in world.brokers if each.runs and _others_have(world, topic, each)]
         for broker in chance.sample(owners, min(1, len(owners))):
-            path = broker.logs.change_a_byte(chance, topic.id)
-            if path is not None:
-                world.tell(f"a byte changes in {path}")
-                place = (topic.id, int(path.parent.name))
-                world.history.lines[broker.broker_id, place].may_be_gone = True
+            if _change_a_byte(world, chance, topic, broker, ()):
                 return
+
+
+def change_a_byte_on_each(world: World, name: str) -> Body:
+    """A bit changes on each broker's disk, each in another entry, and all brokers find that.
+
+    For runs whose logs are files; ``form`` draws none by chance.
+    """
+    chance, _ = begin(world, name)
+    yield chance.random() * SOON_S
+    whole = [each for each in world.topics() if _is_in_sync_everywhere(world, each)]
+    if world.calm or not whole or _is_damaged(world):
+        return
+    topic, changed = chance.choice(whole), set[tuple[str, int]]()
+    for broker in chance.sample(world.brokers, len(world.brokers)):
+        found = _change_a_byte(world, chance, topic, broker, changed)
+        if found is not None:
+            changed.add(found)
+    for broker in world.brokers:  # at once: what an open finds first ends the log there
+        for replica in broker.host.open_replicas():
+            for piece in replica.log.check_stored():
+                for suspect in piece.suspects:
+                    replica.confirm(suspect)
+
+
+def _change_a_byte(
+    world: World,
+    chance: Random,
+    topic: Topic,
+    broker: SimulatedBroker,
+    spared: Container[tuple[str, int]],
+) -> tuple[str, int] | None:
+    """Change a bit of a batch; return the name of its partition's folder, and its entry."""
+    found = broker.logs.change_a_byte(chance, topic.id, spared)
+    if found is None:
+        return None
+    path, entry = found
+    world.tell(f"a byte changes in {path}, entry {entry}")
+    place = (topic.id, int(path.parent.name))
+    world.history.lines[broker.broker_id, place].may_be_gone = True
+    return path.parent.name, entry
+
+
+def _is_in_sync_everywhere(world: World, topic: Topic) -> bool:
+    """Whether all brokers serve, and have all of the topic in the generations on record."""
+    courses = [course for course in world.history.there() if course.place[0] == topic.id]
+    return all(each.serves for each in world.brokers) and all(
+        course.record is not None and len(course.record.isr) == len(world.brokers)
+        for course in courses
+    )
 
 
 def _is_damaged(world: World) -> bool:

@@ -1,13 +1,13 @@
-"""Threads of a broker that run a task again and again, counted by the pauses that they ask for."""
+"""Background tasks of a broker, seen by the pauses that their threads ask for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import SimpleNamespace
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
-from spark_stream.broker.process import Broker
+from spark_stream.broker.background import BackgroundTasks, Task
 from spark_stream.errors import MetadataLost
 
 
@@ -26,9 +26,13 @@ class Stop:
         return False
 
 
-def pauses_of(task: Callable[[], float | None], pause_s: float) -> list[float]:
+def pauses_of(
+    task: Task, pause_s: float, run: Callable[[Any], None] = lambda script: None
+) -> list[float]:
     stop = Stop(3)
-    Broker._keeper(SimpleNamespace(_stop_asked=stop), "task", pause_s, task).join()
+    tasks = BackgroundTasks(run, stop)  # type: ignore[arg-type]
+    tasks.start("task", pause_s, task)
+    tasks.join()
     return stop.pauses
 
 
@@ -50,3 +54,14 @@ def test_a_task_that_succeeds_after_an_error_has_its_own_pause_again():
             raise outcome
 
     assert pauses_of(run, 0.0) == [0.0, 0.1, 0.0, 0.0]
+
+
+def test_a_script_is_driven_and_a_call_may_say_how_long_to_pause():
+    scripts: list[list[int]] = []
+
+    def script() -> Iterator[int]:
+        yield 7
+
+    assert pauses_of(script, 0.5, lambda each: scripts.append(list(each))) == [0.5] * 4
+    assert scripts == [[7]] * 3
+    assert pauses_of(lambda: 0.25, 0.5) == [0.5, 0.25, 0.25, 0.25]

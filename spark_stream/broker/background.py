@@ -1,0 +1,63 @@
+"""What a broker process does by itself, again and again: a thread for each task."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Generator
+from typing import Any, Final
+
+from spark_stream.errors import IsologError
+from spark_stream.scripts.steps import Script
+
+logger = logging.getLogger(__name__)
+
+Task = Callable[[], Script[Any] | float | None]
+"""A call, or one that returns a script. A call may return how long to pause after it."""
+
+_AFTER_ERROR_S: Final = 0.1  # a task without a pause of its own would be tried without end
+
+
+class BackgroundTasks:
+    """The tasks of one process, until ``stop_asked`` is set."""
+
+    def __init__(self, run: Callable[[Script[Any]], Any], stop_asked: threading.Event) -> None:
+        """``run`` drives a script to its end."""
+        self._run = run
+        self._stop_asked = stop_asked
+        self._threads: list[threading.Thread] = []
+
+    def start(self, name: str, pause_s: float, task: Task) -> None:
+        """Start a thread that pauses, does the task, and so on.
+
+        An error with a known reason is logged in one line, once while the reason lasts.
+        """
+        thread = threading.Thread(
+            target=self._repeat, args=(name, pause_s, task), name=name, daemon=True
+        )
+        thread.start()
+        self._threads.append(thread)
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Wait for each thread to end, this long at most."""
+        for thread in self._threads:
+            thread.join(timeout_s)
+
+    def _repeat(self, name: str, pause_s: float, task: Task) -> None:
+        pause, complaint = pause_s, ""
+        while not self._stop_asked.wait(pause):
+            try:
+                done = task()
+                if isinstance(done, Generator):
+                    self._run(done)
+                    done = None
+                pause, complaint = done or pause_s, ""
+            except IsologError as error:
+                pause = max(pause_s, _AFTER_ERROR_S)
+                if complaint != str(error) and not self._stop_asked.is_set():
+                    complaint = str(error)
+                    logger.error("%s: %s", name, complaint)
+            except Exception:
+                pause = max(pause_s, _AFTER_ERROR_S)
+                if not self._stop_asked.is_set():
+                    logger.exception("%s", name)

@@ -1,0 +1,187 @@
+"""One broker without threads, sockets or a process: its parts, wired once.
+
+The process, the simulator and the tests give it a store, a clock, a disk and a network, and drive
+its scripts: by threads, by a schedule, or by plain calls.
+
+Order of a start. Each step relies on those before it:
+
+1. The constructor opens the logs.
+2. ``standing.vouch`` decides the generation of the logs; numbers that they use are passed over.
+3. ``standing.register`` puts the broker on record.
+4. :meth:`BrokerCore.take_lease`: from now on the others take the broker for alive.
+5. :meth:`BrokerCore.beginning`: it leads and follows. Only then :meth:`BrokerCore.control` and
+   what else is done again and again may run.
+6. :meth:`BrokerCore.recovering` finishes what was under way when the process before ended.
+
+Order of an end: others lead (:meth:`BrokerCore.leaving`), the logs are closed (``host.close``),
+what they hold is vouched for if all of that went well (``standing.end``), and the lease ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from spark_stream.broker.controlling import Controlling
+from spark_stream.broker.driver import Driver, Peers
+from spark_stream.broker.handover import Balance, Withdrawals, handing_over
+from spark_stream.broker.host import PRODUCER_AGE_US, Host
+from spark_stream.broker.hosted import Links
+from spark_stream.broker.members import Members
+from spark_stream.broker.partition import Partition
+from spark_stream.broker.proposals import Proposals
+from spark_stream.broker.recent import BROKER_BYTES
+from spark_stream.broker.standing import Runs, Standing
+from spark_stream.broker.step_table import StepTable
+from spark_stream.broker.tenure import Tenure
+from spark_stream.broker.topics import TopicDesk
+from spark_stream.broker.transactions import TransactionDesk
+from spark_stream.cluster.controller import ControllerSeat
+from spark_stream.cluster.leases import Leases
+from spark_stream.cluster.store import MetadataStore
+from spark_stream.cluster.view import ClusterView
+from spark_stream.consistency.effects import ProposeIsr, ProposeRecord
+from spark_stream.environment import Clock, Ids, Machine
+from spark_stream.scripts.electing import Changed
+from spark_stream.scripts.steps import Script
+from spark_stream.scripts.sweeping import SINK_EXPIRY_S
+from spark_stream.storage.committed import CommittedMarks
+from spark_stream.storage.directory import LogDirectory
+from spark_stream.storage.logs import Logs
+from spark_stream.storage.settings import LogSettings
+
+
+@dataclass(frozen=True, slots=True)
+class CoreSettings:
+    """What a broker's configuration says to its core; ``BrokerConfig`` has the meanings."""
+
+    topic_defaults: LogSettings = field(default_factory=LogSettings)
+    default_replication_factor: int | None = None
+    producer_age_us: int = PRODUCER_AGE_US
+    sink_expiry_s: float = SINK_EXPIRY_S
+    leader_balance_s: float = 30.0
+    recent_bytes: int = BROKER_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerDisk:
+    """A broker's directory, and how the files in it are opened."""
+
+    directory: LogDirectory
+    runs: Runs
+    logs: Logs | None = None
+    """None: the files of this host."""
+    marks: CommittedMarks | None = None
+    """Where high watermarks are remembered; None: in the directory."""
+
+
+class BrokerNetwork(Protocol):
+    """A broker's ways to the others."""
+
+    def peers(self, core: BrokerCore) -> Peers:
+        """Return the other brokers, as threads ask them; called once, by the constructor."""
+
+    def links(self, core: BrokerCore) -> Links:
+        """Return the streams from leaders; called once, before the broker follows any."""
+
+
+class BrokerCore:
+    """The parts of one broker. Who starts it keeps the order of the module's docstring."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        leases: Leases,
+        clock: Clock,
+        ids: Ids,
+        machine: Machine,
+        disk: BrokerDisk,
+        network: BrokerNetwork,
+        settings: CoreSettings,
+        on_proposal: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Open the logs.
+
+        ``on_proposal`` is called when there is something for ``proposals.putting``, under a
+        partition's lock.
+        """
+        self.store = store
+        self.leases = leases
+        self._network = network
+        view = ClusterView(store)
+        self.members = members = Members(view, leases)
+        self.proposals = Proposals()
+
+        def note(partition: Partition, proposal: ProposeIsr | ProposeRecord) -> None:
+            self.proposals.note(partition, proposal)
+            on_proposal()
+
+        self.host = host = Host(
+            disk.directory,
+            view,
+            settings.topic_defaults,
+            clock,
+            settings.producer_age_us,
+            logs=disk.logs,
+            losing=disk.runs.forget_run,
+            proposed=note,
+            generation_of=members.generation_of,
+            recent_bytes=settings.recent_bytes,
+            marks=disk.marks,
+        )
+        self.standing = Standing(store, host, members, ids, machine, disk.runs)
+        self.table = StepTable(store, host)
+        self.driver = Driver(self.table, network.peers(self))
+        self.topics = TopicDesk(
+            self.driver,
+            host,
+            members,
+            settings.topic_defaults,
+            ids,
+            settings.default_replication_factor,
+        )
+        self.transactions = TransactionDesk(
+            self.driver,
+            host,
+            clock,
+            host.broker_id,
+            leases,
+            sink_expiry_s=settings.sink_expiry_s,
+        )
+        self.withdrawals = Withdrawals(host, members, clock)
+        self.balance = Balance(host, members, clock, settings.leader_balance_s)
+        self.tenure: Tenure
+        self.controlling: Controlling
+
+    def take_lease(self, incarnation: str) -> None:
+        """Take the broker's lease, and prepare to be the controller."""
+        host = self.host
+        self.tenure = Tenure(self.leases, host.broker_id, incarnation, host.refresh)
+        seat = ControllerSeat(self.store, host.broker_id, incarnation)
+        self.controlling = Controlling(host, self.members, seat)
+
+    def beginning(self) -> Script[list[Changed]]:
+        """Lead and follow from now on; return what was changed to lead again."""
+        self.host.refresh()
+        self.members.look()
+        changed = yield from self.standing.leading_again()
+        self.host.begin(self.tenure.serves, self._network.links(self))
+        return changed
+
+    def recovering(self) -> Script[None]:
+        """Remove what is left of topics, and finish transactions that are decided."""
+        yield from self.topics.removing_left_overs(starts=True)
+        yield from self.transactions.recovering()
+
+    def control(self) -> Script[None]:
+        """Look who is alive, and do what follows from that, as a replica and as the controller."""
+        if self.members.look():
+            self.host.tick_all()
+        yield from self.standing.looking()
+        self.host.upkeep.tick_due()
+        yield from self.controlling.rounds()
+
+    def leaving(self) -> Script[int]:
+        """Let other brokers lead; return how many partitions they lead now."""
+        return handing_over(self.host, self.members)

@@ -1,0 +1,60 @@
+"""A broker's connections to the others: steps asked of peers, and the streams of replication.
+
+Order of an end: :meth:`ConnectedNetwork.stop_following`, the logs are closed, then
+:meth:`ConnectedNetwork.stop`. So nothing is appended to a log that is closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from spark_stream.broker.core import BrokerCore
+from spark_stream.broker.identity import Identity
+from spark_stream.broker.links import LedPartitions, StreamLinks
+from spark_stream.broker.peers import ConnectedPeers
+from spark_stream.broker.replication.fetchers import Fetchers
+from spark_stream.broker.replication.leading import Leading
+from spark_stream.broker.replication.settings import ReplicationSettings
+from spark_stream.environment import Clock
+
+
+class ConnectedNetwork:
+    """The network of one broker process."""
+
+    def __init__(
+        self,
+        me: Identity,
+        clock: Clock,
+        settings: ReplicationSettings,
+        addresses: Mapping[str, str],
+    ) -> None:
+        """``addresses``: where some brokers are reached, by id, instead of where they register."""
+        self._me = me
+        self._clock = clock
+        self._settings = settings
+        self._addresses = addresses
+        self._fetchers: Fetchers | None = None
+        self.leading: Leading | None = None
+        """The streams of followers; None before the broker's core is made."""
+
+    def peers(self, core: BrokerCore) -> ConnectedPeers:
+        me, clock, settings = self._me, self._clock, self._settings
+        peers = ConnectedPeers(me, core.members, clock, core.host.refresh, self._addresses)
+        self.leading = Leading(me, LedPartitions(core.host), settings, clock)
+        self._fetchers = Fetchers(me, peers.endpoint_of, settings, clock)
+        return peers
+
+    def links(self, core: BrokerCore) -> StreamLinks:
+        assert self._fetchers is not None
+        return StreamLinks(self._fetchers, core.host.refresh)
+
+    def stop_following(self) -> None:
+        """End the streams from leaders."""
+        if self._fetchers is not None:
+            self._fetchers.stop()
+
+    def stop(self) -> None:
+        """End all streams."""
+        self.stop_following()
+        if self.leading is not None:
+            self.leading.stop()

@@ -1,0 +1,151 @@
+"""What a log gives up at a damaged entry is kept until it has it again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spark_stream.consistency.ids import EntryIndex, LeaderEpoch
+from spark_stream.storage.checking import Suspect
+from spark_stream.storage.log import PartitionLog
+from spark_stream.storage.stored import digest
+from tests.storage.logs import EPOCH, NOW, append_next, flip, format_of, records
+
+ENTRIES, ROWS = 12, 4
+"""Segments of 5, 5 and 2 entries."""
+
+SMALL = format_of(segment_entries=5)
+
+
+def opened(path: Path) -> PartitionLog:
+    return PartitionLog.open(path, SMALL)
+
+
+def filled(path: Path) -> PartitionLog:
+    log = opened(path)
+    for _ in range(ENTRIES):
+        append_next(log, ROWS)
+    return log
+
+
+def strike(log: PartitionLog, entry: int) -> None:
+    """Change a byte of the entry's batch on the disk, and let the log find it."""
+    segment = next(each for each in log.segments if entry < each.end.entry)
+    row = segment.table[entry - segment.first.entry]
+    flip(segment.name.arrow, int(row["position"] + row["length"]) - 1, 0)
+    assert log.confirm(Suspect(EntryIndex(entry), segment.name.arrow))
+
+
+def copy(source: PartitionLog, log: PartitionLog, upto: int) -> None:
+    """What a follower takes from its leader."""
+    while log.end.entry < upto:
+        found = source.read_entries(log.end.entry, 1 << 20, EntryIndex(upto))
+        assert found is not None
+        log.append_entries(found.rows, found.data)
+
+
+def kept_files(log: PartitionLog) -> list[Path]:
+    return sorted((log.directory / "cut").rglob("*.*"))
+
+
+@pytest.fixture
+def leader(tmp_path):
+    log = filled(tmp_path / "leader")
+    yield log
+    log.close()
+
+
+@pytest.fixture
+def damaged(tmp_path):
+    """A copy that was cut at its damaged entry 2."""
+    log = filled(tmp_path / "damaged")
+    strike(log, 2)
+    assert log.truncate(EntryIndex(2)).entry == 2
+    yield log
+    log.close()
+
+
+@pytest.mark.parametrize("reopens", [False, True])
+@pytest.mark.parametrize("broken", [3, 5, 7, 10, 11])
+def test_what_the_leader_cannot_give_comes_from_what_was_cut(tmp_path, leader, broken, reopens):
+    """Whether that entry is the first of a segment, within one, or the last of the log."""
+    log = filled(tmp_path / "damaged")
+    strike(log, 2)
+    log.truncate(EntryIndex(2))
+    copy(leader, log, broken)
+    if reopens:
+        log.close()
+        log = opened(tmp_path / "damaged")
+    taken = log.take_back()
+    assert [each.entry_index for each in taken] == list(range(broken, ENTRIES))
+    assert digest(log.tables()) == digest(leader.tables())
+    assert not any(piece.suspects for piece in log.check_stored())
+    assert kept_files(log) == []
+    assert not (log.directory / "cut").exists()
+    log.close()
+
+
+def test_a_damaged_entry_is_not_taken_and_what_is_sound_before_and_behind_it_is(tmp_path, leader):
+    log = filled(tmp_path / "damaged")
+    strike(log, 2)
+    strike(log, 8)
+    log.truncate(EntryIndex(2))
+    assert log.take_back() == []
+    copy(leader, log, 3)
+    assert [each.entry_index for each in log.take_back()] == [3, 4, 5, 6, 7]
+    assert log.take_back() == []
+    copy(leader, log, 9)
+    assert [each.entry_index for each in log.take_back()] == [9, 10, 11]
+    assert digest(log.tables()) == digest(leader.tables())
+    log.close()
+
+
+def test_a_reset_keeps_what_it_removes_while_damage_is_known(tmp_path, leader):
+    log = filled(tmp_path / "damaged")
+    strike(log, 2)
+    log.reset(leader.start)
+    copy(leader, log, 6)
+    assert len(log.take_back()) == 6
+    assert digest(log.tables()) == digest(leader.tables())
+    log.close()
+
+
+def test_what_an_open_cuts_is_taken_back_too(tmp_path, leader):
+    """Entry 10 is in the segment that grows, which an open checks."""
+    log = filled(tmp_path / "damaged")
+    append_next(log, ROWS)
+    append_next(leader, ROWS)
+    strike(log, 10)
+    log.close()
+    log = opened(tmp_path / "damaged")
+    assert log.end.entry == 10
+    copy(leader, log, 11)
+    assert [each.entry_index for each in log.take_back()] == [11, 12]
+    assert digest(log.tables()) == digest(leader.tables())
+    assert kept_files(log) != []  # what an open has cut stays
+    log.close()
+
+
+def test_kept_segments_go_one_by_one_as_their_entries_come_again(damaged, leader):
+    sizes = []
+    for upto in (4, 5, 6, 10, 11, 12):
+        copy(leader, damaged, upto)
+        sizes.append(len(kept_files(damaged)) // 2)
+    assert sizes == [3, 3, 2, 2, 1, 0]
+
+
+def test_nothing_is_kept_where_no_damage_is_known(leader):
+    leader.truncate(EntryIndex(3))
+    assert kept_files(leader) == []
+    assert leader.take_back() == []
+
+
+def test_entries_of_another_past_are_not_taken_and_stay(damaged):
+    """Since the cut a leader of a later epoch has written other entries in their places."""
+    for _ in range(3):
+        batch = records(int(damaged.end.offset), ROWS)
+        damaged.append(SMALL.prepare(batch, NOW), LeaderEpoch(EPOCH + 1), NOW)
+    assert damaged.take_back() == []
+    assert damaged.end.entry == 5
+    assert len(kept_files(damaged)) == 6
