@@ -26,7 +26,8 @@ class Greeting(msgspec.Struct, frozen=True):
     broker_id: str
 
 
-# Made while the module is imported: two threads that teach msgspec a class at once crash the process.
+# Made while the module is imported: two threads that teach msgspec a class at once crash the
+# process.
 _GREETINGS: Final = msgspec.msgpack.Decoder(Greeting)
 _ERRORS: Final = msgspec.msgpack.Decoder(dict)
 
