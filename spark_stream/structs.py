@@ -49,3 +49,12 @@ class PositionalType(StructType):
 @dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
 class Positional(Struct, metaclass=PositionalType, frozen=True):
     """The base of structs whose fields may be given in their order."""
+
+
+def learn_types(kind: Any) -> None:
+    """Let msgspec learn the types of a class, and of those in its fields; call it at import.
+
+    ``msgspec.convert`` learns them when it first meets the class, and a second thread that meets it
+    meanwhile crashes the process.
+    """
+    msgspec.json.Decoder(kind)

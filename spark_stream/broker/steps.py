@@ -7,7 +7,7 @@ answer is never taken from a process that does not prove to be the broker that w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, reduce
+from functools import reduce
 from operator import or_
 from typing import Any, Final, get_args
 
@@ -103,19 +103,11 @@ def answers_of(
         if len(found.answers) != len(steps):
             raise InternalError(f"{len(steps)} steps have {len(found.answers)} answers")
         return [
-            _answers_to(type(step)).decode(each.value) if each.error is None else each.error
+            _ANSWERS_TO[type(step)].decode(each.value) if each.error is None else each.error
             for step, each in zip(steps, found.answers, strict=True)
         ]
     except ValueError as error:
         raise InternalError(f"broker {broker} sends what is no answer: {error}") from None
-
-
-@cache
-def _answers_to(step: type[RemoteStep]) -> msgspec.msgpack.Decoder[Any]:
-    """Return what decodes the answers to a kind of step, whose class names their type."""
-    bases: Any = step
-    (kind,) = get_args(bases.__orig_bases__[0])
-    return msgspec.msgpack.Decoder(kind, dec_hook=_from_plain)
 
 
 def _to_plain(value: Any) -> Any:
@@ -126,8 +118,16 @@ def _from_plain(kind: type, value: Any) -> Any:
     return extents_from_bytes(value) if kind is SpansSnapshot else from_plain(kind, value)
 
 
+def _answers_to(step: Any) -> msgspec.msgpack.Decoder[Any]:
+    """Return what decodes the answers to a kind of step, whose class names their type."""
+    (kind,) = get_args(step.__orig_bases__[0])
+    return msgspec.msgpack.Decoder(kind, dec_hook=_from_plain)
+
+
 _ENCODER: Final = msgspec.msgpack.Encoder(enc_hook=_to_plain)
 _CALLS: Final = msgspec.msgpack.Decoder(RunSteps)
+# Made at import: two threads that let msgspec learn the same types crash the process.
+_ANSWERS_TO: Final = {step: _answers_to(step) for step in REMOTE_STEPS}
 _KINDS: Any = reduce(or_, REMOTE_STEPS)
 _STEPS: Final[msgspec.msgpack.Decoder[Any]] = msgspec.msgpack.Decoder(list[_KINDS])
 _ANSWERS: Final = msgspec.msgpack.Decoder(StepAnswers, dec_hook=_from_plain)

@@ -14,6 +14,7 @@ import msgspec
 
 from spark_stream.cluster.store import MetadataStore
 from spark_stream.consistency.ids import BrokerId, Generation
+from spark_stream.structs import learn_types
 
 BROKERS: Final = "brokers/"
 NO_GENERATION: Final = Generation("")
@@ -128,3 +129,6 @@ def encode(broker: RegisteredBroker) -> dict[str, Any]:
 def decode(broker_id: str, value: Mapping[str, Any]) -> RegisteredBroker:
     """Return the broker that a record's value holds."""
     return msgspec.convert({"id": broker_id, **value}, RegisteredBroker)
+
+
+learn_types(RegisteredBroker)

@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from spark_stream.consistency.transactions import PositionOf
+from spark_stream.structs import learn_types
 
 CONSUMERS: Final = "consumers/"
 
@@ -24,3 +25,6 @@ def encode_positions(positions: Iterable[PositionOf]) -> list[dict[str, Any]]:
 def decode_positions(values: Iterable[Mapping[str, Any]]) -> list[PositionOf]:
     """The positions that a record's value holds."""
     return msgspec.convert(list(values), list[PositionOf])
+
+
+learn_types(list[PositionOf])

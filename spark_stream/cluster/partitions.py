@@ -17,6 +17,7 @@ import msgspec
 
 from spark_stream.cluster.store import MetadataStore, Put, Record
 from spark_stream.consistency.partition_record import PartitionRecord
+from spark_stream.structs import learn_types
 
 PARTITIONS: Final = "partitions/"
 
@@ -84,3 +85,6 @@ def decode(record: Record) -> StoredPartition:
 def decode_value(value: Mapping[str, Any]) -> PartitionRecord:
     """Return the partition's record, from the value that the store holds."""
     return msgspec.convert(value, PartitionRecord)
+
+
+learn_types(PartitionRecord)

@@ -13,7 +13,7 @@ import msgspec
 
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.transactions import ReadPosition
-from spark_stream.structs import Positional
+from spark_stream.structs import Positional, learn_types
 
 QUERIES: Final = "queries/"
 
@@ -44,3 +44,6 @@ def encode_query(query: Query) -> dict[str, Any]:
 def decode_query(value: Mapping[str, Any]) -> Query:
     """The query that a record's value holds."""
     return msgspec.convert(value, Query)
+
+
+learn_types(Query)

@@ -22,6 +22,7 @@ from spark_stream.consistency.transactions import (
     State,
     Transaction,
 )
+from spark_stream.structs import learn_types
 
 PREFIX: Final = "transactions/"
 JOINS: Final = "joins/"
@@ -139,3 +140,6 @@ class TransactionIndex:
             after = self._records[key] = decode(record.value)
             for each in keys_of(after):
                 self._names.setdefault(each, set()).add(key)
+
+
+learn_types(Transaction)

@@ -321,12 +321,12 @@ class Connection:
             case FrameKind.PONG:
                 return None
             case FrameKind.GOODBYE:
-                return self._left(_decoded(frame, Goodbye))
+                return self._left(_decoded(frame, _GOODBYE))
 
     def _greeted(self, frame: RawFrame) -> Event:
         if self._peer is not None:
             raise ProtocolError("SECOND_HELLO", "HELLO was sent twice")
-        hello = _decoded(frame, Hello)
+        hello = _decoded(frame, _HELLO)
         least, greatest = self._versions
         version = min(greatest, hello.greatest)
         if version < max(least, hello.least):
@@ -349,7 +349,7 @@ class Connection:
             raise ProtocolError(
                 "TOO_MANY_STREAMS", f"more than {self._limits.streams_max} streams are open"
             )
-        opening = _decoded(frame, Opening)
+        opening = _decoded(frame, _OPENING)
         if opening.credit < 0:
             raise ProtocolError("CREDIT", f"a credit of {opening.credit}")
         self._add(frame.stream, more_credit=opening.credit)
@@ -373,7 +373,7 @@ class Connection:
         stream = self._known(frame)
         if stream is None:
             return None
-        amount = _decoded(frame, int)
+        amount = _decoded(frame, _CREDIT)
         if amount <= 0 or stream.credit + amount > _CREDIT_MAX:
             raise ProtocolError("CREDIT", f"a credit of {amount}")
         had_none, stream.credit = stream.credit <= 0, stream.credit + amount
@@ -571,8 +571,16 @@ class Connection:
         return self.lost
 
 
-def _decoded(frame: RawFrame, kind: type[T]) -> T:
+# Made once, while the module is imported: two threads that teach msgspec a class at once crash the
+# process.
+_HELLO: Final = msgspec.msgpack.Decoder(Hello)
+_OPENING: Final = msgspec.msgpack.Decoder(Opening)
+_GOODBYE: Final = msgspec.msgpack.Decoder(Goodbye)
+_CREDIT: Final = msgspec.msgpack.Decoder(int)
+
+
+def _decoded(frame: RawFrame, decoder: msgspec.msgpack.Decoder[T]) -> T:
     try:
-        return msgspec.msgpack.decode(frame.header, type=kind)
+        return decoder.decode(frame.header)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ProtocolError("BAD_HEADER", f"the header of {frame.kind.name}: {error}") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -26,6 +26,12 @@ class Greeting(msgspec.Struct, frozen=True):
     broker_id: str
 
 
+# Made while the module is imported: two threads that teach msgspec a class at once crash the
+# process.
+_GREETINGS: Final = msgspec.msgpack.Decoder(Greeting)
+_ERRORS: Final = msgspec.msgpack.Decoder(dict)
+
+
 def greeting_bytes(cluster_id: str, broker_id: str) -> bytes:
     """Return the greeting of a broker."""
     return msgspec.msgpack.encode(Greeting(cluster_id, broker_id))
@@ -38,7 +44,7 @@ def read_greeting(data: bytes, address: str) -> Greeting:
         BrokerUnavailable: that is none of our brokers.
     """
     try:
-        return msgspec.msgpack.decode(data, type=Greeting)
+        return _GREETINGS.decode(data)
     except msgspec.DecodeError:
         raise BrokerUnavailable(
             f"{address} is no broker of this release", address=address
@@ -54,7 +60,7 @@ def failure_of(error: Exception, address: str) -> IsologError:
     """Return the error that a caller gets for what a stream raised."""
     match error:
         case CallFailed():
-            value: dict[str, Any] = msgspec.msgpack.decode(error.error, type=dict)
+            value: dict[str, Any] = _ERRORS.decode(error.error)
             return from_wire(value)
         case TimeoutError():
             return RequestTimeout(f"no answer from {address} in time", address=address)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spark_stream.client.values import PartitionDescription, TopicDescription
 from spark_stream.client.writing.batches import as_headers, check_partition
 from spark_stream.client.writing.producer import check_setting
 from spark_stream.errors import InvalidOption, InvalidRecord, UnknownPartition
+from spark_stream.wire.messages import PartitionDescription, TopicDescription
 from spark_stream.wire.schemas import DEFAULT_SCHEMA
 
 
